@@ -1,0 +1,86 @@
+// Makes dist/purser: one executable file with the code, the SQLite addon and the migrations inside.
+// `node build.mjs --missing` builds only when dist/purser is missing or older than what it is made of.
+import { execFileSync } from 'node:child_process';
+import { chmodSync, copyFileSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { build } from 'esbuild';
+
+const DIST = 'dist';
+const EXECUTABLE = join(DIST, 'purser');
+const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
+const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
+
+function newest(path) {
+  const stat = statSync(path);
+  if (!stat.isDirectory()) return stat.mtimeMs;
+  return Math.max(stat.mtimeMs, ...readdirSync(path).map((name) => newest(join(path, name))));
+}
+
+function isCurrent() {
+  return existsSync(EXECUTABLE) && statSync(EXECUTABLE).mtimeMs > Math.max(...SOURCES.map(newest));
+}
+
+/** The pinned runtime from its platform package; where there is none (macOS), the Node that runs this. */
+function runtime() {
+  const { optionalDependencies } = JSON.parse(readFileSync('package.json', 'utf8'));
+  const name = `node-${process.platform}-${process.arch}`;
+  const pinned = join('node_modules', name, 'bin', 'node');
+  if (optionalDependencies[name] && existsSync(pinned)) return pinned;
+  console.error(`No pinned runtime for ${process.platform}-${process.arch}: using ${process.execPath} ${process.version}.`);
+  return process.execPath;
+}
+
+/** Symbols go before the blob is put in: stripping afterwards would lose it. */
+function strippedRuntime(to) {
+  copyFileSync(runtime(), to);
+  chmodSync(to, 0o755);
+  try {
+    execFileSync('strip', [to], { stdio: 'ignore' });
+  } catch {
+    console.error('No `strip` here (binutils): the executable works, but is some 30 MB larger.');
+  }
+}
+
+async function make() {
+  mkdirSync(DIST, { recursive: true });
+  const at = (name) => join(DIST, name);
+  await build({
+    entryPoints: ['cli/main.ts'],
+    outfile: at('purser.cjs'),
+    bundle: true,
+    platform: 'node',
+    target: 'node24',
+    format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
+    sourcemap: 'linked',
+    define: { 'import.meta.url': '__url' },
+    banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
+    logLevel: 'warning',
+  });
+  const names = readdirSync('migrations').filter((name) => name.endsWith('.sql')).sort();
+  const migrations = names.map((name) => ({ name, sql: readFileSync(join('migrations', name), 'utf8') }));
+  writeFileSync(at('migrations.json'), JSON.stringify(migrations));
+  writeFileSync(
+    at('sea.json'),
+    JSON.stringify({
+      main: at('purser.cjs'),
+      output: at('purser.blob'),
+      disableExperimentalSEAWarning: true,
+      useCodeCache: true,
+      execArgvExtension: 'none', // NODE_OPTIONS of the machine stay out.
+      assets: {
+        'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
+        'migrations.json': at('migrations.json'),
+        'package.json': 'package.json',
+      },
+    }),
+  );
+  strippedRuntime(at('runtime'));
+  execFileSync(process.execPath, ['--experimental-sea-config', at('sea.json')], { stdio: ['ignore', 'ignore', 'inherit'] });
+  const postject = ['node_modules/postject/dist/cli.js', at('runtime'), 'NODE_SEA_BLOB', at('purser.blob'), '--sentinel-fuse', SENTINEL_FUSE];
+  execFileSync(process.execPath, postject, { stdio: 'ignore' }); // It warns about section names; they are harmless.
+  renameSync(at('runtime'), EXECUTABLE); // Whole or not at all: a running executable is never written into.
+  for (const name of ['purser.blob', 'sea.json', 'migrations.json']) rmSync(at(name));
+  console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
+}
+
+if (!process.argv.includes('--missing') || !isCurrent()) await make();

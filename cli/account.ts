@@ -1,0 +1,63 @@
+import type { Command } from 'commander';
+import { askAndPrint, example, showRecord, showTable, whole } from './house.ts';
+
+export function accountCommands(program: Command): void {
+  const group = program.command('account').description('owners of prepaid credit');
+  group
+    .command('create')
+    .argument('<name>')
+    .description('open an account')
+    .option('--credit-cents <n>', 'credit it at once, in US cents', whole)
+    .addHelpText('after', example('purser account create research --credit-cents 5000'))
+    .action((name: string, options: { creditCents?: number }, command: Command) =>
+      askAndPrint(command, 'account.create', { name, ...options }, showRecord),
+    );
+  group
+    .command('list')
+    .description('list all accounts')
+    .addHelpText('after', example('purser account list'))
+    .action((_, command: Command) =>
+      askAndPrint(command, 'account.list', {}, ({ accounts }) =>
+        showTable(accounts, 'id', 'name', 'available_cents', 'reserved_cents', 'spent_cents', 'suspended_at'),
+      ),
+    );
+  group
+    .command('show')
+    .argument('<id>')
+    .description('show one account')
+    .addHelpText('after', example('purser account show acct_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.show', { id }, showRecord));
+  group
+    .command('credit')
+    .argument('<id>')
+    .argument('<cents>', 'whole US cents', whole)
+    .description('add prepaid credit')
+    .option('--reason <text>', 'kept in the books')
+    .option('--key <key>', 'the same key credits once, however often it is repeated')
+    .addHelpText('after', example('purser account credit acct_01k9… 5000 --reason "invoice 17" --key invoice-17'))
+    .action((id: string, cents: number, options: { reason?: string; key?: string }, command: Command) =>
+      askAndPrint(command, 'account.credit', { id, cents, ...options }, showRecord),
+    );
+  group
+    .command('debit')
+    .argument('<id>')
+    .argument('<cents>', 'whole US cents', whole)
+    .description('take credit back, at most what is available')
+    .requiredOption('--reason <text>', 'kept in the books')
+    .addHelpText('after', example('purser account debit acct_01k9… 500 --reason "credited twice"'))
+    .action((id: string, cents: number, options: { reason: string }, command: Command) =>
+      askAndPrint(command, 'account.debit', { id, cents, ...options }, showRecord),
+    );
+  group
+    .command('suspend')
+    .argument('<id>')
+    .description('no new wallets, holds or keys; reads, settlements and cleanup go on')
+    .addHelpText('after', example('purser account suspend acct_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.suspend', { id }, showRecord));
+  group
+    .command('resume')
+    .argument('<id>')
+    .description('end a suspension')
+    .addHelpText('after', example('purser account resume acct_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.resume', { id }, showRecord));
+}

@@ -1,0 +1,1 @@
+export function demoCommand(_: unknown): void {}

@@ -1,0 +1,1 @@
+export function doctorCommand(_: unknown): void {}

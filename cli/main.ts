@@ -1,0 +1,57 @@
+import { Command, CommanderError } from 'commander';
+import { accountCommands } from './account.ts';
+import { configCommands } from './config.ts';
+import { demoCommand } from './demo.ts';
+import { doctorCommand } from './doctor.ts';
+import { freezeCommands } from './freeze.ts';
+import { keyCommands } from './key.ts';
+import { ledgerCommands } from './ledger.ts';
+import { operationCommands } from './operation.ts';
+import { operatorKeyCommands } from './operator-key.ts';
+import { reportFailure } from './report.ts';
+import { serveCommand } from './serve.ts';
+import { VERSION, versionCommand } from './version.ts';
+import { walletCommands } from './wallet.ts';
+
+/** The commands of Purser, in the order in which an operator meets them. */
+const COMMANDS = [
+  serveCommand,
+  demoCommand,
+  operatorKeyCommands,
+  accountCommands,
+  keyCommands,
+  walletCommands,
+  operationCommands,
+  ledgerCommands,
+  freezeCommands,
+  configCommands,
+  doctorCommand,
+  versionCommand,
+];
+
+async function main(): Promise<void> {
+  process.umask(0o077); // Whatever is created is its owner's alone.
+  const [major] = process.versions.node.split('.');
+  if (Number(major) < 24) {
+    console.error(`Purser needs Node 24; this is ${process.versions.node}. Use \`npm start\` or node_modules/.bin/node.`);
+    process.exitCode = 1;
+    return;
+  }
+  const program = new Command('purser')
+    .description('Bounded spending wallets for software agents.')
+    .version(VERSION)
+    .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)')
+    .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
+    .option('--json', 'print one JSON value on stdout, nothing else')
+    .showHelpAfterError('Add --help for the whole text.')
+    .exitOverride();
+  for (const add of COMMANDS) add(program);
+  try {
+    await program.parseAsync();
+  } catch (error) {
+    if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
+    else reportFailure(error, program.opts<{ json?: boolean }>().json ?? false);
+  }
+}
+
+void main();

@@ -1,0 +1,78 @@
+import { ConfigurationFault } from '../src/configuration-fault.ts';
+import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/data-directory.ts';
+import { REFUSALS, Refusal } from '../src/refusal.ts';
+
+/** Exit 0 ok · 1 failed · 2 usage · 3 not found · 4 conflict or refused · 5 unavailable (design, section 4). */
+function exitCodeOf(error: unknown): number {
+  if (error instanceof NoDatabaseError) return 3;
+  if (error instanceof LockedError) return 5;
+  if (error instanceof OtherOwnerError) return 4;
+  if (!(error instanceof Refusal)) return 1;
+  const { status } = REFUSALS[error.code];
+  if (status === 400) return 2;
+  if (status === 404) return 3;
+  if (status < 500) return 4;
+  return status === 500 ? 1 : 5;
+}
+
+/** Says on stderr what went wrong, as JSON on stdout too when that was asked for, and sets the exit code. */
+export function reportFailure(error: unknown, json: boolean): void {
+  const message = error instanceof Error ? error.message : String(error);
+  const code = error instanceof Refusal ? error.code : error instanceof ConfigurationFault ? 'configuration' : 'failed';
+  if (json) print(JSON.stringify({ error: { code, message } }));
+  else say(message);
+
+  process.exitCode = exitCodeOf(error);
+}
+
+/** Data on stdout. */
+export function print(text: string): void {
+  process.stdout.write(`${text}\n`);
+}
+
+/** Words on stderr. */
+export function say(text: string): void {
+  process.stderr.write(`${text}\n`);
+}
+
+type Cell = string | number | boolean | null | undefined;
+
+/** A list of records as a table with a heading, or a word when it is empty. */
+export function table(rows: readonly Record<string, unknown>[], columns: readonly string[]): string {
+  if (!rows.length) return '(none)';
+  const cells = rows.map((row) => columns.map((name) => text(row[name])));
+  const heading = columns.map((name) => name.toUpperCase().replaceAll('_', ' '));
+  const widths = heading.map((title, i) => Math.max(title.length, ...cells.map((row) => (row[i] as string).length)));
+  return [heading, ...cells].map((row) => row.map((it, i) => it.padEnd(widths[i] as number)).join('  ').trimEnd()).join('\n');
+}
+
+/** A record as lines of `name  value`; members of members are named with a dot. */
+export function lines(record: Record<string, unknown>, prefix = ''): string {
+  const flat: [string, string][] = [];
+  const walk = (value: Record<string, unknown>, name: string) => {
+    for (const [key, it] of Object.entries(value))
+      if (typeof it === 'object' && it !== null && !Array.isArray(it)) walk(it as Record<string, unknown>, `${name}${key}.`);
+      else flat.push([`${name}${key}`, text(it)]);
+  };
+  walk(record, prefix);
+  const width = Math.max(...flat.map(([name]) => name.length));
+  return flat.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
+}
+
+function text(value: unknown): string {
+  if (value === null || value === undefined) return '-';
+  if (Array.isArray(value)) return value.length ? JSON.stringify(value) : '-';
+  return String(value as Cell);
+}
+
+/** Unix seconds as people read them, in UTC. */
+export function when(at: number | null | undefined): string {
+  return at == null ? '-' : new Date(at * 1000).toISOString().replace('T', ' ').replace('.000Z', 'Z');
+}
+
+/** Every member whose name ends in `_at`, for people. */
+export function withTimes<T extends Record<string, unknown>>(record: T): Record<string, unknown> {
+  return Object.fromEntries(
+    Object.entries(record).map(([name, value]) => [name, /(^|_)at$/.test(name) && typeof value === 'number' ? when(value) : value]),
+  );
+}

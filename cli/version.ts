@@ -1,0 +1,15 @@
+import type { Command } from 'commander';
+import { assetText } from '../src/asset.ts';
+import { print } from './report.ts';
+
+export const VERSION = (JSON.parse(assetText('package.json')) as { version: string }).version;
+
+export function versionCommand(program: Command): void {
+  program
+    .command('version')
+    .description('print the version')
+    .action((_, command: Command) => {
+      const { json } = command.optsWithGlobals<{ json?: boolean }>();
+      print(json ? JSON.stringify({ version: VERSION, node: process.versions.node }) : VERSION);
+    });
+}

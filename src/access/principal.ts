@@ -1,0 +1,47 @@
+import type { Reader } from '../db/handle.ts';
+import { findWalletByToken, type Wallet } from '../ledger/wallet.ts';
+import { Refusal } from '../refusal.ts';
+import { hashToken, kindOfToken } from '../token.ts';
+import { findKeyByToken } from './keys.ts';
+
+/** Who asks. An operator key acts for the account it was bound to at minting (design 2.12). */
+export type Principal =
+  | { kind: 'account' | 'operator'; keyId: string; accountId: string }
+  | { kind: 'wallet'; wallet: Wallet };
+
+/** What a route demands (interface, section 4): an account key, a signed-in session, or a wallet token. */
+export type Scope = 'account' | 'session' | 'wallet';
+
+const ADMITS: Record<Scope, Record<Principal['kind'], boolean>> = {
+  account: { account: true, operator: true, wallet: false },
+  session: { account: false, operator: true, wallet: false },
+  wallet: { account: false, operator: false, wallet: true },
+};
+
+const BEARER = /^bearer +([^\s]+) *$/i;
+
+/** Who holds this Authorization header. Refuses with `unauthenticated`: missing, unknown, revoked or malformed. */
+export function authenticate(read: Reader, authorization: string | undefined): Principal {
+  const token = BEARER.exec(authorization ?? '')?.[1];
+  if (!token) throw new Refusal('unauthenticated', 'Send the header "Authorization: Bearer <token>".');
+  const kind = kindOfToken(token);
+  if (kind === 'account' || kind === 'operator') {
+    const key = findKeyByToken(read, hashToken(token));
+    if (key && key.kind === kind && key.revokedAt === null) return { kind, keyId: key.id, accountId: key.accountId };
+  } else if (kind === 'wallet') {
+    const wallet = findWalletByToken(read, hashToken(token));
+    if (wallet) return { kind, wallet };
+  }
+  throw new Refusal('unauthenticated');
+}
+
+export type AccountPrincipal = Extract<Principal, { accountId: string }>;
+export type WalletPrincipal = Extract<Principal, { wallet: Wallet }>;
+export type PrincipalFor<S extends Scope> = S extends 'wallet' ? WalletPrincipal : AccountPrincipal;
+
+/** Refuses a known token in the wrong place with `wrong_token_scope`. */
+export function admit<S extends Scope>(principal: Principal, scope: S): PrincipalFor<S> {
+  if (ADMITS[scope][principal.kind]) return principal as PrincipalFor<S>;
+  const wanted = { account: 'an account key', session: 'a signed-in session or an operator key', wallet: 'a wallet token' };
+  throw new Refusal('wrong_token_scope', `This endpoint takes ${wanted[scope]}.`);
+}

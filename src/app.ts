@@ -1,0 +1,174 @@
+import { existsSync } from 'node:fs';
+import { createAddressReader } from './access/address.ts';
+import { createKeyring, type Keyring } from './access/keyring.ts';
+import { createLimit } from './access/limits.ts';
+import { readMasterKey } from './access/master-key.ts';
+import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
+import { type Config, type Secrets, urlOf } from './config.ts';
+import { files, prepareDirectory } from './data-directory.ts';
+import { takeLock } from './db/lock.ts';
+import { createEvents, type Events } from './events.ts';
+import type { Health } from './health.ts';
+import type { DoorApp } from './http/door.ts';
+import { openAccount } from './ledger/account.ts';
+import { findGap, readHeadFile } from './ledger/head.ts';
+import { beginEpoch, findInstallation, install, installationOf, setDefaultAccount } from './ledger/installation.ts';
+import { journalHead, lastJournalAt } from './ledger/journal.ts';
+import { type Ledger, openLedger } from './ledger/ledger.ts';
+import type { Log } from './log.ts';
+import { watchChain } from './reaper/chain-watch.ts';
+import { createHeadKeeper } from './reaper/head-keeper.ts';
+import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
+import { createCatalogue } from './router/catalogue.ts';
+import type { Upstream } from './router/upstream.ts';
+import { recover } from './spend/recover.ts';
+import { createRunning } from './spend/running.ts';
+import { uncertain } from './spend/road.ts';
+
+/** What is open. Each part asks only for what it uses; this is where the whole is put together. */
+export type App = DoorApp &
+  ReaperApp & {
+    config: Config;
+    log: Log;
+    ledger: Ledger;
+    clock: Clock;
+    events: Events;
+    keyring: Keyring;
+    health: Health;
+    reaper: Reaper;
+    chain: ReturnType<typeof watchChain>;
+    upstreams: ReadonlyMap<string, Upstream>;
+    /** Stops taking part: nothing new is driven, and what still runs after `drainSeconds` is answered as uncertain. */
+    drain(): Promise<void>;
+    [Symbol.asyncDispose](): Promise<void>;
+  };
+
+export type AppOptions = {
+  log: Log;
+  /** Who holds the data directory, for whoever finds it locked. */
+  who: string;
+  /** Creates the data directory and the database when they are missing, and migrates. */
+  create: boolean;
+  /** Begins a new epoch where the database is behind its head file or its chain is broken. */
+  acceptLoss?: boolean;
+  time?: TimeSource;
+  /** A COMMIT failed: stop the process at once. */
+  fatal: (error: unknown) => void;
+};
+
+/** Opens everything but the listeners, in the order below; it closes in the opposite order. */
+export async function openApp(config: Config, secrets: Secrets, options: AppOptions): Promise<App> {
+  const { log } = options;
+  const at = files(config.dataDirectory);
+  prepareDirectory(config.dataDirectory, options.create);
+
+  await using opening = new AsyncDisposableStack();
+  opening.adopt(await takeLock(at.lock, options.who), (it) => it.release());
+  const isNew = !existsSync(at.database);
+  // Before the database: without it no token of this installation could be made again, so nothing may exist first.
+  const masterKey = readMasterKey(secrets.masterKey, { create: isNew && options.create });
+  const events = createEvents(log);
+  const headKeeper = createHeadKeeper(at.head, () => ledger, events);
+  const ledger = opening.adopt(
+    openLedger(at.database, { migrate: options.create, committed: headKeeper.committed, fatal: options.fatal }),
+    (it) => it.close(),
+  );
+
+  const clock = createClock(options.time ?? systemTime, lastJournalAt(ledger.read), log);
+  const health = await examine(ledger, at.head, clock, masterKey.id, options);
+  opening.adopt(headKeeper, async (it) => {
+    // A head that the database is behind is evidence: it is not overwritten.
+    if (!health.fault) await it.stop();
+  });
+  if (!health.fault) await headKeeper.flush();
+
+  const upstreams = await openUpstreams(config, secrets);
+  const running = createRunning();
+  opening.defer(async () => {
+    for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
+    await running.drained();
+  });
+
+  const keysUsed = new Map<string, number>();
+  const perMinute = { wallet: config.limits.wallet_requests_per_minute, account: config.limits.account_requests_per_minute };
+  const milliseconds = () => performance.now();
+  const app = {
+    config,
+    log,
+    ledger,
+    clock,
+    events,
+    health,
+    running,
+    upstreams,
+    keysUsed,
+    catalogue: createCatalogue(config),
+    keyring: createKeyring(masterKey),
+    baseUrl: config.publicUrl ?? urlOf(config.listen),
+    limits: {
+      wallet: createLimit(perMinute.wallet, milliseconds),
+      account: createLimit(perMinute.account, milliseconds),
+      failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
+    },
+    addressOf: createAddressReader(config.trustedProxies),
+    used: (keyId: string, now: number) => keysUsed.set(keyId, now),
+    wakeAt: (when: number) => reaper.wakeAt(when),
+  };
+  const reaper = opening.adopt(createReaper(app), (it) => it.stop());
+  if (!health.fault) {
+    const left = await recover(app);
+    if (left) log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
+  }
+  const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
+  events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
+  events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
+  events.gauge('requests_running', 'Paid requests in flight.', running.count);
+
+  const opened = opening.move();
+  return {
+    ...app,
+    reaper,
+    chain,
+    async drain() {
+      const over = Promise.withResolvers<void>();
+      const timer = setTimeout(over.resolve, config.drainSeconds * 1000);
+      await Promise.race([running.drained(), over.promise]);
+      clearTimeout(timer);
+      running.cutOff(() => uncertain());
+    },
+    [Symbol.asyncDispose]: () => opened.disposeAsync(),
+  };
+}
+
+/** The pools to the model servers. Their client is loaded only when there are any: commands and idle starts stay quick. */
+async function openUpstreams(config: Config, secrets: Secrets): Promise<ReadonlyMap<string, Upstream>> {
+  if (!config.router.upstreams.length) return new Map();
+  const { openUpstream } = await import('./router/upstream.ts');
+  return new Map(config.router.upstreams.map((it) => [it.name, openUpstream(it, secrets.upstreamKeys.get(it.name))]));
+}
+
+/** Writes what a new installation is, and finds out whether an older one may be served. */
+async function examine(ledger: Ledger, headFile: string, clock: Clock, masterKeyId: string, options: AppOptions): Promise<Health> {
+  const now = clock.now();
+  const known = findInstallation(ledger.read);
+  if (!known) await ledger.write((tx) => install(tx, masterKeyId, now));
+  else if (known.masterKeyId !== masterKeyId)
+    throw new Error(`The master key is ${masterKeyId}, but this database belongs to ${known.masterKeyId}. Give Purser the key it was made with.`);
+
+  let fault: string | undefined;
+  try {
+    fault = findGap(ledger.read, await readHeadFile(headFile));
+  } catch (error) {
+    fault = (error as Error).message;
+  }
+  if (fault && options.acceptLoss) {
+    options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
+    const reason = fault;
+    await ledger.write((tx) => beginEpoch(tx, journalHead(tx).seq, reason, now));
+    fault = undefined;
+  }
+  if (fault) options.log.error({ event: 'not_served', fault }, 'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch');
+  else if (options.create && installationOf(ledger.read).defaultAccountId === null)
+    await ledger.write((tx) => setDefaultAccount(tx, openAccount(tx, 'default', now).id));
+  return { fault };
+}

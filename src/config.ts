@@ -1,0 +1,342 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { isIP } from 'node:net';
+import { resolve } from 'node:path';
+import * as v from 'valibot';
+import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
+import { ConfigurationFault } from './configuration-fault.ts';
+import { LOG_LEVELS, type LogLevel } from './log.ts';
+import { parseDecimal } from './money.ts';
+
+/**
+ * The only reader of the environment and of purser.yaml (design, section 4). Flag beats environment beats file beats
+ * default. Every fault is reported at once, with file and line.
+ */
+
+const wholeSeconds = (least: number, most: number) =>
+  v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
+const perMinute = v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), 600);
+
+/** "host:port"; the host may be an IPv6 address in brackets. */
+export type Address = { host: string; port: number };
+export function parseAddress(text: string): Address | undefined {
+  const match = /^(?:\[([0-9a-fA-F:]+)\]|([^:[\]]+)):(\d{1,5})$/.exec(text);
+  const port = Number(match?.[3]);
+  const host = match?.[1] ?? match?.[2];
+  return host && port <= 65535 ? { host, port } : undefined;
+}
+export function urlOf({ host, port }: Address): string {
+  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`;
+}
+const address = v.pipe(
+  v.string(),
+  v.rawTransform(({ dataset, addIssue, NEVER }) => {
+    const parsed = parseAddress(dataset.value);
+    if (parsed) return parsed;
+    addIssue({ message: `not an address of the form host:port: ${JSON.stringify(dataset.value)}` });
+    return NEVER;
+  }),
+);
+const url = v.pipe(
+  v.string(),
+  v.check((text) => /^https?:\/\/[^\s]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
+  v.transform((text) => text.replace(/\/+$/, '')),
+);
+
+/** Prices are exact: kept as integer nano-dollars per million tokens (design, section 8). */
+const NANOS_PER_MILLION_FROM_TOKEN = 15;
+const NANOS_DECIMALS = 9;
+const PRICE_MAX = 10n ** 13n; // USD 10,000 per million tokens, or per request: beyond is a slip of the pen
+const price = (decimals: number) =>
+  v.pipe(
+    v.string(),
+    v.rawTransform(({ dataset, addIssue, NEVER }) => {
+      try {
+        const parsed = parseDecimal(dataset.value, decimals);
+        if (parsed <= PRICE_MAX) return parsed;
+        addIssue({ message: `not a believable price: ${dataset.value}` });
+      } catch (error) {
+        addIssue({ message: `not an exact price: ${(error as Error).message}` });
+      }
+      return NEVER;
+    }),
+  );
+const pricing = (decimals: number) =>
+  v.pipe(
+    v.strictObject({
+      prompt: v.optional(price(decimals)),
+      completion: v.optional(price(decimals)),
+      request: v.optional(price(NANOS_DECIMALS)),
+    }),
+    v.check(
+      ({ prompt, completion, request }) =>
+        (prompt === undefined) === (completion === undefined) && (prompt !== undefined || request !== undefined),
+      'give prompt and completion, or request alone: a price that is left out would be a price of 0',
+    ),
+    v.transform(({ prompt = 0n, completion = 0n, request = 0n }) => ({ prompt, completion, request })),
+  );
+
+const Model = v.pipe(
+  v.strictObject({
+    id: v.pipe(v.string(), v.minLength(1), v.maxLength(200)),
+    upstream: v.string(),
+    upstream_model: v.optional(v.string()),
+    context_length: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(1e8)),
+    max_output_tokens: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(1e8)),
+    /** The name by which the upstream knows the limit that was reserved for. */
+    output_limit: v.optional(v.picklist(['max_tokens', 'max_completion_tokens']), 'max_tokens'),
+    /** Above 1 for tokenizers that normalise before they split: then bytes alone are no upper bound. */
+    tokens_per_byte: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(64)), 1),
+    pricing: v.optional(pricing(NANOS_PER_MILLION_FROM_TOKEN)),
+    pricing_per_million: v.optional(pricing(NANOS_DECIMALS)),
+  }),
+  v.check((model) => !(model.pricing && model.pricing_per_million), 'give pricing or pricing_per_million, not both'),
+);
+
+const Upstream = v.strictObject({
+  name: v.pipe(v.string(), v.minLength(1)),
+  base_url: url,
+  api_key: v.optional(v.string()),
+  timeout_seconds: v.optional(wholeSeconds(1, 3600), 300),
+});
+
+const Router = v.pipe(
+  v.strictObject({
+    upstreams: v.optional(v.array(Upstream), []),
+    models: v.optional(v.array(Model), []),
+    uncertain: v.optional(
+      v.strictObject({
+        after_seconds: v.optional(wholeSeconds(0, 30 * 86_400), 900),
+        policy: v.optional(v.picklist(['charge', 'release']), 'charge'),
+      }),
+      {},
+    ),
+  }),
+  v.rawCheck(({ dataset, addIssue }) => {
+    if (!dataset.typed) return;
+    const { upstreams, models } = dataset.value;
+    const fault = (list: unknown[], key: 'upstreams' | 'models', index: number, field: string, message: string) =>
+      addIssue({
+        message,
+        path: [
+          { type: 'object', origin: 'value', input: dataset.value, key, value: list },
+          { type: 'array', origin: 'value', input: list, key: index, value: list[index] },
+          { type: 'object', origin: 'value', input: list[index] as object, key: field, value: undefined },
+        ] as never,
+      });
+    upstreams.forEach((it, i) => {
+      if (upstreams.findIndex((other) => other.name === it.name) !== i)
+        fault(upstreams, 'upstreams', i, 'name', `a second upstream is named ${JSON.stringify(it.name)}`);
+    });
+    models.forEach((it, i) => {
+      if (models.findIndex((other) => other.id === it.id) !== i)
+        fault(models, 'models', i, 'id', `a second model has the id ${JSON.stringify(it.id)}`);
+      if (!upstreams.some((upstream) => upstream.name === it.upstream))
+        fault(models, 'models', i, 'upstream', `no upstream is named ${JSON.stringify(it.upstream)}`);
+    });
+  }),
+);
+
+const proxy = v.pipe(
+  v.string(),
+  v.check((text) => {
+    const [ip, bits, ...rest] = text.split('/');
+    const version = isIP(ip ?? '');
+    if (!version || rest.length) return false;
+    return bits === undefined || (/^\d{1,3}$/.test(bits) && Number(bits) <= (version === 4 ? 32 : 128));
+  }, 'not an IP address or a network in CIDR notation'),
+);
+
+const later = (what: string) => v.optional(v.never(`this version of Purser has no ${what} yet: remove this section`));
+
+const Settings = v.strictObject({
+  listen: v.optional(address),
+  public_url: v.optional(url),
+  trusted_proxies: v.optional(v.array(proxy), []),
+  close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
+  drain_seconds: v.optional(wholeSeconds(0, 3600), 10),
+  log_level: v.optional(v.picklist(LOG_LEVELS)),
+  metrics: v.optional(v.strictObject({ listen: address })),
+  router: v.optional(Router, {}),
+  ssh: later('compute leases'),
+  compute: later('compute leases'),
+  identity: later('sign-in'),
+  billing: later('checkout'),
+  transfer: later('transfer storage'),
+  limits: v.optional(
+    v.strictObject({
+      wallet_requests_per_minute: perMinute,
+      account_requests_per_minute: perMinute,
+      failed_auth_per_minute: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), 60),
+    }),
+    {},
+  ),
+});
+type Parsed = v.InferOutput<typeof Settings>;
+
+export type ModelConfig = Parsed['router']['models'][number];
+export type UpstreamConfig = Omit<v.InferOutput<typeof Upstream>, 'api_key'>;
+export type UncertainPolicy = Parsed['router']['uncertain'];
+
+export type Config = {
+  dataDirectory: string;
+  /** The YAML file that was read, if any. */
+  file: string | undefined;
+  listen: Address;
+  /** `{base_url}` of the interface, when it was given; else it follows from where the server listens. */
+  publicUrl: string | undefined;
+  logLevel: LogLevel;
+  metrics: { listen: Address } | undefined;
+  trustedProxies: readonly string[];
+  closeWaitSeconds: number;
+  drainSeconds: number;
+  router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
+  limits: Parsed['limits'];
+};
+
+/** What must never be printed travels apart from the configuration. */
+export type Secrets = {
+  masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
+  /** By the name of the upstream. */
+  upstreamKeys: ReadonlyMap<string, string>;
+};
+
+export type Flags = { data?: string | undefined; config?: string | undefined };
+type Environment = Readonly<Record<string, string | undefined>>;
+
+/** Where the data directory is, before anything else is read. */
+export function dataDirectoryOf(flags: Flags, env: Environment = process.env): string {
+  return resolve(flags.data ?? (env.PURSER_DATA || undefined) ?? './purser-data');
+}
+
+/**
+ * Reads flags, environment and YAML into one frozen Config, and the secrets beside it.
+ * Throws ConfigurationFault with every fault found, each as `file:line: path: what is wrong`.
+ */
+export function readConfig(flags: Flags, env: Environment = process.env): { config: Config; secrets: Secrets } {
+  const dataDirectory = dataDirectoryOf(flags, env);
+  const asked = flags.config ?? (env.PURSER_CONFIG || undefined);
+  const standard = resolve(dataDirectory, 'purser.yaml');
+  const file = asked ? resolve(asked) : existsSync(standard) ? standard : undefined;
+  const faults: string[] = [];
+
+  let settings: Parsed | undefined;
+  if (file === undefined) settings = v.parse(Settings, {});
+  else settings = readYaml(file, env, faults);
+
+  const listen = fromEnvironment(env, 'PURSER_LISTEN', address, faults);
+  const publicUrl = fromEnvironment(env, 'PURSER_PUBLIC_URL', url, faults);
+  const logLevel = fromEnvironment(env, 'PURSER_LOG_LEVEL', v.picklist(LOG_LEVELS), faults);
+  if (env.PURSER_MASTER_KEY && env.PURSER_MASTER_KEY_FILE)
+    faults.push('environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both');
+  if (faults.length || !settings) throw new ConfigurationFault(faults);
+
+  const config: Config = {
+    dataDirectory,
+    file,
+    listen: listen ?? settings.listen ?? { host: '127.0.0.1', port: 7420 },
+    publicUrl: publicUrl ?? settings.public_url,
+    logLevel: logLevel ?? settings.log_level ?? 'info',
+    metrics: settings.metrics,
+    trustedProxies: settings.trusted_proxies,
+    closeWaitSeconds: settings.close_wait_seconds,
+    drainSeconds: settings.drain_seconds,
+    router: {
+      upstreams: settings.router.upstreams.map(({ api_key: _, ...upstream }) => upstream),
+      models: settings.router.models,
+      uncertain: settings.router.uncertain,
+    },
+    limits: settings.limits,
+  };
+  const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
+  return { config: Object.freeze(config), secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys) } };
+}
+
+function masterKeySource(env: Environment, dataDirectory: string): Secrets['masterKey'] {
+  if (env.PURSER_MASTER_KEY) return { from: 'environment', text: env.PURSER_MASTER_KEY, path: undefined };
+  if (env.PURSER_MASTER_KEY_FILE)
+    return { from: 'file', text: undefined, path: resolve(env.PURSER_MASTER_KEY_FILE) };
+  return { from: 'data directory', text: undefined, path: resolve(dataDirectory, 'master.key') };
+}
+
+function fromEnvironment<S extends v.GenericSchema>(
+  env: Environment,
+  name: string,
+  schema: S,
+  faults: string[],
+): v.InferOutput<S> | undefined {
+  const text = env[name];
+  if (text === undefined || text === '') return undefined;
+  const parsed = v.safeParse(schema, text);
+  if (parsed.success) return parsed.output;
+  for (const issue of parsed.issues) faults.push(`environment: ${name}: ${issue.message}`);
+  return undefined;
+}
+
+function readYaml(file: string, env: Environment, faults: string[]): Parsed | undefined {
+  let text: string;
+  try {
+    text = readFileSync(file, 'utf8');
+  } catch (error) {
+    faults.push(`${file}: cannot be read (${(error as NodeJS.ErrnoException).code})`);
+    return undefined;
+  }
+  const lines = new LineCounter();
+  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
+  const at = (offset: number | undefined) => `${file}:${offset === undefined ? 1 : lines.linePos(offset).line}`;
+  for (const error of document.errors) faults.push(`${at(error.pos[0])}: ${error.message}`);
+  if (document.errors.length) return undefined;
+
+  visit(document, {
+    Scalar(_, node, path) {
+      if (typeof node.value === 'string')
+        node.value = node.value.replace(/\$\{([A-Za-z_][A-Za-z0-9_]*)\}/g, (_whole, name: string) => {
+          const value = env[name];
+          if (value === undefined) faults.push(`${at(node.range?.[0])}: \${${name}} is not set in the environment`);
+          return value ?? '';
+        });
+      // A price is exact: an unquoted one is taken as it was written, never by way of a binary fraction.
+      const priced = path.some((step) => isPair(step) && isScalar(step.key) && /^pricing/.test(String(step.key.value)));
+      if (priced && typeof node.value === 'number' && node.source !== undefined) node.value = node.source;
+    },
+  });
+
+  const parsed = v.safeParse(Settings, document.toJS() ?? {});
+  if (parsed.success) return parsed.output;
+  for (const issue of parsed.issues) {
+    const path = (issue.path ?? []).map((step) => step.key);
+    let node: unknown;
+    for (let depth = path.length; depth >= 0 && !node; depth--) node = document.getIn(path.slice(0, depth), true);
+    const where = at((node as Node | undefined)?.range?.[0]);
+    const name = path.join('.') || 'the file';
+    // The value is left out on purpose: it may be a secret in the wrong place.
+    const what = issue.type === 'strict_object' && issue.expected === 'never' ? 'unknown setting' : plain(issue);
+    faults.push(`${where}: ${name}: ${what}`);
+  }
+  return undefined;
+}
+
+function plain(issue: v.BaseIssue<unknown>): string {
+  if (issue.received === 'undefined') return `is required (${issue.expected})`;
+  return issue.message.replace(/ but received .*$/, '');
+}
+
+/** The configuration in force, fit to print: no secret is in it. */
+export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
+  const { router, ...rest } = config;
+  return JSON.parse(
+    JSON.stringify(
+      {
+        ...rest,
+        masterKey: secrets.masterKey.from,
+        router: {
+          ...router,
+          upstreams: router.upstreams.map((it) => ({
+            ...it,
+            ...(secrets.upstreamKeys.has(it.name) ? { api_key: '[set]' } : {}),
+          })),
+        },
+      },
+      (_, value) => (typeof value === 'bigint' ? value.toString() : value),
+    ),
+  );
+}

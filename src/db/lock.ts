@@ -1,0 +1,44 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
+import Client from 'better-sqlite3';
+import { LockedError } from '../data-directory.ts';
+import { sqliteAddon } from './addon.ts';
+
+/** So long a start waits for a command that holds the lock for a moment. */
+const WAIT_MILLISECONDS = 5000;
+const TRY_MILLISECONDS = 50;
+
+/**
+ * Takes the data directory for this process: one writer, always (design, section 4). The lock is SQLite's own file lock
+ * on a file beside the database, so the kernel frees it however the process ends. Throws LockedError when another
+ * process keeps it; `who` is what that process is told of us.
+ */
+export async function takeLock(file: string, who: string): Promise<{ release(): void }> {
+  const addon = sqliteAddon(dirname(file));
+  const deadline = performance.now() + WAIT_MILLISECONDS;
+  for (;;) {
+    const client = new Client(file, { timeout: 0, ...(addon ? { nativeBinding: addon as unknown as string } : {}) });
+    try {
+      client.pragma('journal_mode = MEMORY'); // Nothing is ever written: no journal file beside it.
+      client.exec('begin exclusive');
+      const holder = `${file}.holder`;
+      writeFileSync(holder, `${who} (process ${process.pid})\n`, { mode: 0o600 });
+      return { release: () => client.close() };
+    } catch (error) {
+      client.close();
+      if (!String((error as { code?: string }).code).startsWith('SQLITE_BUSY')) throw error;
+      const holder = holderOf(file);
+      if (performance.now() > deadline || holder.startsWith('purser serve'))
+        throw new LockedError(`${dirname(file)} is in use by ${holder}. Only one process may write there.`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+  }
+}
+
+function holderOf(file: string): string {
+  try {
+    return readFileSync(`${file}.holder`, 'utf8').trim() || 'another process';
+  } catch {
+    return 'another process';
+  }
+}

@@ -1,0 +1,55 @@
+import { createHash } from 'node:crypto';
+import { readdirSync } from 'node:fs';
+import sea from 'node:sea';
+import type { Database as Client } from 'better-sqlite3';
+import { assetText } from '../asset.ts';
+
+export type Migration = { name: string; sql: string };
+const sha256 = (text: string) => createHash('sha256').update(text).digest('hex');
+
+/** Every migration this program knows, in order: an asset of the executable, the folder `migrations/` from source. */
+export function knownMigrations(): Migration[] {
+  if (sea.isSea()) return JSON.parse(assetText('migrations.json')) as Migration[];
+  const names = readdirSync(new URL('../../migrations/', import.meta.url)).filter((name) => name.endsWith('.sql'));
+  return names.sort().map((name) => ({ name, sql: assetText(`migrations/${name}`) }));
+}
+
+/**
+ * The migrations that `client` still lacks. Throws when the database was written by a newer Purser, or when a migration
+ * was changed after it ran; nothing has been touched then.
+ */
+export function pendingMigrations(client: Client, all: readonly Migration[] = knownMigrations()): Migration[] {
+  const exists = client.prepare("select 1 from sqlite_schema where type = 'table' and name = 'migration'").get();
+  if (!exists) return [...all];
+  const done = client.prepare('select name, sha256 from migration order by name').all() as {
+    name: string;
+    sha256: string;
+  }[];
+  done.forEach((ran, i) => {
+    const known = all[i];
+    if (known?.name !== ran.name)
+      throw new Error(`The database was written by a newer Purser: it has ${ran.name}, which this one does not know.`);
+    if (sha256(known.sql) !== ran.sha256)
+      throw new Error(`The database had another ${ran.name} than this Purser knows. Use the Purser that wrote it.`);
+  });
+  return all.slice(done.length);
+}
+
+/** Runs `pending` in order, each in a transaction of its own: an interruption leaves before or after, never between. */
+export function migrate(client: Client, pending: readonly Migration[]): void {
+  client.exec('create table if not exists migration (name text primary key, sha256 text not null, at integer not null) strict');
+  client.pragma('foreign_keys = OFF'); // Outside the transaction, else it is ignored.
+  try {
+    for (const { name, sql } of pending) {
+      client
+        .transaction(() => {
+          client.exec(sql);
+          if ((client.pragma('foreign_key_check') as unknown[]).length) throw new Error(`${name}: a broken reference`);
+          client.prepare('insert into migration values (?, ?, unixepoch())').run(name, sha256(sql));
+        })
+        .exclusive();
+    }
+  } finally {
+    client.pragma('foreign_keys = ON');
+  }
+}

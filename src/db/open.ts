@@ -1,0 +1,86 @@
+import { existsSync, renameSync, rmSync } from 'node:fs';
+import { dirname } from 'node:path';
+import Client from 'better-sqlite3';
+import { drizzle } from 'drizzle-orm/better-sqlite3';
+import { sqliteAddon } from './addon.ts';
+import type { Reader, Tx } from './handle.ts';
+import { migrate, pendingMigrations } from './migrate.ts';
+import * as schema from './schema.ts';
+
+/** Litestream asks for at least five seconds; a checkpoint of another process is over long before. */
+const BUSY_MILLISECONDS = 5000;
+const WAL_BYTES_KEPT = 64 * 1024 * 1024;
+/** SQLite's own page cache, in KiB; the rest of the file is the operating system's to cache. */
+const PAGE_CACHE_KIB = 16 * 1024;
+
+export type Database = {
+  client: Client.Database;
+  read: Reader;
+  /** Only the writer may hand this on (docs/decisions/0002). */
+  tx: Tx;
+};
+
+/**
+ * Opens the one SQLite file: WAL, synchronous=FULL, foreign keys, safe integers. With `migrate`, a missing file is
+ * created, and before an older one is changed a verified copy is laid beside it (`<file>.before-<migration>`).
+ * Throws when the file is missing (without `migrate`), newer than this program, damaged, or not durable.
+ */
+export function openDatabase(file: string, options: { migrate: boolean; readonly?: boolean }): Database {
+  const addon = sqliteAddon(dirname(file));
+  const client = new Client(file, {
+    fileMustExist: !options.migrate,
+    readonly: options.readonly ?? false,
+    timeout: BUSY_MILLISECONDS,
+    ...(addon ? { nativeBinding: addon as unknown as string } : {}),
+  });
+  try {
+    client.defaultSafeIntegers(true);
+    if (!options.readonly) client.pragma('journal_mode = WAL');
+    client.pragma('synchronous = FULL');
+    client.pragma('foreign_keys = ON');
+    client.pragma('trusted_schema = OFF');
+    client.pragma(`journal_size_limit = ${WAL_BYTES_KEPT}`);
+    client.pragma(`cache_size = ${-PAGE_CACHE_KIB}`);
+    // better-sqlite3 is compiled to fall back to NORMAL in WAL mode, and says so only after the first statement.
+    client.prepare('select count(*) from sqlite_schema').get();
+    assertDurable(client, options.readonly ?? false);
+
+    const pending = pendingMigrations(client);
+    if (pending.length && !options.migrate)
+      throw new Error('The database is older than this Purser. Start `purser serve` once to migrate it.');
+    if (pending.length) {
+      const isNew = client.prepare("select count(*) = 0 from sqlite_schema where name = 'migration'").pluck().get();
+      if (!isNew) copyBefore(client, file, pending[0]?.name ?? '', addon);
+      migrate(client, pending);
+    }
+    const db = drizzle(client, { schema });
+    return { client, read: db, tx: db as unknown as Tx };
+  } catch (error) {
+    client.close();
+    throw error;
+  }
+}
+
+function assertDurable(client: Client.Database, readonly: boolean): void {
+  const mode = client.pragma('journal_mode', { simple: true });
+  if (mode !== 'wal' && !readonly)
+    throw new Error(`The file system of the data directory cannot hold a write-ahead log (journal_mode is ${mode}).`);
+  if (client.pragma('synchronous', { simple: true }) !== 2n)
+    throw new Error('SQLite does not accept synchronous=FULL: a 200 would not mean that it is on disk.');
+}
+
+/** A whole copy before a migration, checked: if the migration turns out wrong, the way back is this file. */
+function copyBefore(client: Client.Database, file: string, migration: string, addon: object | undefined): void {
+  const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;
+  if (existsSync(copy)) return; // An interrupted start made it: the database has not changed since.
+  const part = `${copy}.part`;
+  rmSync(part, { force: true });
+  client.prepare('vacuum into ?').run(part);
+  const check = new Client(part, { readonly: true, ...(addon ? { nativeBinding: addon as unknown as string } : {}) });
+  try {
+    if (check.pragma('integrity_check', { simple: true }) !== 'ok') throw new Error(`The copy ${part} is damaged.`);
+  } finally {
+    check.close();
+  }
+  renameSync(part, copy);
+}

@@ -1,0 +1,267 @@
+import { sql } from 'drizzle-orm';
+import { blob, check, customType, index, sqliteTable, text, uniqueIndex } from 'drizzle-orm/sqlite-core';
+import { Nanos } from '../money.ts';
+
+/** A whole number of nano-dollars. Only Nanos goes in, only Nanos comes out. */
+export const nanos = customType<{ data: Nanos; driverData: bigint }>({
+  dataType: () => 'integer',
+  fromDriver: Nanos,
+  toDriver(value) {
+    if (typeof value !== 'bigint') throw new TypeError('nanos: a bigint is expected');
+    return value;
+  },
+});
+
+/** Cents, seconds, counts: a safe integer. */
+export const count = customType<{ data: number; driverData: bigint }>({
+  dataType: () => 'integer',
+  fromDriver: Number,
+  toDriver(value) {
+    if (!Number.isSafeInteger(value)) throw new TypeError(`a whole number is expected: ${value}`);
+    return BigInt(value);
+  },
+});
+
+const hash = (name: string) => blob(name, { mode: 'buffer' });
+
+/** One row: what this installation is. */
+export const installation = sqliteTable(
+  'installation',
+  {
+    id: count().primaryKey(),
+    installationId: text('installation_id').notNull(),
+    createdAt: count('created_at').notNull(),
+    defaultAccountId: text('default_account_id'),
+    masterKeyId: text('master_key_id').notNull(),
+    frozenAt: count('frozen_at'),
+  },
+  (t) => [check('installation_one', sql`${t.id} = 1`)],
+);
+
+/** Master keys by fingerprint. A retired one is kept, sealed under its successor, while a live wallet needs it. */
+export const masterKeys = sqliteTable('master_key', {
+  id: text().primaryKey(),
+  createdAt: count('created_at').notNull(),
+  retiredAt: count('retired_at'),
+  sealed: blob({ mode: 'buffer' }),
+  sealedBy: text('sealed_by'),
+});
+
+/** Where a stretch of the journal begins that makes no promise about what was before it. */
+export const epochs = sqliteTable('epoch', {
+  number: count().primaryKey(),
+  afterSeq: count('after_seq').notNull(),
+  startedAt: count('started_at').notNull(),
+  reason: text().notNull(),
+});
+
+export const accounts = sqliteTable(
+  'account',
+  {
+    id: text().primaryKey(),
+    name: text().notNull(),
+    availableCents: count('available_cents').notNull(),
+    reservedCents: count('reserved_cents').notNull(),
+    spentCents: count('spent_cents').notNull(),
+    welcomeCreditCents: count('welcome_credit_cents').notNull(),
+    owedCents: count('owed_cents').notNull(),
+    createdAt: count('created_at').notNull(),
+    suspendedAt: count('suspended_at'),
+  },
+  (t) => [
+    uniqueIndex('account_name').on(t.name),
+    check('account_available', sql`${t.availableCents} >= 0`),
+    check('account_reserved', sql`${t.reservedCents} >= 0`),
+    check('account_spent', sql`${t.spentCents} >= 0`),
+    check('account_welcome', sql`${t.welcomeCreditCents} >= 0`),
+    check('account_owed', sql`${t.owedCents} >= 0`),
+  ],
+);
+
+/** Account keys and operator keys: hashes only. */
+export const keys = sqliteTable(
+  'key',
+  {
+    id: text().primaryKey(),
+    kind: text({ enum: ['account', 'operator'] }).notNull(),
+    accountId: text('account_id')
+      .notNull()
+      .references(() => accounts.id),
+    name: text().notNull(),
+    tokenHash: hash('token_hash').notNull(),
+    last4: text().notNull(),
+    mintedBy: text('minted_by').notNull(),
+    createdAt: count('created_at').notNull(),
+    lastUsedAt: count('last_used_at'),
+    revokedAt: count('revoked_at'),
+  },
+  (t) => [
+    uniqueIndex('key_token').on(t.tokenHash),
+    index('key_account').on(t.accountId, t.id),
+    check('key_kind', sql`${t.kind} in ('account', 'operator')`),
+    check('key_name', sql`length(${t.name}) between 1 and 80`),
+  ],
+);
+
+/** Money that came to an account or left it, other than into wallets. */
+export const fundings = sqliteTable(
+  'funding',
+  {
+    id: text().primaryKey(),
+    accountId: text('account_id')
+      .notNull()
+      .references(() => accounts.id),
+    kind: text({ enum: ['credit', 'debit', 'welcome'] }).notNull(),
+    amountCents: count('amount_cents').notNull(),
+    reason: text(),
+    key: text(),
+    createdAt: count('created_at').notNull(),
+  },
+  (t) => [
+    uniqueIndex('funding_key').on(t.accountId, t.key).where(sql`${t.key} is not null`),
+    index('funding_account').on(t.accountId, t.id),
+    check('funding_kind', sql`${t.kind} in ('credit', 'debit', 'welcome')`),
+    check('funding_amount', sql`${t.amountCents} > 0`),
+  ],
+);
+
+export const WALLET_STATUSES = ['active', 'closing', 'expired', 'closed'] as const;
+export const CLOSE_REASONS = ['account_request', 'agent_request', 'expired', 'operator'] as const;
+
+export const wallets = sqliteTable(
+  'wallet',
+  {
+    id: text().primaryKey(),
+    accountId: text('account_id')
+      .notNull()
+      .references(() => accounts.id),
+    name: text().notNull(),
+    status: text({ enum: WALLET_STATUSES }).notNull(),
+    budget: nanos('budget_nanos').notNull(),
+    held: nanos('held_nanos').notNull(),
+    spent: nanos('spent_nanos').notNull(),
+    returnedCents: count('returned_cents'),
+    masterKeyId: text('master_key_id')
+      .notNull()
+      .references(() => masterKeys.id),
+    tokenHash: hash('token_hash').notNull(),
+    tokenHint: text('token_hint').notNull(),
+    idempotencyKey: text('idempotency_key').notNull(),
+    fingerprint: hash('fingerprint').notNull(),
+    requestId: text('request_id').notNull(),
+    createdAt: count('created_at').notNull(),
+    expiresAt: count('expires_at'),
+    closeReason: text('close_reason', { enum: CLOSE_REASONS }),
+    closedAt: count('closed_at'),
+    cleanupAttempts: count('cleanup_attempts').notNull(),
+    cleanupError: text('cleanup_error'),
+  },
+  (t) => [
+    uniqueIndex('wallet_token').on(t.tokenHash),
+    uniqueIndex('wallet_idempotency').on(t.accountId, t.idempotencyKey),
+    index('wallet_account').on(t.accountId, t.id),
+    index('wallet_expiry').on(t.expiresAt).where(sql`${t.status} = 'active' and ${t.expiresAt} is not null`),
+    index('wallet_ending').on(t.id).where(sql`${t.status} in ('closing', 'expired')`),
+    check('wallet_status', sql`${t.status} in ('active', 'closing', 'expired', 'closed')`),
+    check('wallet_name', sql`length(${t.name}) between 1 and 80`),
+    check('wallet_held', sql`${t.held} >= 0`),
+    check('wallet_spent', sql`${t.spent} >= 0`),
+    check('wallet_budget', sql`${t.held} + ${t.spent} <= ${t.budget}`),
+    check('wallet_closed', sql`(${t.status} = 'closed') = (${t.closedAt} is not null)`),
+    check('wallet_settled', sql`${t.status} <> 'closed' or ${t.held} = 0`),
+    check('wallet_returned', sql`(${t.status} = 'closed') = (${t.returnedCents} is not null)`),
+    check('wallet_reason', sql`(${t.status} = 'active') = (${t.closeReason} is null)`),
+  ],
+);
+
+export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
+export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
+export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
+/** What decided an operation: the answer from outside, the stated policy, or the operator. */
+export const SETTLED_BY = ['answer', 'policy', 'operator'] as const;
+
+/** One attempt at a paid request: its idempotency key, its hold and its outcome in one row. */
+export const operations = sqliteTable(
+  'operation',
+  {
+    id: text().primaryKey(),
+    walletId: text('wallet_id')
+      .notNull()
+      .references(() => wallets.id),
+    kind: text({ enum: OPERATION_KINDS }).notNull(),
+    /** The interface's path below /v1: with the wallet and the key, the scope of idempotency (design 2.7). */
+    route: text().notNull(),
+    idempotencyKey: text('idempotency_key').notNull(),
+    fingerprint: hash('fingerprint').notNull(),
+    requestId: text('request_id').notNull(),
+    state: text({ enum: OPERATION_STATES }).notNull(),
+    outcome: text({ enum: OPERATION_OUTCOMES }),
+    settledBy: text('settled_by', { enum: SETTLED_BY }),
+    hold: nanos('hold_nanos').notNull(),
+    charge: nanos('charge_nanos'),
+    /** The price used and what was counted, as JSON: enough to compute hold and charge again. */
+    price: text().notNull(),
+    usage: text(),
+    /** What the caller asked for, in a word: the model. */
+    subject: text().notNull(),
+    /** Why it was refused, became uncertain, or was decided by hand. */
+    reason: text(),
+    createdAt: count('created_at').notNull(),
+    uncertainAt: count('uncertain_at'),
+    settledAt: count('settled_at'),
+  },
+  (t) => [
+    // Unique over what is unresolved or effective: a definite refusal frees the key (design 2.7).
+    uniqueIndex('operation_idempotency')
+      .on(t.walletId, t.route, t.idempotencyKey)
+      .where(sql`${t.state} <> 'settled' or ${t.outcome} = 'charged'`),
+    index('operation_wallet').on(t.walletId, t.id),
+    index('operation_open').on(t.walletId, t.state).where(sql`${t.state} <> 'settled'`),
+    index('operation_uncertain').on(t.uncertainAt).where(sql`${t.state} = 'uncertain'`),
+    check('operation_kind', sql`${t.kind} in ('chat', 'compute_create', 'compute_extend')`),
+    check('operation_state', sql`${t.state} in ('reserved', 'uncertain', 'settled')`),
+    check('operation_outcome', sql`${t.outcome} is null or ${t.outcome} in ('charged', 'released')`),
+    check('operation_settled', sql`(${t.state} = 'settled') = (${t.outcome} is not null)`),
+    check('operation_charge', sql`(${t.state} = 'settled') = (${t.charge} is not null)`),
+    check('operation_decided', sql`(${t.state} = 'settled') = (${t.settledBy} is not null)`),
+    check('operation_time', sql`(${t.state} = 'settled') = (${t.settledAt} is not null)`),
+    check('operation_doubt', sql`${t.state} <> 'uncertain' or ${t.uncertainAt} is not null`),
+    check('operation_hold', sql`${t.hold} >= 0`),
+    check('operation_bound', sql`${t.charge} is null or ${t.charge} between 0 and ${t.hold}`),
+    check('operation_released', sql`${t.outcome} <> 'released' or ${t.charge} = 0`),
+  ],
+);
+
+/** The stored answer of a charged chat, for replays; pruned after 72 hours. */
+export const answers = sqliteTable(
+  'answer',
+  {
+    operationId: text('operation_id')
+      .primaryKey()
+      .references(() => operations.id),
+    body: blob({ mode: 'buffer' }).notNull(),
+    keptUntil: count('kept_until').notNull(),
+  },
+  (t) => [index('answer_kept').on(t.keptUntil)],
+);
+
+/** The journal: append-only, hash-chained double entry of every movement of money (design, section 6). */
+export const entries = sqliteTable(
+  'entry',
+  {
+    seq: count().primaryKey(),
+    at: count().notNull(),
+    /** What moved it: the id of an operation, a wallet or a funding. */
+    causeId: text('cause_id').notNull(),
+    debit: text().notNull(),
+    credit: text().notNull(),
+    amount: nanos('amount_nanos').notNull(),
+    prevHash: hash('prev_hash').notNull(),
+    hash: hash('hash').notNull(),
+  },
+  (t) => [
+    index('entry_cause').on(t.causeId),
+    check('entry_amount', sql`${t.amount} > 0`),
+    check('entry_books', sql`${t.debit} <> ${t.credit}`),
+  ],
+);

@@ -1,0 +1,122 @@
+import type { Database as Client } from 'better-sqlite3';
+import type { Tx } from './handle.ts';
+import { Refusal } from '../refusal.ts';
+
+/** Refuses a promise at compile time: a write is a synchronous closure (docs/decisions/0002). */
+export type NotPromise<T> = T extends PromiseLike<unknown> ? never : T;
+
+/** So many closures, or so many milliseconds of them, go into one commit. */
+const BATCH_COUNT_MAX = 128;
+const BATCH_MILLISECONDS_MAX = 5;
+
+/** These leave the database as it was before the batch, for certain; anything else at COMMIT is an unknown outcome. */
+const CLEAN_FAILURES = new Set(['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY']);
+
+const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB)/;
+const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
+
+type Job = { run: (tx: Tx) => unknown; resolve: (value: never) => void; reject: (error: unknown) => void };
+
+export type Writer = {
+  /** Runs `change` whole or not at all. Resolves when it is on disk, with what `change` answered. */
+  write<T>(change: (tx: Tx) => NotPromise<T>): Promise<T>;
+  /** Resolves when everything that was waiting is on disk. Nothing may be written afterwards. */
+  close(): Promise<void>;
+  /** Commits so far: each is one fsync of the write-ahead log. */
+  commitCount(): number;
+};
+
+export type WriterEvents = {
+  /** After a commit, before its promises resolve. */
+  committed?: () => void;
+  /** A COMMIT or fsync failed: nobody knows what is on disk. The process has to stop and answer nothing. */
+  fatal: (error: unknown) => void;
+};
+
+/**
+ * The one writer, with group commit (design, section 6): closures wait in a queue; once per turn of the event loop they
+ * run in savepoints of one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only itself.
+ */
+export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writer {
+  let queue: Job[] = [];
+  let scheduled = false;
+  let closed = false;
+  let commits = 0;
+  const idle: (() => void)[] = [];
+
+  // better-sqlite3's transaction() nests as a savepoint, keeps its statements, and refuses a promise at run time too.
+  const savepoint = client.transaction((run: Job['run']) => run(tx));
+  const batch = client.transaction((jobs: Job[], settle: (() => void)[]) => {
+    const deadline = performance.now() + BATCH_MILLISECONDS_MAX;
+    let done = 0;
+    for (const job of jobs) {
+      if (done >= BATCH_COUNT_MAX || (done > 0 && performance.now() > deadline)) break;
+      done++;
+      try {
+        const value = savepoint(job.run) as never;
+        settle.push(() => job.resolve(value));
+      } catch (error) {
+        // SQLite ended the whole batch, or the disk lies: everybody's closure is undone.
+        if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
+        settle.push(() => job.reject(error));
+      }
+    }
+    return done;
+  }).immediate;
+
+  function flush() {
+    scheduled = false;
+    const settle: (() => void)[] = [];
+    let done: number;
+    try {
+      done = batch(queue, settle);
+    } catch (error) {
+      const code = codeOf(error);
+      if (![...CLEAN_FAILURES].some((clean) => code === clean || code.startsWith(`${clean}_`))) {
+        closed = true;
+        events.fatal(error); // Nothing is answered: recovery and the idempotency keys decide.
+        return;
+      }
+      const failed = queue;
+      queue = [];
+      const refusal = new Refusal('read_only', `Nothing can be written at the moment (${code}). Retry later.`, {
+        retryAfterSeconds: 5,
+        cause: error,
+      });
+      for (const job of failed) job.reject(refusal);
+      wakeIdle();
+      return;
+    }
+    queue = queue.slice(done);
+    commits++;
+    events.committed?.();
+    if (queue.length) schedule();
+    for (const tell of settle) tell();
+    wakeIdle();
+  }
+
+  function wakeIdle() {
+    if (!queue.length) for (const tell of idle.splice(0)) tell();
+  }
+
+  function schedule() {
+    if (scheduled) return;
+    scheduled = true;
+    setImmediate(flush);
+  }
+
+  return {
+    write(run) {
+      if (closed) return Promise.reject(new Error('the ledger is closed'));
+      return new Promise((resolve, reject) => {
+        queue.push({ run, resolve, reject } as Job);
+        schedule();
+      });
+    },
+    async close() {
+      if (queue.length && !closed) await new Promise<void>((resolve) => idle.push(resolve));
+      closed = true;
+    },
+    commitCount: () => commits,
+  };
+}

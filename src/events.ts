@@ -1,0 +1,85 @@
+import { Counter, Gauge, Registry } from 'prom-client';
+import type { Account } from './ledger/account.ts';
+import type { Operation, Outcome } from './ledger/operation.ts';
+import type { Wallet } from './ledger/wallet.ts';
+import type { Log } from './log.ts';
+import { formatUsd, type Nanos } from './money.ts';
+
+/** One function per business event writes the log line and the counter together. Ids go into the log, never into labels. */
+export type Events = ReturnType<typeof createEvents>;
+
+const NANOS_PER_USD = 1e9;
+
+export function createEvents(log: Log) {
+  const registry = new Registry();
+  const counter = <L extends string>(name: string, help: string, labelNames: L[] = []) =>
+    new Counter({ name: `purser_${name}`, help, labelNames, registers: [registry] });
+
+  const operations = counter('operations_total', 'Operations by kind and how they ended.', ['kind', 'outcome']);
+  const charged = counter('charged_usd_total', 'Charged to wallets.', ['kind']);
+  const boundExceeded = counter('bound_exceeded_total', 'Answers whose usage was above the bound, charged at the hold.');
+  const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
+  const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
+  const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
+  const failures = counter('failures_total', 'Things that went wrong on our side.', ['where']);
+
+  return {
+    registry,
+    gauge(name: string, help: string, read: () => number) {
+      new Gauge({ name: `purser_${name}`, help, registers: [registry], collect() { this.set(read()); } });
+    },
+
+    walletOpened(wallet: Wallet) {
+      walletsOpened.inc();
+      log.info({ event: 'wallet.opened', wallet: wallet.id, account: wallet.accountId, budget_usd: formatUsd(wallet.budget), expires_at: wallet.expiresAt, request_id: wallet.requestId }, 'wallet opened');
+    },
+    walletClosed(wallet: Wallet) {
+      walletsClosed.inc({ reason: wallet.closeReason ?? 'none' });
+      log.info({ event: 'wallet.closed', wallet: wallet.id, account: wallet.accountId, reason: wallet.closeReason, used_usd: formatUsd(wallet.spent), returned_cents: wallet.returnedCents }, 'wallet closed');
+    },
+    funded(account: Account, kind: 'credit' | 'debit', cents: number) {
+      log.info({ event: 'account.funded', account: account.id, kind, cents, available_cents: account.availableCents }, 'account funded');
+    },
+    held(operation: Operation) {
+      log.debug({ event: 'operation.held', operation: operation.id, wallet: operation.walletId, hold_usd: formatUsd(operation.hold), request_id: operation.requestId }, 'held');
+    },
+    settled(operation: Operation, outcome: Outcome<unknown>, moved: boolean) {
+      const facts = { operation: operation.id, wallet: operation.walletId, subject: operation.subject, request_id: operation.requestId };
+      if (!moved) {
+        failures.inc({ where: 'late_evidence' });
+        log.error({ event: 'operation.late', ...facts, outcome: outcome.kind }, 'an answer came after the operation had been decided');
+      } else if (outcome.kind === 'done') {
+        operations.inc({ kind: operation.kind, outcome: 'charged' });
+        charged.inc({ kind: operation.kind }, Number(outcome.charge) / NANOS_PER_USD);
+        log.info({ event: 'operation.charged', ...facts, hold_usd: formatUsd(operation.hold), charge_usd: formatUsd(outcome.charge) }, 'charged');
+      } else if (outcome.kind === 'refused') {
+        operations.inc({ kind: operation.kind, outcome: 'released' });
+        log.info({ event: 'operation.released', ...facts, code: outcome.code, reason: outcome.reason }, 'released');
+      } else {
+        operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+        log.warn({ event: 'operation.uncertain', ...facts, hold_usd: formatUsd(operation.hold), reason: outcome.reason }, 'the outcome is not known; the hold stays');
+      }
+    },
+    uncertain(operation: Operation) {
+      operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+      log.warn({ event: 'operation.uncertain', operation: operation.id, wallet: operation.walletId, hold_usd: formatUsd(operation.hold), reason: operation.reason }, 'the outcome is not known; the hold stays');
+    },
+    decided(operation: Operation) {
+      operations.inc({ kind: operation.kind, outcome: operation.outcome ?? 'none' });
+      if (operation.outcome === 'charged') charged.inc({ kind: operation.kind }, Number(operation.charge) / NANOS_PER_USD);
+      log.info({ event: 'operation.decided', operation: operation.id, wallet: operation.walletId, by: operation.settledBy, outcome: operation.outcome, charge_usd: formatUsd(operation.charge as Nanos), reason: operation.reason }, 'an uncertain operation was decided');
+    },
+    boundExceeded(operation: Operation, usage: string) {
+      boundExceeded.inc();
+      log.error({ event: 'operation.bound_exceeded', operation: operation.id, subject: operation.subject, usage, hold_usd: formatUsd(operation.hold) }, 'the usage was above the bound; the hold was charged. Check tokens_per_byte of this model');
+    },
+    refused(code: string, requestId: string, message: string, path: string) {
+      refusals.inc({ code });
+      log.debug({ event: 'request.refused', code, request_id: requestId, path, message }, 'refused');
+    },
+    failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
+      failures.inc({ where });
+      log.error({ event: `${where}.failed`, ...facts, err: error }, 'failed');
+    },
+  };
+}

@@ -1,0 +1,147 @@
+import type { HttpBindings } from '@hono/node-server';
+import type { Context, ErrorHandler, Handler } from 'hono';
+import type * as v from 'valibot';
+import type { createAddressReader } from '../access/address.ts';
+import type { Limit } from '../access/limits.ts';
+import { type AccountPrincipal, admit, authenticate, type PrincipalFor, type Scope } from '../access/principal.ts';
+import type { Health } from '../health.ts';
+import { newId } from '../id.ts';
+import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
+import type { RouterApp } from '../router/chat.ts';
+import type { CloseApp } from '../spend/close.ts';
+import type { OpenApp } from '../spend/open.ts';
+import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
+
+/** What the routes use of the App. */
+export type DoorApp = RouterApp &
+  CloseApp &
+  OpenApp & {
+    /** `{base_url}` of the interface, without a slash at the end. */
+    baseUrl: string;
+    health: Health;
+    limits: { wallet: Limit; account: Limit; failedAuth: Limit };
+    addressOf: ReturnType<typeof createAddressReader>;
+    /** Notes that a key was used. */
+    used: (keyId: string, now: number) => void;
+  };
+
+export type Env = { Bindings: HttpBindings; Variables: { requestId?: string; allow?: string } };
+
+/** Bodies are 64 KiB unless the endpoint says otherwise (design 2.20). */
+const BODY_BYTES_MAX = 64 * 1024;
+const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
+
+export type Call<S extends Scope, B> = {
+  principal: PrincipalFor<S>;
+  body: B;
+  /** The body as it was parsed, before defaults: what the fingerprint is taken of. */
+  raw: unknown;
+  /** The Idempotency-Key, on endpoints that demand one. */
+  idempotencyKey: string;
+  requestId: string;
+  params: Record<string, string>;
+  query: Record<string, string>;
+};
+
+export type Reply = { body: Buffer | object; replayed?: boolean };
+
+/** One endpoint of the interface: what it takes, what it answers, and what it does. The API document is made of these. */
+export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
+  summary: string;
+  scope: S;
+  body?: B;
+  bodyBytesMax?: number;
+  query?: v.GenericSchema;
+  /** Whether the header Idempotency-Key is required. */
+  idempotent?: boolean;
+  status?: 200 | 201;
+  answer: v.GenericSchema;
+  /** The refusals that are this endpoint's own, beside those that every endpoint has. */
+  refusals?: readonly RefusalCode[];
+  example: { body?: unknown; answer: unknown };
+  run(app: DoorApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
+};
+
+/** Keeps the types of one endpoint together; the list of routes forgets them. */
+export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoint<S, B>): Endpoint {
+  return it as unknown as Endpoint;
+}
+
+/** An endpoint as a handler. The order of its lines is the documented order of answers (design 2.6). */
+export function open(app: DoorApp, it: Endpoint): Handler<Env> {
+  return async function handle(c) {
+    const { incoming } = c.env;
+    const requestId = requestIdOf(c);
+    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+    const principal = enter(app, c);
+    const caller = admit(principal, it.scope);
+
+    let raw: unknown;
+    if (it.body) {
+      refuseMediaType(incoming);
+      raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX));
+    }
+    const idempotencyKey = it.idempotent ? readIdempotencyKey(c.req.header('idempotency-key')) : '';
+    const body = it.body ? validate(it.body, raw) : undefined;
+    const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
+
+    const params = c.req.param() as Record<string, string>;
+    const reply = await it.run(app, { principal: caller, body, raw, idempotencyKey, requestId, params, query });
+    const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };
+    if (reply.replayed) headers['idempotent-replayed'] = 'true';
+    const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
+    return new Response(bytes as string, { status: it.status ?? 200, headers });
+  };
+}
+
+/** The id of this request, on every answer and in the log (design 2.21). */
+export function requestIdOf(c: Context<Env>): string {
+  const id = c.var.requestId ?? newId('req');
+  c.set('requestId', id);
+  return id;
+}
+
+/** Authenticates and counts: a valid token against its own limit, a failure against the limit of its address. */
+function enter(app: DoorApp, c: Context<Env>) {
+  const { incoming } = c.env;
+  try {
+    const principal = authenticate(app.ledger.read, incoming.headers.authorization);
+    if (principal.kind === 'wallet') app.limits.wallet.take(principal.wallet.id);
+    else {
+      app.limits.account.take(principal.keyId);
+      app.used((principal as AccountPrincipal).keyId, app.clock.now());
+    }
+    return principal;
+  } catch (error) {
+    if (error instanceof Refusal && error.code === 'unauthenticated') {
+      const forwarded = incoming.headers['x-forwarded-for'];
+      app.limits.failedAuth.take(app.addressOf(incoming.socket.remoteAddress, Array.isArray(forwarded) ? forwarded.join(',') : forwarded));
+    }
+    throw error;
+  }
+}
+
+function readIdempotencyKey(key: string | undefined): string {
+  if (key === undefined) throw new Refusal('idempotency_key_required');
+  if (!IDEMPOTENCY_KEY.test(key)) throw new Refusal('invalid_idempotency_key');
+  return key;
+}
+
+/** The answer for whatever was thrown. A 500 says nothing of the inside. */
+export function onError(app: Pick<DoorApp, 'events'>): ErrorHandler<Env> {
+  return (error, c) => {
+    const requestId = requestIdOf(c);
+    if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
+    const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
+    const { code, message, retryAfterSeconds } = refusal;
+    app.events.refused(code, requestId, message, c.req.path);
+    const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };
+    if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);
+    // What is left of a body that was not read is not waited for.
+    if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';
+    if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
+    if (c.var.allow) headers.allow = c.var.allow;
+    const body = { error: { code, message }, request_id: requestId };
+    return new Response(JSON.stringify(body), { status: REFUSALS[code].status, headers });
+  };
+}

@@ -1,0 +1,126 @@
+import { toJsonSchema } from '@valibot/to-json-schema';
+import type * as v from 'valibot';
+import { REFUSALS, type RefusalCode } from '../refusal.ts';
+import { AccountBody } from '../wire/account.ts';
+import { ErrorBody } from '../wire/parts.ts';
+import { ResourceSummary } from '../wire/compute.ts';
+import { KeyRecord } from '../wire/key.ts';
+import { ModelRecord } from '../wire/models.ts';
+import { Allocation, WalletRecord } from '../wire/wallet.ts';
+import type { Endpoint } from './door.ts';
+
+/** The version that the interface declares (interface, section 9). */
+const INTERFACE_VERSION = '0.1.0';
+
+/** Schemas that have a name in the document. */
+const NAMED = { Error: ErrorBody, Account: AccountBody, Key: KeyRecord, Wallet: WalletRecord, Allocation, Resource: ResourceSummary, Model: ModelRecord };
+
+const EVERYWHERE: RefusalCode[] = ['unauthenticated', 'wrong_token_scope', 'rate_limited', 'internal_error', 'read_only'];
+const WITH_BODY: RefusalCode[] = ['invalid_request', 'invalid_json', 'payload_too_large', 'unsupported_media_type'];
+const WITH_KEY: RefusalCode[] = ['idempotency_key_required', 'invalid_idempotency_key'];
+
+const SECURITY = {
+  account: [{ accountKey: [] }, { session: [] }, { operatorKey: [] }],
+  session: [{ session: [] }, { operatorKey: [] }],
+  wallet: [{ walletToken: [] }],
+};
+const bearer = (description: string) => ({ type: 'http', scheme: 'bearer', description });
+
+type JsonObject = Record<string, unknown>;
+
+/** The OpenAPI 3.1 document, generated from the same schemas that validate. `servers` names `baseUrl`. */
+export function openApiDocument(routes: readonly [string, string, Endpoint][], baseUrl: string): JsonObject {
+  const paths: Record<string, JsonObject> = {};
+  for (const [method, path, endpoint] of routes) {
+    const name = path.replace(/:(\w+)/g, '{$1}');
+    paths[name] = { ...paths[name], [method.toLowerCase()]: operation(method, path, endpoint) };
+  }
+  return {
+    openapi: '3.1.0',
+    info: {
+      title: 'Purser',
+      version: INTERFACE_VERSION,
+      description: 'Bounded spending wallets for software agents: compute leases and metered language-model requests, paid from prepaid credit.',
+    },
+    servers: [{ url: baseUrl }],
+    paths,
+    components: {
+      schemas: Object.fromEntries(Object.entries(NAMED).map(([name, schema]) => [name, jsonSchema(schema, 'output', name)])),
+      securitySchemes: {
+        accountKey: bearer('An account key, cnv_live_…'),
+        operatorKey: bearer('An operator key of this installation, cnv_operator_…'),
+        session: bearer('An access token of the configured identity provider'),
+        walletToken: bearer('A wallet token, svc_agent_…'),
+      },
+    },
+  };
+}
+
+function operation(method: string, path: string, it: Endpoint): JsonObject {
+  const parameters: JsonObject[] = [...path.matchAll(/:(\w+)/g)].map(([, name]) => ({
+    name, in: 'path', required: true, schema: { type: 'string' },
+  }));
+  const query = it.query && (jsonSchema(it.query, 'input') as { properties?: Record<string, JsonObject> });
+  for (const [name, schema] of Object.entries(query?.properties ?? {})) parameters.push({ name, in: 'query', required: false, schema });
+  if (it.idempotent)
+    parameters.push({
+      name: 'Idempotency-Key',
+      in: 'header',
+      required: true,
+      description: 'Retry with the same key and body; never retry an ambiguous operation under a new key.',
+      schema: { type: 'string', minLength: 1, maxLength: 128 },
+    });
+
+  const codes = [
+    ...EVERYWHERE,
+    ...(it.body ? WITH_BODY : it.query ? (['invalid_request'] as const) : []),
+    ...(it.idempotent ? WITH_KEY : []),
+    ...(it.refusals ?? []),
+  ];
+  const responses: Record<string, JsonObject> = {
+    [it.status ?? 200]: {
+      description: 'Done',
+      headers: { 'X-Request-Id': { schema: { type: 'string' } } },
+      content: { 'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer } },
+    },
+  };
+  for (const code of codes) {
+    const status = REFUSALS[code].status;
+    const response = (responses[status] ??= {
+      description: '',
+      content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' }, examples: {} } },
+    }) as { description: string; content: { 'application/json': { examples: JsonObject } } };
+    response.description = [response.description, `\`${code}\``].filter(Boolean).join(' · ');
+    response.content['application/json'].examples[code] = {
+      value: { error: { code, message: REFUSALS[code].message }, request_id: 'req_01k9v3c2mq8r5t7w1x4z6b0d2f' },
+    };
+  }
+  return {
+    operationId: operationId(method, path),
+    summary: it.summary,
+    security: SECURITY[it.scope],
+    ...(parameters.length ? { parameters } : {}),
+    ...(it.body
+      ? { requestBody: { required: true, content: { 'application/json': { schema: jsonSchema(it.body, 'input'), example: it.example.body } } } }
+      : {}),
+    responses,
+  };
+}
+
+/** `POST /v1/wallets/:id/close` is `postWalletsIdClose`. */
+function operationId(method: string, path: string): string {
+  const words = path.slice('/v1/'.length).split(/[/:_]+/);
+  return method.toLowerCase() + words.map((word) => word.charAt(0).toUpperCase() + word.slice(1)).join('');
+}
+
+/** A schema in JSON Schema; named schemas become references, `self` excepted. Checks in code leave their description. */
+function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
+  const definitions = Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
+  const { $schema: _, $defs: __, ...json } = toJsonSchema(schema, {
+    typeMode,
+    definitions,
+    errorMode: 'ignore',
+    overrideRef: ({ referenceId }) => `#/components/schemas/${referenceId}`,
+  }) as JsonObject;
+  return json;
+}

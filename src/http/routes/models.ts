@@ -1,0 +1,69 @@
+import { fingerprint } from '../../fingerprint.ts';
+import { installationOf } from '../../ledger/installation.ts';
+import { chat } from '../../router/chat.ts';
+import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
+import { ModelList, modelRecord } from '../../wire/models.ts';
+import { endpoint } from '../door.ts';
+
+const CHAT_BYTES_MAX = 8 * 1024 * 1024;
+
+export const listModels = endpoint({
+  summary: 'List the metered models with their limits and prices',
+  scope: 'wallet',
+  answer: ModelList,
+  example: {
+    answer: {
+      object: 'list',
+      data: [
+        {
+          id: 'qwen3-8b',
+          object: 'model',
+          created: 1795000000,
+          owned_by: 'purser',
+          context_length: 32768,
+          max_output_tokens: 8192,
+          pricing: { prompt: '0.0000001', completion: '0.0000004', request: '0.00' },
+        },
+      ],
+    },
+  },
+  run(app) {
+    const { createdAt } = installationOf(app.ledger.read);
+    return { body: { object: 'list', data: app.catalogue.list.map((model) => modelRecord(model, createdAt)) } };
+  },
+});
+
+export const createChatCompletion = endpoint({
+  summary: 'One metered chat completion, without streaming',
+  scope: 'wallet',
+  idempotent: true,
+  body: ChatBody,
+  bodyBytesMax: CHAT_BYTES_MAX,
+  answer: ChatCompletion,
+  refusals: [
+    'streaming_not_supported', 'unsupported_parameter', 'insufficient_funds', 'funds_held', 'account_suspended',
+    'model_not_found', 'idempotency_conflict', 'idempotency_in_progress', 'idempotency_key_expired', 'wallet_closed',
+    'wallet_expired', 'answer_lost', 'gateway_unavailable', 'operation_uncertain',
+  ],
+  example: {
+    body: { model: 'qwen3-8b', messages: [{ role: 'user', content: 'Say hello.' }], max_tokens: 100 },
+    answer: {
+      id: 'chatcmpl-1',
+      object: 'chat.completion',
+      created: 1795000300,
+      model: 'qwen3-8b',
+      choices: [{ index: 0, message: { role: 'assistant', content: 'Hello.' }, finish_reason: 'stop' }],
+      usage: { prompt_tokens: 12, completion_tokens: 2, total_tokens: 14 },
+    },
+  },
+  run(app, { principal, body, raw, idempotencyKey, requestId }) {
+    return chat(app, {
+      walletId: principal.wallet.id,
+      route: 'chat/completions',
+      idempotencyKey,
+      fingerprint: fingerprint(raw),
+      requestId,
+      body,
+    });
+  },
+});

@@ -1,0 +1,60 @@
+import assert from 'node:assert/strict';
+import { and, eq, sql } from 'drizzle-orm';
+import type { Tx } from '../db/handle.ts';
+import { type CLOSE_REASONS, wallets } from '../db/schema.ts';
+import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
+import { settleBudget } from './account.ts';
+import { book, post } from './journal.ts';
+import { hasOpenOperations } from './operation.ts';
+import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
+
+export type CloseReason = (typeof CLOSE_REASONS)[number];
+
+/**
+ * Freezes spending: `active` becomes `closing`, or `expired` when that is the reason. From any other status it changes
+ * nothing, so closing is idempotent.
+ */
+export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
+  const wallet = findWallet(tx, id);
+  assert(wallet, 'only wallets that were found are frozen');
+  if (wallet.status !== 'active') return wallet;
+  const closeReason = statusAt(wallet, now) === 'expired' ? 'expired' : reason;
+  const status = closeReason === 'expired' ? 'expired' : 'closing';
+  tx.update(wallets).set({ status, closeReason }).where(eq(wallets.id, id)).run();
+  return { ...wallet, status, closeReason };
+}
+
+/**
+ * Settles a frozen wallet: what was spent, rounded up to a cent, stays; the rest returns to the account; the difference
+ * is a `rounding` line in the journal (design 2.1). Asserts that nothing is unresolved. Closing a closed one does nothing.
+ */
+export function closeWallet(tx: Tx, id: string, now: number): Wallet {
+  const wallet = findWallet(tx, id);
+  assert(wallet, 'only wallets that were found are closed');
+  if (wallet.status === 'closed') return wallet;
+  assert(wallet.status !== 'active', 'a wallet is frozen before it is closed');
+  assert(!hasOpenOperations(tx, id), 'every operation is resolved before its wallet is closed');
+  assert(wallet.held === 0n, 'a wallet without open operations holds nothing');
+
+  // After this point the wallet is closed.
+  const left = available(wallet);
+  const returnedCents = nanosToCentsDown(left);
+  const returned = centsToNanos(returnedCents);
+  const rounding = Nanos(left - returned);
+  const closed = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
+  tx.update(wallets).set(closed).where(eq(wallets.id, id)).run();
+  settleBudget(tx, wallet.accountId, { spent: nanosToCentsUp(wallet.spent), returned: returnedCents });
+  post(tx, [
+    { at: now, causeId: id, debit: book.wallet(id), credit: book.account(wallet.accountId), amount: returned },
+    { at: now, causeId: id, debit: book.wallet(id), credit: book.rounding, amount: rounding },
+  ]);
+  return { ...wallet, ...closed };
+}
+
+/** Notes why a wallet could not be closed yet; the reaper goes on. */
+export function noteCleanup(tx: Tx, id: string, error: string | null): void {
+  tx.update(wallets)
+    .set({ cleanupAttempts: sql`${wallets.cleanupAttempts} + 1`, cleanupError: error })
+    .where(and(eq(wallets.id, id), sql`${wallets.status} <> 'closed'`))
+    .run();
+}

@@ -1,0 +1,37 @@
+import type { Database as Client } from 'better-sqlite3';
+import type { Reader } from '../db/handle.ts';
+import { openDatabase } from '../db/open.ts';
+import { createWriter, type Writer } from '../db/writer.ts';
+
+/** The open books: read freely, write through the one queue. */
+export type Ledger = Pick<Writer, 'write' | 'commitCount'> & {
+  read: Reader;
+  /** The connection itself, for `verify` and for statistics. */
+  client: Client;
+  close(): Promise<void>;
+};
+
+export type LedgerOptions = {
+  /** Creates the file when it is missing and brings an older one up to date. */
+  migrate: boolean;
+  /** After each commit, before its promises resolve. */
+  committed?: () => void;
+  /** A COMMIT or fsync failed: stop the process and answer nothing. */
+  fatal: (error: unknown) => void;
+};
+
+/** Opens the database file and its one writer. Throws as `openDatabase` does. */
+export function openLedger(file: string, options: LedgerOptions): Ledger {
+  const { client, read, tx } = openDatabase(file, options);
+  const writer = createWriter(client, tx, options);
+  return {
+    read,
+    client,
+    write: writer.write,
+    commitCount: writer.commitCount,
+    async close() {
+      await writer.close();
+      client.close();
+    },
+  };
+}

@@ -1,0 +1,319 @@
+import assert from 'node:assert/strict';
+import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { answers, operations, type OPERATION_KINDS, type SETTLED_BY } from '../db/schema.ts';
+import { newId } from '../id.ts';
+import { formatUsd, Nanos, ZERO } from '../money.ts';
+import { Refusal, type RefusalCode } from '../refusal.ts';
+import { accountOf } from './account.ts';
+import { isFrozen } from './installation.ts';
+import { book, post } from './journal.ts';
+import { available, findWallet, LIST_COUNT_MAX, raiseHeld, refuseInactive, settleHeld } from './wallet.ts';
+
+export type Operation = typeof operations.$inferSelect;
+export type OperationKind = (typeof OPERATION_KINDS)[number];
+export type SettledBy = (typeof SETTLED_BY)[number];
+
+/** 72 hours: a bug shipped on a Friday is found on a Monday, and a day is left to repair what it broke. */
+export const ANSWER_KEPT_SECONDS = 72 * 60 * 60;
+/** A hold that is short only because of others in flight is worth another try after about this long. */
+const FUNDS_HELD_RETRY_SECONDS = 2;
+
+/** What came back from outside. `unknown` never gives money back (design, section 6). */
+export type Outcome<A> =
+  | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; reason?: string }
+  | { kind: 'refused'; code: RefusalCode; reason: string; retryAfterSeconds?: number }
+  | { kind: 'unknown'; reason: string };
+
+/** What may follow what. Nothing leads back, and what is settled stays settled. */
+export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Operation['state'] | 'too_late'>> = {
+  reserved: { done: 'settled', refused: 'settled', unknown: 'uncertain' },
+  uncertain: { done: 'settled', refused: 'settled', unknown: 'uncertain' },
+  settled: { done: 'too_late', refused: 'too_late', unknown: 'too_late' },
+};
+
+const reads = prepare((read: Reader) => ({
+  byId: read.select().from(operations).where(eq(operations.id, sql.placeholder('id'))).prepare(),
+  byKey: read
+    .select()
+    .from(operations)
+    .where(
+      and(
+        eq(operations.walletId, sql.placeholder('walletId')),
+        eq(operations.route, sql.placeholder('route')),
+        eq(operations.idempotencyKey, sql.placeholder('key')),
+        sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged')`, // the words of the partial index
+      ),
+    )
+    .prepare(),
+  open: read
+    .select()
+    .from(operations)
+    .where(and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.state} <> 'settled'`))
+    .orderBy(asc(operations.id))
+    .prepare(),
+  anyOpen: read
+    .select({ id: operations.id })
+    .from(operations)
+    .where(and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.state} <> 'settled'`))
+    .limit(1)
+    .prepare(),
+  reserved: read
+    .select({ id: operations.id })
+    .from(operations)
+    .where(and(sql`${operations.state} <> 'settled'`, sql`${operations.state} = 'reserved'`, gt(operations.id, sql.placeholder('after'))))
+    .orderBy(asc(operations.id))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+  latest: read.select().from(operations).orderBy(desc(operations.id)).limit(LIST_COUNT_MAX).prepare(),
+  uncertain: read
+    .select()
+    .from(operations)
+    .where(
+      and(
+        sql`${operations.state} = 'uncertain'`,
+        lte(operations.uncertainAt, sql.placeholder('until')),
+        or(
+          gt(operations.uncertainAt, sql.placeholder('afterAt')),
+          and(eq(operations.uncertainAt, sql.placeholder('afterAt')), gt(operations.id, sql.placeholder('afterId'))),
+        ),
+      ),
+    )
+    .orderBy(asc(operations.uncertainAt), asc(operations.id))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+  ofWallet: read
+    .select()
+    .from(operations)
+    .where(and(eq(operations.walletId, sql.placeholder('walletId')), gt(operations.id, sql.placeholder('after'))))
+    .orderBy(asc(operations.id))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+  answer: read.select({ body: answers.body }).from(answers).where(eq(answers.operationId, sql.placeholder('id'))).prepare(),
+  stale: read
+    .select({ operationId: answers.operationId })
+    .from(answers)
+    .where(lte(answers.keptUntil, sql.placeholder('now')))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+  nextStale: read.select({ at: answers.keptUntil }).from(answers).orderBy(asc(answers.keptUntil)).limit(1).prepare(),
+}));
+
+const writes = prepare((tx: Tx) => ({
+  insert: tx
+    .insert(operations)
+    .values({
+      id: sql.placeholder('id'),
+      walletId: sql.placeholder('walletId'),
+      kind: sql.placeholder('kind'),
+      route: sql.placeholder('route'),
+      idempotencyKey: sql.placeholder('idempotencyKey'),
+      fingerprint: sql.placeholder('fingerprint'),
+      requestId: sql.placeholder('requestId'),
+      state: 'reserved',
+      hold: sql.placeholder('hold'),
+      price: sql.placeholder('price'),
+      subject: sql.placeholder('subject'),
+      createdAt: sql.placeholder('createdAt'),
+    })
+    .prepare(),
+  settle: tx
+    .update(operations)
+    .set({
+      state: 'settled',
+      outcome: sql`${sql.placeholder('outcome')}`,
+      settledBy: sql`${sql.placeholder('settledBy')}`,
+      charge: sql`${sql.placeholder('charge')}`,
+      usage: sql`${sql.placeholder('usage')}`,
+      reason: sql`coalesce(${sql.placeholder('reason')}, ${operations.reason})`,
+      settledAt: sql`${sql.placeholder('settledAt')}`,
+    })
+    .where(eq(operations.id, sql.placeholder('id')))
+    .prepare(),
+  answer: tx
+    .insert(answers)
+    .values({
+      operationId: sql.placeholder('operationId'),
+      body: sql.placeholder('body'),
+      keptUntil: sql.placeholder('keptUntil'),
+    })
+    .prepare(),
+}));
+
+export function findOperation(read: Reader, id: string): Operation | undefined {
+  return reads(read).byId.get({ id });
+}
+
+/** The operation with this id. Refuses with `not_found`. */
+export function operationOf(read: Reader, id: string): Operation {
+  const operation = findOperation(read, id);
+  if (!operation) throw new Refusal('not_found', `There is no operation ${id}.`);
+  return operation;
+}
+
+/** The unresolved or effective operation that holds this key, if any: a definite refusal has freed it. */
+export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
+  return reads(read).byKey.get({ walletId, route, key });
+}
+
+/** The stored body of a charged answer, while it is kept. */
+export function findAnswer(read: Reader, operationId: string): Buffer | undefined {
+  return reads(read).answer.get({ id: operationId })?.body;
+}
+
+/** The operations of a wallet that still hold money, oldest first. */
+export function openOperations(read: Reader, walletId: string): Operation[] {
+  return reads(read).open.all({ walletId });
+}
+
+export function hasOpenOperations(read: Reader, walletId: string): boolean {
+  return reads(read).anyOpen.get({ walletId }) !== undefined;
+}
+
+/** Operations in `reserved`, by id, at most 100, after `after`: at start, whatever a crash left in flight. */
+export function reservedOperations(read: Reader, after = ''): { id: string }[] {
+  return reads(read).reserved.all({ after });
+}
+
+/** The latest 100 operations, newest first. */
+export function listOperations(read: Reader): Operation[] {
+  return reads(read).latest.all();
+}
+
+export type UncertainCursor = { id: string; uncertainAt: number | null };
+
+/** Operations uncertain since `until` or longer, oldest first, at most 100, after `cursor`. */
+export function uncertainOperations(read: Reader, until: number, cursor: UncertainCursor = { id: '', uncertainAt: -1 }): Operation[] {
+  return reads(read).uncertain.all({ until, afterAt: cursor.uncertainAt, afterId: cursor.id });
+}
+
+/** The operations of a wallet in the order they were made, at most 100, after `after`. */
+export function operationsOfWallet(read: Reader, walletId: string, after = ''): Operation[] {
+  return reads(read).ofWallet.all({ walletId, after });
+}
+
+export type HoldOrder = {
+  walletId: string;
+  kind: OperationKind;
+  route: string;
+  idempotencyKey: string;
+  fingerprint: Buffer;
+  requestId: string;
+  /** The maximum price. */
+  hold: Nanos;
+  /** The price snapshot, as JSON. */
+  price: string;
+  subject: string;
+  /** A sentence that helps whoever cannot pay, for a given amount that is left. */
+  advice?: (left: Nanos) => string;
+};
+
+/** Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money. */
+export function placeHold(tx: Tx, order: HoldOrder, now: number): Operation {
+  assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
+  const wallet = findWallet(tx, order.walletId);
+  assert(wallet, 'a wallet token is only ever issued for a wallet that exists');
+  const holder = findOperationByKey(tx, order.walletId, order.route, order.idempotencyKey);
+  assert(!holder, 'the road looks for the key, and drives one attempt per key at a time');
+  refuseInactive(wallet, now);
+  if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
+  if (isFrozen(tx)) throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', { retryAfterSeconds: 60 });
+  const left = available(wallet);
+  if (left < order.hold) {
+    const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
+    const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
+    if (left + wallet.held < order.hold) throw new Refusal('insufficient_funds', message);
+    throw new Refusal('funds_held', message, { retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS });
+  }
+
+  // After this point the hold must stand.
+  const { advice: _, ...row } = order;
+  const id = newId('op');
+  writes(tx).insert.run({ id, ...row, createdAt: now });
+  raiseHeld(tx, wallet.id, order.hold);
+  post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: order.hold }]);
+  const operation = findOperation(tx, id);
+  assert(operation, 'it has just been inserted');
+  return operation;
+}
+
+/**
+ * Moves an operation on by what came back (the table AFTER). `done` charges at most the hold and gives the rest back;
+ * `refused` gives all back; `unknown` keeps the hold. What is settled stays as it is: false says that it was too late.
+ */
+export function settle(
+  tx: Tx,
+  id: string,
+  outcome: Outcome<Buffer | null>,
+  by: SettledBy,
+  now: number,
+): boolean {
+  const operation = findOperation(tx, id);
+  assert(operation, 'only operations that were placed are settled');
+  const next = AFTER[operation.state][outcome.kind];
+  if (next === 'too_late') return false;
+
+  if (outcome.kind === 'unknown') {
+    if (operation.state === 'uncertain') return true;
+    tx.update(operations)
+      .set({ state: 'uncertain', uncertainAt: now, reason: outcome.reason })
+      .where(eq(operations.id, id))
+      .run();
+    return true;
+  }
+  const charge = outcome.kind === 'done' ? outcome.charge : ZERO;
+  assert(charge >= 0n && charge <= operation.hold, 'a charge is never above its hold: the price is capped before');
+
+  // After this point the operation is settled.
+  writes(tx).settle.run({
+    id,
+    outcome: outcome.kind === 'done' ? 'charged' : 'released',
+    settledBy: by,
+    charge,
+    usage: outcome.kind === 'done' ? outcome.usage : null,
+    reason: outcome.reason ?? null,
+    settledAt: now,
+  });
+  if (outcome.kind === 'done' && outcome.answer)
+    writes(tx).answer.run({ operationId: id, body: outcome.answer, keptUntil: now + ANSWER_KEPT_SECONDS });
+  settleHeld(tx, operation.walletId, operation.hold, charge);
+  const hold = book.hold(operation.walletId);
+  post(tx, [
+    { at: now, causeId: id, debit: hold, credit: book.sales(operation.kind), amount: charge },
+    { at: now, causeId: id, debit: hold, credit: book.wallet(operation.walletId), amount: Nanos(operation.hold - charge) },
+  ]);
+  return true;
+}
+
+/**
+ * Decides an operation without an answer: by the stated policy, or by the operator's word. The whole hold is charged, or
+ * all of it released. What is settled already stays as it is (`moved` is false).
+ */
+export function decide(
+  tx: Tx,
+  id: string,
+  decision: 'charge' | 'release',
+  by: Exclude<SettledBy, 'answer'>,
+  reason: string,
+  now: number,
+): { operation: Operation; moved: boolean } {
+  const { hold } = operationOf(tx, id);
+  const outcome: Outcome<null> =
+    decision === 'charge'
+      ? { kind: 'done', charge: hold, usage: null, answer: null, reason }
+      : { kind: 'refused', code: 'gateway_unavailable', reason };
+  const moved = settle(tx, id, outcome, by, now);
+  return { operation: operationOf(tx, id), moved };
+}
+
+/** Deletes stored answers whose time is over, at most 100. Returns how many went. */
+export function pruneAnswers(tx: Tx, now: number): number {
+  const stale = reads(tx).stale.all({ now });
+  for (const { operationId } of stale) tx.delete(answers).where(eq(answers.operationId, operationId)).run();
+  return stale.length;
+}
+
+/** Unix seconds at which the oldest stored answer may go. */
+export function nextStaleAnswer(read: Reader): number | undefined {
+  return reads(read).nextStale.get()?.at;
+}

@@ -1,0 +1,37 @@
+import { type Logger, pino } from 'pino';
+
+export type Log = Logger;
+export const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const;
+export type LogLevel = (typeof LOG_LEVELS)[number];
+
+const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_)[0-9A-Za-z]{8,}/g;
+const BEARER = /(bearer\s+)[^\s"',]+/gi;
+
+/** The text with every token of ours and every bearer credential struck out. */
+export function redact(text: string): string {
+  return text.replace(TOKEN, '$1[redacted]').replace(BEARER, '$1[redacted]');
+}
+
+/**
+ * The logger: JSON lines on stderr, written at once, so that the last line before a crash is there. Tokens are struck
+ * out here, where the logger is made, and not where it is called. `secrets` are literal strings that must never appear
+ * (keys of upstreams, the master key).
+ */
+export function createLog(level: LogLevel, secrets: readonly string[] = [], write = writeStderr): Log {
+  const literal = secrets.filter((secret) => secret.length >= 4);
+  return pino(
+    { level, base: null, timestamp: () => `,"time":"${new Date().toISOString()}"` },
+    {
+      write(line: string) {
+        let text = redact(line);
+        for (const secret of literal) if (text.includes(secret)) text = text.replaceAll(secret, '[redacted]');
+        write(text);
+      },
+    },
+  );
+}
+
+const stderr = pino.destination({ dest: 2, sync: true });
+function writeStderr(text: string): void {
+  stderr.write(text);
+}

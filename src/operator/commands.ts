@@ -1,0 +1,30 @@
+import { safeParse } from 'valibot';
+import type * as v from 'valibot';
+import type { App } from '../app.ts';
+import { Refusal } from '../refusal.ts';
+import { accounts } from './accounts.ts';
+import type { Command } from './command.ts';
+import { installation } from './installation.ts';
+import { keys } from './keys.ts';
+import { operations } from './operations.ts';
+import { wallets } from './wallets.ts';
+
+/** Everything the CLI may ask, once: the same table answers in process and over the socket (design, section 4). */
+export const COMMANDS = { ...accounts, ...keys, ...wallets, ...operations, ...installation };
+
+export type CommandName = keyof typeof COMMANDS;
+export type CommandInput<N extends CommandName> = v.InferInput<(typeof COMMANDS)[N]['input']>;
+export type CommandOutput<N extends CommandName> = Awaited<ReturnType<(typeof COMMANDS)[N]['run']>>;
+
+/** Runs one command. Refuses with `not_found` what is no command, with `invalid_request` what it cannot take. */
+export async function runCommand(app: App, name: string, input: unknown): Promise<unknown> {
+  const found = (COMMANDS as Record<string, Command>)[name];
+  if (!found || !Object.hasOwn(COMMANDS, name)) throw new Refusal('not_found', `This Purser has no command ${name}.`);
+  if (app.health.fault) throw new Refusal('read_only', `The database is not served: ${app.health.fault}. \`purser doctor\` says what to do.`);
+  const parsed = safeParse(found.input, input);
+  if (!parsed.success) {
+    const [issue] = parsed.issues;
+    throw new Refusal('invalid_request', `${issue.path?.map((it) => it.key).join('.') ?? name}: ${issue.message}`);
+  }
+  return found.run(app, parsed.output);
+}

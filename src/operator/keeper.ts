@@ -1,0 +1,42 @@
+import type { Config, Secrets } from '../config.ts';
+import { files, LockedError, prepareDirectory } from '../data-directory.ts';
+import type { Log } from '../log.ts';
+import { Refusal } from '../refusal.ts';
+import type { CommandInput, CommandName, CommandOutput } from './commands.ts';
+import { askSocket } from './ask.ts';
+
+/** So long a server may take from taking its lock to listening on its socket. */
+const STARTING_MILLISECONDS = 10_000;
+const TRY_MILLISECONDS = 100;
+
+/**
+ * Asks one thing of the house: over the socket while `serve` runs, so that the same queue writes; otherwise by taking the
+ * lock, opening the house, running the one command and closing it again. One writer, always (design, section 4).
+ */
+export async function ask<N extends CommandName>(
+  house: { config: Config; secrets: Secrets; log: Log },
+  name: N,
+  input: CommandInput<N>,
+): Promise<CommandOutput<N>> {
+  const { dataDirectory } = house.config;
+  const at = files(dataDirectory);
+  prepareDirectory(dataDirectory, false);
+  const deadline = performance.now() + STARTING_MILLISECONDS;
+  for (;;) {
+    const answered = await askSocket(at.socket, name, input);
+    if (answered) return answered.value as CommandOutput<N>;
+    // The whole house is loaded only when there is no server to ask.
+    const [{ openApp }, { runCommand }] = await Promise.all([import('../app.ts'), import('./commands.ts')]);
+    try {
+      await using app = await openApp(house.config, house.secrets, { log: house.log, who: `purser ${name}`, create: false, fatal });
+      return (await runCommand(app, name, input)) as CommandOutput<N>;
+    } catch (error) {
+      if (!(error instanceof LockedError) || performance.now() > deadline) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+  }
+}
+
+function fatal(error: unknown): never {
+  throw new Refusal('read_only', 'A commit failed: what was asked may or may not have happened. Look before you repeat it.', { cause: error });
+}

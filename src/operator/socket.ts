@@ -1,0 +1,56 @@
+import { rmSync } from 'node:fs';
+import { chmod } from 'node:fs/promises';
+import http from 'node:http';
+import type { App } from '../app.ts';
+import { Refusal } from '../refusal.ts';
+import { type Answer, reachable } from './ask.ts';
+import { runCommand } from './commands.ts';
+
+/** A command takes little; a longer body is no command. */
+const BODY_BYTES_MAX = 64 * 1024;
+/** Listens for the CLI on a unix socket of mode 0600: whoever may write the data directory may ask. */
+export async function listenSocket(app: App, path: string): Promise<{ close(): Promise<void> }> {
+  rmSync(path, { force: true }); // We hold the lock: whatever is there was left by a process that is gone.
+  const server = http.createServer(async (request, response) => {
+    const answer = await handle(app, request);
+    response.writeHead(200, { 'content-type': 'application/json', connection: 'close' });
+    response.end(JSON.stringify(answer));
+  });
+  const at = reachable(path);
+  const mask = process.umask(0o177); // The socket is born private; chmod afterwards would leave a moment.
+  try {
+    await new Promise<void>((resolve, reject) => {
+      server.once('error', reject);
+      server.listen(at.path, resolve);
+    });
+  } finally {
+    process.umask(mask);
+  }
+  await chmod(path, 0o600);
+  return {
+    async close() {
+      server.closeIdleConnections();
+      await new Promise((resolve) => server.close(resolve));
+      at.free();
+      rmSync(path, { force: true });
+    },
+  };
+}
+
+async function handle(app: App, request: http.IncomingMessage): Promise<Answer> {
+  try {
+    const chunks: Buffer[] = [];
+    let length = 0;
+    for await (const chunk of request as AsyncIterable<Buffer>) {
+      length += chunk.length;
+      if (length > BODY_BYTES_MAX) throw new Refusal('payload_too_large');
+      chunks.push(chunk);
+    }
+    const { name, input } = JSON.parse(Buffer.concat(chunks).toString()) as { name: string; input: unknown };
+    return { value: await runCommand(app, name, input) };
+  } catch (error) {
+    if (error instanceof Refusal) return { refusal: { code: error.code, message: error.message } };
+    app.events.failed('operator', error);
+    return { refusal: { code: 'internal_error', message: 'Something went wrong on our side. The log of the server has it.' } };
+  }
+}

@@ -1,0 +1,49 @@
+import type { Reader } from '../db/handle.ts';
+import type { Events } from '../events.ts';
+import type { Health } from '../health.ts';
+import { findBreak } from '../ledger/head.ts';
+import { currentEpoch } from '../ledger/installation.ts';
+
+/** One slice takes about 5 ms, a pause ten times as long: requests do not feel it, a million entries take a minute. */
+const SLICE_COUNT = 1000;
+const PAUSE_MILLISECONDS = 50;
+
+/**
+ * Follows the whole chain once in the background, from the epoch's first entry; the start has checked the newest ones
+ * only. A break turns `readyz` red and stops service.
+ */
+export function watchChain(read: Reader, health: Health, events: Pick<Events, 'failed'>): { start(): void; stop(): void } {
+  let next = 0;
+  let timer: NodeJS.Timeout | undefined;
+  let stopped = false;
+
+  function slice() {
+    timer = undefined;
+    try {
+      const found = findBreak(read, next, SLICE_COUNT);
+      next = found.next;
+      if (found.fault) {
+        health.fault ??= found.fault;
+        events.failed('chain', new Error(found.fault));
+      } else if (!found.done) pause();
+    } catch (error) {
+      health.fault ??= `the journal cannot be read: ${(error as Error).message}`;
+      events.failed('chain', error);
+    }
+  }
+  function pause() {
+    if (stopped) return;
+    timer = setTimeout(slice, PAUSE_MILLISECONDS);
+    timer.unref();
+  }
+  return {
+    start() {
+      next = currentEpoch(read).afterSeq + 1;
+      pause();
+    },
+    stop() {
+      stopped = true;
+      clearTimeout(timer);
+    },
+  };
+}

@@ -1,0 +1,76 @@
+import { freezeWallet } from '../ledger/closing.ts';
+import { decide, nextStaleAnswer, pruneAnswers, type UncertainCursor, uncertainOperations } from '../ledger/operation.ts';
+import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
+import { windUp } from '../spend/close.ts';
+import type { Reaped, ReaperApp } from './reaper.ts';
+
+/** The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing hides no other. */
+
+/** `active` becomes `expired` when the time has come. Expiry is a predicate anyway: this only tidies. */
+export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (app.clock.expiryBlocked()) return;
+  const now = app.clock.now();
+  for (let cursor: DueCursor | undefined; ; ) {
+    const page = dueWallets(app.ledger.read, now, cursor);
+    const frozen = await Promise.allSettled(page.map(({ id }) => app.ledger.write((tx) => freezeWallet(tx, id, 'expired', now))));
+    for (const it of frozen) tally(app, reaped, it, 'expired');
+    cursor = page.at(-1);
+    if (page.length < LIST_COUNT_MAX) return;
+  }
+}
+
+/** Drives `closing` and `expired` wallets to `closed`. */
+export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
+  for (let after = ''; ; ) {
+    const page = endingWallets(app.ledger.read, after);
+    const wound = await Promise.allSettled(page.map(({ id }) => windUp(app, id)));
+    for (const it of wound) tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
+    after = page.at(-1)?.id ?? '';
+    if (page.length < LIST_COUNT_MAX) return;
+  }
+}
+
+/** Decides uncertain chats by their stated policy when its time has come; what this process is driving is left alone. */
+export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const { after_seconds: afterSeconds, policy } = app.config.router.uncertain;
+  const now = app.clock.now();
+  for (let cursor: UncertainCursor | undefined; ; ) {
+    const page = uncertainOperations(app.ledger.read, now - afterSeconds, cursor);
+    const due = page.filter((it) => it.kind === 'chat' && !app.running.drives(it.id));
+    const reason = `no answer after ${afterSeconds} s; policy ${policy}`;
+    const decided = await Promise.allSettled(due.map(({ id }) => app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, now))));
+    for (const it of decided) {
+      tally(app, reaped, it, 'resolved');
+      if (it.status === 'fulfilled' && it.value.moved) app.events.decided(it.value.operation);
+    }
+    cursor = page.at(-1);
+    if (page.length < LIST_COUNT_MAX) return;
+  }
+}
+
+/** Deletes stored answers whose 72 hours are over. */
+export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const now = app.clock.now();
+  for (;;) {
+    if ((nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY) > now) return;
+    reaped.pruned += await app.ledger.write((tx) => pruneAnswers(tx, now));
+  }
+}
+
+/** Unix seconds of the next thing that will be due. */
+export function nextDue(app: ReaperApp): number {
+  const [oldest] = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER);
+  return Math.min(
+    nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    oldest?.uncertainAt == null ? Number.POSITIVE_INFINITY : oldest.uncertainAt + app.config.router.uncertain.after_seconds,
+    nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+  );
+}
+
+function tally(app: ReaperApp, reaped: Reaped, result: PromiseSettledResult<unknown>, what: keyof Reaped): void {
+  if (result.status === 'fulfilled') reaped[what]++;
+  else {
+    reaped.failed++;
+    app.events.failed('reaper', result.reason);
+  }
+}

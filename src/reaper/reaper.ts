@@ -1,0 +1,94 @@
+import { touchKeys } from '../access/keys.ts';
+import type { CloseApp } from '../spend/close.ts';
+import { expireWallets, nextDue, pruneReplays, resolveUncertain, windUpWallets } from './chores.ts';
+
+export type ReaperApp = CloseApp & { keysUsed: Map<string, number> };
+
+/** Even with nothing due, the reaper looks at the clock this often: a wall clock may have moved. */
+const SLEEP_SECONDS_MAX = 60;
+/** A wallet that could not be closed is tried again after this long. */
+const AGAIN_SECONDS = 2;
+
+export type Reaped = { expired: number; closed: number; pending: number; resolved: number; pruned: number; failed: number };
+
+export type Reaper = {
+  start(): void;
+  /** Resolves when no pass runs any more. Safe before `start`, and twice. */
+  stop(): Promise<void>;
+  /** One pass over everything that is due. */
+  runOnce(): Promise<Reaped>;
+  /** Something is due at `at` (Unix seconds): be awake by then. */
+  wakeAt(at: number): void;
+};
+
+/** `runOnce` with a clock around it: it sleeps until the earliest deadline, or until somebody wakes it (design, section 9). */
+export function createReaper(app: ReaperApp): Reaper {
+  let timer: NodeJS.Timeout | undefined;
+  let timerAt = Number.POSITIVE_INFINITY;
+  let started = false;
+  let running: Promise<unknown> | undefined;
+  let wanted: number | undefined;
+
+  async function runOnce(): Promise<Reaped> {
+    const reaped: Reaped = { expired: 0, closed: 0, pending: 0, resolved: 0, pruned: 0, failed: 0 };
+    for (const chore of [expireWallets, windUpWallets, resolveUncertain, pruneReplays]) {
+      try {
+        await chore(app, reaped);
+      } catch (error) {
+        reaped.failed++;
+        app.events.failed('reaper', error, { chore: chore.name });
+      }
+    }
+    if (app.keysUsed.size) {
+      const used = new Map(app.keysUsed);
+      app.keysUsed.clear();
+      await app.ledger.write((tx) => touchKeys(tx, used));
+    }
+    return reaped;
+  }
+
+  function sleepUntil(at: number) {
+    if (!started || at >= timerAt) return;
+    clearTimeout(timer);
+    timerAt = at;
+    const seconds = Math.min(Math.max(at - app.clock.now(), 0), SLEEP_SECONDS_MAX);
+    timer = setTimeout(pass, seconds * 1000);
+    timer.unref();
+  }
+
+  function pass() {
+    timer = undefined;
+    timerAt = Number.POSITIVE_INFINITY;
+    wanted = undefined;
+    running = runOnce()
+      .catch((error) => app.events.failed('reaper', error))
+      .then((reaped) => {
+        running = undefined;
+        const now = app.clock.now();
+        const again = !reaped || reaped.pending || reaped.failed ? now + AGAIN_SECONDS : Number.POSITIVE_INFINITY;
+        // What was due and could not be done (a leaping clock) is not tried in a tight circle.
+        const due = Math.max(nextDue(app), now + 1);
+        sleepUntil(Math.min(again, due, wanted ?? Number.POSITIVE_INFINITY, now + SLEEP_SECONDS_MAX));
+      });
+  }
+
+  return {
+    runOnce,
+    start() {
+      if (started) return;
+      started = true;
+      sleepUntil(app.clock.now());
+    },
+    async stop() {
+      started = false;
+      clearTimeout(timer);
+      timer = undefined;
+      timerAt = Number.POSITIVE_INFINITY;
+      await running;
+    },
+    wakeAt(at) {
+      if (running) wanted = Math.min(wanted ?? at, at);
+      else sleepUntil(at);
+    },
+  };
+}

@@ -1,0 +1,57 @@
+import type { Events } from '../events.ts';
+import type { Operation, Outcome } from '../ledger/operation.ts';
+import { type Answered, type PaidRequest, type Quote, type RoadApp, spend } from '../spend/road.ts';
+import { type Bounded, bound, type ChatBody } from './bound.ts';
+import type { Catalogue, Model } from './catalogue.ts';
+import { affordableCompletion, priceOf, priceSnapshot, readUsage } from './price.ts';
+import type { Upstream } from './upstream.ts';
+
+export type RouterApp = RoadApp & { catalogue: Catalogue; upstreams: ReadonlyMap<string, Upstream> };
+export type ChatRequest = Omit<PaidRequest<never>, 'kind' | 'quote'> & { body: ChatBody };
+type Detail = { model: Model; bounded: Bounded };
+
+/**
+ * One metered chat completion: hold the bound, ask the upstream once, settle by its usage (design, section 8). Answers
+ * the upstream's body unchanged. Refusals: `model_not_found`, `unsupported_parameter`, and those of the road.
+ */
+export function chat(app: RouterApp, { body, ...request }: ChatRequest): Promise<Answered> {
+  return spend<Detail>(
+    app,
+    { ...request, kind: 'chat', quote: () => quote(app, body) },
+    async (operation, { detail: { model, bounded } }) => {
+      const upstream = app.upstreams.get(model.upstream);
+      if (!upstream) throw new Error(`no upstream ${model.upstream}`);
+      const reply = await upstream.chat(bounded.body, operation.id);
+      if (reply.kind !== 'answered') return reply;
+      return { kind: 'done', ...charge(app.events, operation, model, reply.json), answer: reply.body };
+    },
+  );
+}
+
+function quote(app: RouterApp, body: ChatBody): Quote<Detail> {
+  const model = app.catalogue.find(body.model);
+  const bounded = bound(model, body);
+  const { promptTokens, completionTokens, choices } = bounded;
+  return {
+    hold: priceOf(model.price, promptTokens, completionTokens),
+    price: priceSnapshot(model.price, bounded),
+    subject: model.id,
+    detail: { model, bounded },
+    advice(left) {
+      const fits = Math.floor(affordableCompletion(model.price, promptTokens, left) / choices);
+      const asked = `It asked for up to ${completionTokens / choices} output tokens`;
+      return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+    },
+  };
+}
+
+/** What the answer costs by its usage: never above the hold, and the whole hold when it does not say. */
+function charge(events: Events, operation: Operation, model: Model, answer: unknown): Pick<Outcome<never> & { kind: 'done' }, 'charge' | 'usage'> {
+  const usage = readUsage(answer);
+  if (!usage) return { charge: operation.hold, usage: null };
+  const counted = JSON.stringify({ prompt_tokens: usage.promptTokens, completion_tokens: usage.completionTokens });
+  const cost = priceOf(model.price, usage.promptTokens, usage.completionTokens);
+  if (cost <= operation.hold) return { charge: cost, usage: counted };
+  events.boundExceeded(operation, counted);
+  return { charge: operation.hold, usage: counted };
+}

@@ -1,0 +1,90 @@
+import type { Server } from 'node:http';
+import { createAdaptorServer } from '@hono/node-server';
+import { type App, type AppOptions, openApp } from './app.ts';
+import { type Address, type Config, type Secrets, urlOf } from './config.ts';
+import { files } from './data-directory.ts';
+import { createDoor } from './http/app.ts';
+import { listenSocket } from './operator/socket.ts';
+
+/** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
+const HEADERS_MILLISECONDS = 20_000;
+const REQUEST_MILLISECONDS = 120_000;
+
+export type Served = App & {
+  /** Where the door really listens. */
+  address: Address;
+};
+
+/**
+ * Opens the App and everything that listens: the door, the socket of the operator, the metrics. Disposing it closes the
+ * listeners first: no new connections, what was accepted is answered (at most `drain_seconds`), then the App closes.
+ */
+export async function serve(config: Config, secrets: Secrets, options: AppOptions): Promise<Served> {
+  await using opening = new AsyncDisposableStack();
+  const app = opening.use(await openApp(config, secrets, options));
+
+  const door = createAdaptorServer({
+    fetch: createDoor(app).fetch,
+    serverOptions: { headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS },
+  }) as Server;
+  const address = await listen(door, config.listen);
+  opening.defer(() => closeServer(door, app));
+  if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
+
+  const socket = await listenSocket(app, files(config.dataDirectory).socket);
+  opening.defer(() => socket.close());
+  if (config.metrics) {
+    const metrics = await openMetrics(app);
+    await listen(metrics, config.metrics.listen);
+    opening.defer(async () => {
+      metrics.closeAllConnections();
+      metrics.close();
+    });
+  }
+  if (!app.health.fault) {
+    app.reaper.start();
+    app.chain.start();
+  }
+  options.log.info(
+    { event: 'serving', listen: urlOf(address), public_url: app.baseUrl, data: config.dataDirectory, ready: !app.health.fault },
+    'serving',
+  );
+  const opened = opening.move();
+  return Object.assign(app, { address, [Symbol.asyncDispose]: () => opened.disposeAsync() });
+}
+
+async function listen(server: Server, at: Address): Promise<Address> {
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', (error: NodeJS.ErrnoException) =>
+      reject(error.code === 'EADDRINUSE' ? new Error(`${at.host}:${at.port} is in use by another program. Set PURSER_LISTEN or \`listen\`.`) : error),
+    );
+    server.listen(at.port, at.host, resolve);
+  });
+  const bound = server.address() as { port: number };
+  return { host: at.host, port: bound.port };
+}
+
+/** Stops accepting, lets what was accepted be answered, then closes what is left. */
+async function closeServer(server: Server, app: App): Promise<void> {
+  const closed = new Promise((resolve) => server.close(resolve));
+  server.closeIdleConnections();
+  await app.drain();
+  // Every paid request has its answer now, or its 503; this hands the event loop back so that it is written.
+  const over = Promise.withResolvers<void>();
+  const timer = setTimeout(over.resolve, 1000);
+  const idle = setInterval(() => server.closeIdleConnections(), 20);
+  await Promise.race([closed, over.promise]);
+  clearTimeout(timer);
+  clearInterval(idle);
+  server.closeAllConnections();
+  await closed;
+}
+
+async function openMetrics(app: App): Promise<Server> {
+  const { createServer } = await import('node:http');
+  return createServer(async (request, response) => {
+    if (request.url !== '/metrics') return response.writeHead(404).end();
+    response.writeHead(200, { 'content-type': app.events.registry.contentType });
+    response.end(await app.events.registry.metrics());
+  });
+}

@@ -1,0 +1,38 @@
+import { type Keyring, walletCredential, walletToken } from '../access/keyring.ts';
+import type { Clock } from '../clock.ts';
+import type { Events } from '../events.ts';
+import { newId } from '../id.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { findWalletByKey, openWallet, refuseInactive, type Wallet, type WalletOrder } from '../ledger/wallet.ts';
+import { Refusal } from '../refusal.ts';
+
+export type OpenApp = {
+  ledger: Ledger;
+  clock: Clock;
+  events: Events;
+  keyring: Keyring;
+  /** Tells the reaper of a deadline, in Unix seconds. */
+  wakeAt: (at: number) => void;
+};
+export type OpenRequest = Omit<WalletOrder, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>;
+
+/**
+ * Opens a wallet with its credential. The same key and body answer the same wallet; once that is no longer active, its
+ * dead credential is not handed out (`wallet_closed`, `wallet_expired`). Other refusals are those of `openWallet`.
+ */
+export async function open(app: OpenApp, request: OpenRequest): Promise<{ wallet: Wallet; token: string; isNew: boolean }> {
+  const blocked = app.clock.holdsBlocked();
+  if (blocked && !findWalletByKey(app.ledger.read, request.accountId, request.idempotencyKey))
+    throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
+  const id = newId('wal');
+  const { row, token: fresh } = walletCredential(app.keyring, id);
+  const now = app.clock.now();
+  const { wallet, isNew } = await app.ledger.write((tx) => openWallet(tx, { ...request, id, ...row }, now));
+  if (isNew) {
+    app.events.walletOpened(wallet);
+    if (wallet.expiresAt !== null) app.wakeAt(wallet.expiresAt);
+    return { wallet, token: fresh, isNew };
+  }
+  refuseInactive(wallet, app.clock.now());
+  return { wallet, token: walletToken(app.keyring, wallet), isNew };
+}

@@ -1,0 +1,30 @@
+import type { Clock } from '../clock.ts';
+import type { Events } from '../events.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { findOperation, reservedOperations, settle } from '../ledger/operation.ts';
+
+/**
+ * Walks the road again after a crash: an operation that is `reserved` when nobody drives it was in flight when the
+ * process died. Its attempt is known to have started and nobody knows how it ended, so it becomes `uncertain`, keeps its
+ * hold, and waits for its policy. Runs at the start, before the first request. Returns how many it found.
+ */
+export async function recover(app: { ledger: Ledger; clock: Clock; events: Events }): Promise<number> {
+  let found = 0;
+  for (let after = ''; ; ) {
+    const page = reservedOperations(app.ledger.read, after);
+    const now = app.clock.now();
+    await Promise.all(
+      page.map(({ id }) =>
+        app.ledger.write((tx) => settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now)),
+      ),
+    );
+    for (const { id } of page) {
+      const operation = findOperation(app.ledger.read, id);
+      if (operation) app.events.uncertain(operation);
+    }
+    found += page.length;
+    const last = page.at(-1);
+    if (!last) return found;
+    after = last.id;
+  }
+}

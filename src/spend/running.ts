@@ -1,0 +1,94 @@
+import type { Refusal } from '../refusal.ts';
+
+type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
+
+/** One attempt that this process is driving. */
+export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
+  /** The first attempt's answer, its refusal included; after `seconds` the refusal that `late` makes. */
+  join(seconds: number, late: () => Refusal): Promise<Buffer>;
+};
+
+/**
+ * The attempts that this process is driving: by key, so that a second request joins the first, and by operation, because
+ * what is being driven is never resolved by anybody else (design, section 6).
+ */
+export type Running = {
+  find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
+  /** Registers the attempt before its first await, and forgets it when it has ended. */
+  drive(key: Key, run: (started: (operationId: string) => void) => Promise<Buffer>): Promise<Buffer>;
+  drives(operationId: string): boolean;
+  /** Resolves when no attempt of this wallet runs any more, or after `seconds`. */
+  quiet(walletId: string, seconds: number): Promise<void>;
+  /** Answers everybody who waits with `refusal`; the attempts themselves go on. */
+  cutOff(refusal: () => Refusal): void;
+  /** Resolves when nothing runs. */
+  drained(): Promise<void>;
+  count(): number;
+};
+
+export function createRunning(): Running {
+  type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
+  const byKey = new Map<string, Entry>();
+  const operationIds = new Set<string>();
+  const nameOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
+
+  return {
+    find: (walletId, route, key) => byKey.get(nameOf(walletId, route, key)),
+    drives: (operationId) => operationIds.has(operationId),
+    count: () => byKey.size,
+
+    drive(key, run) {
+      const name = nameOf(key.walletId, key.route, key.idempotencyKey);
+      const answer = Promise.withResolvers<Buffer>();
+      const end = Promise.withResolvers<void>();
+      answer.promise.catch(() => {}); // Whoever asked hears of it; without anybody left it is nobody's error.
+      byKey.set(name, {
+        walletId: key.walletId,
+        fingerprint: key.fingerprint,
+        ended: end.promise,
+        cut: answer.reject,
+        join: (seconds, late) => within(answer.promise, seconds, late),
+      });
+      let operationId: string | undefined;
+      const started = (id: string) => {
+        operationId = id;
+        operationIds.add(id);
+      };
+      run(started)
+        .then(answer.resolve, answer.reject)
+        .finally(() => {
+          byKey.delete(name);
+          if (operationId) operationIds.delete(operationId);
+          end.resolve();
+        });
+      return answer.promise;
+    },
+
+    async quiet(walletId, seconds) {
+      const ends = [...byKey.values()].filter((it) => it.walletId === walletId).map((it) => it.ended);
+      if (!ends.length) return;
+      const over = Promise.withResolvers<void>();
+      const timer = setTimeout(over.resolve, seconds * 1000);
+      await Promise.race([Promise.all(ends), over.promise]);
+      clearTimeout(timer);
+    },
+
+    cutOff(refusal) {
+      for (const entry of byKey.values()) entry.cut(refusal());
+    },
+
+    async drained() {
+      await Promise.all([...byKey.values()].map((it) => it.ended));
+    },
+  };
+}
+
+async function within<T>(promise: Promise<T>, seconds: number, late: () => Refusal): Promise<T> {
+  const over = Promise.withResolvers<never>();
+  const timer = setTimeout(() => over.reject(late()), seconds * 1000);
+  try {
+    return await Promise.race([promise, over.promise]);
+  } finally {
+    clearTimeout(timer);
+  }
+}

@@ -1,0 +1,49 @@
+import * as v from 'valibot';
+import { OPERATION_KINDS, WALLET_STATUSES } from '../db/schema.ts';
+import type { Operation } from '../ledger/operation.ts';
+import type { Wallet } from '../ledger/wallet.ts';
+import { formatUsd } from '../money.ts';
+import { Time, Usd } from './parts.ts';
+import { walletRecord } from './wallet.ts';
+
+/** Budget (design, section 3). */
+export const Budget = v.object({
+  wallet_id: v.string(),
+  status: v.picklist(WALLET_STATUSES),
+  budget_usd: Usd,
+  used_usd: Usd,
+  held_usd: Usd,
+  available_usd: Usd,
+  expires_at: v.nullable(Time),
+  holds: v.array(
+    v.object({
+      id: v.string(),
+      kind: v.picklist(OPERATION_KINDS),
+      amount_usd: Usd,
+      state: v.picklist(['reserved', 'uncertain']),
+      resource_id: v.nullable(v.string()),
+      created_at: Time,
+    }),
+  ),
+});
+
+export function budget(wallet: Wallet, open: readonly Operation[], now: number): v.InferOutput<typeof Budget> {
+  const { id, status, budget_usd, used_usd, held_usd, available_usd, expires_at } = walletRecord(wallet, now);
+  return {
+    wallet_id: id,
+    status,
+    budget_usd,
+    used_usd,
+    held_usd,
+    available_usd,
+    expires_at,
+    holds: open.map((operation) => ({
+      id: operation.id,
+      kind: operation.kind,
+      amount_usd: formatUsd(operation.hold),
+      state: operation.state === 'uncertain' ? 'uncertain' : 'reserved',
+      resource_id: null,
+      created_at: operation.createdAt,
+    })),
+  };
+}

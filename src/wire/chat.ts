@@ -1,0 +1,25 @@
+import * as v from 'valibot';
+import { wholeNumber } from './parts.ts';
+
+/**
+ * Body of POST /v1/chat/completions (interface, section 4). Other members are looked at after the model is known: what
+ * is not on the priced allow-list is `unsupported_parameter`.
+ */
+export const ChatBody = v.looseObject({
+  model: v.pipe(v.string('must be a string'), v.minLength(1, 'must not be empty')),
+  messages: v.pipe(
+    v.array(v.record(v.string(), v.unknown(), 'must be an object'), 'must be an array of objects'),
+    v.minLength(1, 'must have at least one message'),
+  ),
+  max_tokens: v.optional(wholeNumber(1, Number.MAX_SAFE_INTEGER)),
+  stream: v.optional(v.literal(false, 'must be false or left out')),
+});
+
+/** The upstream's answer, unchanged. */
+export const ChatCompletion = v.looseObject({
+  id: v.optional(v.string()),
+  object: v.optional(v.string()),
+  model: v.optional(v.string()),
+  choices: v.optional(v.array(v.looseObject({}))),
+  usage: v.optional(v.looseObject({ prompt_tokens: v.number(), completion_tokens: v.number() })),
+});

@@ -1,0 +1,123 @@
+import * as v from 'valibot';
+import { Id, Time, text, Usd, wholeNumber } from './parts.ts';
+
+/** The three slots of the interface. */
+export const PROVIDERS = ['provider_one', 'provider_two', 'provider_three'] as const;
+
+const maxSeconds = wholeNumber(60, 30 * 86_400);
+const POSITIVE = 'must be a number above 0 with at most two decimals';
+const positive = v.pipe(
+  v.number(POSITIVE),
+  v.gtValue(0, POSITIVE),
+  v.maxValue(1_000_000, POSITIVE),
+  v.check((it) => Number.isInteger(Math.round(it * 100)) && Math.abs(it * 100 - Math.round(it * 100)) < 1e-6, POSITIVE),
+);
+
+/** Compute request (interface, section 2; the members of spec: design, section 7). */
+export const ComputeRequest = v.variant(
+  'provider',
+  [
+    v.strictObject({
+      provider: v.literal('provider_one'),
+      spec: v.pipe(
+        v.strictObject({
+          gpu: v.optional(v.nullable(text(1, 100))),
+          gpus: v.optional(wholeNumber(0, 64)),
+          cpus: positive,
+          memory_gib: positive,
+          max_seconds: maxSeconds,
+        }),
+        v.check(
+          ({ gpu, gpus }) => (gpus ?? 0) === 0 ? gpu == null : gpu != null,
+          'gpus must be 0 exactly when gpu is null; both may be left out together',
+        ),
+      ),
+    }),
+    v.strictObject({ provider: v.literal('provider_two'), spec: v.strictObject({ chip: text(1, 100), max_seconds: maxSeconds }) }),
+    v.strictObject({
+      provider: v.literal('provider_three'),
+      spec: v.strictObject({ offer_id: text(1, 100), disk_gb: wholeNumber(1, 1_000_000), max_seconds: maxSeconds }),
+    }),
+  ],
+  'must be provider_one, provider_two or provider_three',
+);
+
+export const ResourceId = v.object({ id: Id });
+export const ExtendRequest = v.strictObject({ id: Id, additional_seconds: wholeNumber(1, 86_400) });
+export const ExecRequest = v.object({
+  id: Id,
+  command: v.pipe(
+    text(1, 65_536),
+    v.check((command) => !command.includes('\0'), 'must not contain NUL'),
+  ),
+  timeout: v.optional(wholeNumber(1, 3600), 300),
+});
+export const UploadRequest = v.object({
+  id: Id,
+  path: text(1, 4096),
+  content_base64: v.pipe(v.string('must be a string'), v.base64('must be base64')),
+});
+
+/** Resource summary (design, section 3): the Compute resource of the interface and what lists add to it. */
+export const ResourceSummary = v.object({
+  id: v.string(),
+  provider_id: v.nullable(v.string()),
+  provider: v.picklist(PROVIDERS),
+  status: v.picklist(['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown']),
+  billing_state: v.picklist(['reserved', 'uncertain', 'settled']),
+  billing_policy: v.literal('prepaid_time'),
+  charged_usd: Usd,
+  reserved_usd: Usd,
+  expires_at: Time,
+  purchased_seconds: v.pipe(v.number(), v.integer()),
+  price_hourly_usd: Usd,
+  supports_extension: v.boolean(),
+  wallet_id: v.string(),
+  spec: v.record(v.string(), v.unknown()),
+  created_at: Time,
+  ready_at: v.nullable(Time),
+  ended_at: v.nullable(Time),
+  end_reason: v.nullable(v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed'])),
+});
+export const ResourceList = v.object({ resources: v.array(ResourceSummary) });
+export const ResourcePage = v.object({ resources: v.array(ResourceSummary), next_cursor: v.string() });
+
+export const Offers = v.object({
+  offers: v.array(
+    v.object({
+      provider: v.picklist(PROVIDERS),
+      offer_id: v.nullable(v.string()),
+      description: v.string(),
+      spec: v.record(v.string(), v.unknown()),
+      price_hourly_usd: Usd,
+      min_seconds: v.pipe(v.number(), v.integer()),
+      max_seconds: v.pipe(v.number(), v.integer()),
+      supports_extension: v.boolean(),
+      available: v.boolean(),
+    }),
+  ),
+  as_of: Time,
+});
+
+const count = v.pipe(v.number(), v.integer());
+export const ExecResult = v.object({
+  id: v.string(),
+  exit_code: v.number(),
+  stdout: v.string(),
+  stderr: v.string(),
+  stdout_truncated: v.boolean(),
+  stderr_truncated: v.boolean(),
+  timed_out: v.boolean(),
+  duration_ms: count,
+});
+export const UploadResult = v.object({ id: v.string(), path: v.string(), bytes: count, sha256: v.string() });
+export const SshAccess = v.object({
+  id: v.string(),
+  host: v.string(),
+  port: count,
+  username: v.string(),
+  private_key: v.string(),
+  host_key: v.string(),
+  command: v.string(),
+  expires_at: Time,
+});

@@ -1,0 +1,66 @@
+import * as v from 'valibot';
+import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/schema.ts';
+import type { Operation } from '../ledger/operation.ts';
+import type { Step } from '../ledger/timeline.ts';
+import { formatUsd } from '../money.ts';
+import { Time, Usd } from './parts.ts';
+
+/** An operation as the operator sees it. */
+export const OperationRecord = v.object({
+  id: v.string(),
+  wallet_id: v.string(),
+  kind: v.picklist(OPERATION_KINDS),
+  subject: v.string(),
+  state: v.picklist(OPERATION_STATES),
+  outcome: v.nullable(v.picklist(OPERATION_OUTCOMES)),
+  settled_by: v.nullable(v.picklist(SETTLED_BY)),
+  hold_usd: Usd,
+  charge_usd: v.nullable(Usd),
+  price: v.record(v.string(), v.unknown()),
+  usage: v.nullable(v.record(v.string(), v.unknown())),
+  reason: v.nullable(v.string()),
+  idempotency_key: v.string(),
+  request_id: v.string(),
+  created_at: Time,
+  uncertain_at: v.nullable(Time),
+  settled_at: v.nullable(Time),
+});
+
+export function operationRecord(operation: Operation): v.InferOutput<typeof OperationRecord> {
+  return {
+    id: operation.id,
+    wallet_id: operation.walletId,
+    kind: operation.kind,
+    subject: operation.subject,
+    state: operation.state,
+    outcome: operation.outcome,
+    settled_by: operation.settledBy,
+    hold_usd: formatUsd(operation.hold),
+    charge_usd: operation.charge === null ? null : formatUsd(operation.charge),
+    price: JSON.parse(operation.price),
+    usage: operation.usage === null ? null : JSON.parse(operation.usage),
+    reason: operation.reason,
+    idempotency_key: operation.idempotencyKey,
+    request_id: operation.requestId,
+    created_at: operation.createdAt,
+    uncertain_at: operation.uncertainAt,
+    settled_at: operation.settledAt,
+  };
+}
+
+/** One line of a wallet's timeline, as the operator sees it. */
+export function timelineStep(step: Step) {
+  return {
+    seq: step.seq,
+    at: step.at,
+    what: step.what,
+    amount_usd: formatUsd(step.amount),
+    available_usd: formatUsd(step.available),
+    operation_id: step.operationId,
+    request_id: step.requestId,
+    subject: step.subject,
+    usage: step.usage === null ? null : (JSON.parse(step.usage) as Record<string, number>),
+    settled_by: step.settledBy,
+    reason: step.reason,
+  };
+}
