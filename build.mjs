@@ -1,7 +1,18 @@
 // Makes dist/purser: one executable file with the code, the SQLite addon and the migrations inside.
 // `node build.mjs --missing` builds only when dist/purser is missing or older than what it is made of.
 import { execFileSync } from 'node:child_process';
-import { chmodSync, copyFileSync, existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { build } from 'esbuild';
 
@@ -26,7 +37,9 @@ function runtime() {
   const name = `node-${process.platform}-${process.arch}`;
   const pinned = join('node_modules', name, 'bin', 'node');
   if (optionalDependencies[name] && existsSync(pinned)) return pinned;
-  console.error(`No pinned runtime for ${process.platform}-${process.arch}: using ${process.execPath} ${process.version}.`);
+  console.error(
+    `No pinned runtime for ${process.platform}-${process.arch}: using ${process.execPath} ${process.version}.`,
+  );
   return process.execPath;
 }
 
@@ -56,7 +69,9 @@ async function make() {
     banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
     logLevel: 'warning',
   });
-  const names = readdirSync('migrations').filter((name) => name.endsWith('.sql')).sort();
+  const names = readdirSync('migrations')
+    .filter((name) => name.endsWith('.sql'))
+    .sort();
   const migrations = names.map((name) => ({ name, sql: readFileSync(join('migrations', name), 'utf8') }));
   writeFileSync(at('migrations.json'), JSON.stringify(migrations));
   writeFileSync(
@@ -75,8 +90,17 @@ async function make() {
     }),
   );
   strippedRuntime(at('runtime'));
-  execFileSync(process.execPath, ['--experimental-sea-config', at('sea.json')], { stdio: ['ignore', 'ignore', 'inherit'] });
-  const postject = ['node_modules/postject/dist/cli.js', at('runtime'), 'NODE_SEA_BLOB', at('purser.blob'), '--sentinel-fuse', SENTINEL_FUSE];
+  execFileSync(process.execPath, ['--experimental-sea-config', at('sea.json')], {
+    stdio: ['ignore', 'ignore', 'inherit'],
+  });
+  const postject = [
+    'node_modules/postject/dist/cli.js',
+    at('runtime'),
+    'NODE_SEA_BLOB',
+    at('purser.blob'),
+    '--sentinel-fuse',
+    SENTINEL_FUSE,
+  ];
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // It warns about section names; they are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Whole or not at all: a running executable is never written into.
   for (const name of ['purser.blob', 'sea.json', 'migrations.json']) rmSync(at(name));

@@ -1,1 +1,25 @@
-export function demoCommand(_: unknown): void {}
+import type { Command } from 'commander';
+import { createLog } from '../src/log.ts';
+import { example, type Globals } from './house.ts';
+import { print } from './report.ts';
+import { stopAtOnce, untilSignal } from './serve.ts';
+
+export function demoCommand(program: Command): void {
+  program
+    .command('demo')
+    .description('the whole life of a wallet against embedded parts, step by step; then keep serving')
+    .option('--once', 'end after the last step; the exit code says whether every figure was right')
+    .addHelpText('after', example('purser demo --once'))
+    .action(async (options: { once?: boolean }, command: Command) => {
+      const { json } = command.optsWithGlobals<Globals>();
+      const { runDemo } = await import('../src/demo/demo.ts');
+      const wrong = await runDemo({
+        log: createLog('warn'),
+        print: json ? () => {} : print,
+        keepServing: options.once ? undefined : () => untilSignal(async () => {}),
+        fatal: stopAtOnce,
+      });
+      if (json) print(JSON.stringify({ ok: wrong === 0, wrong }));
+      process.exitCode = wrong ? 1 : 0;
+    });
+}

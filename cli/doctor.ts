@@ -1,1 +1,21 @@
-export function doctorCommand(_: unknown): void {}
+import type { Command } from 'commander';
+import { example, type Globals, readHouse } from './house.ts';
+import { print } from './report.ts';
+
+export function doctorCommand(program: Command): void {
+  program
+    .command('doctor')
+    .description('what is wrong with this installation, and what to do about it')
+    .addHelpText('after', example('purser doctor'))
+    .action(async (_, command: Command) => {
+      const { examine } = await import('../src/doctor.ts');
+      const checks = await readHouse(command).then(
+        ({ config, secrets }) => examine(config, secrets),
+        (fault: Error) => [{ name: 'configuration', ok: false, detail: fault.message }],
+      );
+      const ok = checks.every((check) => check.ok);
+      if (command.optsWithGlobals<Globals>().json) print(JSON.stringify({ ok, checks }));
+      else for (const check of checks) print(`${check.ok ? 'ok  ' : 'BAD '} ${check.name}: ${check.detail}`);
+      process.exitCode = ok ? 0 : 1;
+    });
+}

@@ -31,13 +31,14 @@ export async function askAndPrint<N extends CommandName>(
   show: (value: CommandOutput<N>) => string,
 ): Promise<void> {
   const house = await readHouse(command);
-  const { ask } = await import('../src/operator/keeper.ts');
+  const { ask } = await import('./keeper.ts');
   const value = await ask(house, name, input);
   print(house.globals.json ? JSON.stringify(value) : show(value));
 }
 
 export const showRecord = (record: Record<string, unknown>) => lines(withTimes(record));
-export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) => table(rows.map(withTimes), columns);
+export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) =>
+  table(rows.map(withTimes), columns);
 
 /** An argument that has to be a whole number. */
 export function whole(value: string): number {

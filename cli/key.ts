@@ -11,7 +11,9 @@ export function keyCommands(program: Command): void {
     .requiredOption('--account <id>', 'whose key it is')
     .requiredOption('--name <name>', 'a name to tell keys apart')
     .addHelpText('after', example('purser key create --account acct_01k9… --name ci'))
-    .action((options: { account: string; name: string }, command: Command) => askAndPrint(command, 'key.create', options, showRecord));
+    .action((options: { account: string; name: string }, command: Command) =>
+      askAndPrint(command, 'key.create', options, showRecord),
+    );
   group
     .command('list')
     .description('list the latest 100 keys of an account, never their secrets')

@@ -29,8 +29,10 @@ export function ledgerCommands(program: Command): void {
         if (gap && !verdict.problems.includes(gap)) verdict.problems.push(gap);
         verdict.ok = verdict.problems.length === 0;
         if (globals.json) print(JSON.stringify(verdict));
-        else if (verdict.ok) say(`${verdict.entries} entries, every balance agrees. Head: ${verdict.head.seq} ${verdict.head.hash}`);
-        else say([`${verdict.problems.length} problems in ${verdict.entries} entries:`, ...verdict.problems].join('\n  '));
+        else if (verdict.ok)
+          say(`${verdict.entries} entries, every balance agrees. Head: ${verdict.head.seq} ${verdict.head.hash}`);
+        else
+          say([`${verdict.problems.length} problems in ${verdict.entries} entries:`, ...verdict.problems].join('\n  '));
         process.exitCode = verdict.ok ? 0 : 1;
       } finally {
         database.client.close();

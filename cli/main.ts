@@ -33,7 +33,9 @@ async function main(): Promise<void> {
   process.umask(0o077); // Whatever is created is its owner's alone.
   const [major] = process.versions.node.split('.');
   if (Number(major) < 24) {
-    console.error(`Purser needs Node 24; this is ${process.versions.node}. Use \`npm start\` or node_modules/.bin/node.`);
+    console.error(
+      `Purser needs Node 24; this is ${process.versions.node}. Use \`npm start\` or node_modules/.bin/node.`,
+    );
     process.exitCode = 1;
     return;
   }

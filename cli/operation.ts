@@ -10,7 +10,19 @@ export function operationCommands(program: Command): void {
     .addHelpText('after', example('purser operation list --uncertain'))
     .action((options: { uncertain?: boolean }, command: Command) =>
       askAndPrint(command, 'operation.list', options, ({ operations }) =>
-        showTable(operations, 'id', 'wallet_id', 'kind', 'subject', 'state', 'outcome', 'hold_usd', 'charge_usd', 'created_at', 'reason'),
+        showTable(
+          operations,
+          'id',
+          'wallet_id',
+          'kind',
+          'subject',
+          'state',
+          'outcome',
+          'hold_usd',
+          'charge_usd',
+          'created_at',
+          'reason',
+        ),
       ),
     );
   group
@@ -26,9 +38,13 @@ export function operationCommands(program: Command): void {
     .option('--charge', 'charge its whole hold')
     .option('--release', 'give its whole hold back')
     .requiredOption('--reason <text>', 'kept on the operation')
-    .addHelpText('after', example('purser operation resolve op_01k9… --release --reason "the model server never got it"'))
+    .addHelpText(
+      'after',
+      example('purser operation resolve op_01k9… --release --reason "the model server never got it"'),
+    )
     .action((id: string, options: { charge?: boolean; release?: boolean; reason: string }, command: Command) => {
-      if (Boolean(options.charge) === Boolean(options.release)) command.error('error: give either --charge or --release');
+      if (Boolean(options.charge) === Boolean(options.release))
+        command.error('error: give either --charge or --release');
       const decision = options.charge ? 'charge' : 'release';
       return askAndPrint(command, 'operation.resolve', { id, decision, reason: options.reason }, showRecord);
     });

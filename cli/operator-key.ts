@@ -18,7 +18,9 @@ export function operatorKeyCommands(program: Command): void {
     .command('list')
     .description('list operator keys, never their secrets')
     .addHelpText('after', example('purser operator-key list --json'))
-    .action((_, command: Command) => askAndPrint(command, 'operator-key.list', {}, ({ keys }) => showTable(keys, ...COLUMNS)));
+    .action((_, command: Command) =>
+      askAndPrint(command, 'operator-key.list', {}, ({ keys }) => showTable(keys, ...COLUMNS)),
+    );
   group
     .command('revoke')
     .argument('<id>')

@@ -43,7 +43,14 @@ export function table(rows: readonly Record<string, unknown>[], columns: readonl
   const cells = rows.map((row) => columns.map((name) => text(row[name])));
   const heading = columns.map((name) => name.toUpperCase().replaceAll('_', ' '));
   const widths = heading.map((title, i) => Math.max(title.length, ...cells.map((row) => (row[i] as string).length)));
-  return [heading, ...cells].map((row) => row.map((it, i) => it.padEnd(widths[i] as number)).join('  ').trimEnd()).join('\n');
+  return [heading, ...cells]
+    .map((row) =>
+      row
+        .map((it, i) => it.padEnd(widths[i] as number))
+        .join('  ')
+        .trimEnd(),
+    )
+    .join('\n');
 }
 
 /** A record as lines of `name  value`; members of members are named with a dot. */
@@ -51,7 +58,8 @@ export function lines(record: Record<string, unknown>, prefix = ''): string {
   const flat: [string, string][] = [];
   const walk = (value: Record<string, unknown>, name: string) => {
     for (const [key, it] of Object.entries(value))
-      if (typeof it === 'object' && it !== null && !Array.isArray(it)) walk(it as Record<string, unknown>, `${name}${key}.`);
+      if (typeof it === 'object' && it !== null && !Array.isArray(it))
+        walk(it as Record<string, unknown>, `${name}${key}.`);
       else flat.push([`${name}${key}`, text(it)]);
   };
   walk(record, prefix);
@@ -73,6 +81,9 @@ export function when(at: number | null | undefined): string {
 /** Every member whose name ends in `_at`, for people. */
 export function withTimes<T extends Record<string, unknown>>(record: T): Record<string, unknown> {
   return Object.fromEntries(
-    Object.entries(record).map(([name, value]) => [name, /(^|_)at$/.test(name) && typeof value === 'number' ? when(value) : value]),
+    Object.entries(record).map(([name, value]) => [
+      name,
+      /(^|_)at$/.test(name) && typeof value === 'number' ? when(value) : value,
+    ]),
   );
 }

@@ -1,5 +1,5 @@
-import type { Command } from 'commander';
 import { existsSync } from 'node:fs';
+import type { Command } from 'commander';
 import { files } from '../src/data-directory.ts';
 import { createLog } from '../src/log.ts';
 import { example, readHouse, secretsOf } from './house.ts';
@@ -15,7 +15,8 @@ export function serveCommand(program: Command): void {
       const { config, secrets } = await readHouse(command);
       const { serve } = await import('../src/serve.ts');
       const log = createLog(config.logLevel, secretsOf(secrets));
-      if (!existsSync(files(config.dataDirectory).database)) say(`Creating a new installation in ${config.dataDirectory}.`);
+      if (!existsSync(files(config.dataDirectory).database))
+        say(`Creating a new installation in ${config.dataDirectory}.`);
       const served = await serve(config, secrets, {
         log,
         who: 'purser serve',
@@ -43,6 +44,12 @@ export async function untilSignal(close: () => Promise<void>): Promise<void> {
  * would write: the process ends here, and recovery and the idempotency keys decide (design, section 6).
  */
 export function stopAtOnce(error: unknown): never {
-  say(JSON.stringify({ level: 60, event: 'commit.failed', message: `a commit failed, stopping: ${(error as Error).message}` }));
+  say(
+    JSON.stringify({
+      level: 60,
+      event: 'commit.failed',
+      message: `a commit failed, stopping: ${(error as Error).message}`,
+    }),
+  );
   process.exit(1);
 }

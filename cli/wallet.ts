@@ -15,11 +15,21 @@ export function walletCommands(program: Command): void {
     .requiredOption('--budget-cents <n>', 'US cents, 100 to 1000000', whole)
     .option('--expires-in-seconds <n>', '60 to 2592000, or 0 for never (default 86400)', whole)
     .addHelpText('after', example('purser wallet create --account acct_01k9… --name agent-7 --budget-cents 500'))
-    .action((options: { account: string; name: string; budgetCents: number; expiresInSeconds?: number }, command: Command) => {
-      const { account, name, budgetCents, expiresInSeconds } = options;
-      const expiry = expiresInSeconds === undefined ? {} : { expires_in_seconds: expiresInSeconds };
-      return askAndPrint(command, 'wallet.create', { account, name, budget_cents: budgetCents, ...expiry }, showRecord);
-    });
+    .action(
+      (
+        options: { account: string; name: string; budgetCents: number; expiresInSeconds?: number },
+        command: Command,
+      ) => {
+        const { account, name, budgetCents, expiresInSeconds } = options;
+        const expiry = expiresInSeconds === undefined ? {} : { expires_in_seconds: expiresInSeconds };
+        return askAndPrint(
+          command,
+          'wallet.create',
+          { account, name, budget_cents: budgetCents, ...expiry },
+          showRecord,
+        );
+      },
+    );
   group
     .command('list')
     .description('list the latest 100 wallets of all accounts')
@@ -55,12 +65,35 @@ export function walletCommands(program: Command): void {
     .addHelpText('after', example('purser wallet timeline wal_01k9…'))
     .action((id: string, _, command: Command) =>
       askAndPrint(command, 'wallet.timeline', { id }, ({ wallet, steps, open }) => {
-        const rows = steps.map((it) => ({ ...it, usage: it.usage && Object.entries(it.usage).map(([name, n]) => `${name}=${n}`).join(' ') }));
-        const columns = ['seq', 'at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage', 'settled_by', 'request_id', 'reason'];
+        const rows = steps.map((it) => ({
+          ...it,
+          usage:
+            it.usage &&
+            Object.entries(it.usage)
+              .map(([name, n]) => `${name}=${n}`)
+              .join(' '),
+        }));
+        const columns = [
+          'seq',
+          'at',
+          'what',
+          'amount_usd',
+          'available_usd',
+          'subject',
+          'usage',
+          'settled_by',
+          'request_id',
+          'reason',
+        ];
         return [
           `${wallet.id} ${JSON.stringify(wallet.name)}: ${wallet.status}, budget ${wallet.budget_usd}, used ${wallet.used_usd}, held ${wallet.held_usd}, available ${wallet.available_usd} USD`,
           showTable(rows, ...columns),
-          ...(open.length ? ['Not resolved yet:', showTable(open, 'id', 'state', 'hold_usd', 'subject', 'created_at', 'request_id', 'reason')] : []),
+          ...(open.length
+            ? [
+                'Not resolved yet:',
+                showTable(open, 'id', 'state', 'hold_usd', 'subject', 'created_at', 'request_id', 'reason'),
+              ]
+            : []),
         ].join('\n');
       }),
     );
@@ -68,7 +101,7 @@ export function walletCommands(program: Command): void {
 
 async function closeWallet(id: string, options: { wait?: boolean }, command: Command): Promise<void> {
   const house = await readHouse(command);
-  const { ask } = await import('../src/operator/keeper.ts');
+  const { ask } = await import('./keeper.ts');
   for (;;) {
     try {
       const wallet = await ask(house, 'wallet.close', { id });

@@ -22,8 +22,8 @@ import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
 import { createCatalogue } from './router/catalogue.ts';
 import type { Upstream } from './router/upstream.ts';
 import { recover } from './spend/recover.ts';
-import { createRunning } from './spend/running.ts';
 import { uncertain } from './spend/road.ts';
+import { createRunning } from './spend/running.ts';
 
 /** What is open. Each part asks only for what it uses; this is where the whole is put together. */
 export type App = DoorApp &
@@ -90,7 +90,10 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   });
 
   const keysUsed = new Map<string, number>();
-  const perMinute = { wallet: config.limits.wallet_requests_per_minute, account: config.limits.account_requests_per_minute };
+  const perMinute = {
+    wallet: config.limits.wallet_requests_per_minute,
+    account: config.limits.account_requests_per_minute,
+  };
   const milliseconds = () => performance.now();
   const app = {
     config,
@@ -117,7 +120,8 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const reaper = opening.adopt(createReaper(app), (it) => it.stop());
   if (!health.fault) {
     const left = await recover(app);
-    if (left) log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
+    if (left)
+      log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
   }
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
@@ -148,12 +152,20 @@ async function openUpstreams(config: Config, secrets: Secrets): Promise<Readonly
 }
 
 /** Writes what a new installation is, and finds out whether an older one may be served. */
-async function examine(ledger: Ledger, headFile: string, clock: Clock, masterKeyId: string, options: AppOptions): Promise<Health> {
+async function examine(
+  ledger: Ledger,
+  headFile: string,
+  clock: Clock,
+  masterKeyId: string,
+  options: AppOptions,
+): Promise<Health> {
   const now = clock.now();
   const known = findInstallation(ledger.read);
   if (!known) await ledger.write((tx) => install(tx, masterKeyId, now));
   else if (known.masterKeyId !== masterKeyId)
-    throw new Error(`The master key is ${masterKeyId}, but this database belongs to ${known.masterKeyId}. Give Purser the key it was made with.`);
+    throw new Error(
+      `The master key is ${masterKeyId}, but this database belongs to ${known.masterKeyId}. Give Purser the key it was made with.`,
+    );
 
   let fault: string | undefined;
   try {
@@ -167,7 +179,11 @@ async function examine(ledger: Ledger, headFile: string, clock: Clock, masterKey
     await ledger.write((tx) => beginEpoch(tx, journalHead(tx).seq, reason, now));
     fault = undefined;
   }
-  if (fault) options.log.error({ event: 'not_served', fault }, 'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch');
+  if (fault)
+    options.log.error(
+      { event: 'not_served', fault },
+      'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
+    );
   else if (options.create && installationOf(ledger.read).defaultAccountId === null)
     await ledger.write((tx) => setDefaultAccount(tx, openAccount(tx, 'default', now).id));
   return { fault };

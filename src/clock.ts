@@ -51,7 +51,8 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     leaptAt = undefined;
     if (behind !== drift < -BACKWARD_JUMP_SECONDS) {
       behind = !behind;
-      if (behind) log.warn({ event: 'clock.backward', seconds: Math.round(-drift) }, 'the wall clock is behind; holds wait');
+      if (behind)
+        log.warn({ event: 'clock.backward', seconds: Math.round(-drift) }, 'the wall clock is behind; holds wait');
     }
     if (drift <= 0) return at;
     anchor = { at: wall, monotonic };

@@ -248,13 +248,15 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
-  return { config: Object.freeze(config), secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys) } };
+  return {
+    config: Object.freeze(config),
+    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys) },
+  };
 }
 
 function masterKeySource(env: Environment, dataDirectory: string): Secrets['masterKey'] {
   if (env.PURSER_MASTER_KEY) return { from: 'environment', text: env.PURSER_MASTER_KEY, path: undefined };
-  if (env.PURSER_MASTER_KEY_FILE)
-    return { from: 'file', text: undefined, path: resolve(env.PURSER_MASTER_KEY_FILE) };
+  if (env.PURSER_MASTER_KEY_FILE) return { from: 'file', text: undefined, path: resolve(env.PURSER_MASTER_KEY_FILE) };
   return { from: 'data directory', text: undefined, path: resolve(dataDirectory, 'master.key') };
 }
 

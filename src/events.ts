@@ -17,7 +17,10 @@ export function createEvents(log: Log) {
 
   const operations = counter('operations_total', 'Operations by kind and how they ended.', ['kind', 'outcome']);
   const charged = counter('charged_usd_total', 'Charged to wallets.', ['kind']);
-  const boundExceeded = counter('bound_exceeded_total', 'Answers whose usage was above the bound, charged at the hold.');
+  const boundExceeded = counter(
+    'bound_exceeded_total',
+    'Answers whose usage was above the bound, charged at the hold.',
+  );
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
   const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
@@ -26,52 +29,140 @@ export function createEvents(log: Log) {
   return {
     registry,
     gauge(name: string, help: string, read: () => number) {
-      new Gauge({ name: `purser_${name}`, help, registers: [registry], collect() { this.set(read()); } });
+      new Gauge({
+        name: `purser_${name}`,
+        help,
+        registers: [registry],
+        collect() {
+          this.set(read());
+        },
+      });
     },
 
     walletOpened(wallet: Wallet) {
       walletsOpened.inc();
-      log.info({ event: 'wallet.opened', wallet: wallet.id, account: wallet.accountId, budget_usd: formatUsd(wallet.budget), expires_at: wallet.expiresAt, request_id: wallet.requestId }, 'wallet opened');
+      log.info(
+        {
+          event: 'wallet.opened',
+          wallet: wallet.id,
+          account: wallet.accountId,
+          budget_usd: formatUsd(wallet.budget),
+          expires_at: wallet.expiresAt,
+          request_id: wallet.requestId,
+        },
+        'wallet opened',
+      );
     },
     walletClosed(wallet: Wallet) {
       walletsClosed.inc({ reason: wallet.closeReason ?? 'none' });
-      log.info({ event: 'wallet.closed', wallet: wallet.id, account: wallet.accountId, reason: wallet.closeReason, used_usd: formatUsd(wallet.spent), returned_cents: wallet.returnedCents }, 'wallet closed');
+      log.info(
+        {
+          event: 'wallet.closed',
+          wallet: wallet.id,
+          account: wallet.accountId,
+          reason: wallet.closeReason,
+          used_usd: formatUsd(wallet.spent),
+          returned_cents: wallet.returnedCents,
+        },
+        'wallet closed',
+      );
     },
     funded(account: Account, kind: 'credit' | 'debit', cents: number) {
-      log.info({ event: 'account.funded', account: account.id, kind, cents, available_cents: account.availableCents }, 'account funded');
+      log.info(
+        { event: 'account.funded', account: account.id, kind, cents, available_cents: account.availableCents },
+        'account funded',
+      );
     },
     held(operation: Operation) {
-      log.debug({ event: 'operation.held', operation: operation.id, wallet: operation.walletId, hold_usd: formatUsd(operation.hold), request_id: operation.requestId }, 'held');
+      log.debug(
+        {
+          event: 'operation.held',
+          operation: operation.id,
+          wallet: operation.walletId,
+          hold_usd: formatUsd(operation.hold),
+          request_id: operation.requestId,
+        },
+        'held',
+      );
     },
     settled(operation: Operation, outcome: Outcome<unknown>, moved: boolean) {
-      const facts = { operation: operation.id, wallet: operation.walletId, subject: operation.subject, request_id: operation.requestId };
+      const facts = {
+        operation: operation.id,
+        wallet: operation.walletId,
+        subject: operation.subject,
+        request_id: operation.requestId,
+      };
       if (!moved) {
         failures.inc({ where: 'late_evidence' });
-        log.error({ event: 'operation.late', ...facts, outcome: outcome.kind }, 'an answer came after the operation had been decided');
+        log.error(
+          { event: 'operation.late', ...facts, outcome: outcome.kind },
+          'an answer came after the operation had been decided',
+        );
       } else if (outcome.kind === 'done') {
         operations.inc({ kind: operation.kind, outcome: 'charged' });
         charged.inc({ kind: operation.kind }, Number(outcome.charge) / NANOS_PER_USD);
-        log.info({ event: 'operation.charged', ...facts, hold_usd: formatUsd(operation.hold), charge_usd: formatUsd(outcome.charge) }, 'charged');
+        log.info(
+          {
+            event: 'operation.charged',
+            ...facts,
+            hold_usd: formatUsd(operation.hold),
+            charge_usd: formatUsd(outcome.charge),
+          },
+          'charged',
+        );
       } else if (outcome.kind === 'refused') {
         operations.inc({ kind: operation.kind, outcome: 'released' });
         log.info({ event: 'operation.released', ...facts, code: outcome.code, reason: outcome.reason }, 'released');
       } else {
         operations.inc({ kind: operation.kind, outcome: 'uncertain' });
-        log.warn({ event: 'operation.uncertain', ...facts, hold_usd: formatUsd(operation.hold), reason: outcome.reason }, 'the outcome is not known; the hold stays');
+        log.warn(
+          { event: 'operation.uncertain', ...facts, hold_usd: formatUsd(operation.hold), reason: outcome.reason },
+          'the outcome is not known; the hold stays',
+        );
       }
     },
     uncertain(operation: Operation) {
       operations.inc({ kind: operation.kind, outcome: 'uncertain' });
-      log.warn({ event: 'operation.uncertain', operation: operation.id, wallet: operation.walletId, hold_usd: formatUsd(operation.hold), reason: operation.reason }, 'the outcome is not known; the hold stays');
+      log.warn(
+        {
+          event: 'operation.uncertain',
+          operation: operation.id,
+          wallet: operation.walletId,
+          hold_usd: formatUsd(operation.hold),
+          reason: operation.reason,
+        },
+        'the outcome is not known; the hold stays',
+      );
     },
     decided(operation: Operation) {
       operations.inc({ kind: operation.kind, outcome: operation.outcome ?? 'none' });
-      if (operation.outcome === 'charged') charged.inc({ kind: operation.kind }, Number(operation.charge) / NANOS_PER_USD);
-      log.info({ event: 'operation.decided', operation: operation.id, wallet: operation.walletId, by: operation.settledBy, outcome: operation.outcome, charge_usd: formatUsd(operation.charge as Nanos), reason: operation.reason }, 'an uncertain operation was decided');
+      if (operation.outcome === 'charged')
+        charged.inc({ kind: operation.kind }, Number(operation.charge) / NANOS_PER_USD);
+      log.info(
+        {
+          event: 'operation.decided',
+          operation: operation.id,
+          wallet: operation.walletId,
+          by: operation.settledBy,
+          outcome: operation.outcome,
+          charge_usd: formatUsd(operation.charge as Nanos),
+          reason: operation.reason,
+        },
+        'an uncertain operation was decided',
+      );
     },
     boundExceeded(operation: Operation, usage: string) {
       boundExceeded.inc();
-      log.error({ event: 'operation.bound_exceeded', operation: operation.id, subject: operation.subject, usage, hold_usd: formatUsd(operation.hold) }, 'the usage was above the bound; the hold was charged. Check tokens_per_byte of this model');
+      log.error(
+        {
+          event: 'operation.bound_exceeded',
+          operation: operation.id,
+          subject: operation.subject,
+          usage,
+          hold_usd: formatUsd(operation.hold),
+        },
+        'the usage was above the bound; the hold was charged. Check tokens_per_byte of this model',
+      );
     },
     refused(code: string, requestId: string, message: string, path: string) {
       refusals.inc({ code });

@@ -44,7 +44,8 @@ export const REFUSALS = {
   },
   idempotency_key_expired: {
     status: 409,
-    message: 'This request was answered and charged, and its answer is no longer kept. Use a new key for a new request.',
+    message:
+      'This request was answered and charged, and its answer is no longer kept. Use a new key for a new request.',
   },
   cleanup_pending: {
     status: 409,

@@ -46,7 +46,13 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     app.chain.start();
   }
   options.log.info(
-    { event: 'serving', listen: urlOf(address), public_url: app.baseUrl, data: config.dataDirectory, ready: !app.health.fault },
+    {
+      event: 'serving',
+      listen: urlOf(address),
+      public_url: app.baseUrl,
+      data: config.dataDirectory,
+      ready: !app.health.fault,
+    },
     'serving',
   );
   const opened = opening.move();
@@ -56,7 +62,11 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
 async function listen(server: Server, at: Address): Promise<Address> {
   await new Promise<void>((resolve, reject) => {
     server.once('error', (error: NodeJS.ErrnoException) =>
-      reject(error.code === 'EADDRINUSE' ? new Error(`${at.host}:${at.port} is in use by another program. Set PURSER_LISTEN or \`listen\`.`) : error),
+      reject(
+        error.code === 'EADDRINUSE'
+          ? new Error(`${at.host}:${at.port} is in use by another program. Set PURSER_LISTEN or \`listen\`.`)
+          : error,
+      ),
     );
     server.listen(at.port, at.host, resolve);
   });

@@ -1,7 +1,9 @@
 import { BlockList, isIP } from 'node:net';
 
 /** Finds whose request it is behind trusted proxies: the last address in the chain that is not one of them. */
-export function createAddressReader(trustedProxies: readonly string[]): (peer: string | undefined, forwarded: string | undefined) => string {
+export function createAddressReader(
+  trustedProxies: readonly string[],
+): (peer: string | undefined, forwarded: string | undefined) => string {
   const trusted = new BlockList();
   for (const proxy of trustedProxies) {
     const [ip, bits] = proxy.split('/') as [string, string | undefined];

@@ -10,8 +10,16 @@ import { hashToken, lastFour, mintToken } from '../token.ts';
 export type Key = typeof keys.$inferSelect;
 
 const reads = prepare((read: Reader) => ({
-  byId: read.select().from(keys).where(eq(keys.id, sql.placeholder('id'))).prepare(),
-  byToken: read.select().from(keys).where(eq(keys.tokenHash, sql.placeholder('tokenHash'))).prepare(),
+  byId: read
+    .select()
+    .from(keys)
+    .where(eq(keys.id, sql.placeholder('id')))
+    .prepare(),
+  byToken: read
+    .select()
+    .from(keys)
+    .where(eq(keys.tokenHash, sql.placeholder('tokenHash')))
+    .prepare(),
   // The latest 100, and the caller turns them round: lists return the latest rows (interface, section 1).
   ofAccount: read
     .select()
@@ -48,7 +56,8 @@ export function createKey(
 ): { key: Key; token: string } {
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
-  if (order.name.length < 1 || order.name.length > 80) throw new Refusal('invalid_request', 'A key name has 1 to 80 characters.');
+  if (order.name.length < 1 || order.name.length > 80)
+    throw new Refusal('invalid_request', 'A key name has 1 to 80 characters.');
   const token = mintToken(order.kind);
   const key: Key = {
     id: newId('key'),

@@ -16,7 +16,9 @@ export function readMasterKey(source: Secrets['masterKey'], options: { create: b
   const path = source.path as string;
   if (!existsSync(path)) {
     if (source.from !== 'data directory' || !options.create)
-      throw new Error(`There is no master key in ${path}. Without it no wallet token of this installation can be made again.`);
+      throw new Error(
+        `There is no master key in ${path}. Without it no wallet token of this installation can be made again.`,
+      );
     writeFileSync(path, `${randomBytes(KEY_BYTES).toString('hex')}\n`, { mode: 0o600, flag: 'wx', flush: true });
   }
   return parse(readFileSync(path, 'utf8'), path);
@@ -24,8 +26,13 @@ export function readMasterKey(source: Secrets['masterKey'], options: { create: b
 
 function parse(text: string, where: string): MasterKey {
   const trimmed = text.trim();
-  const encoding = /^[0-9a-fA-F]{64}$/.test(trimmed) ? 'hex' : /^[A-Za-z0-9+/_-]{43}=?$/.test(trimmed) ? 'base64' : undefined;
-  if (!encoding) throw new Error(`The master key in ${where} must be ${KEY_BYTES} bytes, as 64 hex digits or in base64.`);
+  const encoding = /^[0-9a-fA-F]{64}$/.test(trimmed)
+    ? 'hex'
+    : /^[A-Za-z0-9+/_-]{43}=?$/.test(trimmed)
+      ? 'base64'
+      : undefined;
+  if (!encoding)
+    throw new Error(`The master key in ${where} must be ${KEY_BYTES} bytes, as 64 hex digits or in base64.`);
   const key = Buffer.from(trimmed, encoding);
   return { id: `mk_${createHmac('sha256', key).update('purser/fingerprint/v1').digest('hex').slice(0, 24)}`, key };
 }

@@ -42,6 +42,10 @@ export type PrincipalFor<S extends Scope> = S extends 'wallet' ? WalletPrincipal
 /** Refuses a known token in the wrong place with `wrong_token_scope`. */
 export function admit<S extends Scope>(principal: Principal, scope: S): PrincipalFor<S> {
   if (ADMITS[scope][principal.kind]) return principal as PrincipalFor<S>;
-  const wanted = { account: 'an account key', session: 'a signed-in session or an operator key', wallet: 'a wallet token' };
+  const wanted = {
+    account: 'an account key',
+    session: 'a signed-in session or an operator key',
+    wallet: 'a wallet token',
+  };
   throw new Refusal('wrong_token_scope', `This endpoint takes ${wanted[scope]}.`);
 }

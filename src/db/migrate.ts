@@ -37,7 +37,9 @@ export function pendingMigrations(client: Client, all: readonly Migration[] = kn
 
 /** Runs `pending` in order, each in a transaction of its own: an interruption leaves before or after, never between. */
 export function migrate(client: Client, pending: readonly Migration[]): void {
-  client.exec('create table if not exists migration (name text primary key, sha256 text not null, at integer not null) strict');
+  client.exec(
+    'create table if not exists migration (name text primary key, sha256 text not null, at integer not null) strict',
+  );
   client.pragma('foreign_keys = OFF'); // Outside the transaction, else it is ignored.
   try {
     for (const { name, sql } of pending) {

@@ -1,6 +1,6 @@
 import type { Database as Client } from 'better-sqlite3';
-import type { Tx } from './handle.ts';
 import { Refusal } from '../refusal.ts';
+import type { Tx } from './handle.ts';
 
 /** Refuses a promise at compile time: a write is a synchronous closure (docs/decisions/0002). */
 export type NotPromise<T> = T extends PromiseLike<unknown> ? never : T;
@@ -10,10 +10,20 @@ const BATCH_COUNT_MAX = 128;
 const BATCH_MILLISECONDS_MAX = 5;
 
 /** These leave the database as it was before the batch, for certain; anything else at COMMIT is an unknown outcome. */
-const CLEAN_FAILURES = new Set(['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY']);
+const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY'];
 
 const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB)/;
 const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
+
+function isClean(error: unknown): boolean {
+  const code = codeOf(error);
+  return CLEAN_FAILURES.some((clean) => code === clean || code.startsWith(`${clean}_`));
+}
+
+function notNow(error: unknown): Refusal {
+  const message = `Nothing can be written at the moment (${codeOf(error)}). Retry later.`;
+  return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
+}
 
 type Job = { run: (tx: Tx) => unknown; resolve: (value: never) => void; reject: (error: unknown) => void };
 
@@ -58,7 +68,9 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
       } catch (error) {
         // SQLite ended the whole batch, or the disk lies: everybody's closure is undone.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
-        settle.push(() => job.reject(error));
+        // A full disk may undo the one statement only; for whoever asked it is the same full disk.
+        const reason = isClean(error) ? notNow(error) : error;
+        settle.push(() => job.reject(reason));
       }
     }
     return done;
@@ -71,18 +83,14 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     try {
       done = batch(queue, settle);
     } catch (error) {
-      const code = codeOf(error);
-      if (![...CLEAN_FAILURES].some((clean) => code === clean || code.startsWith(`${clean}_`))) {
+      if (!isClean(error)) {
         closed = true;
         events.fatal(error); // Nothing is answered: recovery and the idempotency keys decide.
         return;
       }
       const failed = queue;
       queue = [];
-      const refusal = new Refusal('read_only', `Nothing can be written at the moment (${code}). Retry later.`, {
-        retryAfterSeconds: 5,
-        cause: error,
-      });
+      const refusal = notNow(error);
       for (const job of failed) job.reject(refusal);
       wakeIdle();
       return;

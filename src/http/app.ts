@@ -79,5 +79,8 @@ export function createDoor(app: DoorApp): Hono<Env> {
 }
 
 function json(c: Context<Env>, status: number, body: string): Response {
-  return new Response(body, { status, headers: { 'content-type': 'application/json', 'x-request-id': requestIdOf(c) } });
+  return new Response(body, {
+    status,
+    headers: { 'content-type': 'application/json', 'x-request-id': requestIdOf(c) },
+  });
 }

@@ -29,7 +29,10 @@ export function refuseMediaType(request: IncomingMessage): void {
   if (!type || !/^application\/json\s*(;|$)/i.test(type)) throw new Refusal('unsupported_media_type');
   const encoding = request.headers['content-encoding'];
   if (encoding && encoding !== 'identity')
-    throw new Refusal('unsupported_media_type', `Send the body uncompressed, not as ${JSON.stringify(encoding.slice(0, 40))}.`);
+    throw new Refusal(
+      'unsupported_media_type',
+      `Send the body uncompressed, not as ${JSON.stringify(encoding.slice(0, 40))}.`,
+    );
 }
 
 /** The JSON value in a body. Refuses with `invalid_json`: not UTF-8, not JSON, or nested too deep. */
@@ -39,9 +42,12 @@ export function parseJson(bytes: Buffer): unknown {
   try {
     value = JSON.parse(bytes.toString('utf8'));
   } catch (cause) {
-    throw new Refusal('invalid_json', bytes.length ? 'The body is not valid JSON.' : 'The body is empty; send JSON.', { cause });
+    throw new Refusal('invalid_json', bytes.length ? 'The body is not valid JSON.' : 'The body is empty; send JSON.', {
+      cause,
+    });
   }
-  if (isDeeperThan(value, NESTING_MAX)) throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
+  if (isDeeperThan(value, NESTING_MAX))
+    throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
   return value;
 }
 

@@ -7,13 +7,13 @@ import { type AccountPrincipal, admit, authenticate, type PrincipalFor, type Sco
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
-import type { RouterApp } from '../router/chat.ts';
+import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
 
 /** What the routes use of the App. */
-export type DoorApp = RouterApp &
+export type DoorApp = ChatApp &
   CloseApp &
   OpenApp & {
     /** `{base_url}` of the interface, without a slash at the end. */
@@ -115,7 +115,9 @@ function enter(app: DoorApp, c: Context<Env>) {
   } catch (error) {
     if (error instanceof Refusal && error.code === 'unauthenticated') {
       const forwarded = incoming.headers['x-forwarded-for'];
-      app.limits.failedAuth.take(app.addressOf(incoming.socket.remoteAddress, Array.isArray(forwarded) ? forwarded.join(',') : forwarded));
+      app.limits.failedAuth.take(
+        app.addressOf(incoming.socket.remoteAddress, Array.isArray(forwarded) ? forwarded.join(',') : forwarded),
+      );
     }
     throw error;
   }

@@ -2,10 +2,10 @@ import { toJsonSchema } from '@valibot/to-json-schema';
 import type * as v from 'valibot';
 import { REFUSALS, type RefusalCode } from '../refusal.ts';
 import { AccountBody } from '../wire/account.ts';
-import { ErrorBody } from '../wire/parts.ts';
 import { ResourceSummary } from '../wire/compute.ts';
 import { KeyRecord } from '../wire/key.ts';
 import { ModelRecord } from '../wire/models.ts';
+import { ErrorBody } from '../wire/parts.ts';
 import { Allocation, WalletRecord } from '../wire/wallet.ts';
 import type { Endpoint } from './door.ts';
 
@@ -13,9 +13,23 @@ import type { Endpoint } from './door.ts';
 const INTERFACE_VERSION = '0.1.0';
 
 /** Schemas that have a name in the document. */
-const NAMED = { Error: ErrorBody, Account: AccountBody, Key: KeyRecord, Wallet: WalletRecord, Allocation, Resource: ResourceSummary, Model: ModelRecord };
+const NAMED = {
+  Error: ErrorBody,
+  Account: AccountBody,
+  Key: KeyRecord,
+  Wallet: WalletRecord,
+  Allocation,
+  Resource: ResourceSummary,
+  Model: ModelRecord,
+};
 
-const EVERYWHERE: RefusalCode[] = ['unauthenticated', 'wrong_token_scope', 'rate_limited', 'internal_error', 'read_only'];
+const EVERYWHERE: RefusalCode[] = [
+  'unauthenticated',
+  'wrong_token_scope',
+  'rate_limited',
+  'internal_error',
+  'read_only',
+];
 const WITH_BODY: RefusalCode[] = ['invalid_request', 'invalid_json', 'payload_too_large', 'unsupported_media_type'];
 const WITH_KEY: RefusalCode[] = ['idempotency_key_required', 'invalid_idempotency_key'];
 
@@ -40,12 +54,15 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
     info: {
       title: 'Purser',
       version: INTERFACE_VERSION,
-      description: 'Bounded spending wallets for software agents: compute leases and metered language-model requests, paid from prepaid credit.',
+      description:
+        'Bounded spending wallets for software agents: compute leases and metered language-model requests, paid from prepaid credit.',
     },
     servers: [{ url: baseUrl }],
     paths,
     components: {
-      schemas: Object.fromEntries(Object.entries(NAMED).map(([name, schema]) => [name, jsonSchema(schema, 'output', name)])),
+      schemas: Object.fromEntries(
+        Object.entries(NAMED).map(([name, schema]) => [name, jsonSchema(schema, 'output', name)]),
+      ),
       securitySchemes: {
         accountKey: bearer('An account key, cnv_live_…'),
         operatorKey: bearer('An operator key of this installation, cnv_operator_…'),
@@ -58,10 +75,14 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
 
 function operation(method: string, path: string, it: Endpoint): JsonObject {
   const parameters: JsonObject[] = [...path.matchAll(/:(\w+)/g)].map(([, name]) => ({
-    name, in: 'path', required: true, schema: { type: 'string' },
+    name,
+    in: 'path',
+    required: true,
+    schema: { type: 'string' },
   }));
   const query = it.query && (jsonSchema(it.query, 'input') as { properties?: Record<string, JsonObject> });
-  for (const [name, schema] of Object.entries(query?.properties ?? {})) parameters.push({ name, in: 'query', required: false, schema });
+  for (const [name, schema] of Object.entries(query?.properties ?? {}))
+    parameters.push({ name, in: 'query', required: false, schema });
   if (it.idempotent)
     parameters.push({
       name: 'Idempotency-Key',
@@ -86,10 +107,14 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
   };
   for (const code of codes) {
     const status = REFUSALS[code].status;
-    const response = (responses[status] ??= {
+    responses[status] ??= {
       description: '',
       content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' }, examples: {} } },
-    }) as { description: string; content: { 'application/json': { examples: JsonObject } } };
+    };
+    const response = responses[status] as {
+      description: string;
+      content: { 'application/json': { examples: JsonObject } };
+    };
     response.description = [response.description, `\`${code}\``].filter(Boolean).join(' · ');
     response.content['application/json'].examples[code] = {
       value: { error: { code, message: REFUSALS[code].message }, request_id: 'req_01k9v3c2mq8r5t7w1x4z6b0d2f' },
@@ -101,7 +126,12 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
     security: SECURITY[it.scope],
     ...(parameters.length ? { parameters } : {}),
     ...(it.body
-      ? { requestBody: { required: true, content: { 'application/json': { schema: jsonSchema(it.body, 'input'), example: it.example.body } } } }
+      ? {
+          requestBody: {
+            required: true,
+            content: { 'application/json': { schema: jsonSchema(it.body, 'input'), example: it.example.body } },
+          },
+        }
       : {}),
     responses,
   };
@@ -116,7 +146,11 @@ function operationId(method: string, path: string): string {
 /** A schema in JSON Schema; named schemas become references, `self` excepted. Checks in code leave their description. */
 function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
   const definitions = Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
-  const { $schema: _, $defs: __, ...json } = toJsonSchema(schema, {
+  const {
+    $schema: _,
+    $defs: __,
+    ...json
+  } = toJsonSchema(schema, {
     typeMode,
     definitions,
     errorMode: 'ignore',

@@ -10,8 +10,16 @@ import { book, post } from './journal.ts';
 export type Account = typeof accounts.$inferSelect;
 
 const reads = prepare((read: Reader) => ({
-  byId: read.select().from(accounts).where(eq(accounts.id, sql.placeholder('id'))).prepare(),
-  byName: read.select().from(accounts).where(eq(accounts.name, sql.placeholder('name'))).prepare(),
+  byId: read
+    .select()
+    .from(accounts)
+    .where(eq(accounts.id, sql.placeholder('id')))
+    .prepare(),
+  byName: read
+    .select()
+    .from(accounts)
+    .where(eq(accounts.name, sql.placeholder('name')))
+    .prepare(),
   all: read.select().from(accounts).orderBy(asc(accounts.id)).prepare(),
   funding: read
     .select()
@@ -37,7 +45,8 @@ export function listAccounts(read: Reader): Account[] {
 
 /** Opens an account without credit. Refuses a name that is taken with `conflict`. */
 export function openAccount(tx: Tx, name: string, now: number): Account {
-  if (name.length < 1 || name.length > 80) throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
+  if (name.length < 1 || name.length > 80)
+    throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
   const taken = reads(tx).byName.get({ name });
   if (taken) throw new Refusal('conflict', `The account ${taken.id} is already named ${JSON.stringify(name)}.`);
 
@@ -79,7 +88,10 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   const earlier = order.key === null ? undefined : reads(tx).funding.get({ accountId: account.id, key: order.key });
   if (earlier) {
     if (earlier.kind !== order.kind || earlier.amountCents !== order.amountCents)
-      throw new Refusal('conflict', `The key ${JSON.stringify(order.key)} was used for another amount on this account.`);
+      throw new Refusal(
+        'conflict',
+        `The key ${JSON.stringify(order.key)} was used for another amount on this account.`,
+      );
     return account;
   }
   const change = order.kind === 'credit' ? order.amountCents : -order.amountCents;

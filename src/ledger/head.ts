@@ -12,8 +12,18 @@ const TAIL_COUNT = 10_000;
 export type HeadFile = { seq: number; hash: string; epoch: number };
 
 const reads = prepare((read: Reader) => ({
-  bySeq: read.select().from(entries).where(eq(entries.seq, sql.placeholder('seq'))).prepare(),
-  from: read.select().from(entries).where(sql`${entries.seq} >= ${sql.placeholder('seq')}`).orderBy(entries.seq).limit(1000).prepare(),
+  bySeq: read
+    .select()
+    .from(entries)
+    .where(eq(entries.seq, sql.placeholder('seq')))
+    .prepare(),
+  from: read
+    .select()
+    .from(entries)
+    .where(sql`${entries.seq} >= ${sql.placeholder('seq')}`)
+    .orderBy(entries.seq)
+    .limit(1000)
+    .prepare(),
 }));
 
 /** The head file's content, undefined when there is none. Throws when it cannot be read as one. */
@@ -56,7 +66,8 @@ export function headOf(read: Reader): HeadFile {
 export function findGap(read: Reader, head: HeadFile | undefined): string | undefined {
   const tip = journalHead(read);
   const epoch = currentEpoch(read);
-  if (!head) return tip.seq === epoch.afterSeq ? undefined : `ledger.head is missing beside a journal of ${tip.seq} entries`;
+  if (!head)
+    return tip.seq === epoch.afterSeq ? undefined : `ledger.head is missing beside a journal of ${tip.seq} entries`;
   if (head.epoch > epoch.number) return `ledger.head is of epoch ${head.epoch}, the database of epoch ${epoch.number}`;
   const promised = head.epoch === epoch.number; // An older epoch's loss was accepted; the file is written anew.
   if (promised && tip.seq < head.seq)
@@ -69,7 +80,11 @@ export function findGap(read: Reader, head: HeadFile | undefined): string | unde
 }
 
 /** Follows the chain from `seq` for at most `count` entries. Says where it breaks, and where to go on. */
-export function findBreak(read: Reader, seq: number, count = Number.POSITIVE_INFINITY): { fault?: string; next: number; done: boolean } {
+export function findBreak(
+  read: Reader,
+  seq: number,
+  count = Number.POSITIVE_INFINITY,
+): { fault?: string; next: number; done: boolean } {
   let prev: Head | undefined = reads(read).bySeq.get({ seq: seq - 1 });
   let next = seq;
   while (next - seq < count) {

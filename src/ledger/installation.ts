@@ -9,7 +9,11 @@ export type Installation = typeof installation.$inferSelect;
 const reads = prepare((read: Reader) => ({
   one: read.select().from(installation).prepare(),
   epoch: read.select().from(epochs).orderBy(desc(epochs.number)).limit(1).prepare(),
-  masterKey: read.select().from(masterKeys).where(eq(masterKeys.id, sql.placeholder('id'))).prepare(),
+  masterKey: read
+    .select()
+    .from(masterKeys)
+    .where(eq(masterKeys.id, sql.placeholder('id')))
+    .prepare(),
 }));
 
 /** What this installation is, or undefined before the first start has finished. */
@@ -28,7 +32,9 @@ export function installationOf(read: Reader): Installation {
 export function install(tx: Tx, masterKeyId: string, now: number): Installation {
   tx.insert(masterKeys).values({ id: masterKeyId, createdAt: now }).run();
   tx.insert(epochs).values({ number: 1, afterSeq: 0, startedAt: now, reason: 'installed' }).run();
-  tx.insert(installation).values({ id: 1, installationId: newId('inst'), createdAt: now, masterKeyId }).run();
+  tx.insert(installation)
+    .values({ id: 1, installationId: newId('inst'), createdAt: now, masterKeyId })
+    .run();
   return installationOf(tx);
 }
 

@@ -22,7 +22,12 @@ export type Head = { seq: number; hash: Buffer };
 export const GENESIS: Head = { seq: 0, hash: Buffer.alloc(32) };
 
 const reads = prepare((read: Reader) => ({
-  head: read.select({ seq: entries.seq, hash: entries.hash }).from(entries).orderBy(desc(entries.seq)).limit(1).prepare(),
+  head: read
+    .select({ seq: entries.seq, hash: entries.hash })
+    .from(entries)
+    .orderBy(desc(entries.seq))
+    .limit(1)
+    .prepare(),
   lastAt: read.select({ at: entries.at }).from(entries).orderBy(desc(entries.seq)).limit(1).prepare(),
 }));
 
@@ -45,7 +50,11 @@ const writes = prepare((tx: Tx) => ({
 const scratch = Buffer.alloc(1024); // Ids and book names are short: an entry's text is about 200 bytes.
 
 /** SHA-256 over the previous hash and the entry's fields, each on a line of its own: no field can hold a line feed. */
-export function hashEntry(prevHash: Buffer, seq: number | bigint, movement: Omit<Movement, 'at'> & { at: number | bigint }): Buffer {
+export function hashEntry(
+  prevHash: Buffer,
+  seq: number | bigint,
+  movement: Omit<Movement, 'at'> & { at: number | bigint },
+): Buffer {
   const { at, causeId, debit, credit, amount } = movement;
   prevHash.copy(scratch);
   const length = scratch.write(`${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`, prevHash.length);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { answers, operations, type OPERATION_KINDS, type SETTLED_BY } from '../db/schema.ts';
+import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
 import { newId } from '../id.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
@@ -33,7 +33,11 @@ export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Op
 };
 
 const reads = prepare((read: Reader) => ({
-  byId: read.select().from(operations).where(eq(operations.id, sql.placeholder('id'))).prepare(),
+  byId: read
+    .select()
+    .from(operations)
+    .where(eq(operations.id, sql.placeholder('id')))
+    .prepare(),
   byKey: read
     .select()
     .from(operations)
@@ -61,7 +65,13 @@ const reads = prepare((read: Reader) => ({
   reserved: read
     .select({ id: operations.id })
     .from(operations)
-    .where(and(sql`${operations.state} <> 'settled'`, sql`${operations.state} = 'reserved'`, gt(operations.id, sql.placeholder('after'))))
+    .where(
+      and(
+        sql`${operations.state} <> 'settled'`,
+        sql`${operations.state} = 'reserved'`,
+        gt(operations.id, sql.placeholder('after')),
+      ),
+    )
     .orderBy(asc(operations.id))
     .limit(LIST_COUNT_MAX)
     .prepare(),
@@ -89,7 +99,11 @@ const reads = prepare((read: Reader) => ({
     .orderBy(asc(operations.id))
     .limit(LIST_COUNT_MAX)
     .prepare(),
-  answer: read.select({ body: answers.body }).from(answers).where(eq(answers.operationId, sql.placeholder('id'))).prepare(),
+  answer: read
+    .select({ body: answers.body })
+    .from(answers)
+    .where(eq(answers.operationId, sql.placeholder('id')))
+    .prepare(),
   stale: read
     .select({ operationId: answers.operationId })
     .from(answers)
@@ -183,7 +197,11 @@ export function listOperations(read: Reader): Operation[] {
 export type UncertainCursor = { id: string; uncertainAt: number | null };
 
 /** Operations uncertain since `until` or longer, oldest first, at most 100, after `cursor`. */
-export function uncertainOperations(read: Reader, until: number, cursor: UncertainCursor = { id: '', uncertainAt: -1 }): Operation[] {
+export function uncertainOperations(
+  read: Reader,
+  until: number,
+  cursor: UncertainCursor = { id: '', uncertainAt: -1 },
+): Operation[] {
   return reads(read).uncertain.all({ until, afterAt: cursor.uncertainAt, afterId: cursor.id });
 }
 
@@ -217,7 +235,10 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number): Operation {
   assert(!holder, 'the road looks for the key, and drives one attempt per key at a time');
   refuseInactive(wallet, now);
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  if (isFrozen(tx)) throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', { retryAfterSeconds: 60 });
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
   const left = available(wallet);
   if (left < order.hold) {
     const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
@@ -241,13 +262,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number): Operation {
  * Moves an operation on by what came back (the table AFTER). `done` charges at most the hold and gives the rest back;
  * `refused` gives all back; `unknown` keeps the hold. What is settled stays as it is: false says that it was too late.
  */
-export function settle(
-  tx: Tx,
-  id: string,
-  outcome: Outcome<Buffer | null>,
-  by: SettledBy,
-  now: number,
-): boolean {
+export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: SettledBy, now: number): boolean {
   const operation = findOperation(tx, id);
   assert(operation, 'only operations that were placed are settled');
   const next = AFTER[operation.state][outcome.kind];
@@ -280,7 +295,13 @@ export function settle(
   const hold = book.hold(operation.walletId);
   post(tx, [
     { at: now, causeId: id, debit: hold, credit: book.sales(operation.kind), amount: charge },
-    { at: now, causeId: id, debit: hold, credit: book.wallet(operation.walletId), amount: Nanos(operation.hold - charge) },
+    {
+      at: now,
+      causeId: id,
+      debit: hold,
+      credit: book.wallet(operation.walletId),
+      amount: Nanos(operation.hold - charge),
+    },
   ]);
   return true;
 }

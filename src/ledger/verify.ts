@@ -6,9 +6,26 @@ const PROBLEM_COUNT_MAX = 1000;
 
 export type Verdict = { ok: boolean; entries: number; head: { seq: number; hash: string }; problems: string[] };
 
-type EntryRow = [seq: bigint, at: bigint, causeId: string, debit: string, credit: string, amount: bigint, prev: Buffer, hash: Buffer];
+type EntryRow = [
+  seq: bigint,
+  at: bigint,
+  causeId: string,
+  debit: string,
+  credit: string,
+  amount: bigint,
+  prev: Buffer,
+  hash: Buffer,
+];
 type OperationRow = [walletId: string, kind: string, state: string, hold: bigint, charge: bigint | null];
-type WalletRow = { id: string; account_id: string; status: string; budget_nanos: bigint; held_nanos: bigint; spent_nanos: bigint; returned_cents: bigint | null };
+type WalletRow = {
+  id: string;
+  account_id: string;
+  status: string;
+  budget_nanos: bigint;
+  held_nanos: bigint;
+  spent_nanos: bigint;
+  returned_cents: bigint | null;
+};
 type AccountRow = { id: string; name: string; available_cents: bigint; reserved_cents: bigint; spent_cents: bigint };
 
 const NANOS_PER_CENT = 10_000_000n;
@@ -44,7 +61,9 @@ function verifySnapshot(client: Client): Verdict {
   let prev = GENESIS.hash;
   let expected = 1n;
   let lastAt = 0n;
-  const rows = client.prepare('select seq, at, cause_id, debit, credit, amount_nanos, prev_hash, hash from entry order by seq').raw();
+  const rows = client
+    .prepare('select seq, at, cause_id, debit, credit, amount_nanos, prev_hash, hash from entry order by seq')
+    .raw();
   for (const row of rows.iterate() as IterableIterator<EntryRow>) {
     const [seq, at, causeId, debit, credit, amount, prevHash, hash] = row;
     if (seq !== expected) fault(`entries ${expected} to ${seq - 1n} are missing`);
@@ -95,7 +114,8 @@ function verifySnapshot(client: Client): Verdict {
     if (walletId !== seen.walletId) fault(`operation ${id} is of wallet ${walletId}, its entries of ${seen.walletId}`);
     if (hold !== seen.hold) fault(`operation ${id} holds ${hold} nanos, its entries ${seen.hold}`);
     const settled = seen.charge + seen.released === seen.hold;
-    if (settled !== (state === 'settled')) fault(`operation ${id} is ${state}, its entries say ${settled ? 'settled' : 'open'}`);
+    if (settled !== (state === 'settled'))
+      fault(`operation ${id} is ${state}, its entries say ${settled ? 'settled' : 'open'}`);
     if (settled && charge !== seen.charge) fault(`operation ${id} charged ${charge} nanos, its entries ${seen.charge}`);
   }
 
@@ -105,20 +125,24 @@ function verifySnapshot(client: Client): Verdict {
     if (!row) return fault(`entry ${seq}: funding ${id} has no row`);
     const [accountId, kind, cents] = row;
     const books = kind === 'debit' ? [book.account(accountId), book.funding] : [book.funding, book.account(accountId)];
-    if (debit !== books[0] || credit !== books[1]) fault(`entry ${seq}: funding ${id} moves from ${debit} to ${credit}`);
+    if (debit !== books[0] || credit !== books[1])
+      fault(`entry ${seq}: funding ${id} moves from ${debit} to ${credit}`);
     if (amount !== cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entry of ${amount} nanos`);
   }
 
   for (const [id, seen] of open) agree(id, seen);
   // An operation that holds 0 moves nothing, so it has no entries.
   const priced = client.prepare('select count(*) from operation where hold_nanos > 0').pluck().get() as bigint;
-  if (priced !== BigInt(operationCount)) fault(`${priced} operations hold money, ${operationCount} of them are in the journal`);
+  if (priced !== BigInt(operationCount))
+    fault(`${priced} operations hold money, ${operationCount} of them are in the journal`);
   const funded = client.prepare('select count(*) from funding').pluck().get() as bigint;
   if (funded !== BigInt(fundingCount)) fault(`there are ${funded} fundings, ${fundingCount} of them in the journal`);
 
   const reserved = new Map<string, bigint>();
   const spent = new Map<string, bigint>();
-  for (const wallet of client.prepare('select id, account_id, status, budget_nanos, held_nanos, spent_nanos, returned_cents from wallet').iterate() as IterableIterator<WalletRow>) {
+  for (const wallet of client
+    .prepare('select id, account_id, status, budget_nanos, held_nanos, spent_nanos, returned_cents from wallet')
+    .iterate() as IterableIterator<WalletRow>) {
     const { id, budget_nanos: budget } = wallet;
     const held = balance.get(book.hold(id)) ?? 0n;
     const charged = sold.get(book.hold(id)) ?? 0n;
@@ -126,7 +150,8 @@ function verifySnapshot(client: Client): Verdict {
     balance.delete(book.hold(id));
     balance.delete(book.wallet(id));
     if (held !== wallet.held_nanos) fault(`wallet ${id} holds ${wallet.held_nanos} nanos, the journal ${held}`);
-    if (charged !== wallet.spent_nanos) fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);
+    if (charged !== wallet.spent_nanos)
+      fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);
     if (wallet.status === 'closed') {
       if (left !== 0n) fault(`wallet ${id} is closed, but ${left} nanos are left in its book`);
       const kept = budget / NANOS_PER_CENT - (wallet.returned_cents ?? 0n);
@@ -134,24 +159,30 @@ function verifySnapshot(client: Client): Verdict {
         fault(`wallet ${id} returned ${wallet.returned_cents} cents, but had spent ${charged} nanos`);
       add(spent, wallet.account_id, kept);
     } else {
-      if (left !== budget - held - charged) fault(`wallet ${id} has ${budget - held - charged} nanos available, the journal ${left}`);
+      if (left !== budget - held - charged)
+        fault(`wallet ${id} has ${budget - held - charged} nanos available, the journal ${left}`);
       add(reserved, wallet.account_id, budget / NANOS_PER_CENT);
     }
   }
 
-  for (const account of client.prepare('select id, name, available_cents, reserved_cents, spent_cents from account').iterate() as IterableIterator<AccountRow>) {
+  for (const account of client
+    .prepare('select id, name, available_cents, reserved_cents, spent_cents from account')
+    .iterate() as IterableIterator<AccountRow>) {
     const { id } = account;
     const available = balance.get(book.account(id)) ?? 0n;
     balance.delete(book.account(id));
     if (available !== account.available_cents * NANOS_PER_CENT)
       fault(`account ${id} has ${account.available_cents} cents available, the journal ${available} nanos`);
     const open = reserved.get(id) ?? 0n;
-    if (open !== account.reserved_cents) fault(`account ${id} has ${account.reserved_cents} cents reserved, its open wallets ${open}`);
+    if (open !== account.reserved_cents)
+      fault(`account ${id} has ${account.reserved_cents} cents reserved, its open wallets ${open}`);
     const kept = spent.get(id) ?? 0n;
-    if (kept !== account.spent_cents) fault(`account ${id} has spent ${account.spent_cents} cents, its closed wallets ${kept}`);
+    if (kept !== account.spent_cents)
+      fault(`account ${id} has spent ${account.spent_cents} cents, its closed wallets ${kept}`);
   }
   for (const [name, amount] of balance)
-    if (/^(account|wallet|hold):/.test(name) && amount !== 0n) fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
+    if (/^(account|wallet|hold):/.test(name) && amount !== 0n)
+      fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
   if (unlisted) problems.push(`and ${unlisted} more`);
   return { ok: problems.length === 0, entries: head.seq, head, problems };

@@ -14,8 +14,16 @@ export type Wallet = typeof wallets.$inferSelect;
 export const LIST_COUNT_MAX = 100;
 
 const reads = prepare((read: Reader) => ({
-  byId: read.select().from(wallets).where(eq(wallets.id, sql.placeholder('id'))).prepare(),
-  byToken: read.select().from(wallets).where(eq(wallets.tokenHash, sql.placeholder('tokenHash'))).prepare(),
+  byId: read
+    .select()
+    .from(wallets)
+    .where(eq(wallets.id, sql.placeholder('id')))
+    .prepare(),
+  byToken: read
+    .select()
+    .from(wallets)
+    .where(eq(wallets.tokenHash, sql.placeholder('tokenHash')))
+    .prepare(),
   byKey: read
     .select()
     .from(wallets)
@@ -169,9 +177,15 @@ export function openWallet(tx: Tx, order: WalletOrder, now: number): { wallet: W
   }
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
-  if (isFrozen(tx)) throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', { retryAfterSeconds: 60 });
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
   if (account.owedCents > 0)
-    throw new Refusal('insufficient_funds', `The account owes ${account.owedCents} cents; no new wallet before they are paid.`);
+    throw new Refusal(
+      'insufficient_funds',
+      `The account owes ${account.owedCents} cents; no new wallet before they are paid.`,
+    );
   if (account.availableCents < order.budgetCents)
     throw new Refusal(
       'insufficient_funds',
@@ -184,7 +198,9 @@ export function openWallet(tx: Tx, order: WalletOrder, now: number): { wallet: W
   const expiresAt = expiresInSeconds === 0 ? null : now + expiresInSeconds;
   reserveBudget(tx, account.id, budgetCents);
   writes(tx).insert.run({ ...row, budget, createdAt: now, expiresAt });
-  post(tx, [{ at: now, causeId: order.id, debit: book.account(account.id), credit: book.wallet(order.id), amount: budget }]);
+  post(tx, [
+    { at: now, causeId: order.id, debit: book.account(account.id), credit: book.wallet(order.id), amount: budget },
+  ]);
   const wallet = findWallet(tx, order.id);
   assert(wallet, 'it has just been inserted');
   return { wallet, isNew: true };

@@ -1,8 +1,15 @@
 import * as v from 'valibot';
-import type { App } from '../app.ts';
-import { type Account, accountOf, type FundingOrder, fundAccount, listAccounts, openAccount, setSuspended } from '../ledger/account.ts';
+import {
+  type Account,
+  accountOf,
+  type FundingOrder,
+  fundAccount,
+  listAccounts,
+  openAccount,
+  setSuspended,
+} from '../ledger/account.ts';
 import { accountBody } from '../wire/account.ts';
-import { command, Id, NOTHING } from './command.ts';
+import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 
 const cents = v.pipe(v.number(), v.safeInteger());
 
@@ -18,7 +25,7 @@ function record(account: Account) {
   };
 }
 
-async function fund(app: App, order: FundingOrder): Promise<Account> {
+async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
   const now = app.clock.now();
   const account = await app.ledger.write((tx) => fundAccount(tx, order, now));
   app.events.funded(account, order.kind, order.amountCents);
@@ -26,15 +33,22 @@ async function fund(app: App, order: FundingOrder): Promise<Account> {
 }
 
 export const accounts = {
-  'account.create': command(v.strictObject({ name: v.string(), creditCents: v.optional(cents) }), async (app, { name, creditCents }) => {
-    const now = app.clock.now();
-    const account = await app.ledger.write((tx) => {
-      const { id } = openAccount(tx, name, now);
-      if (!creditCents) return accountOf(tx, id);
-      return fundAccount(tx, { accountId: id, kind: 'credit', amountCents: creditCents, reason: 'opening credit', key: null }, now);
-    });
-    return record(account);
-  }),
+  'account.create': command(
+    v.strictObject({ name: v.string(), creditCents: v.optional(cents) }),
+    async (app, { name, creditCents }) => {
+      const now = app.clock.now();
+      const account = await app.ledger.write((tx) => {
+        const { id } = openAccount(tx, name, now);
+        if (!creditCents) return accountOf(tx, id);
+        return fundAccount(
+          tx,
+          { accountId: id, kind: 'credit', amountCents: creditCents, reason: 'opening credit', key: null },
+          now,
+        );
+      });
+      return record(account);
+    },
+  ),
   'account.list': command(NOTHING, (app) => ({ accounts: listAccounts(app.ledger.read).map(record) })),
   'account.show': command(v.strictObject({ id: Id }), (app, { id }) => record(accountOf(app.ledger.read, id))),
   'account.credit': command(
@@ -42,8 +56,10 @@ export const accounts = {
     async (app, { id, cents: amountCents, reason = null, key = null }) =>
       record(await fund(app, { accountId: id, kind: 'credit', amountCents, reason, key })),
   ),
-  'account.debit': command(v.strictObject({ id: Id, cents, reason: Id }), async (app, { id, cents: amountCents, reason }) =>
-    record(await fund(app, { accountId: id, kind: 'debit', amountCents, reason, key: null })),
+  'account.debit': command(
+    v.strictObject({ id: Id, cents, reason: Id }),
+    async (app, { id, cents: amountCents, reason }) =>
+      record(await fund(app, { accountId: id, kind: 'debit', amountCents, reason, key: null })),
   ),
   'account.suspend': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const now = app.clock.now();

@@ -35,7 +35,8 @@ export async function askSocket(path: string, name: string, input: unknown): Pro
       });
       request.on('error', (error: NodeJS.ErrnoException) => {
         if (error.code === 'ENOENT' || error.code === 'ECONNREFUSED') resolve(undefined);
-        else reject(new Error(`The server went away before it answered (${error.code}). Ask again to see what it did.`));
+        else
+          reject(new Error(`The server went away before it answered (${error.code}). Ask again to see what it did.`));
       });
       request.end(JSON.stringify({ name, input }));
     });

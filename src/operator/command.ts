@@ -1,10 +1,15 @@
 import * as v from 'valibot';
-import type { App } from '../app.ts';
+import type { Health } from '../health.ts';
+import type { CloseApp } from '../spend/close.ts';
+import type { OpenApp } from '../spend/open.ts';
+
+/** What the commands use of the App. */
+export type OperatorApp = CloseApp & OpenApp & { baseUrl: string; health: Health };
 
 /** One command of the operator API: what it takes, and what it answers as a JSON value. */
 export type Command<I extends v.GenericSchema = v.GenericSchema, O = unknown> = {
   input: I;
-  run(app: App, input: v.InferOutput<I>): Promise<O> | O;
+  run(app: OperatorApp, input: v.InferOutput<I>): Promise<O> | O;
 };
 
 /** Keeps a command's types together. */

@@ -1,9 +1,8 @@
-import { safeParse } from 'valibot';
 import type * as v from 'valibot';
-import type { App } from '../app.ts';
+import { safeParse } from 'valibot';
 import { Refusal } from '../refusal.ts';
 import { accounts } from './accounts.ts';
-import type { Command } from './command.ts';
+import type { Command, OperatorApp } from './command.ts';
 import { installation } from './installation.ts';
 import { keys } from './keys.ts';
 import { operations } from './operations.ts';
@@ -17,10 +16,14 @@ export type CommandInput<N extends CommandName> = v.InferInput<(typeof COMMANDS)
 export type CommandOutput<N extends CommandName> = Awaited<ReturnType<(typeof COMMANDS)[N]['run']>>;
 
 /** Runs one command. Refuses with `not_found` what is no command, with `invalid_request` what it cannot take. */
-export async function runCommand(app: App, name: string, input: unknown): Promise<unknown> {
+export async function runCommand(app: OperatorApp, name: string, input: unknown): Promise<unknown> {
   const found = (COMMANDS as Record<string, Command>)[name];
   if (!found || !Object.hasOwn(COMMANDS, name)) throw new Refusal('not_found', `This Purser has no command ${name}.`);
-  if (app.health.fault) throw new Refusal('read_only', `The database is not served: ${app.health.fault}. \`purser doctor\` says what to do.`);
+  if (app.health.fault)
+    throw new Refusal(
+      'read_only',
+      `The database is not served: ${app.health.fault}. \`purser doctor\` says what to do.`,
+    );
   const parsed = safeParse(found.input, input);
   if (!parsed.success) {
     const [issue] = parsed.issues;

@@ -2,7 +2,11 @@ import { headOf } from '../ledger/head.ts';
 import { type Installation, setFrozen } from '../ledger/installation.ts';
 import { command, NOTHING } from './command.ts';
 
-const record = (it: Installation) => ({ installation_id: it.installationId, frozen: it.frozenAt !== null, frozen_at: it.frozenAt });
+const record = (it: Installation) => ({
+  installation_id: it.installationId,
+  frozen: it.frozenAt !== null,
+  frozen_at: it.frozenAt,
+});
 
 export const installation = {
   freeze: command(NOTHING, async (app) => {

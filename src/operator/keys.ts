@@ -1,22 +1,23 @@
 import * as v from 'valibot';
 import { createKey, type Key, listKeys, listOperatorKeys, revokeKey } from '../access/keys.ts';
-import type { App } from '../app.ts';
 import { accountOf } from '../ledger/account.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { Refusal } from '../refusal.ts';
 import { keyRecord, revokedKey } from '../wire/key.ts';
-import { command, Id, NOTHING } from './command.ts';
+import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 
 /** Minted at the terminal: by nobody's key. */
 const BY_CLI = 'cli';
 
-async function mint(app: App, kind: Key['kind'], accountId: string, name: string) {
+async function mint(app: OperatorApp, kind: Key['kind'], accountId: string, name: string) {
   const now = app.clock.now();
-  const { key, token } = await app.ledger.write((tx) => createKey(tx, { kind, accountId, name, mintedBy: BY_CLI }, now));
+  const { key, token } = await app.ledger.write((tx) =>
+    createKey(tx, { kind, accountId, name, mintedBy: BY_CLI }, now),
+  );
   return { id: key.id, name: key.name, account_id: key.accountId, key: token };
 }
 
-async function revoke(app: App, kind: Key['kind'], id: string) {
+async function revoke(app: OperatorApp, kind: Key['kind'], id: string) {
   const now = app.clock.now();
   return revokedKey(await app.ledger.write((tx) => revokeKey(tx, id, kind, now)));
 }
@@ -29,13 +30,19 @@ export const keys = {
     v.strictObject({ account: v.optional(Id), name: v.optional(v.string(), 'operator') }),
     (app, { account, name }) => {
       const accountId = account ?? installationOf(app.ledger.read).defaultAccountId;
-      if (accountId === null) throw new Refusal('not_found', 'There is no default account yet. Start `purser serve` once, or give --account.');
+      if (accountId === null)
+        throw new Refusal(
+          'not_found',
+          'There is no default account yet. Start `purser serve` once, or give --account.',
+        );
       return mint(app, 'operator', accountId, name);
     },
   ),
   'operator-key.list': command(NOTHING, (app) => ({ keys: listOperatorKeys(app.ledger.read).map(record) })),
   'operator-key.revoke': command(v.strictObject({ id: Id }), (app, { id }) => revoke(app, 'operator', id)),
-  'key.create': command(v.strictObject({ account: Id, name: v.string() }), (app, { account, name }) => mint(app, 'account', account, name)),
+  'key.create': command(v.strictObject({ account: Id, name: v.string() }), (app, { account, name }) =>
+    mint(app, 'account', account, name),
+  ),
   'key.list': command(v.strictObject({ account: Id }), (app, { account }) => ({
     keys: listKeys(app.ledger.read, accountOf(app.ledger.read, account).id).map(record),
   })),

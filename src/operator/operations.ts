@@ -6,10 +6,14 @@ import { command, Id, Reason } from './command.ts';
 
 export const operations = {
   'operation.list': command(v.strictObject({ uncertain: v.optional(v.boolean(), false) }), (app, { uncertain }) => {
-    const list = uncertain ? uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER) : listOperations(app.ledger.read);
+    const list = uncertain
+      ? uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER)
+      : listOperations(app.ledger.read);
     return { operations: list.map(operationRecord) };
   }),
-  'operation.show': command(v.strictObject({ id: Id }), (app, { id }) => operationRecord(operationOf(app.ledger.read, id))),
+  'operation.show': command(v.strictObject({ id: Id }), (app, { id }) =>
+    operationRecord(operationOf(app.ledger.read, id)),
+  ),
   /** Decides an uncertain operation by the operator's word; never one that this process is driving (design, section 6). */
   'operation.resolve': command(
     v.strictObject({ id: Id, decision: v.picklist(['charge', 'release']), reason: Reason }),
@@ -17,8 +21,10 @@ export const operations = {
       const now = app.clock.now();
       const decided = await app.ledger.write((tx) => {
         const before = operationOf(tx, id);
-        if (before.state === 'settled') throw new Refusal('conflict', `The operation ${id} is settled (${before.outcome}). That is final.`);
-        if (app.running.drives(id)) throw new Refusal('conflict', `The operation ${id} is still running. Its answer will decide it.`);
+        if (before.state === 'settled')
+          throw new Refusal('conflict', `The operation ${id} is settled (${before.outcome}). That is final.`);
+        if (app.running.drives(id))
+          throw new Refusal('conflict', `The operation ${id} is still running. Its answer will decide it.`);
         return decide(tx, id, decision, 'operator', reason, now);
       });
       app.events.decided(decided.operation);

@@ -1,15 +1,15 @@
 import { rmSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
 import http from 'node:http';
-import type { App } from '../app.ts';
 import { Refusal } from '../refusal.ts';
 import { type Answer, reachable } from './ask.ts';
+import type { OperatorApp } from './command.ts';
 import { runCommand } from './commands.ts';
 
 /** A command takes little; a longer body is no command. */
 const BODY_BYTES_MAX = 64 * 1024;
 /** Listens for the CLI on a unix socket of mode 0600: whoever may write the data directory may ask. */
-export async function listenSocket(app: App, path: string): Promise<{ close(): Promise<void> }> {
+export async function listenSocket(app: OperatorApp, path: string): Promise<{ close(): Promise<void> }> {
   rmSync(path, { force: true }); // We hold the lock: whatever is there was left by a process that is gone.
   const server = http.createServer(async (request, response) => {
     const answer = await handle(app, request);
@@ -37,7 +37,7 @@ export async function listenSocket(app: App, path: string): Promise<{ close(): P
   };
 }
 
-async function handle(app: App, request: http.IncomingMessage): Promise<Answer> {
+async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<Answer> {
   try {
     const chunks: Buffer[] = [];
     let length = 0;
@@ -51,6 +51,8 @@ async function handle(app: App, request: http.IncomingMessage): Promise<Answer> 
   } catch (error) {
     if (error instanceof Refusal) return { refusal: { code: error.code, message: error.message } };
     app.events.failed('operator', error);
-    return { refusal: { code: 'internal_error', message: 'Something went wrong on our side. The log of the server has it.' } };
+    return {
+      refusal: { code: 'internal_error', message: 'Something went wrong on our side. The log of the server has it.' },
+    };
   }
 }

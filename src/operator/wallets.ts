@@ -1,6 +1,5 @@
 import * as v from 'valibot';
 import { walletToken } from '../access/keyring.ts';
-import type { App } from '../app.ts';
 import { fingerprint } from '../fingerprint.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
@@ -12,31 +11,37 @@ import { close } from '../spend/close.ts';
 import { open } from '../spend/open.ts';
 import { operationRecord, timelineStep } from '../wire/operation.ts';
 import { allocation, WalletRequest, walletRecord } from '../wire/wallet.ts';
-import { command, Id, NOTHING } from './command.ts';
+import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 
-function walletWith(app: App, id: string): Wallet {
+function walletWith(app: OperatorApp, id: string): Wallet {
   const wallet = findWallet(app.ledger.read, id);
   if (!wallet) throw new Refusal('not_found', `There is no wallet ${id}.`);
   return wallet;
 }
 
 /** The wallet record, and whose it is. */
-const record = (app: App, wallet: Wallet) => ({ ...walletRecord(wallet, app.clock.now()), account_id: wallet.accountId });
+const record = (app: OperatorApp, wallet: Wallet) => ({
+  ...walletRecord(wallet, app.clock.now()),
+  account_id: wallet.accountId,
+});
 
 export const wallets = {
-  'wallet.create': command(v.strictObject({ account: Id, ...WalletRequest.entries }), async (app, { account, ...body }) => {
-    const requestId = newId('req');
-    const { wallet, token } = await open(app, {
-      accountId: accountOf(app.ledger.read, account).id,
-      name: body.name,
-      budgetCents: body.budget_cents,
-      expiresInSeconds: body.expires_in_seconds,
-      idempotencyKey: requestId, // Typed once at a terminal: a key of its own.
-      fingerprint: fingerprint(body),
-      requestId,
-    });
-    return allocation(wallet, token, app.baseUrl, app.clock.now());
-  }),
+  'wallet.create': command(
+    v.strictObject({ account: Id, ...WalletRequest.entries }),
+    async (app, { account, ...body }) => {
+      const requestId = newId('req');
+      const { wallet, token } = await open(app, {
+        accountId: accountOf(app.ledger.read, account).id,
+        name: body.name,
+        budgetCents: body.budget_cents,
+        expiresInSeconds: body.expires_in_seconds,
+        idempotencyKey: requestId, // Typed once at a terminal: a key of its own.
+        fingerprint: fingerprint(body),
+        requestId,
+      });
+      return allocation(wallet, token, app.baseUrl, app.clock.now());
+    },
+  ),
   'wallet.list': command(NOTHING, (app) => ({ wallets: listWallets(app.ledger.read).map((it) => record(app, it)) })),
   'wallet.show': command(v.strictObject({ id: Id }), (app, { id }) => record(app, walletWith(app, id))),
   'wallet.token': command(v.strictObject({ id: Id }), (app, { id }) => {
@@ -47,7 +52,11 @@ export const wallets = {
   /** One attempt of at most `close_wait_seconds`; the terminal repeats it with --wait. */
   'wallet.close': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const wallet = await close(app, walletWith(app, id).id, 'operator');
-    if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', `The wallet ${id} is frozen; its cleanup goes on: ${wallet.cleanupError ?? 'requests are in flight'}.`);
+    if (wallet.status !== 'closed')
+      throw new Refusal(
+        'cleanup_pending',
+        `The wallet ${id} is frozen; its cleanup goes on: ${wallet.cleanupError ?? 'requests are in flight'}.`,
+      );
     return record(app, wallet);
   }),
   'wallet.timeline': command(v.strictObject({ id: Id }), (app, { id }) => {

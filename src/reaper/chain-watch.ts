@@ -12,7 +12,11 @@ const PAUSE_MILLISECONDS = 50;
  * Follows the whole chain once in the background, from the epoch's first entry; the start has checked the newest ones
  * only. A break turns `readyz` red and stops service.
  */
-export function watchChain(read: Reader, health: Health, events: Pick<Events, 'failed'>): { start(): void; stop(): void } {
+export function watchChain(
+  read: Reader,
+  health: Health,
+  events: Pick<Events, 'failed'>,
+): { start(): void; stop(): void } {
   let next = 0;
   let timer: NodeJS.Timeout | undefined;
   let stopped = false;

@@ -1,5 +1,11 @@
 import { freezeWallet } from '../ledger/closing.ts';
-import { decide, nextStaleAnswer, pruneAnswers, type UncertainCursor, uncertainOperations } from '../ledger/operation.ts';
+import {
+  decide,
+  nextStaleAnswer,
+  pruneAnswers,
+  type UncertainCursor,
+  uncertainOperations,
+} from '../ledger/operation.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { windUp } from '../spend/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
@@ -12,7 +18,9 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   const now = app.clock.now();
   for (let cursor: DueCursor | undefined; ; ) {
     const page = dueWallets(app.ledger.read, now, cursor);
-    const frozen = await Promise.allSettled(page.map(({ id }) => app.ledger.write((tx) => freezeWallet(tx, id, 'expired', now))));
+    const frozen = await Promise.allSettled(
+      page.map(({ id }) => app.ledger.write((tx) => freezeWallet(tx, id, 'expired', now))),
+    );
     for (const it of frozen) tally(app, reaped, it, 'expired');
     cursor = page.at(-1);
     if (page.length < LIST_COUNT_MAX) return;
@@ -24,7 +32,8 @@ export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   for (let after = ''; ; ) {
     const page = endingWallets(app.ledger.read, after);
     const wound = await Promise.allSettled(page.map(({ id }) => windUp(app, id)));
-    for (const it of wound) tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
+    for (const it of wound)
+      tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
     after = page.at(-1)?.id ?? '';
     if (page.length < LIST_COUNT_MAX) return;
   }
@@ -38,7 +47,9 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
     const page = uncertainOperations(app.ledger.read, now - afterSeconds, cursor);
     const due = page.filter((it) => it.kind === 'chat' && !app.running.drives(it.id));
     const reason = `no answer after ${afterSeconds} s; policy ${policy}`;
-    const decided = await Promise.allSettled(due.map(({ id }) => app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, now))));
+    const decided = await Promise.allSettled(
+      due.map(({ id }) => app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, now))),
+    );
     for (const it of decided) {
       tally(app, reaped, it, 'resolved');
       if (it.status === 'fulfilled' && it.value.moved) app.events.decided(it.value.operation);
@@ -62,7 +73,9 @@ export function nextDue(app: ReaperApp): number {
   const [oldest] = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER);
   return Math.min(
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
-    oldest?.uncertainAt == null ? Number.POSITIVE_INFINITY : oldest.uncertainAt + app.config.router.uncertain.after_seconds,
+    oldest?.uncertainAt == null
+      ? Number.POSITIVE_INFINITY
+      : oldest.uncertainAt + app.config.router.uncertain.after_seconds,
     nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY,
   );
 }

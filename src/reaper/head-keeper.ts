@@ -12,7 +12,11 @@ export type HeadKeeper = {
   stop(): Promise<void>;
 };
 
-export function createHeadKeeper(file: string, ledger: () => Pick<Ledger, 'read'>, events: Pick<Events, 'failed'>): HeadKeeper {
+export function createHeadKeeper(
+  file: string,
+  ledger: () => Pick<Ledger, 'read'>,
+  events: Pick<Events, 'failed'>,
+): HeadKeeper {
   let timer: NodeJS.Timeout | undefined;
   let stopped = false;
   let written = '';

@@ -9,7 +9,14 @@ const SLEEP_SECONDS_MAX = 60;
 /** A wallet that could not be closed is tried again after this long. */
 const AGAIN_SECONDS = 2;
 
-export type Reaped = { expired: number; closed: number; pending: number; resolved: number; pruned: number; failed: number };
+export type Reaped = {
+  expired: number;
+  closed: number;
+  pending: number;
+  resolved: number;
+  pruned: number;
+  failed: number;
+};
 
 export type Reaper = {
   start(): void;

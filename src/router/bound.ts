@@ -11,14 +11,44 @@ const CHOICE_COUNT_MAX = 128;
 
 /** What may go upstream and costs nothing but its bytes. All else is refused: a field that is not priced breaks the bound. */
 const FORWARDED = new Set([
-  'messages', 'tools', 'tool_choice', 'parallel_tool_calls', 'functions', 'function_call', 'response_format',
-  'temperature', 'top_p', 'frequency_penalty', 'presence_penalty', 'stop', 'seed', 'logit_bias', 'logprobs',
-  'top_logprobs', 'user', 'metadata', 'safety_identifier', 'verbosity', 'reasoning_effort',
+  'messages',
+  'tools',
+  'tool_choice',
+  'parallel_tool_calls',
+  'functions',
+  'function_call',
+  'response_format',
+  'temperature',
+  'top_p',
+  'frequency_penalty',
+  'presence_penalty',
+  'stop',
+  'seed',
+  'logit_bias',
+  'logprobs',
+  'top_logprobs',
+  'user',
+  'metadata',
+  'safety_identifier',
+  'verbosity',
+  'reasoning_effort',
 ]);
 /** Read here and written anew, or accepted with the one value that changes nothing. */
-const HANDLED = new Set(['model', 'stream', 'n', 'max_tokens', 'max_completion_tokens', 'store', 'service_tier', 'modalities']);
+const HANDLED = new Set([
+  'model',
+  'stream',
+  'n',
+  'max_tokens',
+  'max_completion_tokens',
+  'store',
+  'service_tier',
+  'modalities',
+]);
 
-export type ChatBody = Readonly<Record<string, unknown>> & { model: string; messages: readonly Record<string, unknown>[] };
+export type ChatBody = Readonly<Record<string, unknown>> & {
+  model: string;
+  messages: readonly Record<string, unknown>[];
+};
 export type Bounded = { body: Buffer; promptTokens: number; completionTokens: number; choices: number };
 
 /**
@@ -36,7 +66,8 @@ export function bound(model: Model, request: ChatBody): Bounded {
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
   if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
-  if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]') throw unsupported('modalities');
+  if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
+    throw unsupported('modalities');
 
   const choices = wholeNumber(request, 'n', CHOICE_COUNT_MAX) ?? 1;
   if (choices > 1) forwarded.n = choices;
@@ -51,7 +82,10 @@ export function bound(model: Model, request: ChatBody): Bounded {
 }
 
 function unsupported(name: string): Refusal {
-  return new Refusal('unsupported_parameter', `"${name.slice(0, 80)}" is not priced here, so it is not forwarded. Leave it out.`);
+  return new Refusal(
+    'unsupported_parameter',
+    `"${name.slice(0, 80)}" is not priced here, so it is not forwarded. Leave it out.`,
+  );
 }
 
 function wholeNumber(request: ChatBody, name: string, most = Number.MAX_SAFE_INTEGER): number | undefined {

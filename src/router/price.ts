@@ -5,7 +5,8 @@ const MILLION = 1_000_000n;
 
 /** The price of so many tokens: summed exactly, then rounded up to one nano, once (design 2.1). */
 export function priceOf(price: Price, promptTokens: number, completionTokens: number): Nanos {
-  const millionths = price.promptPerMillion * BigInt(promptTokens) + price.completionPerMillion * BigInt(completionTokens);
+  const millionths =
+    price.promptPerMillion * BigInt(promptTokens) + price.completionPerMillion * BigInt(completionTokens);
   return Nanos((millionths + MILLION - 1n) / MILLION + price.request);
 }
 

@@ -23,9 +23,19 @@ export type Upstream = {
 
 /** Errors that come before a byte of the request was sent: the upstream heard nothing, for certain (undici, libuv). */
 const NEVER_SENT = new Set([
-  'ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH', 'EADDRNOTAVAIL', 'UND_ERR_CONNECT_TIMEOUT',
-  'CERT_HAS_EXPIRED', 'DEPTH_ZERO_SELF_SIGNED_CERT', 'SELF_SIGNED_CERT_IN_CHAIN', 'UNABLE_TO_VERIFY_LEAF_SIGNATURE',
-  'UNABLE_TO_GET_ISSUER_CERT_LOCALLY', 'ERR_TLS_CERT_ALTNAME_INVALID',
+  'ECONNREFUSED',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'EADDRNOTAVAIL',
+  'UND_ERR_CONNECT_TIMEOUT',
+  'CERT_HAS_EXPIRED',
+  'DEPTH_ZERO_SELF_SIGNED_CERT',
+  'SELF_SIGNED_CERT_IN_CHAIN',
+  'UNABLE_TO_VERIFY_LEAF_SIGNATURE',
+  'UNABLE_TO_GET_ISSUER_CERT_LOCALLY',
+  'ERR_TLS_CERT_ALTNAME_INVALID',
 ]);
 
 /** The model server's own clear no, when its body can be read; nothing was generated (design, section 8). */
@@ -35,7 +45,11 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   const { origin, pathname } = new URL(config.base_url);
   const path = `${pathname.replace(/\/$/, '')}/chat/completions`;
   const pool = new Pool(origin, { pipelining: 1, connect: { timeout: CONNECT_MILLISECONDS } });
-  const headers = { 'content-type': 'application/json', accept: 'application/json', ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}) };
+  const headers = {
+    'content-type': 'application/json',
+    accept: 'application/json',
+    ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
+  };
   const clean = (text: string) => {
     const short = redact(text).slice(0, MESSAGE_CHARACTERS_MAX);
     return apiKey && apiKey.length >= 4 ? short.replaceAll(apiKey, '[redacted]') : short;
@@ -59,8 +73,14 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       } catch (error) {
         const { code, message } = error as NodeJS.ErrnoException;
         const name = `upstream ${config.name}`;
-        if (code && NEVER_SENT.has(code)) return { kind: 'refused', code: 'gateway_unavailable', reason: `The model server cannot be reached (${code}). Nothing was charged.` };
-        if (limit.signal.aborted) return { kind: 'unknown', reason: `${name}: no answer within ${config.timeout_seconds} s` };
+        if (code && NEVER_SENT.has(code))
+          return {
+            kind: 'refused',
+            code: 'gateway_unavailable',
+            reason: `The model server cannot be reached (${code}). Nothing was charged.`,
+          };
+        if (limit.signal.aborted)
+          return { kind: 'unknown', reason: `${name}: no answer within ${config.timeout_seconds} s` };
         return { kind: 'unknown', reason: `${name}: ${clean(code ?? message)}` };
       } finally {
         clearTimeout(timer);
@@ -81,19 +101,36 @@ async function read(response: Dispatcher.ResponseData, name: string, clean: (tex
     return { kind: 'unknown', reason: `upstream ${name} answered 200 with a body that cannot be read` };
   }
   const said = clean(messageIn(json));
-  if (status >= 400 && status < 500) return { kind: 'refused', ...refusal(status, said, retryAfter(response.headers['retry-after'])) };
-  if (SAID_UNAVAILABLE.has(status) && said) return { kind: 'refused', code: 'gateway_unavailable', reason: `The model server answered ${status}. Nothing was charged.` };
+  if (status >= 400 && status < 500)
+    return { kind: 'refused', ...refusal(status, said, retryAfter(response.headers['retry-after'])) };
+  if (SAID_UNAVAILABLE.has(status) && said)
+    return {
+      kind: 'refused',
+      code: 'gateway_unavailable',
+      reason: `The model server answered ${status}. Nothing was charged.`,
+    };
   return { kind: 'unknown', reason: `upstream ${name} answered ${status}` };
 }
 
 /** A 4xx is a clear no. The caller hears what it can mend; the rest is between the operator and the upstream. */
 function refusal(status: number, said: string, retryAfterSeconds: number | undefined) {
   const told = said ? `: ${said}` : '.';
-  if (status === 400 || status === 422) return { code: 'invalid_request' as const, reason: `The model server refused the request${told}` };
-  if (status === 404) return { code: 'model_not_found' as const, reason: `The model server does not know the model${told}` };
-  if (status === 413) return { code: 'payload_too_large' as const, reason: `The model server finds the request too large${told}` };
-  if (status === 429) return { code: 'rate_limited' as const, reason: `The model server is busy${told}`, retryAfterSeconds: retryAfterSeconds ?? 5 };
-  return { code: 'gateway_unavailable' as const, reason: `The model server refused this gateway (${status}). Nothing was charged.` };
+  if (status === 400 || status === 422)
+    return { code: 'invalid_request' as const, reason: `The model server refused the request${told}` };
+  if (status === 404)
+    return { code: 'model_not_found' as const, reason: `The model server does not know the model${told}` };
+  if (status === 413)
+    return { code: 'payload_too_large' as const, reason: `The model server finds the request too large${told}` };
+  if (status === 429)
+    return {
+      code: 'rate_limited' as const,
+      reason: `The model server is busy${told}`,
+      retryAfterSeconds: retryAfterSeconds ?? 5,
+    };
+  return {
+    code: 'gateway_unavailable' as const,
+    reason: `The model server refused this gateway (${status}). Nothing was charged.`,
+  };
 }
 
 /** The body, or undefined when it is longer than `most` or ends early. What is too long is not read on. */

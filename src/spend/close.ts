@@ -41,7 +41,9 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
     // A hold whose driver has not come back from its commit yet is about to be driven.
     if (state === 'reserved') continue;
     const policy = app.config.router.uncertain.policy;
-    const decided = await app.ledger.write((tx) => decide(tx, id, policy, 'policy', `the wallet was closed; policy ${policy}`, now));
+    const decided = await app.ledger.write((tx) =>
+      decide(tx, id, policy, 'policy', `the wallet was closed; policy ${policy}`, now),
+    );
     if (decided.moved) app.events.decided(decided.operation);
   }
   const closed = await app.ledger.write((tx) => {

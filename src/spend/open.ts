@@ -20,7 +20,10 @@ export type OpenRequest = Omit<WalletOrder, 'id' | 'masterKeyId' | 'tokenHash' |
  * Opens a wallet with its credential. The same key and body answer the same wallet; once that is no longer active, its
  * dead credential is not handed out (`wallet_closed`, `wallet_expired`). Other refusals are those of `openWallet`.
  */
-export async function open(app: OpenApp, request: OpenRequest): Promise<{ wallet: Wallet; token: string; isNew: boolean }> {
+export async function open(
+  app: OpenApp,
+  request: OpenRequest,
+): Promise<{ wallet: Wallet; token: string; isNew: boolean }> {
   const blocked = app.clock.holdsBlocked();
   if (blocked && !findWalletByKey(app.ledger.read, request.accountId, request.idempotencyKey))
     throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });

@@ -15,7 +15,9 @@ export async function recover(app: { ledger: Ledger; clock: Clock; events: Event
     const now = app.clock.now();
     await Promise.all(
       page.map(({ id }) =>
-        app.ledger.write((tx) => settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now)),
+        app.ledger.write((tx) =>
+          settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now),
+        ),
       ),
     );
     for (const { id } of page) {

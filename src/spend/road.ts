@@ -1,9 +1,17 @@
 import type { Clock } from '../clock.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { findAnswer, findOperationByKey, type HoldOrder, type Operation, type Outcome, placeHold, settle } from '../ledger/operation.ts';
-import { Refusal } from '../refusal.ts';
+import {
+  findAnswer,
+  findOperationByKey,
+  type HoldOrder,
+  type Operation,
+  type Outcome,
+  placeHold,
+  settle,
+} from '../ledger/operation.ts';
 import { formatUsd, type Nanos } from '../money.ts';
+import { Refusal } from '../refusal.ts';
 import type { Running } from './running.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
@@ -12,7 +20,10 @@ const UNCERTAIN_RETRY_SECONDS = 30;
 export const JOIN_SECONDS = 30;
 const JOIN_RETRY_SECONDS = 5;
 
-export type PaidRequest<Q> = Pick<HoldOrder, 'walletId' | 'kind' | 'route' | 'idempotencyKey' | 'fingerprint' | 'requestId'> & {
+export type PaidRequest<Q> = Pick<
+  HoldOrder,
+  'walletId' | 'kind' | 'route' | 'idempotencyKey' | 'fingerprint' | 'requestId'
+> & {
   /** What it costs at most. Called only when this is a new attempt; refuses what the catalogue does not allow. */
   quote: () => Quote<Q>;
 };

@@ -28,12 +28,15 @@ export const ComputeRequest = v.variant(
           max_seconds: maxSeconds,
         }),
         v.check(
-          ({ gpu, gpus }) => (gpus ?? 0) === 0 ? gpu == null : gpu != null,
+          ({ gpu, gpus }) => ((gpus ?? 0) === 0 ? gpu == null : gpu != null),
           'gpus must be 0 exactly when gpu is null; both may be left out together',
         ),
       ),
     }),
-    v.strictObject({ provider: v.literal('provider_two'), spec: v.strictObject({ chip: text(1, 100), max_seconds: maxSeconds }) }),
+    v.strictObject({
+      provider: v.literal('provider_two'),
+      spec: v.strictObject({ chip: text(1, 100), max_seconds: maxSeconds }),
+    }),
     v.strictObject({
       provider: v.literal('provider_three'),
       spec: v.strictObject({ offer_id: text(1, 100), disk_gb: wholeNumber(1, 1_000_000), max_seconds: maxSeconds }),
@@ -77,7 +80,9 @@ export const ResourceSummary = v.object({
   created_at: Time,
   ready_at: v.nullable(Time),
   ended_at: v.nullable(Time),
-  end_reason: v.nullable(v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed'])),
+  end_reason: v.nullable(
+    v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed']),
+  ),
 });
 export const ResourceList = v.object({ resources: v.array(ResourceSummary) });
 export const ResourcePage = v.object({ resources: v.array(ResourceSummary), next_cursor: v.string() });

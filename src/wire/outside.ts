@@ -3,7 +3,13 @@ import { Cents, Time, text, wholeNumber } from './parts.ts';
 
 /** Body and answer of POST /v1/billing/checkout. */
 export const CheckoutRequest = v.object({ amount_cents: wholeNumber(500, 100_000) });
-export const Checkout = v.object({ id: v.string(), url: v.string(), status: v.string(), amount_cents: Cents, expires_at: Time });
+export const Checkout = v.object({
+  id: v.string(),
+  url: v.string(),
+  status: v.string(),
+  amount_cents: Cents,
+  expires_at: Time,
+});
 
 /** Body and answer of POST /v1/transfer/sign. */
 export const SignRequest = v.object({

@@ -52,7 +52,11 @@ export const WalletRecord = v.object({
   expires_at: v.nullable(Time),
   closed_at: v.nullable(Time),
   close_reason: v.nullable(v.picklist(CLOSE_REASONS)),
-  cleanup: v.object({ pending: v.boolean(), attempts: v.pipe(v.number(), v.integer()), last_error: v.nullable(v.string()) }),
+  cleanup: v.object({
+    pending: v.boolean(),
+    attempts: v.pipe(v.number(), v.integer()),
+    last_error: v.nullable(v.string()),
+  }),
   token_hint: v.string(),
 });
 export const WalletList = v.object({ wallets: v.array(WalletRecord) });
@@ -90,7 +94,12 @@ export function walletRecord(wallet: Wallet, now: number): v.InferOutput<typeof 
   };
 }
 
-export function allocation(wallet: Wallet, token: string, baseUrl: string, now: number): v.InferOutput<typeof Allocation> {
+export function allocation(
+  wallet: Wallet,
+  token: string,
+  baseUrl: string,
+  now: number,
+): v.InferOutput<typeof Allocation> {
   return {
     id: wallet.id,
     status: statusAt(wallet, now),

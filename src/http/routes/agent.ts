@@ -21,12 +21,23 @@ export const readBudget = endpoint({
       held_usd: '0.002',
       available_usd: '4.8777',
       expires_at: 1795086400,
-      holds: [{ id: 'op_01k9v3c2mq8r5t7w1x4z6b0d2f', kind: 'chat', amount_usd: '0.002', state: 'reserved', resource_id: null, created_at: 1795000300 }],
+      holds: [
+        {
+          id: 'op_01k9v3c2mq8r5t7w1x4z6b0d2f',
+          kind: 'chat',
+          amount_usd: '0.002',
+          state: 'reserved',
+          resource_id: null,
+          created_at: 1795000300,
+        },
+      ],
     },
   },
   run(app, { principal: { wallet } }) {
     const now = app.clock.now();
-    return { body: budget(findWallet(app.ledger.read, wallet.id) as Wallet, openOperations(app.ledger.read, wallet.id), now) };
+    return {
+      body: budget(findWallet(app.ledger.read, wallet.id) as Wallet, openOperations(app.ledger.read, wallet.id), now),
+    };
   },
 });
 

@@ -93,7 +93,10 @@ export const stopCompute = endpoint({
   body: ResourceId,
   answer: ResourceSummary,
   refusals: ['not_found'],
-  example: { body: { id: ID }, answer: { ...EXAMPLE, status: 'stopped', ended_at: 1795000600, end_reason: 'requested' } },
+  example: {
+    body: { id: ID },
+    answer: { ...EXAMPLE, status: 'stopped', ended_at: 1795000600, end_reason: 'requested' },
+  },
   run: noResource,
 });
 
@@ -137,7 +140,16 @@ export const execCompute = endpoint({
   refusals: ['not_found', 'resource_not_active'],
   example: {
     body: { id: ID, command: 'uname -s', timeout: 60 },
-    answer: { id: ID, exit_code: 0, stdout: 'Linux\n', stderr: '', stdout_truncated: false, stderr_truncated: false, timed_out: false, duration_ms: 12 },
+    answer: {
+      id: ID,
+      exit_code: 0,
+      stdout: 'Linux\n',
+      stderr: '',
+      stdout_truncated: false,
+      stderr_truncated: false,
+      timed_out: false,
+      duration_ms: 12,
+    },
   },
   run: noResource,
 });
@@ -151,7 +163,12 @@ export const uploadCompute = endpoint({
   refusals: ['not_found', 'resource_not_active'],
   example: {
     body: { id: ID, path: '/work/hello.txt', content_base64: 'aGVsbG8K' },
-    answer: { id: ID, path: '/work/hello.txt', bytes: 6, sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03' },
+    answer: {
+      id: ID,
+      path: '/work/hello.txt',
+      bytes: 6,
+      sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
+    },
   },
   run: noResource,
 });

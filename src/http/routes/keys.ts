@@ -29,7 +29,12 @@ export const createAccountKey = endpoint({
   refusals: ['account_suspended'],
   example: { body: { name: 'ci' }, answer: { ...EXAMPLE, key: 'cnv_live_…' } },
   async run(app, { principal, body }) {
-    const order = { kind: 'account' as const, accountId: principal.accountId, name: body.name, mintedBy: principal.keyId };
+    const order = {
+      kind: 'account' as const,
+      accountId: principal.accountId,
+      name: body.name,
+      mintedBy: principal.keyId,
+    };
     const now = app.clock.now();
     const { key, token } = await app.ledger.write((tx) => createKey(tx, order, now));
     return { body: { ...keyRecord(key), key: token } };

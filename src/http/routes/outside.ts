@@ -13,10 +13,19 @@ export const createCheckout = endpoint({
   refusals: ['billing_not_configured'],
   example: {
     body: { amount_cents: 2000 },
-    answer: { id: 'chk_01k9v3c2mq8r5t7w1x4z6b0d2f', url: 'https://checkout.example/s/1', status: 'open', amount_cents: 2000, expires_at: 1795086400 },
+    answer: {
+      id: 'chk_01k9v3c2mq8r5t7w1x4z6b0d2f',
+      url: 'https://checkout.example/s/1',
+      status: 'open',
+      amount_cents: 2000,
+      expires_at: 1795086400,
+    },
   },
   run() {
-    throw new Refusal('billing_not_configured', 'This installation has no payment provider configured; the operator credits accounts with `purser account credit`.');
+    throw new Refusal(
+      'billing_not_configured',
+      'This installation has no payment provider configured; the operator credits accounts with `purser account credit`.',
+    );
   },
 });
 
@@ -28,7 +37,14 @@ export const signTransfer = endpoint({
   refusals: ['transfer_not_configured'],
   example: {
     body: { object: 'results/run-1.tar', operation: 'put', expires_seconds: 900 },
-    answer: { url: 'https://s3.example/agents/…', method: 'PUT', object: 'results/run-1.tar', operation: 'put', headers: {}, expires_at: 1795000900 },
+    answer: {
+      url: 'https://s3.example/agents/…',
+      method: 'PUT',
+      object: 'results/run-1.tar',
+      operation: 'put',
+      headers: {},
+      expires_at: 1795000900,
+    },
   },
   run() {
     throw new Refusal('transfer_not_configured');
@@ -41,8 +57,14 @@ export const createRouterKey = endpoint({
   body: RouterKeyRequest,
   answer: RouterKey,
   refusals: ['provider_not_configured', 'wallet_closed', 'wallet_expired'],
-  example: { body: {}, answer: { api_key: 'svc_router_…', base_url: 'http://127.0.0.1:7420/v1/router', expires_at: 1795086400 } },
+  example: {
+    body: {},
+    answer: { api_key: 'svc_router_…', base_url: 'http://127.0.0.1:7420/v1/router', expires_at: 1795086400 },
+  },
   run() {
-    throw new Refusal('provider_not_configured', 'This version of Purser has no gateway keys yet: use the wallet token with /v1/chat/completions.');
+    throw new Refusal(
+      'provider_not_configured',
+      'This version of Purser has no gateway keys yet: use the wallet token with /v1/chat/completions.',
+    );
   },
 });

@@ -1,10 +1,18 @@
 import { walletToken } from '../../access/keyring.ts';
 import { fingerprint } from '../../fingerprint.ts';
-import { listWallets as walletsOf, refuseInactive, walletOf } from '../../ledger/wallet.ts';
+import { refuseInactive, walletOf, listWallets as walletsOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { close } from '../../spend/close.ts';
 import { open } from '../../spend/open.ts';
-import { Allocation, allocation, WalletList, WalletRecord, WalletRequest, WalletToken, walletRecord } from '../../wire/wallet.ts';
+import {
+  Allocation,
+  allocation,
+  WalletList,
+  WalletRecord,
+  WalletRequest,
+  WalletToken,
+  walletRecord,
+} from '../../wire/wallet.ts';
 import { endpoint } from '../door.ts';
 
 const ID = 'wal_01k9v3c2mq8r5t7w1x4z6b0d2f';
@@ -99,7 +107,14 @@ export const closeWallet = endpoint({
   answer: WalletRecord,
   refusals: ['not_found', 'cleanup_pending'],
   example: {
-    answer: { ...EXAMPLE, status: 'closed', returned_cents: 487, available_usd: '0.00', closed_at: 1795000500, close_reason: 'account_request' },
+    answer: {
+      ...EXAMPLE,
+      status: 'closed',
+      returned_cents: 487,
+      available_usd: '0.00',
+      closed_at: 1795000500,
+      close_reason: 'account_request',
+    },
   },
   async run(app, { principal, params }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);

@@ -1,12 +1,12 @@
 import type { Events } from '../events.ts';
 import type { Operation, Outcome } from '../ledger/operation.ts';
-import { type Answered, type PaidRequest, type Quote, type RoadApp, spend } from '../spend/road.ts';
-import { type Bounded, bound, type ChatBody } from './bound.ts';
-import type { Catalogue, Model } from './catalogue.ts';
-import { affordableCompletion, priceOf, priceSnapshot, readUsage } from './price.ts';
-import type { Upstream } from './upstream.ts';
+import { type Bounded, bound, type ChatBody } from '../router/bound.ts';
+import type { Catalogue, Model } from '../router/catalogue.ts';
+import { affordableCompletion, priceOf, priceSnapshot, readUsage } from '../router/price.ts';
+import type { Upstream } from '../router/upstream.ts';
+import { type Answered, type PaidRequest, type Quote, type RoadApp, spend } from './road.ts';
 
-export type RouterApp = RoadApp & { catalogue: Catalogue; upstreams: ReadonlyMap<string, Upstream> };
+export type ChatApp = RoadApp & { catalogue: Catalogue; upstreams: ReadonlyMap<string, Upstream> };
 export type ChatRequest = Omit<PaidRequest<never>, 'kind' | 'quote'> & { body: ChatBody };
 type Detail = { model: Model; bounded: Bounded };
 
@@ -14,7 +14,7 @@ type Detail = { model: Model; bounded: Bounded };
  * One metered chat completion: hold the bound, ask the upstream once, settle by its usage (design, section 8). Answers
  * the upstream's body unchanged. Refusals: `model_not_found`, `unsupported_parameter`, and those of the road.
  */
-export function chat(app: RouterApp, { body, ...request }: ChatRequest): Promise<Answered> {
+export function chat(app: ChatApp, { body, ...request }: ChatRequest): Promise<Answered> {
   return spend<Detail>(
     app,
     { ...request, kind: 'chat', quote: () => quote(app, body) },
@@ -28,7 +28,7 @@ export function chat(app: RouterApp, { body, ...request }: ChatRequest): Promise
   );
 }
 
-function quote(app: RouterApp, body: ChatBody): Quote<Detail> {
+function quote(app: ChatApp, body: ChatBody): Quote<Detail> {
   const model = app.catalogue.find(body.model);
   const bounded = bound(model, body);
   const { promptTokens, completionTokens, choices } = bounded;
@@ -40,13 +40,20 @@ function quote(app: RouterApp, body: ChatBody): Quote<Detail> {
     advice(left) {
       const fits = Math.floor(affordableCompletion(model.price, promptTokens, left) / choices);
       const asked = `It asked for up to ${completionTokens / choices} output tokens`;
-      return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+      return fits >= 1
+        ? `${asked}; with max_tokens ${fits} it would fit.`
+        : `${asked}; no max_tokens would make it fit.`;
     },
   };
 }
 
 /** What the answer costs by its usage: never above the hold, and the whole hold when it does not say. */
-function charge(events: Events, operation: Operation, model: Model, answer: unknown): Pick<Outcome<never> & { kind: 'done' }, 'charge' | 'usage'> {
+function charge(
+  events: Events,
+  operation: Operation,
+  model: Model,
+  answer: unknown,
+): Pick<Outcome<never> & { kind: 'done' }, 'charge' | 'usage'> {
   const usage = readUsage(answer);
   if (!usage) return { charge: operation.hold, usage: null };
   const counted = JSON.stringify({ prompt_tokens: usage.promptTokens, completion_tokens: usage.completionTokens });

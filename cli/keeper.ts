@@ -1,9 +1,9 @@
-import type { Config, Secrets } from '../config.ts';
-import { files, LockedError, prepareDirectory } from '../data-directory.ts';
-import type { Log } from '../log.ts';
-import { Refusal } from '../refusal.ts';
-import type { CommandInput, CommandName, CommandOutput } from './commands.ts';
-import { askSocket } from './ask.ts';
+import type { Config, Secrets } from '../src/config.ts';
+import { files, LockedError, prepareDirectory } from '../src/data-directory.ts';
+import type { Log } from '../src/log.ts';
+import { askSocket } from '../src/operator/ask.ts';
+import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
+import { Refusal } from '../src/refusal.ts';
 
 /** So long a server may take from taking its lock to listening on its socket. */
 const STARTING_MILLISECONDS = 10_000;
@@ -26,9 +26,17 @@ export async function ask<N extends CommandName>(
     const answered = await askSocket(at.socket, name, input);
     if (answered) return answered.value as CommandOutput<N>;
     // The whole house is loaded only when there is no server to ask.
-    const [{ openApp }, { runCommand }] = await Promise.all([import('../app.ts'), import('./commands.ts')]);
+    const [{ openApp }, { runCommand }] = await Promise.all([
+      import('../src/app.ts'),
+      import('../src/operator/commands.ts'),
+    ]);
     try {
-      await using app = await openApp(house.config, house.secrets, { log: house.log, who: `purser ${name}`, create: false, fatal });
+      await using app = await openApp(house.config, house.secrets, {
+        log: house.log,
+        who: `purser ${name}`,
+        create: false,
+        fatal,
+      });
       return (await runCommand(app, name, input)) as CommandOutput<N>;
     } catch (error) {
       if (!(error instanceof LockedError) || performance.now() > deadline) throw error;
@@ -38,5 +46,9 @@ export async function ask<N extends CommandName>(
 }
 
 function fatal(error: unknown): never {
-  throw new Refusal('read_only', 'A commit failed: what was asked may or may not have happened. Look before you repeat it.', { cause: error });
+  throw new Refusal(
+    'read_only',
+    'A commit failed: what was asked may or may not have happened. Look before you repeat it.',
+    { cause: error },
+  );
 }

@@ -1,0 +1,242 @@
+import assert from 'node:assert/strict';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { Agent, request as send } from 'undici';
+import { stringify } from 'yaml';
+import { type Answer, type Asked, MODELS } from './house.ts';
+
+/** The built product; `npm test` builds it first. */
+export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));
+
+/** The name by which the configuration finds the upstream's key: the key itself is in no file. */
+const UPSTREAM_KEY_VARIABLE = 'HOUSE_KEY';
+/** Longer than anything here takes on a busy machine; what takes longer hangs. */
+const DEADLINE_MILLISECONDS = 30_000;
+
+export type Ended = { code: number | null; signal: NodeJS.Signals | null };
+/** What a command said, and how it ended. */
+export type Said = Ended & { stdout: string; stderr: string };
+export type LogLine = { event: string } & Record<string, unknown>;
+
+/** A running `purser serve`. */
+export type Serving = {
+  pid: number;
+  url: string;
+  /** From the start of the process to its log line `serving`. */
+  readyMilliseconds: number;
+  output: { stdout: string; stderr: string };
+  ask(method: string, path: string, asked?: Asked): Promise<Answer>;
+  /** Resolves with the `count`-th log line of `event`, past or to come. */
+  logged(event: string, count?: number): Promise<LogLine>;
+  kill(signal: NodeJS.Signals): void;
+  ended: Promise<Ended>;
+  /** Sends a signal and waits for the end. */
+  stop(signal?: NodeJS.Signals): Promise<Ended>;
+};
+
+export type Installation = {
+  directory: string;
+  /** Runs one command in this installation, to its end. */
+  cli(...args: string[]): Promise<Said>;
+  /** The same with --json, which has to succeed: the one JSON value on stdout. */
+  json(...args: string[]): Promise<any>;
+  /** Starts `purser serve` and waits until it serves. */
+  serve(...args: string[]): Promise<Serving>;
+  /** Starts `purser serve` and leaves it to its fate: `serving` rejects when it ends before it serves. */
+  launch(...args: string[]): Launched;
+};
+export type Launched = {
+  child: ChildProcess;
+  output: { stdout: string; stderr: string };
+  ended: Promise<Ended>;
+  serving: Promise<Serving>;
+};
+
+export type InstallationOptions = {
+  /** Laid over the settings of a test installation. Null: no purser.yaml at all. */
+  settings?: Record<string, unknown> | null;
+  env?: Record<string, string>;
+  /** Where; a fresh temporary directory unless given. It is removed in the end. */
+  directory?: string;
+  upstream?: { url: string; key?: string };
+};
+
+/** A data directory with a purser.yaml, and the real executable to work on it. What it starts ends with the test. */
+export function installation(t: Pick<TestContext, 'after'>, options: InstallationOptions = {}): Installation {
+  assert(existsSync(EXECUTABLE), `${EXECUTABLE} is missing: \`npm run build\` makes it`);
+  const directory = options.directory ?? mkdtempSync(join(tmpdir(), 'purser-executable-'));
+  mkdirSync(directory, { recursive: true });
+  const { upstream, settings = {} } = options;
+  const env = { ...(upstream?.key ? { [UPSTREAM_KEY_VARIABLE]: upstream.key } : {}), ...options.env };
+  if (settings) writeFileSync(join(directory, 'purser.yaml'), stringify({ ...defaults(upstream), ...settings }));
+
+  const running = new Map<ChildProcess, Promise<Ended>>();
+  const agent = new Agent({ connections: null, pipelining: 1 });
+  t.after(async () => {
+    for (const child of running.keys()) child.kill('SIGKILL');
+    await Promise.all(running.values());
+    await agent.destroy();
+    rmSync(directory, { recursive: true, force: true });
+  });
+
+  const own: Installation = {
+    directory,
+    cli: (...args) => run(['--data', directory, ...args], { env }),
+    async json(...args) {
+      const said = await own.cli('--json', ...args);
+      assert.equal(said.code, 0, `purser ${args.join(' ')} failed: ${said.stdout}${said.stderr}`);
+      return JSON.parse(said.stdout);
+    },
+    serve: (...args) => own.launch(...args).serving,
+    launch(...args) {
+      const started = performance.now();
+      const { child, output, ended } = start(['--data', directory, 'serve', ...args], { env });
+      running.set(child, ended);
+      void ended.then(() => running.delete(child));
+      const log = followLog(child, output, ended);
+      const serving = log('serving', 1).then((line) => {
+        const url = String(line.listen);
+        return {
+          pid: child.pid as number,
+          url,
+          readyMilliseconds: performance.now() - started,
+          output,
+          ask: (method: string, path: string, asked?: Asked) => ask(agent, url, method, path, asked),
+          logged: (event: string, count = 1) => log(event, count),
+          kill: (signal: NodeJS.Signals) => void child.kill(signal),
+          ended,
+          stop(signal: NodeJS.Signals = 'SIGTERM') {
+            child.kill(signal);
+            return within(ended, () => `${signal} ends the server`);
+          },
+        };
+      });
+      serving.catch(() => {}); // Whoever waits for it hears of it.
+      return { child, output, ended, serving };
+    },
+  };
+  return own;
+}
+
+function defaults(upstream: InstallationOptions['upstream']) {
+  const house = {
+    name: 'house',
+    base_url: upstream?.url,
+    timeout_seconds: 30,
+    ...(upstream?.key ? { api_key: `\${${UPSTREAM_KEY_VARIABLE}}` } : {}),
+  };
+  return {
+    listen: '127.0.0.1:0',
+    close_wait_seconds: 1,
+    drain_seconds: 1,
+    limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
+    ...(upstream ? { router: { upstreams: [house], models: MODELS } } : {}),
+  };
+}
+
+type RunOptions = { env?: Record<string, string>; cwd?: string; command?: readonly string[] };
+
+/** Starts the executable with an environment of its own: nothing of the tester's gets in. */
+function start(args: readonly string[], { env = {}, cwd, command = [EXECUTABLE] }: RunOptions = {}) {
+  const [program, ...before] = command as [string, ...string[]];
+  const child = spawn(program, [...before, ...args], {
+    env: { PATH: process.env.PATH ?? '/usr/bin:/bin', ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+    ...(cwd === undefined ? {} : { cwd }),
+  });
+  const output = { stdout: '', stderr: '' };
+  for (const name of ['stdout', 'stderr'] as const)
+    child[name].setEncoding('utf8').on('data', (text: string) => {
+      output[name] += text;
+    });
+  const ended = new Promise<Ended>((resolve, reject) => {
+    child.once('close', (code, signal) => resolve({ code, signal })); // Not `exit`: by now all it said has been read.
+    child.once('error', reject);
+  });
+  return { child, output, ended };
+}
+
+/** Runs the executable to its end. `command` may put another program before it. */
+export async function run(args: readonly string[], options: RunOptions = {}): Promise<Said> {
+  const { child, output, ended } = start(args, options);
+  try {
+    return { ...(await within(ended, () => `\`purser ${args.join(' ')}\` ends: ${output.stderr}`)), ...output };
+  } finally {
+    child.kill('SIGKILL');
+  }
+}
+
+/** Waits for log lines; JSON lines on stderr, among words. */
+function followLog(child: ChildProcess, output: { stderr: string }, ended: Promise<Ended>) {
+  const lines: LogLine[] = [];
+  const waiting = new Set<() => void>();
+  let rest = '';
+  child.stderr?.on('data', (text: string) => {
+    const parts = (rest + text).split('\n');
+    rest = parts.pop() as string;
+    for (const part of parts) if (part.startsWith('{')) lines.push(JSON.parse(part) as LogLine);
+    for (const look of [...waiting]) look();
+  });
+  return (event: string, count: number): Promise<LogLine> => {
+    const waited = Promise.withResolvers<LogLine>();
+    const look = () => {
+      const found = lines.filter((line) => line.event === event)[count - 1];
+      if (found) waited.resolve(found);
+    };
+    waiting.add(look);
+    look();
+    void ended.then(({ code, signal }) => {
+      look();
+      waited.reject(
+        new Error(`the server ended (${code ?? signal}) before it logged ${event}:\n${output.stderr.slice(-2000)}`),
+      );
+    });
+    const clean = waited.promise.finally(() => waiting.delete(look));
+    return within(clean, () => `the log says ${event}, ${count} times:\n${output.stderr.slice(-2000)}`);
+  };
+}
+
+/** The value, or an error that says what was waited for in vain. */
+export async function within<T>(
+  promise: Promise<T>,
+  what: () => string,
+  milliseconds = DEADLINE_MILLISECONDS,
+): Promise<T> {
+  const over = Promise.withResolvers<never>();
+  const timer = setTimeout(
+    () => over.reject(new Error(`waited ${milliseconds} ms in vain until ${what()}`)),
+    milliseconds,
+  );
+  try {
+    return await Promise.race([promise, over.promise]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** One HTTP request. Throws where there was no whole answer: then nobody knows. */
+export async function ask(agent: Agent, url: string, method: string, path: string, asked: Asked = {}): Promise<Answer> {
+  const { token, body, key, headers = {} } = asked;
+  const response = await send(`${url}${path}`, {
+    method: method as 'GET',
+    dispatcher: agent,
+    headersTimeout: DEADLINE_MILLISECONDS,
+    headers: {
+      ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      ...(token === undefined ? {} : { authorization: `Bearer ${token}` }),
+      ...(key === undefined ? {} : { 'idempotency-key': key }),
+      ...headers,
+    },
+    body: body === undefined ? null : typeof body === 'string' ? body : JSON.stringify(body),
+  });
+  const text = await response.body.text();
+  let parsed: unknown;
+  try {
+    parsed = JSON.parse(text);
+  } catch {}
+  return { status: response.statusCode, headers: response.headers, body: parsed, text };
+}

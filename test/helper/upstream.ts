@@ -1,0 +1,90 @@
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
+import type { TestContext } from 'node:test';
+
+export type UpstreamCall = { path: string; headers: http.IncomingHttpHeaders; body: Record<string, unknown> };
+type Handler = (call: UpstreamCall, response: http.ServerResponse) => unknown;
+
+/** A real HTTP server in a test's hand: it answers, refuses, hangs, resets or answers late, as it is told. */
+export type FakeUpstream = {
+  url: string;
+  /** Every request that arrived, in order. */
+  calls: UpstreamCall[];
+  /** What the next calls get; `completion()` unless told otherwise. */
+  handle: Handler;
+  /** Resolves when `count` calls have arrived. */
+  arrived(count: number): Promise<void>;
+  close(): Promise<void>;
+};
+
+/** A chat completion that reports `usage`. */
+export function completion(usage: unknown = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 }): Handler {
+  return ({ body }, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(
+      JSON.stringify({
+        id: 'chatcmpl-test',
+        object: 'chat.completion',
+        created: 1,
+        model: body.model,
+        choices: [{ index: 0, message: { role: 'assistant', content: 'hello' }, finish_reason: 'stop' }],
+        ...(usage === undefined ? {} : { usage }),
+      }),
+    );
+  };
+}
+
+/** An error with a status and a body. */
+export function failure(status: number, body: string | object = { error: { message: `status ${status}` } }, headers: Record<string, string> = {}): Handler {
+  return (_, response) => {
+    response.writeHead(status, { 'content-type': 'application/json', ...headers });
+    response.end(typeof body === 'string' ? body : JSON.stringify(body));
+  };
+}
+
+/** Reads the whole request and never answers; what hangs is freed when the upstream closes. */
+export const hang: Handler = () => {};
+
+/** Reads the whole request, then resets the connection. */
+export const reset: Handler = (_, response) => response.socket?.resetAndDestroy();
+
+/** Announces more than it sends, then ends the connection. */
+export const halfBody: Handler = (_, response) => {
+  response.writeHead(200, { 'content-type': 'application/json', 'content-length': '1000' });
+  response.write('{"id":"chatcmpl-half"');
+  setImmediate(() => response.socket?.destroy());
+};
+
+/** A handler that waits until the test says so, then does as `handler`. */
+export function gate(handler: Handler = completion()): { handler: Handler; open(): void } {
+  const opened = Promise.withResolvers<void>();
+  return { handler: async (call, response) => { await opened.promise; await handler(call, response); }, open: opened.resolve };
+}
+
+export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeUpstream> {
+  const waiting: { count: number; tell: () => void }[] = [];
+  const server = http.createServer(async (request, response) => {
+    const chunks: Buffer[] = [];
+    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
+    const call = { path: request.url ?? '', headers: request.headers, body: JSON.parse(Buffer.concat(chunks).toString() || '{}') };
+    upstream.calls.push(call);
+    for (const it of waiting) if (upstream.calls.length >= it.count) it.tell();
+    await upstream.handle(call, response);
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const upstream: FakeUpstream = {
+    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`,
+    calls: [],
+    handle: completion(),
+    arrived(count) {
+      if (upstream.calls.length >= count) return Promise.resolve();
+      return new Promise((tell) => waiting.push({ count, tell }));
+    },
+    async close() {
+      server.closeAllConnections();
+      await new Promise((resolve) => server.close(resolve));
+    },
+  };
+  t.after(() => upstream.close());
+  return upstream;
+}

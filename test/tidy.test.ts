@@ -1,0 +1,104 @@
+import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
+import { dirname, join, normalize, relative } from 'node:path';
+import test from 'node:test';
+
+const ROOT = join(import.meta.dirname, '..');
+
+const files = ['src', 'cli', 'test', 'bench'].flatMap((folder) =>
+  readdirSync(join(ROOT, folder), { recursive: true, encoding: 'utf8' })
+    .map((name) => join(folder, name))
+    .filter((name) => /\.(ts|mjs)$/.test(name) && !name.includes('node_modules')),
+);
+const read = (name: string) => readFileSync(join(ROOT, name), 'utf8');
+const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, '').replace(/^\s*\/\/.*$/gm, '');
+
+/** What, the only place where it may appear, and the reason, which is what a failure prints. */
+const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
+  [/process\.env\b/, /^(src\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
+  [/\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys)\)/, /^src\/ledger\//, 'only the ledger writes money'],
+  [/\.(insert|update|delete)\(keys\)/, /^src\/access\//, 'only access writes keys'],
+  [/\b(insert into|update|delete from) (account|wallet|operation|entry|funding)\b/i, /^(test|bench)\//, 'money is written through the ledger’s own statements'],
+  [/from 'better-sqlite3'/, /^(src\/db|src\/ledger|test|bench)\//, 'only the ground opens databases; the ledger verifies them'],
+  [/from 'undici'|import\('undici'\)/, /^(src\/router\/|src\/doctor\.ts|test\/|bench\/)/, 'only these rooms call out'],
+  [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
+  [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the door knows HTTP'],
+  [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'a status stands in one table'],
+  [/process\.exit\(/, /^cli\/serve\.ts$/, 'set process.exitCode and let the loop empty; only a failed commit ends at once'],
+  [/console\.(log|error|warn)/, /^(cli\/main\.ts|test\/|bench\/)/, 'data goes through print, words through say, events through the log'],
+  [/\binteger\(/, /^(src\/(config|wire\/\w+)\.ts|test\/)/, 'a plain integer column reads a bigint as if it were a number'],
+  [/Date\.now\(\)/, /^(src\/(clock|id|doctor)\.ts|src\/demo\/|test\/|bench\/)/, 'time is handed in'],
+  [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
+  [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
+];
+
+test('what may stand in one place only stands nowhere else', () => {
+  const faults = files
+    .filter((name) => name !== 'test/tidy.test.ts')
+    .flatMap((name) => {
+      const source = withoutComments(read(name));
+      return ONLY_IN.filter(([what, where]) => what.test(source) && !where.test(name)).map(([what, , why]) => `${name}: ${what}: ${why}`);
+    });
+  assert.deepEqual(faults, []);
+});
+
+/** The rooms from the top of the house to its ground: an import points down, or stays in its room (design, section 5). */
+const FLOORS: RegExp[][] = [
+  [/^cli\//],
+  [/^src\/demo\//],
+  [/^src\/serve\.ts$/],
+  [/^src\/app\.ts$/],
+  [/^src\/doctor\.ts$/],
+  [/^src\/(http|operator|reaper)\//],
+  [/^src\/wire\//],
+  [/^src\/spend\//],
+  [/^src\/(router|access)\//],
+  [/^src\/events\.ts$/],
+  [/^src\/ledger\//],
+  [/^src\/db\//],
+  [/^src\/(config|configuration-fault|data-directory|clock|health|log|asset|fingerprint)\.ts$/],
+  [/^src\/(money|refusal|token|id)\.ts$/],
+];
+const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
+const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');
+
+test('imports point one way: from the door down to the ground', () => {
+  const faults: string[] = [];
+  for (const name of files.filter((it) => /^(src|cli)\//.test(it))) {
+    const floor = floorOf(name);
+    assert.notEqual(floor, -1, `${name} is on no floor: say where it belongs in FLOORS`);
+    for (const [, target] of read(name).matchAll(/(?:from|import\()\s*'(\.[^']+)'/g)) {
+      const imported = relative(ROOT, join(ROOT, normalize(join(dirname(name), target as string))));
+      const below = floorOf(imported);
+      const neighbours = floor === below && (floor === 0 || floor >= 12 || roomOf(name) === roomOf(imported));
+      if (below <= floor && !neighbours) faults.push(`${name} imports ${imported}`);
+    }
+  }
+  assert.deepEqual(faults, []);
+});
+
+test('no file imports one that imports it back', () => {
+  const imports = new Map<string, string[]>();
+  for (const name of files.filter((it) => /^(src|cli)\//.test(it)))
+    imports.set(
+      name,
+      [...read(name).matchAll(/^(?:import|export)(?! type)[^;]*?from\s*'(\.[^']+)'/gm)].map(([, target]) => normalize(join(dirname(name), target as string))),
+    );
+  const faults: string[] = [];
+  const done = new Set<string>();
+  const walk = (name: string, path: string[]) => {
+    if (path.includes(name)) return faults.push([...path.slice(path.indexOf(name)), name].join(' → '));
+    if (done.has(name)) return;
+    for (const next of imports.get(name) ?? []) walk(next, [...path, name]);
+    done.add(name);
+  };
+  for (const name of imports.keys()) walk(name, []);
+  assert.deepEqual(faults, []);
+});
+
+test('a mark in a comment has its reason', () => {
+  const bare = files
+    .filter((name) => name !== 'test/tidy.test.ts')
+    .flatMap((name) => [...read(name).matchAll(/(?<!@)\b(TODO|FIXME|XXX|HACK)\b|@(?:TODO|NOTE)\s*$/gm)].map(([mark]) => `${name}: ${mark}`));
+  assert.deepEqual(bare, []);
+});
