@@ -1,7 +1,7 @@
 import type { Command } from 'commander';
 import { files, prepareDirectory } from '../src/data-directory.ts';
 import { askAndPrint, example, readHouse, showRecord } from './house.ts';
-import { print, say } from './report.ts';
+import { print, printLine, say } from './report.ts';
 
 /** Verify and export read a snapshot of the file by themselves: the server's event loop stays free, and nothing is written. */
 async function openSnapshot(command: Command) {
@@ -49,9 +49,7 @@ export function ledgerCommands(program: Command): void {
       const { database } = await openSnapshot(command);
       const { exportEntries } = await import('../src/ledger/export.ts');
       try {
-        for (const line of exportEntries(database.read, format)) {
-          if (!process.stdout.write(`${line}\n`)) await new Promise((resolve) => process.stdout.once('drain', resolve));
-        }
+        for (const line of exportEntries(database.read, format)) if (!(await printLine(line))) return;
       } finally {
         database.client.close();
       }

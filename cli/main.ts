@@ -4,6 +4,7 @@ import { configCommands } from './config.ts';
 import { demoCommand } from './demo.ts';
 import { doctorCommand } from './doctor.ts';
 import { freezeCommands } from './freeze.ts';
+import { example } from './house.ts';
 import { keyCommands } from './key.ts';
 import { ledgerCommands } from './ledger.ts';
 import { operationCommands } from './operation.ts';
@@ -31,6 +32,9 @@ const COMMANDS = [
 
 async function main(): Promise<void> {
   process.umask(0o077); // Whatever is created is its owner's alone.
+  process.stdout.on('error', (error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EPIPE') throw error; // Who read our output has had enough (`| head`): no fault of ours.
+  });
   const [major] = process.versions.node.split('.');
   if (Number(major) < 24) {
     console.error(
@@ -46,8 +50,11 @@ async function main(): Promise<void> {
     .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
     .option('--json', 'print one JSON value on stdout, nothing else')
     .showHelpAfterError('Add --help for the whole text.')
+    .addHelpText('after', example('purser serve', 'purser operator-key mint', 'purser wallet create --help'))
     .exitOverride();
   for (const add of COMMANDS) add(program);
+  for (const group of program.commands.filter((it) => it.commands.length))
+    group.addHelpText('after', example(`purser ${group.name()} ${group.commands[0]?.name()} --help`));
   try {
     await program.parseAsync();
   } catch (error) {

@@ -30,6 +30,20 @@ export function print(text: string): void {
   process.stdout.write(`${text}\n`);
 }
 
+/** One line of many on stdout, no faster than it is read. False when nobody reads any more. */
+export async function printLine(text: string): Promise<boolean> {
+  const { stdout } = process;
+  if (!stdout.errored && !stdout.write(`${text}\n`))
+    await new Promise<void>((resolve) => {
+      const go = () => {
+        stdout.off('drain', go).off('close', go);
+        resolve();
+      };
+      stdout.on('drain', go).on('close', go);
+    });
+  return !stdout.errored;
+}
+
 /** Words on stderr. */
 export function say(text: string): void {
   process.stderr.write(`${text}\n`);

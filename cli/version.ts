@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import { assetText } from '../src/asset.ts';
+import { example } from './house.ts';
 import { print } from './report.ts';
 
 export const VERSION = (JSON.parse(assetText('package.json')) as { version: string }).version;
@@ -8,6 +9,7 @@ export function versionCommand(program: Command): void {
   program
     .command('version')
     .description('print the version')
+    .addHelpText('after', example('purser version'))
     .action((_, command: Command) => {
       const { json } = command.optsWithGlobals<{ json?: boolean }>();
       print(json ? JSON.stringify({ version: VERSION, node: process.versions.node }) : VERSION);

@@ -4,7 +4,7 @@ import type { Log } from './log.ts';
 const FORWARD_JUMP_SECONDS = 5 * 60;
 /** So long a jump has to last before it is taken for the time. */
 const QUARANTINE_SECONDS = 5 * 60;
-/** A wall clock that is behind by more than this stops new holds until it has caught up. */
+/** A wall clock that is set back by more than this stops new holds until it has come to the same time again. */
 const BACKWARD_JUMP_SECONDS = 60;
 
 export type Clock = {
@@ -28,12 +28,14 @@ export const systemTime: TimeSource = { wall: () => Date.now(), monotonic: () =>
 /**
  * The time rule of design section 6. `now` is the larger of the last journal time and the wall clock at the start, plus
  * monotonic time since; the wall clock moves it forward only. A leap forward is held in quarantine: until it has lasted
- * five minutes, `now` goes on as if it had not happened, nothing new is held and nothing expires.
+ * five minutes, `now` goes on as if it had not happened, nothing new is held and nothing expires. After a leap back
+ * `now` goes on too, and stays ahead of the wall clock; nothing new is held until the wall clock has been there before.
  */
 export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<Log, 'warn'>): Clock {
   let anchor = { at: Math.max(lastJournalAt, time.wall() / 1000), monotonic: time.monotonic() };
   let leaptAt: number | undefined; // monotonic milliseconds
-  let behind = false;
+  let behindUntil: number | undefined; // the time that the wall clock showed before it was set back
+  let behindSeconds = 0; // by how much the wall clock is behind for good
 
   function read(): number {
     const monotonic = time.monotonic();
@@ -49,10 +51,16 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
       if (monotonic - leaptAt < QUARANTINE_SECONDS * 1000) return at;
     }
     leaptAt = undefined;
-    if (behind !== drift < -BACKWARD_JUMP_SECONDS) {
-      behind = !behind;
-      if (behind)
-        log.warn({ event: 'clock.backward', seconds: Math.round(-drift) }, 'the wall clock is behind; holds wait');
+    const behind = Math.max(0, -drift);
+    if (behind <= behindSeconds + BACKWARD_JUMP_SECONDS) {
+      behindUntil = undefined;
+      behindSeconds = Math.min(behindSeconds, behind);
+    } else if (behindUntil === undefined) {
+      behindUntil = at;
+      log.warn({ event: 'clock.backward', seconds: Math.round(behind) }, 'the wall clock is behind; holds wait');
+    } else if (wall >= behindUntil) {
+      behindUntil = undefined;
+      behindSeconds = behind;
     }
     if (drift <= 0) return at;
     anchor = { at: wall, monotonic };
@@ -64,7 +72,7 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     holdsBlocked() {
       read();
       if (leaptAt !== undefined) return 'the clock of this machine has just leapt forward by more than five minutes';
-      if (behind) return 'the clock of this machine is behind the time of the last journal entry';
+      if (behindUntil !== undefined) return 'the clock of this machine is behind the time of the last journal entry';
       return undefined;
     },
     expiryBlocked() {

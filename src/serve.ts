@@ -1,9 +1,10 @@
-import type { Server } from 'node:http';
-import { createAdaptorServer } from '@hono/node-server';
+import { createServer, type Server } from 'node:http';
+import { getRequestListener, RequestError } from '@hono/node-server';
 import { type App, type AppOptions, openApp } from './app.ts';
 import { type Address, type Config, type Secrets, urlOf } from './config.ts';
 import { files } from './data-directory.ts';
 import { createDoor } from './http/app.ts';
+import { unreadable } from './http/door.ts';
 import { listenSocket } from './operator/socket.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
@@ -23,10 +24,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, secrets, options));
 
-  const door = createAdaptorServer({
-    fetch: createDoor(app).fetch,
-    serverOptions: { headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS },
-  }) as Server;
+  const door = openDoor(app);
   const address = await listen(door, config.listen);
   opening.defer(() => closeServer(door, app));
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
@@ -59,6 +57,28 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   return Object.assign(app, { address, [Symbol.asyncDispose]: () => opened.disposeAsync() });
 }
 
+/** The door behind Node's HTTP server. What that server cannot read is answered in the shape of every other refusal. */
+function openDoor(app: App): Server {
+  const door = createServer(
+    { headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS },
+    getRequestListener(createDoor(app).fetch, {
+      errorHandler(error) {
+        if (!(error instanceof RequestError)) throw error;
+        const { body, ...init } = unreadable(app);
+        return new Response(body, init);
+      },
+    }),
+  );
+  door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
+    if (!socket.writable || error.code === 'ECONNRESET') return socket.destroy();
+    const { status, headers, body } = unreadable(app);
+    const fields = { ...headers, 'content-length': Buffer.byteLength(body) };
+    const lines = Object.entries(fields).map(([name, value]) => `${name}: ${value}\r\n`);
+    socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
+  });
+  return door;
+}
+
 async function listen(server: Server, at: Address): Promise<Address> {
   await new Promise<void>((resolve, reject) => {
     server.once('error', (error: NodeJS.ErrnoException) =>
@@ -77,6 +97,7 @@ async function listen(server: Server, at: Address): Promise<Address> {
 /** Stops accepting, lets what was accepted be answered, then closes what is left. */
 async function closeServer(server: Server, app: App): Promise<void> {
   const closed = new Promise((resolve) => server.close(resolve));
+  app.health.stopping = true;
   server.closeIdleConnections();
   await app.drain();
   // Every paid request has its answer now, or its 503; this hands the event loop back so that it is written.

@@ -16,7 +16,9 @@ export const nanos = customType<{ data: Nanos; driverData: bigint }>({
 export const count = customType<{ data: number; driverData: bigint }>({
   dataType: () => 'integer',
   fromDriver: Number,
-  toDriver(value) {
+  toDriver(value: number | null) {
+    // drizzle keeps a null from the encoder in a value, but not in a placeholder of a prepared statement.
+    if (value === null) return null as never;
     if (!Number.isSafeInteger(value)) throw new TypeError(`a whole number is expected: ${value}`);
     return BigInt(value);
   },

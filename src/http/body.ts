@@ -11,10 +11,15 @@ export async function readBody(request: IncomingMessage, most: number): Promise<
   if (Number(request.headers['content-length'] ?? 0) > most) throw tooLarge(most);
   const chunks: Buffer[] = [];
   let length = 0;
-  for await (const chunk of request as AsyncIterable<Buffer>) {
-    length += chunk.length;
-    if (length > most) throw tooLarge(most);
-    chunks.push(chunk);
+  try {
+    for await (const chunk of request as AsyncIterable<Buffer>) {
+      length += chunk.length;
+      if (length > most) throw tooLarge(most);
+      chunks.push(chunk);
+    }
+  } catch (cause) {
+    // A client that goes away is no fault of ours.
+    throw cause instanceof Refusal ? cause : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
   }
   return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks, length);
 }
@@ -61,6 +66,8 @@ function isDeeperThan(value: unknown, levels: number): boolean {
 
 /** A value as its schema says, with defaults. Refuses with `invalid_request`, naming each field that is wrong. */
 export function validate<S extends v.GenericSchema>(schema: S, value: unknown): v.InferOutput<S> {
+  // valibot takes a list for an object; no endpoint does.
+  if (Array.isArray(value)) throw new Refusal('invalid_request', 'body: must be an object.');
   const parsed = v.safeParse(schema, value);
   if (parsed.success) return parsed.output;
   const [first, second] = parsed.issues;

@@ -87,7 +87,7 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
 
     const params = c.req.param() as Record<string, string>;
     const reply = await it.run(app, { principal: caller, body, raw, idempotencyKey, requestId, params, query });
-    const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };
+    const headers = headersOf(app, requestId);
     if (reply.replayed) headers['idempotent-replayed'] = 'true';
     const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
     return new Response(bytes as string, { status: it.status ?? 200, headers });
@@ -99,6 +99,12 @@ export function requestIdOf(c: Context<Env>): string {
   const id = c.var.requestId ?? newId('req');
   c.set('requestId', id);
   return id;
+}
+
+function headersOf({ health }: Pick<DoorApp, 'health'>, requestId: string): Record<string, string> {
+  const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };
+  if (health.stopping) headers.connection = 'close';
+  return headers;
 }
 
 /** Authenticates and counts: a valid token against its own limit, a failure against the limit of its address. */
@@ -129,15 +135,27 @@ function readIdempotencyKey(key: string | undefined): string {
   return key;
 }
 
+/** The answer to what no route ever sees, because it cannot be read as HTTP. It has the shape of every other refusal. */
+export function unreadable(app: Pick<DoorApp, 'events'>) {
+  const requestId = newId('req');
+  const message = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
+  app.events.refused('invalid_request', requestId, message, '');
+  return {
+    status: REFUSALS.invalid_request.status,
+    headers: { 'content-type': 'application/json', 'x-request-id': requestId, connection: 'close' },
+    body: JSON.stringify({ error: { code: 'invalid_request', message }, request_id: requestId }),
+  };
+}
+
 /** The answer for whatever was thrown. A 500 says nothing of the inside. */
-export function onError(app: Pick<DoorApp, 'events'>): ErrorHandler<Env> {
+export function onError(app: Pick<DoorApp, 'events' | 'health'>): ErrorHandler<Env> {
   return (error, c) => {
     const requestId = requestIdOf(c);
     if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
     const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
     const { code, message, retryAfterSeconds } = refusal;
     app.events.refused(code, requestId, message, c.req.path);
-    const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };
+    const headers = headersOf(app, requestId);
     if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);
     // What is left of a body that was not read is not waited for.
     if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';

@@ -16,19 +16,18 @@ export const book = {
 };
 
 export type Movement = { at: number; causeId: string; debit: string; credit: string; amount: Nanos };
-export type Head = { seq: number; hash: Buffer };
+export type Head = { seq: number; at: number; hash: Buffer };
 
 /** What the first entry is chained to. */
-export const GENESIS: Head = { seq: 0, hash: Buffer.alloc(32) };
+export const GENESIS: Head = { seq: 0, at: 0, hash: Buffer.alloc(32) };
 
 const reads = prepare((read: Reader) => ({
   head: read
-    .select({ seq: entries.seq, hash: entries.hash })
+    .select({ seq: entries.seq, at: entries.at, hash: entries.hash })
     .from(entries)
     .orderBy(desc(entries.seq))
     .limit(1)
     .prepare(),
-  lastAt: read.select({ at: entries.at }).from(entries).orderBy(desc(entries.seq)).limit(1).prepare(),
 }));
 
 const writes = prepare((tx: Tx) => ({
@@ -68,18 +67,21 @@ export function journalHead(read: Reader): Head {
 
 /** Unix seconds of the newest entry, 0 for an empty journal. */
 export function lastJournalAt(read: Reader): number {
-  return reads(read).lastAt.get()?.at ?? 0;
+  return journalHead(read).at;
 }
 
-/** Appends movements to the journal, chained. Movements of nothing are left out. */
+/**
+ * Appends movements to the journal, chained. Movements of nothing are left out. Recorded time never decreases: a closure
+ * that waited in the queue may carry an earlier `at` than the one before it.
+ */
 export function post(tx: Tx, movements: readonly Movement[]): void {
   let head: Head | undefined;
   for (const movement of movements) {
     if (movement.amount === 0n) continue;
     head ??= journalHead(tx);
-    const seq = head.seq + 1;
-    const next = { seq, hash: hashEntry(head.hash, seq, movement) };
-    writes(tx).append.run({ ...movement, seq, prevHash: head.hash, hash: next.hash });
+    const entry = { ...movement, seq: head.seq + 1, at: Math.max(movement.at, head.at) };
+    const next = { seq: entry.seq, at: entry.at, hash: hashEntry(head.hash, entry.seq, entry) };
+    writes(tx).append.run({ ...entry, prevHash: head.hash, hash: next.hash });
     head = next;
   }
 }

@@ -79,12 +79,18 @@ export function createReaper(app: ReaperApp): Reaper {
       });
   }
 
+  /** While a pass runs, the next one waits for its end: never two at once. */
+  function wakeAt(at: number) {
+    if (running) wanted = Math.min(wanted ?? at, at);
+    else sleepUntil(at);
+  }
+
   return {
     runOnce,
     start() {
       if (started) return;
       started = true;
-      sleepUntil(app.clock.now());
+      wakeAt(app.clock.now());
     },
     async stop() {
       started = false;
@@ -93,9 +99,6 @@ export function createReaper(app: ReaperApp): Reaper {
       timerAt = Number.POSITIVE_INFINITY;
       await running;
     },
-    wakeAt(at) {
-      if (running) wanted = Math.min(wanted ?? at, at);
-      else sleepUntil(at);
-    },
+    wakeAt,
   };
 }

@@ -98,6 +98,7 @@ function wholeNumber(request: ChatBody, name: string, most = Number.MAX_SAFE_INT
 /** Bytes bound text only: images, audio and files are not priced by their bytes. */
 function refuseContent(messages: readonly Record<string, unknown>[]): void {
   messages.forEach((message, i) => {
+    if (Array.isArray(message)) throw new Refusal('invalid_request', `messages.${i}: must be an object.`);
     if (message.audio !== undefined && message.audio !== null) throw unsupported(`messages.${i}.audio`);
     if (!Array.isArray(message.content)) return;
     message.content.forEach((part, k) => {

@@ -15,7 +15,8 @@ export function affordableCompletion(price: Price, promptTokens: number, left: N
   const forTokens = (left - price.request) * MILLION - price.promptPerMillion * BigInt(promptTokens);
   if (forTokens < 0n) return 0;
   if (price.completionPerMillion === 0n) return Number.MAX_SAFE_INTEGER;
-  return Number(forTokens / price.completionPerMillion);
+  const count = forTokens / price.completionPerMillion;
+  return count < Number.MAX_SAFE_INTEGER ? Number(count) : Number.MAX_SAFE_INTEGER;
 }
 
 /** Everything needed to compute a hold and a charge again, for the operation's row. */

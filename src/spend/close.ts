@@ -35,17 +35,18 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
  * is left. What this process is driving is left to end by itself.
  */
 export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
-  const now = app.clock.now();
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
   for (const { id, state } of undecided) {
     // A hold whose driver has not come back from its commit yet is about to be driven.
     if (state === 'reserved') continue;
     const policy = app.config.router.uncertain.policy;
+    const now = app.clock.now();
     const decided = await app.ledger.write((tx) =>
       decide(tx, id, policy, 'policy', `the wallet was closed; policy ${policy}`, now),
     );
     if (decided.moved) app.events.decided(decided.operation);
   }
+  const now = app.clock.now();
   const closed = await app.ledger.write((tx) => {
     if (hasOpenOperations(tx, walletId)) {
       noteCleanup(tx, walletId, 'requests are still in flight');

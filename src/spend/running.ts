@@ -1,4 +1,4 @@
-import type { Refusal } from '../refusal.ts';
+import { Refusal } from '../refusal.ts';
 
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 
@@ -19,7 +19,7 @@ export type Running = {
   drives(operationId: string): boolean;
   /** Resolves when no attempt of this wallet runs any more, or after `seconds`. */
   quiet(walletId: string, seconds: number): Promise<void>;
-  /** Answers everybody who waits with `refusal`; the attempts themselves go on. */
+  /** Answers everybody who waits with `refusal`; the attempts themselves go on. Nothing new is driven afterwards. */
   cutOff(refusal: () => Refusal): void;
   /** Resolves when nothing runs. */
   drained(): Promise<void>;
@@ -30,6 +30,7 @@ export function createRunning(): Running {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
   const operationIds = new Set<string>();
+  let isCutOff = false;
   const nameOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
   return {
@@ -38,6 +39,10 @@ export function createRunning(): Running {
     count: () => byKey.size,
 
     drive(key, run) {
+      if (isCutOff)
+        return Promise.reject(
+          new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 }),
+        );
       const name = nameOf(key.walletId, key.route, key.idempotencyKey);
       const answer = Promise.withResolvers<Buffer>();
       const end = Promise.withResolvers<void>();
@@ -74,6 +79,7 @@ export function createRunning(): Running {
     },
 
     cutOff(refusal) {
+      isCutOff = true;
       for (const entry of byKey.values()) entry.cut(refusal());
     },
 

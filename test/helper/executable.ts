@@ -43,7 +43,7 @@ export type Installation = {
   /** Runs one command in this installation, to its end. */
   cli(...args: string[]): Promise<Said>;
   /** The same with --json, which has to succeed: the one JSON value on stdout. */
-  json(...args: string[]): Promise<any>;
+  json(...args: string[]): Promise<Answer['body']>;
   /** Starts `purser serve` and waits until it serves. */
   serve(...args: string[]): Promise<Serving>;
   /** Starts `purser serve` and leaves it to its fate: `serving` rejects when it ends before it serves. */

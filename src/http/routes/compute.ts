@@ -17,6 +17,7 @@ import { endpoint, type Reply } from '../door.ts';
 // Leases come with the compute room. Until then no slot is configured, nothing is on offer, and no resource exists.
 
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
+const CONTENT_BYTES_MAX = 8 * 1024 * 1024;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
   id: ID,
@@ -170,5 +171,9 @@ export const uploadCompute = endpoint({
       sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
     },
   },
-  run: noResource,
+  run(_, { body }) {
+    if (Buffer.byteLength(body.content_base64, 'base64') > CONTENT_BYTES_MAX)
+      throw new Refusal('payload_too_large', `The content is larger than the ${CONTENT_BYTES_MAX} bytes that may be uploaded.`);
+    return noResource();
+  },
 });
