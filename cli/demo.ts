@@ -16,7 +16,7 @@ export function demoCommand(program: Command): void {
       const wrong = await runDemo({
         log: createLog('warn'),
         print: json ? () => {} : print,
-        keepServing: options.once ? undefined : () => untilSignal(async () => {}),
+        keepServing: options.once ? undefined : untilSignal,
         fatal: stopAtOnce,
       });
       if (json) print(JSON.stringify({ ok: wrong === 0, wrong }));

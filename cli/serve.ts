@@ -17,6 +17,7 @@ export function serveCommand(program: Command): void {
       const log = createLog(config.logLevel, secretsOf(secrets));
       if (!existsSync(files(config.dataDirectory).database))
         say(`Creating a new installation in ${config.dataDirectory}.`);
+      const signalled = untilSignal(); // From here on: one that comes during the start ends it as soon as it has opened.
       const served = await serve(config, secrets, {
         log,
         who: 'purser serve',
@@ -24,19 +25,23 @@ export function serveCommand(program: Command): void {
         acceptLoss: options.acceptLoss ?? false,
         fatal: stopAtOnce,
       });
-      await untilSignal(() => served[Symbol.asyncDispose]());
+      await signalled;
+      await served[Symbol.asyncDispose]();
       log.info({ event: 'stopped' }, 'stopped');
     });
 }
 
-/** Resolves when the first SIGTERM or SIGINT has been dealt with by `close`; a second one ends the process now. */
-export async function untilSignal(close: () => Promise<void>): Promise<void> {
-  await new Promise<void>((resolve) => {
-    for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => resolve());
+const SIGNALS = ['SIGTERM', 'SIGINT'] as const;
+
+/** Resolves at the first SIGTERM or SIGINT from now on; a second one ends the process at once. */
+export function untilSignal(): Promise<void> {
+  return new Promise((resolve) => {
+    const stop = () => {
+      for (const signal of SIGNALS) process.off(signal, stop).once(signal, () => process.kill(process.pid, 'SIGKILL'));
+      resolve();
+    };
+    for (const signal of SIGNALS) process.on(signal, stop);
   });
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) process.once(signal, () => process.kill(process.pid, 'SIGKILL'));
-  await close();
-  process.removeAllListeners('SIGTERM').removeAllListeners('SIGINT');
 }
 
 /**

@@ -32,13 +32,15 @@ const address = v.pipe(
   v.rawTransform(({ dataset, addIssue, NEVER }) => {
     const parsed = parseAddress(dataset.value);
     if (parsed) return parsed;
-    addIssue({ message: `not an address of the form host:port: ${JSON.stringify(dataset.value)}` });
+    addIssue({ message: 'not an address of the form host:port' });
     return NEVER;
   }),
 );
 const url = v.pipe(
   v.string(),
   v.check((text) => /^https?:\/\/[^\s]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
+  // Nothing would use them, and an address is printed.
+  v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password: give the key as api_key'),
   v.transform((text) => text.replace(/\/+$/, '')),
 );
 
@@ -53,9 +55,9 @@ const price = (decimals: number) =>
       try {
         const parsed = parseDecimal(dataset.value, decimals);
         if (parsed <= PRICE_MAX) return parsed;
-        addIssue({ message: `not a believable price: ${dataset.value}` });
-      } catch (error) {
-        addIssue({ message: `not an exact price: ${(error as Error).message}` });
+        addIssue({ message: 'not a believable price: more than USD 10,000' });
+      } catch {
+        addIssue({ message: `not an exact price: a plain decimal number with at most ${decimals} decimals` });
       }
       return NEVER;
     }),
@@ -274,6 +276,14 @@ function fromEnvironment<S extends v.GenericSchema>(
   return undefined;
 }
 
+/**
+ * The braces of `${NAME}` would end a mapping between braces: while YAML is parsed, two characters that mean nothing to
+ * anybody stand for them.
+ */
+const [OPEN, CLOSE] = ['\ue000', '\ue001'];
+const hideVariables = (text: string) => text.replace(/\$\{([A-Za-z_][A-Za-z0-9_]*)\}/g, `${OPEN}$1${CLOSE}`);
+const HIDDEN = new RegExp(`${OPEN}([A-Za-z0-9_]+)${CLOSE}`, 'g');
+
 function readYaml(file: string, env: Environment, faults: string[]): Parsed | undefined {
   let text: string;
   try {
@@ -283,15 +293,21 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
     return undefined;
   }
   const lines = new LineCounter();
-  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
+  const document = parseDocument(hideVariables(text), { lineCounter: lines, prettyErrors: false });
   const at = (offset: number | undefined) => `${file}:${offset === undefined ? 1 : lines.linePos(offset).line}`;
   for (const error of document.errors) faults.push(`${at(error.pos[0])}: ${error.message}`);
   if (document.errors.length) return undefined;
 
+  let isResolved = true;
   visit(document, {
+    Alias(_, node) {
+      if (node.resolve(document)) return;
+      isResolved = false;
+      faults.push(`${at(node.range?.[0])}: *${node.source} names no anchor before it`);
+    },
     Scalar(_, node, path) {
       if (typeof node.value === 'string')
-        node.value = node.value.replace(/\$\{([A-Za-z_][A-Za-z0-9_]*)\}/g, (_whole, name: string) => {
+        node.value = node.value.replace(HIDDEN, (_whole, name: string) => {
           const value = env[name];
           if (value === undefined) faults.push(`${at(node.range?.[0])}: \${${name}} is not set in the environment`);
           return value ?? '';
@@ -301,6 +317,8 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
       if (priced && typeof node.value === 'number' && node.source !== undefined) node.value = node.source;
     },
   });
+
+  if (!isResolved) return undefined;
 
   const parsed = v.safeParse(Settings, document.toJS() ?? {});
   if (parsed.success) return parsed.output;

@@ -5,11 +5,15 @@ export const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', '
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
 const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_)[0-9A-Za-z]{8,}/g;
-const BEARER = /(bearer\s+)[^\s"',]+/gi;
+// No backslash: in a line of JSON it may be what escapes the quote behind it.
+const BEARER = /(bearer\s+)[^\s"',\\]+/gi;
 
-/** The text with every token of ours and every bearer credential struck out. */
+/** A signed token of an identity provider. */
+const JWT = /\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*/g;
+
+/** The text with every token of ours, every bearer credential and every signed token struck out. */
 export function redact(text: string): string {
-  return text.replace(TOKEN, '$1[redacted]').replace(BEARER, '$1[redacted]');
+  return text.replace(TOKEN, '$1[redacted]').replace(BEARER, '$1[redacted]').replace(JWT, '[redacted]');
 }
 
 /**

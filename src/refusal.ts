@@ -19,7 +19,7 @@ export const REFUSALS = {
     message: 'This endpoint does not stream: leave "stream" out or send false.',
   },
   unsupported_parameter: { status: 400, message: 'The request has a parameter that is not priced here.' },
-  unauthenticated: { status: 401, message: 'The bearer token is missing, unknown, revoked or malformed.' },
+  unauthenticated: { status: 401, message: 'The token is missing, unknown, revoked or malformed.' },
   insufficient_funds: { status: 402, message: 'The credit does not cover this request.' },
   funds_held: {
     status: 402,

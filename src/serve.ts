@@ -4,7 +4,7 @@ import { type App, type AppOptions, openApp } from './app.ts';
 import { type Address, type Config, type Secrets, urlOf } from './config.ts';
 import { files } from './data-directory.ts';
 import { createDoor } from './http/app.ts';
-import { unreadable } from './http/door.ts';
+import { unrouted } from './http/door.ts';
 import { listenSocket } from './operator/socket.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
@@ -26,13 +26,14 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
 
   const door = openDoor(app);
   const address = await listen(door, config.listen);
-  opening.defer(() => closeServer(door, app));
+  // Together: a command that waits for what is in flight is not waited for before that is cut off.
+  let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
+  opening.defer(async () => void (await Promise.all([closeServer(door, app), socket?.close()])));
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
 
-  const socket = await listenSocket(app, files(config.dataDirectory).socket);
-  opening.defer(() => socket.close());
+  socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
-    const metrics = await openMetrics(app);
+    const metrics = openMetrics(app);
     await listen(metrics, config.metrics.listen);
     opening.defer(async () => {
       metrics.closeAllConnections();
@@ -63,15 +64,14 @@ function openDoor(app: App): Server {
     { headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS },
     getRequestListener(createDoor(app).fetch, {
       errorHandler(error) {
-        if (!(error instanceof RequestError)) throw error;
-        const { body, ...init } = unreadable(app);
+        const { body, ...init } = unrouted(app, error instanceof RequestError ? undefined : error);
         return new Response(body, init);
       },
     }),
   );
   door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
     if (!socket.writable || error.code === 'ECONNRESET') return socket.destroy();
-    const { status, headers, body } = unreadable(app);
+    const { status, headers, body } = unrouted(app);
     const fields = { ...headers, 'content-length': Buffer.byteLength(body) };
     const lines = Object.entries(fields).map(([name, value]) => `${name}: ${value}\r\n`);
     socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
@@ -111,8 +111,7 @@ async function closeServer(server: Server, app: App): Promise<void> {
   await closed;
 }
 
-async function openMetrics(app: App): Promise<Server> {
-  const { createServer } = await import('node:http');
+function openMetrics(app: App): Server {
   return createServer(async (request, response) => {
     if (request.url !== '/metrics') return response.writeHead(404).end();
     response.writeHead(200, { 'content-type': app.events.registry.contentType });

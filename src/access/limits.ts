@@ -3,6 +3,8 @@ import { Refusal } from '../refusal.ts';
 /** So many callers are remembered; beyond it those that have been silent longest are forgotten first. */
 const CALLER_COUNT_MAX = 100_000;
 const MINUTE_MILLISECONDS = 60_000;
+/** An interval need not be whole: whoever comes at the second that Retry-After named is let through all the same. */
+const ROUNDING_MILLISECONDS = 1e-3;
 
 /** A limit per caller: a bucket of one minute's worth that refills steadily. 0 a minute means no limit. */
 export type Limit = {
@@ -13,20 +15,22 @@ export type Limit = {
 /** `milliseconds` is a monotonic clock. */
 export function createLimit(perMinute: number, milliseconds: () => number): Limit {
   if (perMinute === 0) return { take() {} };
-  const buckets = new Map<string, { left: number; at: number }>();
+  const interval = MINUTE_MILLISECONDS / perMinute;
+  // When each caller's bucket will be full again. What is refused leaves it as it was, so no rounding adds up.
+  const fullAt = new Map<string, number>();
   return {
     take(caller) {
       const at = milliseconds();
-      const before = buckets.get(caller);
-      const refilled = before ? before.left + ((at - before.at) / MINUTE_MILLISECONDS) * perMinute : perMinute;
-      const left = Math.min(perMinute, refilled);
-      buckets.delete(caller); // Deleted and set again, the map stays in the order of last use.
-      buckets.set(caller, { left: left >= 1 ? left - 1 : left, at });
-      if (buckets.size > CALLER_COUNT_MAX) buckets.delete(buckets.keys().next().value as string);
-      if (left >= 1) return;
-      const wait = Math.ceil(((1 - left) / perMinute) * 60);
-      throw new Refusal('rate_limited', `More than ${perMinute} requests in a minute. Retry in ${wait} s.`, {
-        retryAfterSeconds: wait,
+      const before = Math.max(fullAt.get(caller) ?? at, at);
+      const wait = before + interval - MINUTE_MILLISECONDS - at;
+      const isOver = wait > ROUNDING_MILLISECONDS;
+      fullAt.delete(caller); // Deleted and set again, the map stays in the order of last use.
+      fullAt.set(caller, isOver ? before : before + interval);
+      if (fullAt.size > CALLER_COUNT_MAX) fullAt.delete(fullAt.keys().next().value as string);
+      if (!isOver) return;
+      const seconds = Math.ceil((wait - ROUNDING_MILLISECONDS) / 1000);
+      throw new Refusal('rate_limited', `More than ${perMinute} requests in a minute. Retry in ${seconds} s.`, {
+        retryAfterSeconds: seconds,
       });
     },
   };

@@ -23,7 +23,8 @@ const BEARER = /^bearer +([^\s]+) *$/i;
 /** Who holds this Authorization header. Refuses with `unauthenticated`: missing, unknown, revoked or malformed. */
 export function authenticate(read: Reader, authorization: string | undefined): Principal {
   const token = BEARER.exec(authorization ?? '')?.[1];
-  if (!token) throw new Refusal('unauthenticated', 'Send the header "Authorization: Bearer <token>".');
+  if (!token)
+    throw new Refusal('unauthenticated', 'Send the header "Authorization" with "Bearer", a space and the token.');
   const kind = kindOfToken(token);
   if (kind === 'account' || kind === 'operator') {
     const key = findKeyByToken(read, hashToken(token));

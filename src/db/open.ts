@@ -1,4 +1,4 @@
-import { existsSync, renameSync, rmSync } from 'node:fs';
+import { renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
 import Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
@@ -69,10 +69,12 @@ function assertDurable(client: Client.Database, readonly: boolean): void {
     throw new Error('SQLite does not accept synchronous=FULL: a 200 would not mean that it is on disk.');
 }
 
-/** A whole copy before a migration, checked: if the migration turns out wrong, the way back is this file. */
+/**
+ * A whole copy before a migration, checked: if the migration turns out wrong, the way back is this file. One of an earlier
+ * attempt is replaced: the database may have been in use since.
+ */
 function copyBefore(client: Client.Database, file: string, migration: string, addon: object | undefined): void {
   const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;
-  if (existsSync(copy)) return; // An interrupted start made it: the database has not changed since.
   const part = `${copy}.part`;
   rmSync(part, { force: true });
   client.prepare('vacuum into ?').run(part);

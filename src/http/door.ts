@@ -6,6 +6,7 @@ import type { Limit } from '../access/limits.ts';
 import { type AccountPrincipal, admit, authenticate, type PrincipalFor, type Scope } from '../access/principal.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
+import { redact } from '../log.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
 import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
@@ -135,15 +136,21 @@ function readIdempotencyKey(key: string | undefined): string {
   return key;
 }
 
-/** The answer to what no route ever sees, because it cannot be read as HTTP. It has the shape of every other refusal. */
-export function unreadable(app: Pick<DoorApp, 'events'>) {
+/**
+ * The answer to what no route ever sees, in the shape of every other refusal: a request that cannot be read as HTTP, or
+ * one whose `fault` went past `onError`, which is ours.
+ */
+export function unrouted(app: Pick<DoorApp, 'events'>, fault?: unknown) {
   const requestId = newId('req');
-  const message = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
-  app.events.refused('invalid_request', requestId, message, '');
+  if (fault !== undefined) app.events.failed('request', fault, { request_id: requestId });
+  const code = fault === undefined ? 'invalid_request' : 'internal_error';
+  const unread = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
+  const message = fault === undefined ? unread : REFUSALS[code].message;
+  app.events.refused(code, requestId, message, '');
   return {
-    status: REFUSALS.invalid_request.status,
+    status: REFUSALS[code].status,
     headers: { 'content-type': 'application/json', 'x-request-id': requestId, connection: 'close' },
-    body: JSON.stringify({ error: { code: 'invalid_request', message }, request_id: requestId }),
+    body: JSON.stringify({ error: { code, message }, request_id: requestId }),
   };
 }
 
@@ -153,7 +160,8 @@ export function onError(app: Pick<DoorApp, 'events' | 'health'>): ErrorHandler<E
     const requestId = requestIdOf(c);
     if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
     const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
-    const { code, message, retryAfterSeconds } = refusal;
+    const { code, retryAfterSeconds } = refusal;
+    const message = redact(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
     app.events.refused(code, requestId, message, c.req.path);
     const headers = headersOf(app, requestId);
     if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);

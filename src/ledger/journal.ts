@@ -55,9 +55,12 @@ export function hashEntry(
   movement: Omit<Movement, 'at'> & { at: number | bigint },
 ): Buffer {
   const { at, causeId, debit, credit, amount } = movement;
-  prevHash.copy(scratch);
-  const length = scratch.write(`${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`, prevHash.length);
-  return hash('sha256', scratch.subarray(0, prevHash.length + length), 'buffer');
+  const text = `${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`;
+  const bytesMax = prevHash.length + 3 * text.length;
+  const bytes = bytesMax <= scratch.length ? scratch : Buffer.alloc(bytesMax); // Only a damaged entry is longer.
+  prevHash.copy(bytes);
+  const length = bytes.write(text, prevHash.length);
+  return hash('sha256', bytes.subarray(0, prevHash.length + length), 'buffer');
 }
 
 /** The newest entry's number and hash. */

@@ -16,7 +16,7 @@ type EntryRow = [
   prev: Buffer,
   hash: Buffer,
 ];
-type OperationRow = [walletId: string, kind: string, state: string, hold: bigint, charge: bigint | null];
+type OperationRow = [walletId: string, state: string, outcome: string | null, hold: bigint, charge: bigint | null];
 type WalletRow = {
   id: string;
   account_id: string;
@@ -52,7 +52,7 @@ function verifySnapshot(client: Client): Verdict {
   /** What the entries of an operation say so far; forgotten when its row agreed. */
   const open = new Map<string, { walletId: string; hold: bigint; charge: bigint; released: bigint }>();
   const operationRow = client
-    .prepare('select wallet_id, kind, state, hold_nanos, charge_nanos from operation where id = ?')
+    .prepare('select wallet_id, state, outcome, hold_nanos, charge_nanos from operation where id = ?')
     .raw();
   const fundingRow = client.prepare('select account_id, kind, amount_cents from funding where id = ?').raw();
   let operationCount = 0;
@@ -110,13 +110,16 @@ function verifySnapshot(client: Client): Verdict {
     const row = operationRow.get(id) as OperationRow | undefined;
     operationCount++;
     if (!row) return fault(`operation ${id} has entries but no row`);
-    const [walletId, , state, hold, charge] = row;
+    const [walletId, state, outcome, hold, charge] = row;
     if (walletId !== seen.walletId) fault(`operation ${id} is of wallet ${walletId}, its entries of ${seen.walletId}`);
     if (hold !== seen.hold) fault(`operation ${id} holds ${hold} nanos, its entries ${seen.hold}`);
     const settled = seen.charge + seen.released === seen.hold;
     if (settled !== (state === 'settled'))
       fault(`operation ${id} is ${state}, its entries say ${settled ? 'settled' : 'open'}`);
     if (settled && charge !== seen.charge) fault(`operation ${id} charged ${charge} nanos, its entries ${seen.charge}`);
+    // A key that was freed by mistake would buy a second effect (design 2.7).
+    if (settled && seen.charge > 0n && outcome !== 'charged')
+      fault(`operation ${id} is ${outcome}, its entries say charged`);
   }
 
   function checkFunding(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {

@@ -68,14 +68,19 @@ export function createReaper(app: ReaperApp): Reaper {
     timerAt = Number.POSITIVE_INFINITY;
     wanted = undefined;
     running = runOnce()
-      .catch((error) => app.events.failed('reaper', error))
-      .then((reaped) => {
+      .then(({ pending, failed }) => ({ due: nextDue(app), again: pending + failed > 0 }))
+      .catch((error) => {
+        app.events.failed('reaper', error);
+        return { due: Number.POSITIVE_INFINITY, again: true };
+      })
+      .then(({ due, again }) => {
         running = undefined;
         const now = app.clock.now();
-        const again = !reaped || reaped.pending || reaped.failed ? now + AGAIN_SECONDS : Number.POSITIVE_INFINITY;
+        const retry = again ? now + AGAIN_SECONDS : Number.POSITIVE_INFINITY;
         // What was due and could not be done (a leaping clock) is not tried in a tight circle.
-        const due = Math.max(nextDue(app), now + 1);
-        sleepUntil(Math.min(again, due, wanted ?? Number.POSITIVE_INFINITY, now + SLEEP_SECONDS_MAX));
+        sleepUntil(
+          Math.min(retry, Math.max(due, now + 1), wanted ?? Number.POSITIVE_INFINITY, now + SLEEP_SECONDS_MAX),
+        );
       });
   }
 

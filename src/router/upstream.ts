@@ -51,8 +51,8 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
   };
   const clean = (text: string) => {
-    const short = redact(text).slice(0, MESSAGE_CHARACTERS_MAX);
-    return apiKey && apiKey.length >= 4 ? short.replaceAll(apiKey, '[redacted]') : short;
+    const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
+    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a secret that was cut first would not be recognised.
   };
 
   return {

@@ -48,6 +48,7 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   }
   const now = app.clock.now();
   const closed = await app.ledger.write((tx) => {
+    if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Somebody else was first, and told of it.
     if (hasOpenOperations(tx, walletId)) {
       noteCleanup(tx, walletId, 'requests are still in flight');
       return undefined;

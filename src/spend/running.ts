@@ -17,7 +17,7 @@ export type Running = {
   /** Registers the attempt before its first await, and forgets it when it has ended. */
   drive(key: Key, run: (started: (operationId: string) => void) => Promise<Buffer>): Promise<Buffer>;
   drives(operationId: string): boolean;
-  /** Resolves when no attempt of this wallet runs any more, or after `seconds`. */
+  /** Resolves when no attempt of this wallet runs any more, after `seconds`, or at the cut-off. */
   quiet(walletId: string, seconds: number): Promise<void>;
   /** Answers everybody who waits with `refusal`; the attempts themselves go on. Nothing new is driven afterwards. */
   cutOff(refusal: () => Refusal): void;
@@ -31,6 +31,7 @@ export function createRunning(): Running {
   const byKey = new Map<string, Entry>();
   const operationIds = new Set<string>();
   let isCutOff = false;
+  const hurry = new Set<() => void>();
   const nameOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
   return {
@@ -71,20 +72,24 @@ export function createRunning(): Running {
 
     async quiet(walletId, seconds) {
       const ends = [...byKey.values()].filter((it) => it.walletId === walletId).map((it) => it.ended);
-      if (!ends.length) return;
+      if (!ends.length || isCutOff) return;
       const over = Promise.withResolvers<void>();
       const timer = setTimeout(over.resolve, seconds * 1000);
+      hurry.add(over.resolve);
       await Promise.race([Promise.all(ends), over.promise]);
+      hurry.delete(over.resolve);
       clearTimeout(timer);
     },
 
     cutOff(refusal) {
       isCutOff = true;
       for (const entry of byKey.values()) entry.cut(refusal());
+      for (const go of hurry) go();
     },
 
     async drained() {
-      await Promise.all([...byKey.values()].map((it) => it.ended));
+      // Some may have begun meanwhile.
+      while (byKey.size) await Promise.all([...byKey.values()].map((it) => it.ended));
     },
   };
 }

@@ -33,7 +33,10 @@ test('a stock OpenAI client gets an answer with a wallet token, and the budget s
   assert.ok(models.data.some(({ id }) => id === 'chat'));
 
   const refused = await client.chat.completions
-    .create({ model: 'dear', messages: [{ role: 'user', content: 'x' }] }, { headers: { 'Idempotency-Key': randomUUID() } })
+    .create(
+      { model: 'dear', messages: [{ role: 'user', content: 'x' }] },
+      { headers: { 'Idempotency-Key': randomUUID() } },
+    )
     .catch((error: unknown) => error);
   assert.ok(refused instanceof OpenAI.APIError);
   assert.deepEqual([refused.status, refused.code], [402, 'insufficient_funds']);

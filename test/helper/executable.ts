@@ -46,7 +46,7 @@ export type Installation = {
   json(...args: string[]): Promise<Answer['body']>;
   /** Starts `purser serve` and waits until it serves. */
   serve(...args: string[]): Promise<Serving>;
-  /** Starts `purser serve` and leaves it to its fate: `serving` rejects when it ends before it serves. */
+  /** Starts one command and leaves it to its fate; `serving` rejects when it ends before it serves. */
   launch(...args: string[]): Launched;
 };
 export type Launched = {
@@ -63,6 +63,12 @@ export type InstallationOptions = {
   /** Where; a fresh temporary directory unless given. It is removed in the end. */
   directory?: string;
   upstream?: { url: string; key?: string };
+  /** How the executable is started, where it is not simply itself: the program before it, and its place. */
+  command?: readonly string[];
+  /** What comes before every command; --data with the directory, unless given. */
+  globals?: readonly string[];
+  /** `router.uncertain`. */
+  uncertain?: { after_seconds: number; policy: 'charge' | 'release' };
 };
 
 /** A data directory with a purser.yaml, and the real executable to work on it. What it starts ends with the test. */
@@ -70,9 +76,9 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
   assert(existsSync(EXECUTABLE), `${EXECUTABLE} is missing: \`npm run build\` makes it`);
   const directory = options.directory ?? mkdtempSync(join(tmpdir(), 'purser-executable-'));
   mkdirSync(directory, { recursive: true });
-  const { upstream, settings = {} } = options;
+  const { upstream, settings = {}, command = [EXECUTABLE], globals = ['--data', directory] } = options;
   const env = { ...(upstream?.key ? { [UPSTREAM_KEY_VARIABLE]: upstream.key } : {}), ...options.env };
-  if (settings) writeFileSync(join(directory, 'purser.yaml'), stringify({ ...defaults(upstream), ...settings }));
+  if (settings) writeFileSync(join(directory, 'purser.yaml'), stringify({ ...defaults(options), ...settings }));
 
   const running = new Map<ChildProcess, Promise<Ended>>();
   const agent = new Agent({ connections: null, pipelining: 1 });
@@ -85,16 +91,16 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
 
   const own: Installation = {
     directory,
-    cli: (...args) => run(['--data', directory, ...args], { env }),
+    cli: (...args) => run([...globals, ...args], { env, command }),
     async json(...args) {
       const said = await own.cli('--json', ...args);
       assert.equal(said.code, 0, `purser ${args.join(' ')} failed: ${said.stdout}${said.stderr}`);
       return JSON.parse(said.stdout);
     },
-    serve: (...args) => own.launch(...args).serving,
+    serve: (...args) => own.launch('serve', ...args).serving,
     launch(...args) {
       const started = performance.now();
-      const { child, output, ended } = start(['--data', directory, 'serve', ...args], { env });
+      const { child, output, ended } = start([...globals, ...args], { env, command });
       running.set(child, ended);
       void ended.then(() => running.delete(child));
       const log = followLog(child, output, ended);
@@ -122,7 +128,7 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
   return own;
 }
 
-function defaults(upstream: InstallationOptions['upstream']) {
+function defaults({ upstream, uncertain }: InstallationOptions) {
   const house = {
     name: 'house',
     base_url: upstream?.url,
@@ -134,7 +140,7 @@ function defaults(upstream: InstallationOptions['upstream']) {
     close_wait_seconds: 1,
     drain_seconds: 1,
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
-    ...(upstream ? { router: { upstreams: [house], models: MODELS } } : {}),
+    ...(upstream ? { router: { upstreams: [house], models: MODELS, ...(uncertain ? { uncertain } : {}) } } : {}),
   };
 }
 
@@ -172,20 +178,20 @@ export async function run(args: readonly string[], options: RunOptions = {}): Pr
 
 /** Waits for log lines; JSON lines on stderr, among words. */
 function followLog(child: ChildProcess, output: { stderr: string }, ended: Promise<Ended>) {
-  const lines: LogLine[] = [];
+  const lines: string[] = []; // Parsed when they are asked for: a server under load writes thousands.
   const waiting = new Set<() => void>();
   let rest = '';
   child.stderr?.on('data', (text: string) => {
     const parts = (rest + text).split('\n');
     rest = parts.pop() as string;
-    for (const part of parts) if (part.startsWith('{')) lines.push(JSON.parse(part) as LogLine);
+    lines.push(...parts);
     for (const look of [...waiting]) look();
   });
   return (event: string, count: number): Promise<LogLine> => {
     const waited = Promise.withResolvers<LogLine>();
     const look = () => {
-      const found = lines.filter((line) => line.event === event)[count - 1];
-      if (found) waited.resolve(found);
+      const found = lines.filter((line) => line.startsWith('{') && line.includes(`"event":"${event}"`))[count - 1];
+      if (found) waited.resolve(JSON.parse(found) as LogLine);
     };
     waiting.add(look);
     look();

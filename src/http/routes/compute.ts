@@ -173,7 +173,10 @@ export const uploadCompute = endpoint({
   },
   run(_, { body }) {
     if (Buffer.byteLength(body.content_base64, 'base64') > CONTENT_BYTES_MAX)
-      throw new Refusal('payload_too_large', `The content is larger than the ${CONTENT_BYTES_MAX} bytes that may be uploaded.`);
+      throw new Refusal(
+        'payload_too_large',
+        `The content is larger than the ${CONTENT_BYTES_MAX} bytes that may be uploaded.`,
+      );
     return noResource();
   },
 });

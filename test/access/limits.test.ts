@@ -1,0 +1,187 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import fc from 'fast-check';
+import { createLimit, type Limit } from '../../src/access/limits.ts';
+import { Refusal } from '../../src/refusal.ts';
+import { type House, openHouse } from '../helper/house.ts';
+import { assertRefused } from '../http/refused.ts';
+
+/** A limit with a clock in the hand. */
+function limitAt(perMinute: number) {
+  const clock = { milliseconds: 1_000_000 };
+  return { clock, limit: createLimit(perMinute, () => clock.milliseconds) };
+}
+
+/** Takes one; the seconds to wait when it is refused, 0 when it is let through. */
+function wait(limit: Limit, caller = 'a'): number {
+  try {
+    limit.take(caller);
+    return 0;
+  } catch (error) {
+    assert.ok(error instanceof Refusal);
+    assert.equal(error.code, 'rate_limited');
+    return error.retryAfterSeconds as number;
+  }
+}
+
+test('a caller may use up a minute at once, and then waits for the next one', () => {
+  const { clock, limit } = limitAt(60);
+  for (let i = 0; i < 60; i++) assert.equal(wait(limit), 0);
+  assert.equal(wait(limit), 1);
+  clock.milliseconds += 999;
+  assert.equal(wait(limit), 1);
+  clock.milliseconds += 1;
+  assert.equal(wait(limit), 0);
+  assert.equal(wait(limit), 1);
+});
+
+test('what is refused costs nothing: asking again and again does not put the next one off', () => {
+  const { clock, limit } = limitAt(2);
+  for (let i = 0; i < 2; i++) assert.equal(wait(limit), 0);
+  for (let i = 0; i < 30; i++) {
+    assert.equal(wait(limit), 30 - i);
+    clock.milliseconds += 1000;
+  }
+  assert.equal(wait(limit), 0);
+});
+
+test('whoever was silent for long has one minute’s worth, not more', () => {
+  const { clock, limit } = limitAt(3);
+  assert.equal(wait(limit), 0);
+  clock.milliseconds += 24 * 3_600_000;
+  assert.deepEqual([wait(limit), wait(limit), wait(limit)], [0, 0, 0]);
+  assert.equal(wait(limit), 20);
+});
+
+test('callers do not share their limits', () => {
+  const { limit } = limitAt(1);
+  assert.equal(wait(limit, 'a'), 0);
+  assert.equal(wait(limit, 'b'), 0);
+  assert.equal(wait(limit, 'a'), 60);
+  assert.equal(wait(limit, 'b'), 60);
+});
+
+test('0 a minute is no limit', () => {
+  const { limit } = limitAt(0);
+  for (let i = 0; i < 10_000; i++) assert.equal(wait(limit), 0);
+});
+
+test('of too many callers those who were silent longest are forgotten first, and the others are not', () => {
+  const { limit } = limitAt(1);
+  assert.equal(wait(limit, 'silent'), 0);
+  assert.equal(wait(limit, 'busy'), 0);
+  for (let i = 0; i < 99_998; i++) limit.take(`other ${i}`);
+  assert.equal(wait(limit, 'busy'), 60, '100,000 callers are remembered');
+  limit.take('one more');
+  assert.equal(wait(limit, 'busy'), 60, 'it asked a moment ago');
+  assert.equal(wait(limit, 'silent'), 0, 'it was the one to go');
+});
+
+test('after Retry-After the next one is always let through, and never a whole second before', () => {
+  const pauses = fc.array(fc.integer({ min: 0, max: 90_000 }), { minLength: 1, maxLength: 60 });
+  fc.assert(
+    fc.property(fc.integer({ min: 1, max: 100_000 }), pauses, (perMinute, milliseconds) => {
+      const { clock, limit } = limitAt(perMinute);
+      for (const pause of milliseconds) {
+        clock.milliseconds += pause;
+        let seconds = 0;
+        for (let i = 0; i < 100 && !seconds; i++) seconds = wait(limit);
+        if (!seconds) continue;
+        assert.ok(Number.isInteger(seconds) && seconds >= 1 && seconds <= 60, `${seconds}`);
+        clock.milliseconds += (seconds - 1) * 1000;
+        if (seconds > 1) assert.notEqual(wait(limit), 0, `${seconds - 1} s would have been enough`);
+        clock.milliseconds += 1000;
+        assert.equal(wait(limit), 0);
+      }
+    }),
+    { numRuns: 1000 },
+  );
+});
+
+test('in any minute nobody gets more than what was saved up and what came in', () => {
+  const pauses = fc.array(fc.integer({ min: 0, max: 5000 }), { maxLength: 200 });
+  fc.assert(
+    fc.property(fc.integer({ min: 1, max: 100 }), pauses, (perMinute, milliseconds) => {
+      const { clock, limit } = limitAt(perMinute);
+      const start = clock.milliseconds;
+      let granted = 0;
+      for (const pause of milliseconds) {
+        clock.milliseconds += pause;
+        if (wait(limit) === 0) granted++;
+        const most = perMinute + ((clock.milliseconds - start) / 60_000) * perMinute;
+        assert.ok(granted <= most + 1e-6, `${granted} of at most ${most}`);
+      }
+    }),
+  );
+});
+
+const OPEN = { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 };
+const withLimits = (limits: Partial<typeof OPEN>) => ({ settings: { limits: { ...OPEN, ...limits } } });
+
+/** Asks until the limit answers; the limit has to hold at exactly `count`. */
+async function useUp(house: House, path: string, token: string, count: number, status = 200) {
+  for (let i = 0; i < count; i++) assert.equal((await house.ask('GET', path, { token })).status, status);
+  const answer = await house.ask('GET', path, { token });
+  assertRefused(answer, 429, 'rate_limited');
+  const seconds = Number(answer.headers['retry-after']);
+  assert.ok(
+    Number.isInteger(seconds) && seconds >= 1 && seconds <= 60,
+    `Retry-After: ${answer.headers['retry-after']}`,
+  );
+}
+
+test('a wallet token has a limit of its own, whatever it asks for', async (t) => {
+  const house = await openHouse(t, withLimits({ wallet_requests_per_minute: 3 }));
+  const [one, two] = [await house.openWallet(), await house.openWallet()];
+  await useUp(house, '/v1/budget', one.token, 3);
+  assertRefused(await house.chat(one.token), 429, 'rate_limited');
+  assertRefused(await house.ask('POST', '/v1/run/close', { token: one.token }), 429, 'rate_limited');
+  assert.deepEqual(house.upstream.calls, []);
+  assert.equal((await house.budget(two.token)).status, 'active', 'another wallet is not concerned');
+  assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).status, 200, 'nor is the account');
+  assert.equal((await house.ask('POST', `/v1/wallets/${one.id}/close`, { token: house.accountKey })).status, 200);
+});
+
+test('every account key and every operator key has a limit of its own', async (t) => {
+  const house = await openHouse(t, withLimits({ account_requests_per_minute: 2 }));
+  const other = (await house.run('key.create', { account: house.accountId, name: 'other' })).key;
+  await useUp(house, '/v1/account', house.accountKey, 2);
+  await useUp(house, '/v1/account', other, 2);
+  await useUp(house, '/v1/account', house.operatorKey, 2);
+});
+
+test('a token in the wrong place uses up its limit like any other request', async (t) => {
+  const house = await openHouse(t, withLimits({ account_requests_per_minute: 2 }));
+  await useUp(house, '/v1/budget', house.accountKey, 2, 403);
+});
+
+test('an address that fails too often hears 429, and a valid token from the same address never does', async (t) => {
+  const house = await openHouse(t, withLimits({ failed_auth_per_minute: 3 }));
+  const { token } = await house.openWallet();
+  await useUp(house, '/v1/account', 'cnv_live_guess', 3, 401);
+  for (let i = 0; i < 10; i++) {
+    assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).status, 200);
+    assert.equal((await house.ask('GET', '/v1/budget', { token })).status, 200);
+    assertRefused(await house.ask('GET', '/v1/account', { token: `cnv_live_guess${i}` }), 429, 'rate_limited');
+    assertRefused(await house.ask('GET', '/v1/account'), 429, 'rate_limited');
+  }
+  assert.equal((await house.chat(token)).status, 200);
+});
+
+test('a valid token, even in the wrong place, does not count as a failure of its address', async (t) => {
+  const house = await openHouse(t, withLimits({ failed_auth_per_minute: 1 }));
+  for (let i = 0; i < 5; i++)
+    assertRefused(await house.ask('GET', '/v1/budget', { token: house.accountKey }), 403, 'wrong_token_scope');
+  assertRefused(await house.ask('GET', '/v1/budget', { token: 'guess' }), 401, 'unauthenticated');
+});
+
+test('what needs no token has no limit', async (t) => {
+  const house = await openHouse(
+    t,
+    withLimits({ wallet_requests_per_minute: 1, account_requests_per_minute: 1, failed_auth_per_minute: 1 }),
+  );
+  await useUp(house, '/v1/account', 'guess', 1, 401);
+  for (let i = 0; i < 5; i++)
+    for (const path of ['/v1/openapi.json', '/healthz', '/readyz'])
+      assert.equal((await house.ask('GET', path)).status, 200);
+});

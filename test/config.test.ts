@@ -1,0 +1,449 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: a variable of the configuration is written like this
+import assert from 'node:assert/strict';
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join, resolve } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { dataDirectoryOf, type Flags, parseAddress, printable, readConfig, urlOf } from '../src/config.ts';
+import { ConfigurationFault } from '../src/configuration-fault.ts';
+import { temporaryDirectory } from './ledger/books.ts';
+
+type Environment = Record<string, string>;
+
+/** A data directory whose purser.yaml is `yaml`, if that is given. */
+function write(t: TestContext, yaml?: string) {
+  const directory = temporaryDirectory(t);
+  const file = join(directory, 'purser.yaml');
+  if (yaml !== undefined) writeFileSync(file, yaml);
+  const read = (env: Environment = {}, flags: Flags = {}) => readConfig({ data: directory, ...flags }, env);
+  /** Every fault, with the file's name left out. */
+  function faults(env: Environment = {}): string[] {
+    try {
+      read(env);
+    } catch (error) {
+      assert(error instanceof ConfigurationFault, String(error));
+      return error.faults.map((it) => it.replace(`${file}:`, 'yaml:'));
+    }
+    return [];
+  }
+  return { directory, file, read, faults };
+}
+
+/** One upstream and one model, of which `lines` are part. */
+const model = (...lines: string[]) => `router:
+  upstreams:
+    - { name: house, base_url: http://127.0.0.1:8000/v1, api_key: sk-house }
+  models:
+    - id: chat
+      upstream: house
+      context_length: 100
+      max_output_tokens: 10
+${lines.map((line) => `      ${line}\n`).join('')}`;
+const priceOf = (t: TestContext, ...lines: string[]) => {
+  const [it] = write(t, model(...lines)).read().config.router.models;
+  return it?.pricing ?? it?.pricing_per_million;
+};
+
+test('without a file and without environment everything has its default', (t) => {
+  const { directory, read } = write(t);
+  const { config, secrets } = read();
+  assert.deepEqual(config, {
+    dataDirectory: directory,
+    file: undefined,
+    listen: { host: '127.0.0.1', port: 7420 },
+    publicUrl: undefined,
+    logLevel: 'info',
+    metrics: undefined,
+    trustedProxies: [],
+    closeWaitSeconds: 10,
+    drainSeconds: 10,
+    router: { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } },
+    limits: { wallet_requests_per_minute: 600, account_requests_per_minute: 600, failed_auth_per_minute: 60 },
+  });
+  assert.deepEqual(secrets.masterKey, { from: 'data directory', text: undefined, path: join(directory, 'master.key') });
+  assert(Object.isFrozen(config));
+});
+
+for (const yaml of ['', '# nothing but a remark\n', '---\n', '{}\n', 'router: {}\n'])
+  test(`a file that says nothing (${JSON.stringify(yaml)}) is the defaults`, (t) => {
+    assert.equal(write(t, yaml).read().config.listen.port, 7420);
+  });
+
+test('the environment beats the file, and the file the default', (t) => {
+  const { read } = write(t, 'listen: 0.0.0.0:1\npublic_url: http://file\nlog_level: warn\n');
+  const fromFile = read().config;
+  assert.deepEqual(
+    [fromFile.listen, fromFile.publicUrl, fromFile.logLevel],
+    [{ host: '0.0.0.0', port: 1 }, 'http://file', 'warn'],
+  );
+  const env = { PURSER_LISTEN: '[::1]:2', PURSER_PUBLIC_URL: 'https://env/', PURSER_LOG_LEVEL: 'debug' };
+  const fromEnv = read(env).config;
+  assert.deepEqual(
+    [fromEnv.listen, fromEnv.publicUrl, fromEnv.logLevel],
+    [{ host: '::1', port: 2 }, 'https://env', 'debug'],
+  );
+});
+
+test('an environment variable that is empty is not set', (t) => {
+  const { read } = write(t, 'listen: 0.0.0.0:1\n');
+  const env = {
+    PURSER_LISTEN: '',
+    PURSER_PUBLIC_URL: '',
+    PURSER_LOG_LEVEL: '',
+    PURSER_CONFIG: '',
+    PURSER_MASTER_KEY: '',
+  };
+  assert.equal(read(env).config.listen.port, 1);
+});
+
+test('the flag for the data directory beats the environment, and that the default', () => {
+  assert.equal(dataDirectoryOf({ data: '/flag' }, { PURSER_DATA: '/env' }), '/flag');
+  assert.equal(dataDirectoryOf({}, { PURSER_DATA: '/env' }), '/env');
+  assert.equal(dataDirectoryOf({}, { PURSER_DATA: '' }), resolve('purser-data'));
+});
+
+test('the flag for the file beats the environment, and that the file in the data directory', (t) => {
+  const { directory, read } = write(t, 'drain_seconds: 1\n');
+  const [env, flag] = [join(directory, 'env.yaml'), join(directory, 'flag.yaml')];
+  writeFileSync(env, 'drain_seconds: 2\n');
+  writeFileSync(flag, 'drain_seconds: 3\n');
+  assert.equal(read().config.drainSeconds, 1);
+  assert.equal(read({ PURSER_CONFIG: env }).config.drainSeconds, 2);
+  assert.equal(read({ PURSER_CONFIG: env }, { config: flag }).config.drainSeconds, 3);
+});
+
+test('a file that was asked for and is not there is a fault, and no default', (t) => {
+  const { directory, read } = write(t);
+  assert.throws(() => read({}, { config: join(directory, 'none.yaml') }), /none\.yaml: cannot be read \(ENOENT\)/);
+  mkdirSync(join(directory, 'folder'));
+  assert.throws(() => read({ PURSER_CONFIG: join(directory, 'folder') }), /folder: cannot be read \(EISDIR\)/);
+});
+
+test('every fault of the file and of the environment is told at once, with its line', (t) => {
+  const yaml = `listen: here
+drain_seconds: 3601
+close_wait_secs: 5
+trusted_proxies: [10.0.0.0/8, nonsense]
+router:
+  upstreams:
+    - { name: a, base_url: ftp://x }
+    - name: a
+      base_url: http://x
+      timeout_seconds: 0
+  models:
+    - id: one
+      upstream: a
+      context_length: 100
+  uncertain: { policy: maybe }
+limits:
+  wallet_requests_per_minute: -1
+`;
+  const { faults } = write(t, yaml);
+  const found = faults({ PURSER_LOG_LEVEL: 'loud', PURSER_MASTER_KEY: 'a', PURSER_MASTER_KEY_FILE: 'b' });
+  for (const expected of [
+    'yaml:1: listen:',
+    'yaml:2: drain_seconds:',
+    'yaml:3: close_wait_secs: unknown setting',
+    'yaml:4: trusted_proxies.1:',
+    'yaml:7: router.upstreams.0.base_url:',
+    'yaml:10: router.upstreams.1.timeout_seconds:',
+    'yaml:12: router.models.0.max_output_tokens: is required',
+    'yaml:15: router.uncertain.policy:',
+    'yaml:17: limits.wallet_requests_per_minute:',
+    'environment: PURSER_LOG_LEVEL:',
+    'environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both',
+  ])
+    assert(
+      found.some((it) => it.startsWith(expected)),
+      `${expected}\nis not in\n${found.join('\n')}`,
+    );
+  assert.equal(found.length, 11);
+});
+
+for (const [where, yaml, said] of [
+  ['at the top', 'lisen: 127.0.0.1:1\n', 'yaml:1: lisen: unknown setting'],
+  ['in a section', 'limits:\n  per_minute: 5\n', 'yaml:2: limits.per_minute: unknown setting'],
+  [
+    'in an upstream',
+    'router:\n  upstreams:\n    - { name: a, base_url: http://x, key: 5 }\n',
+    'yaml:3: router.upstreams.0.key: unknown setting',
+  ],
+  ['in a model', model('price: "5"'), 'yaml:9: router.models.0.price: unknown setting'],
+  [
+    'in a price',
+    model('pricing: { request: "1", prmpt: "1" }'),
+    'yaml:9: router.models.0.pricing.prmpt: unknown setting',
+  ],
+] as const)
+  test(`an unknown setting ${where} is a fault at its own line`, (t) => {
+    assert.deepEqual(write(t, yaml).faults(), [said]);
+  });
+
+for (const [yaml, said] of [
+  ['listen: 127.0.0.1\n', /listen: not an address/],
+  ['listen: 127.0.0.1:65536\n', /listen: not an address/],
+  ['listen: ::1:80\n', /listen: not an address/],
+  ['listen: 7420\n', /listen: /],
+  ['public_url: purser.example\n', /public_url: not an http/],
+  ['public_url: file:///etc\n', /public_url: not an http/],
+  ['public_url: http://a b\n', /public_url: not an http/],
+  ['close_wait_seconds: 301\n', /close_wait_seconds: /],
+  ['close_wait_seconds: -1\n', /close_wait_seconds: /],
+  ['close_wait_seconds: 1.5\n', /close_wait_seconds: /],
+  ['close_wait_seconds: "5"\n', /close_wait_seconds: /],
+  ['close_wait_seconds: null\n', /close_wait_seconds: /],
+  ['log_level: loud\n', /log_level: /],
+  ['trusted_proxies: [10.0.0.0/33]\n', /trusted_proxies\.0: not an IP address/],
+  ['trusted_proxies: [::1/129]\n', /trusted_proxies\.0: not an IP address/],
+  ['trusted_proxies: [10.0.0.1/8/8]\n', /trusted_proxies\.0: not an IP address/],
+  ['trusted_proxies: 10.0.0.1\n', /trusted_proxies: /],
+  ['metrics: {}\n', /metrics\.listen: is required/],
+  ['router: { uncertain: { after_seconds: 2592001 } }\n', /after_seconds: /],
+  ['- listen\n', /0: unknown setting/],
+  ['just words\n', /the file: /],
+  ['compute: { provider_one: { backend: container } }\n', /compute: this version of Purser has no compute leases yet/],
+  ['billing: { stripe: {} }\n', /billing: this version of Purser has no checkout yet/],
+] as const)
+  test(`${JSON.stringify(yaml)} is one fault`, (t) => {
+    const faults = write(t, yaml).faults();
+    assert.equal(faults.length, 1, faults.join('\n'));
+    assert.match(faults[0] as string, /^yaml:1: /);
+    assert.match(faults[0] as string, said);
+  });
+
+for (const [what, yaml, line] of [
+  ['a bracket that is not closed', 'drain_seconds: 1\ntrusted_proxies: [\n', 3],
+  ['a quote that is not closed', 'drain_seconds: 1\nlisten: "abc\n', 3],
+  ['a setting that is given twice', 'drain_seconds: 1\ndrain_seconds: 2\n', 2],
+  ['a tab for indentation', 'router:\n\tmodels: []\n', 2],
+  ['an alias that leads nowhere', 'drain_seconds: 1\nlisten: *here\n', 2],
+] as const)
+  test(`${what} is a fault at its line`, (t) => {
+    const faults = write(t, yaml).faults();
+    assert(faults.length >= 1);
+    assert.match(faults[0] as string, new RegExp(`^yaml:${line}: `), faults.join('\n'));
+  });
+
+test('a variable is read from the environment, wherever in the file it stands', (t) => {
+  const yaml = `listen: \${HOST}:\${PORT}
+public_url: "https://\${HOST}/a"
+router:
+  upstreams:
+    - { name: one, base_url: http://\${HOST}, api_key: \${ONE_KEY} }
+    - name: two
+      base_url: 'http://\${HOST}:\${PORT}'
+      api_key: Bearer-\${TWO_KEY}-end
+`;
+  const { config, secrets } = write(t, yaml).read({ HOST: '10.0.0.1', PORT: '99', ONE_KEY: 'k-1', TWO_KEY: 'k-2' });
+  assert.deepEqual(config.listen, { host: '10.0.0.1', port: 99 });
+  assert.equal(config.publicUrl, 'https://10.0.0.1/a');
+  assert.deepEqual(
+    config.router.upstreams.map((it) => it.base_url),
+    ['http://10.0.0.1', 'http://10.0.0.1:99'],
+  );
+  assert.deepEqual(
+    [...secrets.upstreamKeys],
+    [
+      ['one', 'k-1'],
+      ['two', 'Bearer-k-2-end'],
+    ],
+  );
+});
+
+test('what a variable holds is a value, and neither YAML nor another variable', (t) => {
+  const yaml = 'router:\n  upstreams:\n    - { name: one, base_url: http://x, api_key: "${KEY}" }\n';
+  const KEY = '${HOME}: [a, b] # {c} "d" \\n';
+  assert.equal(write(t, yaml).read({ KEY, HOME: '/root' }).secrets.upstreamKeys.get('one'), KEY);
+});
+
+test('a variable that is not set is a fault at its line, and every one of them is told', (t) => {
+  const yaml =
+    'public_url: http://${NOWHERE}/\nrouter:\n  upstreams:\n    - name: one\n      base_url: http://x\n      api_key: ${NO_KEY}\n';
+  const faults = write(t, yaml).faults();
+  assert(faults.includes('yaml:1: ${NOWHERE} is not set in the environment'), faults.join('\n'));
+  assert(faults.includes('yaml:6: ${NO_KEY} is not set in the environment'));
+});
+
+test('what only looks like a variable is left as it is', (t) => {
+  const yaml =
+    'router:\n  upstreams:\n    - { name: one, base_url: http://x, api_key: "$KEY $(KEY) ${1} $ {KEY}" } # ${NOT_READ}\n';
+  assert.equal(write(t, yaml).read().secrets.upstreamKeys.get('one'), '$KEY $(KEY) ${1} $ {KEY}');
+});
+
+test('a price is exact, quoted or not: it never goes by way of a binary fraction', (t) => {
+  for (const [text, expected] of [
+    ['0.0000001', 100_000_000n],
+    ['0.000000000000001', 1n],
+    ['0.000000300000000', 300_000_000n],
+    ['0.001000000000001', 1_000_000_000_001n],
+    ['0', 0n],
+    ['0.01', 10_000_000_000_000n],
+  ] as const)
+    for (const written of [text, `"${text}"`, `'${text}'`]) {
+      const price = priceOf(t, `pricing: { prompt: ${written}, completion: ${written}, request: 0.000000001 }`);
+      assert.deepEqual(price, { prompt: expected, completion: expected, request: 1n });
+    }
+});
+
+test('a price per million tokens is the same price as a millionth of it per token', (t) => {
+  const perMillion = priceOf(t, 'pricing_per_million: { prompt: 0.10, completion: 0.40 }');
+  const perToken = priceOf(t, 'pricing: { prompt: 0.0000001, completion: "0.0000004" }');
+  assert.deepEqual(perMillion, perToken);
+  assert.deepEqual(perToken, { prompt: 100_000_000n, completion: 400_000_000n, request: 0n });
+});
+
+for (const text of [
+  '1e-7',
+  '"1e-7"',
+  '.5',
+  '-0.1',
+  '+1',
+  '0x10',
+  '0o7',
+  '.inf',
+  '.nan',
+  '1_000',
+  '"1,5"',
+  '"$1"',
+  '"free"',
+  '0.0000000000000001',
+])
+  test(`a price of ${text} is not exact, and refused at its line`, (t) => {
+    const [fault = '', ...more] = write(
+      t,
+      model('pricing:', '  request: 0', `  prompt: ${text}`, '  completion: 0'),
+    ).faults();
+    assert.match(fault, /^yaml:11: router\.models\.0\.pricing\.prompt: not an exact price/);
+    assert.deepEqual(more, []);
+  });
+
+test('a price beyond belief is refused: somebody has slipped with the decimal point', (t) => {
+  assert.match(
+    write(t, model('pricing: { prompt: 0.0100001, completion: 0 }')).faults().join(),
+    /not a believable price/,
+  );
+  assert.match(write(t, model('pricing: { request: 10000.01 }')).faults().join(), /not a believable price/);
+});
+
+for (const text of [
+  '{ prompt: 0.1 }',
+  '{ completion: 0.1 }',
+  '{ prompt: 0, request: 0.1 }',
+  '{ completion: 0, request: 0.1 }',
+  '{}',
+])
+  test(`half a price, ${text}, is refused: what is left out would be free`, (t) => {
+    const faults = write(t, model(`pricing_per_million: ${text}`)).faults();
+    assert.equal(faults.length, 1);
+    assert.match(faults[0] as string, /^yaml:9: .*a price that is left out would be a price of 0/);
+  });
+
+test('a price per request may stand alone, and a model may have no price at all', (t) => {
+  assert.deepEqual(priceOf(t, 'pricing: { request: 0.01 }'), { prompt: 0n, completion: 0n, request: 10_000_000n });
+  assert.equal(priceOf(t), undefined);
+});
+
+test('two prices for one model are refused', (t) => {
+  const faults = write(t, model('pricing: { request: 1 }', 'pricing_per_million: { request: 1 }')).faults();
+  assert.match(faults.join(), /give pricing or pricing_per_million, not both/);
+});
+
+test('two models of one id, two upstreams of one name and an upstream that is not there are faults at their lines', (t) => {
+  const yaml = `router:
+  upstreams:
+    - { name: a, base_url: http://x }
+    - { name: b, base_url: http://x }
+    - { name: a, base_url: http://y }
+  models:
+    - { id: m, upstream: a, context_length: 1, max_output_tokens: 1 }
+    - { id: m, upstream: b, context_length: 1, max_output_tokens: 1 }
+    - { id: n, upstream: c, context_length: 1, max_output_tokens: 1 }
+`;
+  assert.deepEqual(write(t, yaml).faults(), [
+    'yaml:5: router.upstreams.2.name: a second upstream is named "a"',
+    'yaml:8: router.models.1.id: a second model has the id "m"',
+    'yaml:9: router.models.2.upstream: no upstream is named "c"',
+  ]);
+});
+
+const SECRET = 'canary-7f3a9';
+
+test('what is printed of a configuration has no secret in it', (t) => {
+  const yaml =
+    'router:\n  upstreams:\n    - { name: a, base_url: http://x, api_key: "${KEY}" }\n    - { name: b, base_url: http://x }\n';
+  const { config, secrets } = write(t, yaml).read({ KEY: SECRET, PURSER_MASTER_KEY: `${SECRET}-master` });
+  assert.equal(secrets.upstreamKeys.get('a'), SECRET);
+  assert.equal(secrets.masterKey.text, `${SECRET}-master`);
+  const printed = printable(config, secrets);
+  assert.doesNotMatch(
+    JSON.stringify([printed, config], (_, it) => (typeof it === 'bigint' ? String(it) : it)),
+    /canary/,
+  );
+  assert.equal(printed.masterKey, 'environment');
+  const [a, b] = (printed.router as { upstreams: Record<string, unknown>[] }).upstreams;
+  assert.deepEqual([a?.api_key, b?.api_key], ['[set]', undefined]);
+});
+
+test('an address with a password in it is refused, for addresses are printed', (t) => {
+  const yaml = (url: string) => `router: { upstreams: [{ name: a, base_url: "${url}" }] }\n`;
+  for (const url of [`http://user:${SECRET}@host/v1`, `https://${SECRET}@host`, `http://user:${SECRET}@host:80`]) {
+    const faults = write(t, yaml(url)).faults();
+    assert.equal(faults.length, 1);
+    assert.match(faults[0] as string, /holds a user name or a password/);
+    assert.doesNotMatch(faults[0] as string, /canary/);
+  }
+  assert.deepEqual(write(t, yaml('http://host/path@v1')).faults(), []);
+});
+
+test('a secret in the wrong place is a fault that does not repeat it', (t) => {
+  const places = [
+    'listen: ${S}', 'public_url: ${S}', 'log_level: ${S}', 'drain_seconds: ${S}', 'trusted_proxies: ["${S}"]', 'trusted_proxies: ${S}',
+    'metrics: { listen: "${S}" }', 'metrics: ${S}', 'router: ${S}', 'router: { uncertain: { policy: "${S}" } }',
+    'router: { upstreams: ["${S}"] }', 'router: { upstreams: [{ name: a, base_url: "${S}" }] }', 'unknown: ${S}', 'compute: ${S}',
+    'router: { upstreams: [{ name: a, base_url: http://x, api_key: ["${S}"] }] }',
+    'router: { upstreams: [{ name: a, base_url: http://x, timeout_seconds: "${S}" }] }',
+    model('pricing: { request: "${S}" }'), model('context_length: "${S}"').replace('context_length: 100\n', '\n'),
+    model('output_limit: ${S}'), model('tokens_per_byte: ${S}'),
+  ]; // biome-ignore format: one list
+  for (const yaml of places) {
+    const faults = write(t, `${yaml}\n`).faults({ S: SECRET });
+    assert(faults.length >= 1, yaml);
+    assert.doesNotMatch(faults.join('\n'), /canary/, yaml);
+  }
+});
+
+test('the master key comes from the environment, from a file that is named there, or from the data directory', (t) => {
+  const { directory, read, faults } = write(t);
+  assert.deepEqual(read({ PURSER_MASTER_KEY: 'abc' }).secrets.masterKey, {
+    from: 'environment',
+    text: 'abc',
+    path: undefined,
+  });
+  assert.deepEqual(read({ PURSER_MASTER_KEY_FILE: 'k' }).secrets.masterKey, {
+    from: 'file',
+    text: undefined,
+    path: resolve('k'),
+  });
+  assert.equal(read().secrets.masterKey.path, join(directory, 'master.key'));
+  assert.equal(faults({ PURSER_MASTER_KEY: 'a', PURSER_MASTER_KEY_FILE: 'b' }).length, 1);
+});
+
+test('an address is a host and a port, and an IPv6 host stands in brackets', () => {
+  for (const text of ['127.0.0.1:7420', '[::1]:80', 'localhost:0']) {
+    const parsed = parseAddress(text) ?? assert.fail(text);
+    assert.equal(urlOf(parsed), `http://${text}`);
+  }
+  for (const text of [
+    '',
+    ':80',
+    'host',
+    'host:',
+    'host:65536',
+    'host:-1',
+    'host:8o',
+    '[::1]',
+    '::1:80',
+    'a:b:80',
+    'host:80/',
+  ])
+    assert.equal(parseAddress(text), undefined, text);
+});

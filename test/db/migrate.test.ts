@@ -1,0 +1,192 @@
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { cpSync, existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import Client from 'better-sqlite3';
+import { getTableName, is } from 'drizzle-orm';
+import { SQLiteTable } from 'drizzle-orm/sqlite-core';
+import { knownMigrations, migrate, pendingMigrations } from '../../src/db/migrate.ts';
+import { openDatabase } from '../../src/db/open.ts';
+import * as schema from '../../src/db/schema.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+
+const ROOT = fileURLToPath(new URL('../../', import.meta.url));
+const ACCOUNT = `insert into account
+  (id, name, available_cents, reserved_cents, spent_cents, welcome_credit_cents, owed_cents, created_at)
+  values ('acct_1', 'old', 5, 0, 0, 0, 0, 1)`;
+
+function openRaw(t: TestContext, file: string): Client.Database {
+  const client = new Client(file);
+  t.after(() => client.close());
+  return client;
+}
+const newFile = (t: TestContext) => join(temporaryDirectory(t), 'purser.db');
+const migrationsOf = (client: Client.Database) => client.prepare('select name from migration').pluck().all();
+
+/** A database as the Purser before the newest migration left it, with an account in it. */
+function olderDatabase(t: TestContext): string {
+  const file = newFile(t);
+  const client = openRaw(t, file);
+  client.pragma('journal_mode = WAL');
+  migrate(client, knownMigrations().slice(0, -1));
+  client.exec(ACCOUNT);
+  client.close();
+  return file;
+}
+const copyOf = (file: string) => `${file}.before-${knownMigrations().at(-1)?.name.replace('.sql', '')}`;
+
+test('a fresh database has every table of the schema, each of them STRICT', (t) => {
+  const { client } = openDatabase(newFile(t), { migrate: true });
+  t.after(() => client.close());
+  const rows = client.pragma('table_list') as { schema: string; name: string; strict: bigint }[];
+  const tables = rows.filter((it) => it.schema === 'main' && !it.name.startsWith('sqlite_'));
+  const expected = Object.values(schema).flatMap((it) => (is(it, SQLiteTable) ? [getTableName(it)] : []));
+  assert.deepEqual(tables.map((it) => it.name).sort(), [...expected, 'migration'].sort());
+  for (const { name, strict } of tables) assert.equal(strict, 1n, `${name} is STRICT`);
+});
+
+test('opening again changes nothing, and leaves no copy beside it', (t) => {
+  const file = newFile(t);
+  openDatabase(file, { migrate: true }).client.close();
+  const { client } = openDatabase(file, { migrate: true });
+  assert.deepEqual(
+    migrationsOf(client),
+    knownMigrations().map((it) => it.name),
+  );
+  client.close();
+  assert.deepEqual(readdirSync(join(file, '..')), ['purser.db']);
+});
+
+test('only whoever may migrate creates a database', (t) => {
+  const file = newFile(t);
+  assert.throws(() => openDatabase(file, { migrate: false }));
+  assert.equal(existsSync(file), false);
+});
+
+for (const options of [{ migrate: true }, { migrate: false }, { migrate: false, readonly: true }])
+  test(`a database newer than this program is refused (${JSON.stringify(options)})`, (t) => {
+    const file = newFile(t);
+    const { client } = openDatabase(file, { migrate: true });
+    client.exec(`insert into migration values ('9999_future.sql', 'abc', 1)`);
+    client.close();
+    const before = readFileSync(file);
+    assert.throws(() => openDatabase(file, options), /newer Purser: it has 9999_future\.sql/);
+    assert.deepEqual(readFileSync(file), before, 'nothing was touched');
+  });
+
+test('a migration that was changed after it ran is refused', (t) => {
+  const file = newFile(t);
+  const { client } = openDatabase(file, { migrate: true });
+  client.exec(`update migration set sha256 = '00' where name like '0000%'`);
+  client.close();
+  assert.throws(() => openDatabase(file, { migrate: true }), /had another 0000_/);
+});
+
+test('an older database is refused to whoever may not migrate, and left as it is', (t) => {
+  const file = olderDatabase(t);
+  assert.throws(() => openDatabase(file, { migrate: false }), /older than this Purser/);
+  assert.equal(migrationsOf(openRaw(t, file)).length, knownMigrations().length - 1);
+});
+
+test('before an older database is changed, a verified copy is laid beside it', (t) => {
+  const file = olderDatabase(t);
+  const { client } = openDatabase(file, { migrate: true });
+  assert.equal(migrationsOf(client).length, knownMigrations().length);
+  client.close();
+
+  const copy = openRaw(t, copyOf(file));
+  assert.equal(copy.pragma('integrity_check', { simple: true }), 'ok');
+  assert.equal(migrationsOf(copy).length, knownMigrations().length - 1);
+  assert.deepEqual(copy.prepare('select name, available_cents from account').raw().all(), [['old', 5]]);
+  assert.deepEqual(
+    readdirSync(join(file, '..')).filter((name) => name.endsWith('.part')),
+    [],
+  );
+});
+
+test('the copy is of what the database is now, not of an earlier attempt to migrate it', (t) => {
+  const file = olderDatabase(t);
+  writeFileSync(copyOf(file), 'left by a start that was given up; the older Purser served for a week since');
+  openDatabase(file, { migrate: true }).client.close();
+  const copy = openRaw(t, copyOf(file));
+  assert.deepEqual(copy.prepare('select name from account').pluck().all(), ['old']);
+});
+
+test('what an interrupted copy left behind is in nobody’s way', (t) => {
+  const file = olderDatabase(t);
+  writeFileSync(`${copyOf(file)}.part`, 'half a copy');
+  openDatabase(file, { migrate: true }).client.close();
+  assert(existsSync(copyOf(file)));
+  assert.equal(existsSync(`${copyOf(file)}.part`), false);
+});
+
+test('a migration that fails half-way leaves no change', (t) => {
+  const client = openRaw(t, newFile(t));
+  migrate(client, knownMigrations());
+  client.exec(ACCOUNT);
+  const before = client.prepare('select type, name, sql from sqlite_schema order by name').all();
+  const broken = {
+    name: '0002_broken.sql',
+    sql: 'create table half (id integer) strict; update account set name = upper(name); select * from nowhere;',
+  };
+  assert.throws(() => migrate(client, [broken]), /no such table: nowhere/);
+  assert.deepEqual(client.prepare('select type, name, sql from sqlite_schema order by name').all(), before);
+  assert.equal(client.prepare('select name from account').pluck().get(), 'old');
+  assert.deepEqual(pendingMigrations(client), []);
+  assert.equal(client.pragma('foreign_keys', { simple: true }), 1, 'references are checked again');
+});
+
+test('of several migrations those before the one that fails stay', (t) => {
+  const client = openRaw(t, newFile(t));
+  const migrations = [
+    { name: '0000_a.sql', sql: 'create table a (id integer) strict' },
+    { name: '0001_b.sql', sql: 'create table b (id integer) strict; nonsense' },
+    { name: '0002_c.sql', sql: 'create table c (id integer) strict' },
+  ];
+  assert.throws(() => migrate(client, migrations));
+  assert.deepEqual(migrationsOf(client), ['0000_a.sql']);
+  assert.deepEqual(
+    pendingMigrations(client, migrations).map((it) => it.name),
+    ['0001_b.sql', '0002_c.sql'],
+  );
+});
+
+test('a migration that breaks a reference is undone', (t) => {
+  const client = openRaw(t, newFile(t));
+  migrate(client, knownMigrations());
+  const sql = `insert into funding (id, account_id, kind, amount_cents, created_at) values ('evt_1', 'acct_x', 'credit', 1, 1)`;
+  assert.throws(() => migrate(client, [{ name: '0002_x.sql', sql }]), /0002_x\.sql: a broken reference/);
+  assert.equal(client.prepare('select count(*) from funding').pluck().get(), 0);
+});
+
+test('tables that Litestream keeps in the file are no reason to refuse it', (t) => {
+  const file = newFile(t);
+  const { client } = openDatabase(file, { migrate: true });
+  client.exec(
+    'create table _litestream_seq (id integer primary key, seq integer); create table _litestream_lock (id integer)',
+  );
+  client.close();
+  openDatabase(file, { migrate: true }).client.close();
+});
+
+test('a file that is no database is refused and left as it is', (t) => {
+  const file = newFile(t);
+  writeFileSync(file, 'this is not a database, whatever its name says\n'.repeat(100));
+  const before = readFileSync(file);
+  assert.throws(() => openDatabase(file, { migrate: true }), /not a database/);
+  assert.deepEqual(readFileSync(file), before);
+});
+
+test('the migrations are those that drizzle-kit makes of the schema', (t) => {
+  const folder = join(temporaryDirectory(t), 'migrations');
+  cpSync(join(ROOT, 'migrations'), folder, { recursive: true });
+  const files = () => readdirSync(folder, { recursive: true }).sort();
+  const before = files();
+  const program = join(ROOT, 'node_modules/drizzle-kit/bin.cjs');
+  const options = ['--dialect', 'sqlite', '--schema', 'src/db/schema.ts', '--out', relative(ROOT, folder)];
+  const output = execFileSync(process.execPath, [program, 'generate', ...options], { cwd: ROOT, encoding: 'utf8' });
+  assert.deepEqual(files(), before, output);
+  assert.match(output, /No schema changes/);
+});

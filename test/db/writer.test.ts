@@ -1,0 +1,318 @@
+import assert from 'node:assert/strict';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import Client from 'better-sqlite3';
+import { openDatabase } from '../../src/db/open.ts';
+import { createWriter, type WriterEvents } from '../../src/db/writer.ts';
+import { Refusal } from '../../src/refusal.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+
+/**
+ * A writer on a real file, what it told of, and a second connection that sees only what was committed. The clock by which
+ * a batch measures itself stands still, so that what is asked for at once is one batch on any machine.
+ */
+function openWriter(t: TestContext, events: Partial<WriterEvents> = {}) {
+  const time = { milliseconds: 0 };
+  t.mock.method(performance, 'now', () => time.milliseconds);
+  const file = join(temporaryDirectory(t), 'purser.db');
+  const { client, tx } = openDatabase(file, { migrate: true });
+  const row = client.prepare(`insert into account
+    (id, name, available_cents, reserved_cents, spent_cents, welcome_credit_cents, owed_cents, created_at)
+    values (?, ?, 0, 0, 0, 0, 0, 1)`);
+  const fatal: unknown[] = [];
+  const writer = createWriter(client, tx, { fatal: (error) => fatal.push(error), ...events });
+  const other = new Client(file, { readonly: true });
+  t.after(() => {
+    other.close();
+    client.close();
+  });
+  /** A closure that writes one row and answers its name. */
+  const insert =
+    (name: string, size = 0) =>
+    () => {
+      row.run(name, name.padEnd(size, '.'));
+      return name;
+    };
+  const committed = () => other.prepare('select id from account order by id').pluck().all() as string[];
+  return { client, writer, time, fatal, insert, committed };
+}
+
+const status = (results: PromiseSettledResult<unknown>[]) => results.map((it) => it.status);
+
+test('writes of one turn of the event loop are one commit', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  const names = Array.from({ length: 100 }, (_, i) => String(i).padStart(3, '0'));
+  assert.deepEqual(await Promise.all(names.map((name) => writer.write(insert(name)))), names);
+  assert.equal(writer.commitCount(), 1);
+  assert.deepEqual(committed(), names);
+});
+
+test('writes run in the order in which they were asked for', async (t) => {
+  const { writer } = openWriter(t);
+  const order: number[] = [];
+  await Promise.all(
+    [1, 2, 3].map((it) =>
+      writer.write(() => {
+        order.push(it);
+      }),
+    ),
+  );
+  assert.deepEqual(order, [1, 2, 3]);
+});
+
+test('a lone write is a commit of its own, and the next turn has the next commit', async (t) => {
+  const { writer, insert } = openWriter(t);
+  await writer.write(insert('one'));
+  assert.equal(writer.commitCount(), 1);
+  await writer.write(insert('two'));
+  assert.equal(writer.commitCount(), 2);
+});
+
+test('a thousand writes at once are eight commits of at most 128', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  const names = Array.from({ length: 1000 }, (_, i) => `n${i}`);
+  await Promise.all(names.map((name) => writer.write(insert(name))));
+  assert.equal(writer.commitCount(), 8);
+  assert.equal(committed().length, 1000);
+});
+
+test('a batch that has taken five milliseconds is committed, and the rest waits for the next', async (t) => {
+  const { writer, time, insert } = openWriter(t);
+  const slow = Array.from({ length: 10 }, (_, i) =>
+    writer.write(() => {
+      insert(`n${i}`)();
+      time.milliseconds += 2;
+    }),
+  );
+  await Promise.all(slow);
+  assert.equal(writer.commitCount(), 4, 'three go into each batch');
+});
+
+test('a write inside the answer to another is never lost', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  await Promise.all(
+    ['a', 'b', 'c'].map(async (name) => {
+      await writer.write(insert(name));
+      await writer.write(insert(`${name}${name}`));
+    }),
+  );
+  assert.deepEqual(committed(), ['a', 'aa', 'b', 'bb', 'c', 'cc']);
+  assert.equal(writer.commitCount(), 2);
+});
+
+test('a closure that refuses undoes only itself, and its neighbours in the batch commit', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  const refusal = new Refusal('insufficient_funds');
+  const results = await Promise.allSettled([
+    writer.write(insert('before')),
+    writer.write((): string => {
+      insert('refused')();
+      throw refusal;
+    }),
+    writer.write(insert('after')),
+  ]);
+  assert.deepEqual(status(results), ['fulfilled', 'rejected', 'fulfilled']);
+  assert.equal((results[1] as PromiseRejectedResult).reason, refusal);
+  assert.deepEqual(committed(), ['after', 'before']);
+  assert.equal(writer.commitCount(), 1);
+});
+
+test('a constraint that fails undoes only its own closure, with everything that it wrote before', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  const results = await Promise.allSettled([
+    writer.write(insert('one')),
+    writer.write(() => {
+      insert('two')();
+      insert('one')();
+    }),
+    writer.write(insert('three')),
+  ]);
+  assert.deepEqual(status(results), ['fulfilled', 'rejected', 'fulfilled']);
+  assert.match((results[1] as PromiseRejectedResult).reason.code, /^SQLITE_CONSTRAINT/);
+  assert.deepEqual(committed(), ['one', 'three']);
+});
+
+test('a trigger that aborts undoes only its own closure', async (t) => {
+  const { writer, client, committed, insert } = openWriter(t);
+  client.exec(`create trigger no before insert on account when new.id = 'no' begin select raise(abort, 'no'); end`);
+  const results = await Promise.allSettled(['one', 'no', 'two'].map((name) => writer.write(insert(name))));
+  assert.deepEqual(status(results), ['fulfilled', 'rejected', 'fulfilled']);
+  assert.deepEqual(committed(), ['one', 'two']);
+});
+
+test('a closure that catches the failure of its own statement keeps the rest', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  await writer.write(() => {
+    insert('one')();
+    assert.throws(() => insert('one')());
+    insert('two')();
+  });
+  assert.deepEqual(committed(), ['one', 'two']);
+});
+
+test('an asynchronous closure does not compile, and is refused at run time where the compiler was silenced', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  // @ts-expect-error A write is a synchronous closure.
+  const direct = writer.write(async () => 1);
+  // @ts-expect-error Nor one that answers a promise only sometimes.
+  const sometimes = writer.write(() => (committed().length ? 1 : Promise.resolve(1)));
+  const cast = writer.write((async () => insert('early')()) as unknown as () => number);
+  const results = await Promise.allSettled([direct, sometimes, cast, writer.write(insert('plain'))]);
+  assert.deepEqual(status(results), ['rejected', 'rejected', 'rejected', 'fulfilled']);
+  for (const it of results.slice(0, 3)) assert((it as PromiseRejectedResult).reason instanceof TypeError);
+  assert.deepEqual(committed(), ['plain']);
+});
+
+test('a write that resolves can be seen by another connection, and not before', async (t) => {
+  const seen: number[] = [];
+  const { writer, committed, insert } = openWriter(t, { committed: () => seen.push(committed().length) });
+  const one = writer.write(insert('one')).then(committed);
+  const two = writer.write(() => {
+    insert('two')();
+    return committed();
+  });
+  assert.deepEqual(await one, ['one', 'two']);
+  assert.deepEqual(await two, [], 'inside the batch nothing is committed yet');
+  assert.deepEqual(seen, [2], 'told of after the commit');
+});
+
+test('promises settle after the event of the commit', async (t) => {
+  const order: string[] = [];
+  const { writer, insert } = openWriter(t, { committed: () => order.push('committed') });
+  await writer.write(insert('one')).then(() => order.push('resolved'));
+  await writer
+    .write(() => {
+      throw new Refusal('conflict');
+    })
+    .catch(() => order.push('rejected'));
+  assert.deepEqual(order, ['committed', 'resolved', 'committed', 'rejected']);
+});
+
+/** Lets the file grow by no page more; returns what gives the space back. */
+function fillDisk(client: Client.Database): () => void {
+  client.pragma(`max_page_count = ${client.pragma('page_count', { simple: true })}`);
+  return () => client.pragma('max_page_count = 1073741823');
+}
+const BIG = 1_000_000;
+
+test('a full disk refuses with read_only and a time to retry, changes nothing, and is over when there is space', async (t) => {
+  const { writer, client, fatal, committed, insert } = openWriter(t);
+  await writer.write(insert('one'));
+  const free = fillDisk(client);
+  await assert.rejects(writer.write(insert('full', BIG)), (error) => {
+    assert(error instanceof Refusal && error.code === 'read_only' && error.retryAfterSeconds !== undefined);
+    assert.match(error.message, /SQLITE_FULL/);
+    return true;
+  });
+  assert.deepEqual(committed(), ['one'], 'and it can be read');
+  free();
+  await writer.write(insert('two'));
+  assert.deepEqual(committed(), ['one', 'two']);
+  assert.deepEqual(fatal, []);
+});
+
+test('a full disk that undoes one statement only is the same refusal to whoever asked', async (t) => {
+  const { writer, client, committed, insert } = openWriter(t);
+  // With a trigger that can abort, SQLite keeps a statement journal: then the transaction outlives a full disk.
+  client.exec(`create trigger no before insert on account when new.id = '' begin select raise(abort, 'no'); end`);
+  const free = fillDisk(client);
+  const results = await Promise.allSettled([writer.write(insert('small')), writer.write(insert('full', BIG))]);
+  assert.deepEqual(status(results), ['fulfilled', 'rejected']);
+  const { reason } = results[1] as PromiseRejectedResult;
+  assert(reason instanceof Refusal && reason.code === 'read_only', String(reason));
+  free();
+  await writer.write(insert('later'));
+  assert.deepEqual(committed(), ['later', 'small']);
+});
+
+test('everybody who waits behind a full disk is refused, and nobody waits for ever', async (t) => {
+  const { writer, client, committed, insert } = openWriter(t);
+  const free = fillDisk(client);
+  const results = await Promise.allSettled(['a', 'b', 'c'].map((name) => writer.write(insert(name, BIG))));
+  assert.deepEqual(status(results), ['rejected', 'rejected', 'rejected']);
+  for (const it of results) assert.equal((it as PromiseRejectedResult).reason.code, 'read_only');
+  free();
+  assert.deepEqual(committed(), []);
+  await writer.close();
+});
+
+/** A closure whose damage shows only at COMMIT: a reference that is checked there and leads nowhere. */
+const failAtCommit = (client: Client.Database) => () => {
+  client.pragma('defer_foreign_keys = ON');
+  client.exec(
+    `insert into funding (id, account_id, kind, amount_cents, created_at) values ('evt_1', 'acct_x', 'credit', 1, 1)`,
+  );
+};
+
+test('a commit that fails is fatal: it is told, nothing is answered, and nothing is written afterwards', async (t) => {
+  const { writer, client, fatal, committed, insert } = openWriter(t);
+  const answered: string[] = [];
+  const answer = (name: string) => [() => answered.push(name), () => answered.push(name)] as const;
+  void writer.write(insert('innocent')).then(...answer('innocent'));
+  void writer.write(failAtCommit(client)).then(...answer('doomed'));
+  await turns(5);
+  assert.equal(fatal.length, 1);
+  assert.match((fatal[0] as { code: string }).code, /^SQLITE_CONSTRAINT/);
+  assert.deepEqual(answered, [], 'recovery and the idempotency keys decide');
+  await assert.rejects(writer.write(insert('later')), /closed/);
+  await writer.close();
+  assert.deepEqual(committed(), []);
+  assert.equal(writer.commitCount(), 0);
+});
+
+for (const code of ['SQLITE_IOERR_FSYNC', 'SQLITE_IOERR_WRITE', 'SQLITE_CORRUPT', 'SQLITE_NOTADB'])
+  test(`${code} in the middle of a batch is everybody's unknown outcome`, async (t) => {
+    const { writer, fatal, committed, insert } = openWriter(t);
+    const answered: string[] = [];
+    const note = () => answered.push('answered');
+    void writer.write(insert('innocent')).then(note, note);
+    void writer
+      .write(() => {
+        throw new Client.SqliteError('the disk lies', code);
+      })
+      .then(note, note);
+    void writer.write(insert('behind')).then(note, note);
+    await turns(5);
+    assert.deepEqual(
+      fatal.map((it) => (it as { code: string }).code),
+      [code],
+    );
+    assert.deepEqual(answered, []);
+    assert.deepEqual(committed(), []);
+  });
+
+test('closing waits until all that was asked for is on disk', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  const names = Array.from({ length: 300 }, (_, i) => String(i).padStart(3, '0'));
+  const results = Promise.all(names.map((name) => writer.write(insert(name))));
+  await writer.close();
+  assert.deepEqual(committed(), names);
+  assert.equal((await results).length, 300);
+  await assert.rejects(writer.write(insert('late')), /closed/);
+});
+
+test('closing an idle writer, and closing it twice, is over at once', async (t) => {
+  const { writer } = openWriter(t);
+  await writer.close();
+  await writer.close();
+});
+
+test('the connection is durable: WAL, synchronous=FULL after the first statement, and references are checked', async (t) => {
+  const { client, writer, insert } = openWriter(t);
+  await writer.write(insert('one'));
+  const pragma = (name: string) => client.pragma(name, { simple: true });
+  assert.equal(pragma('journal_mode'), 'wal');
+  assert.equal(pragma('synchronous'), 2n);
+  assert.equal(pragma('foreign_keys'), 1n);
+  assert.equal(pragma('trusted_schema'), 0n);
+});
+
+test('whole numbers beyond 2^53 come back as they went in', async (t) => {
+  const { client } = openWriter(t);
+  assert.equal(client.prepare('select 9007199254740993').pluck().get(), 9007199254740993n);
+});
+
+/** A few turns of the event loop: more than a flush needs. */
+async function turns(count: number): Promise<void> {
+  for (let i = 0; i < count; i++) await new Promise((resolve) => setImmediate(resolve));
+}

@@ -1,0 +1,265 @@
+import assert from 'node:assert/strict';
+import { createHash, randomBytes, randomUUID } from 'node:crypto';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import net, { type AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/token.ts';
+import { type Installation, installation, run, type Serving } from '../helper/executable.ts';
+import { completion, failure, openUpstream, reset } from '../helper/upstream.ts';
+
+/** A leak of so many characters in a row is a leak; fewer of a 256-bit secret are not. */
+const PIECE_LENGTH = 16;
+const PIECE_STEP = 4;
+
+/** Where a secret might lie, and what is there. */
+type Places = Map<string, Buffer>;
+
+function findIn(places: Places, needle: string | Buffer): string[] {
+  return [...places].filter(([, bytes]) => bytes.includes(needle)).map(([name]) => name);
+}
+
+/** Every place that holds a piece of the secret; the prefix of a token is none. */
+function findPieces(places: Places, secret: string): string[] {
+  const prefix = Object.values(TOKEN_PREFIX).find((it) => secret.startsWith(it)) ?? '';
+  const body = secret.slice(prefix.length);
+  const found = new Set<string>();
+  for (let i = 0; i + PIECE_LENGTH <= body.length; i += PIECE_STEP)
+    for (const name of findIn(places, body.slice(i, i + PIECE_LENGTH))) found.add(name);
+  return [...found];
+}
+
+/** Every file of the data directory, without the addon that was unpacked there. */
+function filesOf(purser: Installation, moment: string): Places {
+  const names = readdirSync(purser.directory, { withFileTypes: true })
+    .filter((it) => it.isFile())
+    .map((it) => it.name);
+  return new Map(names.map((name) => [`${name} (${moment})`, readFileSync(join(purser.directory, name))]));
+}
+
+async function freePort(): Promise<number> {
+  const server = net.createServer();
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
+
+/** Sends bytes that are no HTTP, and waits for the end of the connection. */
+function sendRaw(url: string, text: string): Promise<string> {
+  const { hostname, port } = new URL(url);
+  return new Promise((resolve, reject) => {
+    let answer = '';
+    const socket = net.connect(Number(port), hostname, () => socket.write(text));
+    socket.setEncoding('utf8').on('data', (it) => {
+      answer += it;
+    });
+    socket.once('close', () => resolve(answer)).once('error', reject);
+  });
+}
+
+async function live(t: TestContext, env: Record<string, string>) {
+  const upstream = await openUpstream(t);
+  const upstreamKey = `sk-proj-${randomBytes(30).toString('base64url')}`;
+  const metricsPort = await freePort();
+  const settings = { log_level: 'debug', metrics: { listen: `127.0.0.1:${metricsPort}` } };
+  const purser = installation(t, { upstream: { url: upstream.url, key: upstreamKey }, settings, env });
+  const server = await purser.serve();
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '5000');
+  const { key: operator } = await purser.json('operator-key', 'mint');
+  const { key: account } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'ci');
+  const planted = `planted-${randomUUID()}`;
+  const body = { name: planted, budget_cents: 1000 };
+  const wallet = (await server.ask('POST', '/v1/wallets', { token: account, key: 'w', body })).body;
+  const spare = (await server.ask('POST', '/v1/wallets', { token: operator, key: 's', body })).body;
+  const minted = await server.ask('POST', '/v1/keys', { token: operator, body: { name: 'by http' } });
+  assert.equal(minted.status, 201);
+  const secrets: Record<string, string> = {
+    upstreamKey,
+    operator,
+    account,
+    'minted by HTTP': minted.body.key,
+    wallet: wallet.agent_token,
+    'closed wallet': spare.agent_token,
+    'unknown account key': mintToken('account'),
+    'unknown operator key': mintToken('operator'),
+    'unknown wallet token': deriveToken('wallet', randomBytes(32), 'wal_x'),
+    'unknown router token': deriveToken('router', randomBytes(32), 'key_x'),
+    'malformed token': `svc_agent_${randomBytes(30).toString('hex')}`,
+    'access token': `eyJhbGciOiJFZERTQSJ9.${randomBytes(40).toString('base64url')}.${randomBytes(64).toString('base64url')}`,
+  };
+  const router = await server.ask('POST', '/v1/router/key', { token: wallet.agent_token, body: {} });
+  if (router.status === 200) secrets['router key'] = router.body.api_key;
+
+  const errors: string[] = [];
+  const refused = async (method: string, path: string, asked: Parameters<Serving['ask']>[2], status?: number) => {
+    const answer = await server.ask(method, path, asked);
+    assert(answer.status >= 400, `${method} ${path}: ${answer.status}`);
+    if (status !== undefined) assert.equal(answer.status, status, answer.text);
+    errors.push(answer.text, JSON.stringify(answer.headers));
+  };
+  const chat = (messages: string, more: object = {}) => ({
+    model: 'chat',
+    messages: [{ role: 'user', content: messages }],
+    max_tokens: 50,
+    ...more,
+  });
+
+  // Good requests, so that everything is stored that ever is.
+  const good = { token: secrets.wallet, key: 'good', body: chat(`my token is ${secrets.wallet}`) };
+  assert.equal((await server.ask('POST', '/v1/chat/completions', good)).status, 200);
+  assert.equal((await server.ask('POST', '/v1/chat/completions', good)).headers['idempotent-replayed'], 'true');
+  assert.equal(
+    (await server.ask('GET', `/v1/wallets/${wallet.id}/token`, { token: account })).body.agent_token,
+    secrets.wallet,
+  );
+  assert.equal((await server.ask('POST', `/v1/wallets/${spare.id}/close`, { token: account })).status, 200);
+
+  // Each secret in each wrong place.
+  for (const [name, secret] of Object.entries(secrets)) {
+    if (name === 'upstreamKey') continue; // No caller has it; what the upstream itself says of it comes below.
+    await refused('GET', '/v1/no/such/path', { token: secret });
+    await refused('GET', `/v1/wallets/${secret}`, { token: account }, 404);
+    await refused('GET', `/v1/resources?wallet_id=${secret}`, { token: account });
+    await refused('POST', '/v1/wallets', { token: account, key: randomUUID(), body: { name: 'n', [secret]: 1 } }, 400);
+    await refused(
+      'POST',
+      '/v1/chat/completions',
+      { token: secrets.wallet, key: randomUUID(), body: chat('hi', { model: secret }) },
+      404,
+    );
+    await refused(
+      'POST',
+      '/v1/chat/completions',
+      { token: secrets.wallet, key: randomUUID(), body: `{"model": "${secret}` },
+      400,
+    );
+    await refused('GET', '/v1/account', { headers: { authorization: `Basic ${secret}` } }, 401);
+    await refused('GET', '/v1/account', { headers: { authorization: `Bearer ${secret} ${secret}` } }, 401);
+    errors.push(await sendRaw(server.url, `GET /v1/account HTTP/1.1\r\nauthorization Bearer ${secret}\r\n\r\n`));
+  }
+  for (const [name, secret] of Object.entries(secrets).filter(([it]) => /unknown|malformed|access/.test(it)))
+    for (const path of ['/v1/account', '/v1/budget', '/v1/keys'])
+      await refused('GET', path, { token: secret }, 401).catch((error) => assert.fail(`${name}: ${error}`));
+  await refused('GET', '/v1/account', { token: secrets.wallet }, 403);
+  await refused('GET', '/v1/budget', { token: account }, 403);
+  await refused('POST', '/v1/chat/completions', { token: secrets['closed wallet'], key: 'x', body: chat('hi') }, 409);
+
+  // An upstream that says what it should not, and one whose words are cut in the middle of a secret.
+  const told = [upstreamKey, secrets.wallet, secrets.account];
+  const sentence = told.map((it) => `Incorrect API key provided: ${it}. Bearer ${it}`).join(' ');
+  const cut = (secret: string) => `${'x'.repeat(500 - 30)} ${secret}`;
+  for (const status of [400, 401, 403, 404, 413, 422, 429, 500, 502, 503])
+    for (const message of [sentence, ...told.map((it) => cut(it as string))]) {
+      upstream.handle = failure(status, { error: { message, type: 'x' }, detail: message });
+      await refused('POST', '/v1/chat/completions', { token: secrets.wallet, key: randomUUID(), body: chat('hi') });
+    }
+  upstream.handle = reset;
+  await refused('POST', '/v1/chat/completions', { token: secrets.wallet, key: 'lost', body: chat('hi') }, 503);
+  upstream.handle = completion();
+
+  const { statusCode, text } = await metrics(metricsPort);
+  assert.equal(statusCode, 200);
+  const places: Places = filesOf(purser, 'while it runs');
+  places.set('error bodies', Buffer.from(errors.join('\n')));
+  places.set('/metrics', Buffer.from(text));
+  places.set('cmdline', readFileSync(`/proc/${server.pid}/cmdline`));
+  return { purser, server, places, secrets, planted, wallet };
+}
+
+async function metrics(port: number): Promise<{ statusCode: number; text: string }> {
+  const answer = await fetch(`http://127.0.0.1:${port}/metrics`);
+  return { statusCode: answer.status, text: await answer.text() };
+}
+
+/** Ends the life in both ways, and adds what it left behind. */
+async function end({ purser, server, places }: Awaited<ReturnType<typeof live>>): Promise<void> {
+  const add = (more: Places) => {
+    for (const [name, bytes] of more) places.set(name, bytes);
+  };
+  await server.stop('SIGKILL');
+  add(filesOf(purser, 'after kill -9'));
+  const next = await purser.serve();
+  for (const args of [
+    ['operation', 'list'],
+    ['wallet', 'list'],
+    ['operator-key', 'list'],
+    ['config', 'print'],
+    ['--json', 'config', 'print'],
+    ['ledger', 'export'],
+  ])
+    places.set(args.join(' '), Buffer.from(Object.values(await purser.cli(...args)).join('\n')));
+  await next.stop();
+  add(filesOf(purser, 'after SIGTERM'));
+  places.set('stdout', Buffer.from(server.output.stdout + next.output.stdout));
+  places.set('stderr', Buffer.from(server.output.stderr + next.output.stderr));
+}
+
+test('no secret is found in clear on disk, in a log, in an error, in the metrics or on the command line', async (t) => {
+  const master = randomBytes(32);
+  const life = await live(t, { PURSER_MASTER_KEY: master.toString('hex') });
+  await end(life);
+  const { places, secrets, planted, wallet, purser } = life;
+
+  // The search itself: what is known to be in a place is found there.
+  const database = findIn(places, planted);
+  for (const name of ['purser.db-wal (while it runs)', 'purser.db (after SIGTERM)', 'wallet list'])
+    assert(database.includes(name), name);
+  const byId = findIn(places, wallet.id);
+  for (const name of ['stderr', 'purser.db-wal (after kill -9)']) assert(byId.includes(name), name);
+  assert(findIn(places, 'wrong_token_scope').includes('error bodies'));
+  assert(findIn(places, 'purser_refusals_total').includes('/metrics'));
+  assert(findIn(places, purser.directory).includes('cmdline'));
+  assert.deepEqual(
+    findPieces(new Map([['here', Buffer.from(`…${secrets.wallet?.slice(14, 40)}…`)]]), secrets.wallet as string),
+    ['here'],
+  );
+  assert(
+    findIn(
+      places,
+      createHash('sha256')
+        .update(secrets.wallet as string)
+        .digest(),
+    ).length,
+    'its hash is what is stored',
+  );
+
+  secrets['master key, hex'] = master.toString('hex');
+  secrets['master key, HEX'] = master.toString('hex').toUpperCase();
+  secrets['master key, base64'] = master.toString('base64');
+  const leaks = Object.entries(secrets).flatMap(([name, secret]) =>
+    findPieces(places, secret).map((place) => `${name}: ${place}`),
+  );
+  assert.deepEqual(leaks, []);
+  assert.deepEqual(findIn(places, master), []);
+});
+
+test('a generated master key is in its own file and nowhere else', async (t) => {
+  const life = await live(t, {});
+  await end(life);
+  const hex = readFileSync(join(life.purser.directory, 'master.key'), 'utf8').trim();
+  const found = findPieces(life.places, hex);
+  assert.deepEqual(found, ['master.key (while it runs)', 'master.key (after kill -9)', 'master.key (after SIGTERM)']);
+  assert.deepEqual(findIn(life.places, Buffer.from(hex, 'hex')), []);
+});
+
+test('a fault of the configuration does not quote what it found: it may be a secret in the wrong place', async (t) => {
+  const purser = installation(t);
+  const secret = `sk-${randomBytes(24).toString('hex')}`;
+  const places = [
+    'listen: ',
+    'public_url: ',
+    'log_level: ',
+    'drain_seconds: ',
+    'router: ',
+    'trusted_proxies: [',
+    'nonsense: ',
+  ];
+  for (const before of places) {
+    writeFileSync(join(purser.directory, 'purser.yaml'), `${before}$` + `{SECRET}${before.endsWith('[') ? ']' : ''}\n`);
+    const said = await run(['--data', purser.directory, 'config', 'check'], { env: { SECRET: secret } });
+    assert.equal(said.code, 1, said.stdout + said.stderr);
+    assert(!`${said.stdout}${said.stderr}`.includes(secret), said.stderr);
+  }
+});

@@ -1,0 +1,125 @@
+import assert from 'node:assert/strict';
+import { chownSync, existsSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test from 'node:test';
+import Client from 'better-sqlite3';
+import { hasComponent } from '../helper/component.ts';
+import { installation } from '../helper/executable.ts';
+
+const STRANGER = 65534;
+
+test('serve creates the installation on its first start, says so, and everything in it is its owner’s alone', async (t) => {
+  const parent = mkdtempSync(join(tmpdir(), 'purser-new-'));
+  t.after(() => rmSync(parent, { recursive: true, force: true }));
+  const directory = join(parent, 'deep', 'data');
+  const env = { PURSER_LISTEN: '127.0.0.1:0', PURSER_DATA: directory };
+  const purser = installation(t, { settings: null, env, directory });
+  rmSync(directory, { recursive: true });
+  const server = await purser.serve();
+  assert.match(server.output.stderr, new RegExp(`^Creating a new installation in ${directory}\\.\n`));
+  assert.equal(server.output.stdout, '');
+  assert.equal((await server.ask('GET', '/readyz')).status, 200);
+  assert.equal(statSync(directory).mode & 0o777, 0o700);
+  for (const name of readdirSync(directory)) assert.equal(statSync(join(directory, name)).mode & 0o077, 0, name);
+  assert.equal(statSync(join(directory, 'purser.sock')).mode & 0o777, 0o600);
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  assert(!existsSync(join(directory, 'purser.sock')), 'the socket goes with the server');
+
+  const again = await purser.serve();
+  assert.doesNotMatch(again.output.stderr, /Creating/);
+});
+
+test('a second server on the same directory is refused with exit 5, and the first goes on', async (t) => {
+  const purser = installation(t);
+  const first = await purser.serve();
+  const second = purser.launch('serve');
+  assert.deepEqual(await second.ended, { code: 5, signal: null });
+  const said = `${purser.directory} is in use by purser serve (process ${first.pid}). Only one process may write there.\n`;
+  assert.equal(second.output.stderr, said);
+  assert.equal(second.output.stdout, '');
+  assert.equal((await first.ask('GET', '/readyz')).status, 200);
+  assert.equal((await purser.json('account', 'list')).accounts.length, 1);
+});
+
+test('a server that was killed leaves nothing in the way of the next one', async (t) => {
+  const purser = installation(t);
+  const first = await purser.serve();
+  await first.stop('SIGKILL');
+  assert(existsSync(join(purser.directory, 'purser.sock')), 'its socket is still there');
+  assert.equal(
+    (await purser.json('account', 'list')).accounts.length,
+    1,
+    'nobody listens, so the command does it itself',
+  );
+  const second = await purser.serve();
+  assert.equal((await second.ask('GET', '/readyz')).status, 200);
+});
+
+test('commands and a starting server take turns: none of them sees a locked database', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const create = (name: string) => purser.json('account', 'create', name);
+  const before = [create('a'), create('b'), create('c')];
+  const server = await purser.serve();
+  await Promise.all([...before, create('d'), create('e')]);
+  const { accounts } = await purser.json('account', 'list');
+  assert.deepEqual(accounts.map((it: { name: string }) => it.name).sort(), ['a', 'b', 'c', 'd', 'default', 'e']);
+  await server.stop();
+});
+
+test('a database that is newer than the executable is refused with a sentence, and not touched', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const file = join(purser.directory, 'purser.db');
+  const client = new Client(file);
+  client.prepare('insert into migration values (?, ?, 1)').run('9999_future.sql', '0'.repeat(64));
+  client.close();
+  const sentence =
+    'The database was written by a newer Purser: it has 9999_future.sql, which this one does not know.\n';
+  const { mtimeMs } = statSync(file);
+  for (const args of [['serve'], ['account', 'list'], ['ledger', 'verify'], ['ledger', 'export'], ['freeze']]) {
+    const { code, stdout, stderr } = await purser.cli(...args);
+    assert.deepEqual({ code, stdout, stderr }, { code: 1, stdout: '', stderr: sentence }, args.join(' '));
+  }
+  assert.equal(statSync(file).mtimeMs, mtimeMs);
+  assert(!readdirSync(purser.directory).some((name) => name.includes('before')), 'no migration was begun');
+});
+
+test('another user than the owner of the directory is refused with exit 4, before anything is written', async (t) => {
+  if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const before = readdirSync(purser.directory);
+  chownSync(purser.directory, STRANGER, STRANGER);
+  for (const args of [['serve'], ['account', 'list'], ['wallet', 'show', 'wal_x'], ['ledger', 'verify'], ['freeze']]) {
+    const { code, stdout, stderr } = await purser.cli(...args);
+    assert.deepEqual([code, stdout], [4, ''], stderr);
+    assert.match(stderr, /belongs to user 65534, this is user 0\. Run Purser as the owner of its data directory\.\n$/);
+  }
+  assert.deepEqual(readdirSync(purser.directory), before);
+});
+
+test('a data directory whose path is longer than a unix socket may have still works over the socket', async (t) => {
+  const parent = mkdtempSync(join(tmpdir(), 'purser-long-'));
+  t.after(() => rmSync(parent, { recursive: true, force: true }));
+  const directory = join(parent, 'ä'.repeat(60), 'b'.repeat(100));
+  assert(Buffer.byteLength(directory) > 200);
+  const purser = installation(t, { directory });
+  const server = await purser.serve();
+  const { id } = await purser.json('account', 'create', 'research', '--credit-cents', '700');
+  assert.equal(statSync(join(directory, 'purser.sock')).mode & 0o777, 0o600);
+  const { id: walletId } = await purser.json(
+    'wallet',
+    'create',
+    '--account',
+    id,
+    '--name',
+    'n',
+    '--budget-cents',
+    '100',
+  );
+  assert(server.output.stderr.includes(walletId), 'the server did it, so it was asked over its socket');
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  assert.equal((await purser.json('account', 'show', id)).available_cents, 600);
+});

@@ -1,0 +1,120 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test from 'node:test';
+import { installation, run } from '../helper/executable.ts';
+
+test('PURSER_DATA, PURSER_CONFIG, PURSER_LISTEN and PURSER_PUBLIC_URL are obeyed, and a flag beats them', async (t) => {
+  const other = mkdtempSync(join(tmpdir(), 'purser-environment-'));
+  t.after(() => rmSync(other, { recursive: true, force: true }));
+  const purser = installation(t, { settings: { listen: '192.0.2.1:1', close_wait_seconds: 7 } });
+  const env = { PURSER_DATA: purser.directory };
+  const print = async (args: string[], more: Record<string, string> = {}) => {
+    const { code, stdout, stderr } = await run(['--json', ...args, 'config', 'print'], {
+      env: { ...env, ...more },
+      cwd: other,
+    });
+    assert.equal(code, 0, stderr);
+    return JSON.parse(stdout);
+  };
+  const file = join(purser.directory, 'purser.yaml');
+  const found = await print([]);
+  assert.deepEqual([found.dataDirectory, found.file, found.closeWaitSeconds], [purser.directory, file, 7]);
+  assert.deepEqual(found.listen, { host: '192.0.2.1', port: 1 });
+  assert.deepEqual((await print([], { PURSER_LISTEN: '[::1]:7421' })).listen, { host: '::1', port: 7421 });
+  assert.equal((await print([], { PURSER_PUBLIC_URL: 'https://purser.example/' })).publicUrl, 'https://purser.example');
+  const flagged = await print(['--data', other]);
+  assert.deepEqual([flagged.dataDirectory, flagged.file, flagged.closeWaitSeconds], [other, undefined, 10]);
+  const elsewhere = join(other, 'elsewhere.yaml');
+  writeFileSync(elsewhere, 'close_wait_seconds: 3\n');
+  assert.equal((await print([], { PURSER_CONFIG: elsewhere })).closeWaitSeconds, 3);
+  assert.equal((await print(['--config', file], { PURSER_CONFIG: elsewhere })).closeWaitSeconds, 7);
+
+  const faults: [Record<string, string>, RegExp][] = [
+    [{ PURSER_LISTEN: '7420' }, /environment: PURSER_LISTEN: not an address/],
+    [{ PURSER_LOG_LEVEL: 'loud' }, /environment: PURSER_LOG_LEVEL: /],
+    [{ PURSER_MASTER_KEY: 'a', PURSER_MASTER_KEY_FILE: 'b' }, /PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both/],
+  ];
+  for (const [more, said] of faults) {
+    const { code, stderr } = await run(['config', 'check'], { env: { ...env, ...more } });
+    assert.equal(code, 1);
+    assert.match(stderr, said);
+  }
+  assert.deepEqual(readdirSync(purser.directory), ['purser.yaml'], 'to look at the configuration changes nothing');
+});
+
+test('a server listens where PURSER_LISTEN says, and hands out PURSER_PUBLIC_URL as the base address', async (t) => {
+  const env = { PURSER_LISTEN: '127.0.0.1:0', PURSER_PUBLIC_URL: 'https://purser.example' };
+  const purser = installation(t, { settings: { listen: '192.0.2.1:1' }, env });
+  const server = await purser.serve();
+  assert.match(server.url, /^http:\/\/127\.0\.0\.1:\d+$/);
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '500');
+  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'n', '--budget-cents', '100'];
+  assert.equal((await purser.json(...create)).env.SVC_BROKER_URL, 'https://purser.example');
+});
+
+test('an address that is taken is said in a sentence, with exit 1', async (t) => {
+  const server = await installation(t).serve();
+  const second = installation(t, { settings: { listen: new URL(server.url).host } }).launch('serve');
+  assert.deepEqual(await second.ended, { code: 1, signal: null });
+  assert.match(
+    second.output.stderr,
+    /127\.0\.0\.1:\d+ is in use by another program\. Set PURSER_LISTEN or `listen`\.\n$/,
+  );
+});
+
+test('the master key comes from the environment, a file or the data directory, and the same key makes the same tokens', async (t) => {
+  const key = randomBytes(32);
+  const secrets = mkdtempSync(join(tmpdir(), 'purser-secret-'));
+  t.after(() => rmSync(secrets, { recursive: true, force: true }));
+  const keyFile = join(secrets, 'master');
+  writeFileSync(keyFile, `${key.toString('base64')}\n`);
+
+  const purser = installation(t, { env: { PURSER_MASTER_KEY: key.toString('hex') } });
+  await (await purser.serve()).stop();
+  assert(!existsSync(join(purser.directory, 'master.key')), 'no key of its own');
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '500');
+  const create = ['wallet', 'create', '--account', accounts[0].id, '--name', 'n', '--budget-cents', '100'];
+  const { id, agent_token: token } = await purser.json(...create);
+
+  const ask = async (env: Record<string, string>, ...args: string[]) =>
+    run(['--data', purser.directory, ...args], { env });
+  const same = await ask({ PURSER_MASTER_KEY_FILE: keyFile }, 'wallet', 'token', id);
+  assert.equal(same.stdout, `${token}\n`);
+
+  const wrong = randomBytes(32).toString('hex');
+  for (const args of [['serve'], ['wallet', 'token', id], ['wallet', 'list']]) {
+    const { code, stdout, stderr } = await ask({ PURSER_MASTER_KEY: wrong }, ...args);
+    assert.deepEqual([code, stdout], [1, ''], stderr);
+    assert.match(stderr, /^The master key is mk_\w+, but this database belongs to mk_\w+\. Give Purser the key/m);
+    assert(!stderr.includes(wrong));
+  }
+  const short = await ask({ PURSER_MASTER_KEY: 'abc123' }, 'wallet', 'list');
+  assert.equal(short.code, 1);
+  assert.match(short.stderr, /^The master key in PURSER_MASTER_KEY must be 32 bytes/);
+  const absent = await ask({ PURSER_MASTER_KEY_FILE: join(secrets, 'absent') }, 'wallet', 'list');
+  assert.equal(absent.code, 1);
+  assert.match(absent.stderr, /^There is no master key in .*absent\. Without it no wallet token/);
+  const none = await ask({}, 'wallet', 'list');
+  assert.equal(none.code, 1);
+  assert(!existsSync(join(purser.directory, 'master.key')), 'a lost key is not replaced by a new one');
+});
+
+test('a generated master key is in the data directory, for its owner alone, and is kept', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const file = join(purser.directory, 'master.key');
+  const text = readFileSync(file, 'utf8');
+  assert.match(text, /^[0-9a-f]{64}\n$/);
+  await (await purser.serve()).stop();
+  assert.equal(readFileSync(file, 'utf8'), text);
+  rmSync(file);
+  const { code, stderr } = await purser.cli('serve');
+  assert.equal(code, 1);
+  assert.match(stderr, /^There is no master key in .*master\.key\. Without it no wallet token/);
+  assert(!existsSync(file), 'a lost key is not replaced by a new one');
+});

@@ -1,0 +1,143 @@
+import assert from 'node:assert/strict';
+import { appendFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import Client from 'better-sqlite3';
+import { type Installation, installation } from '../helper/executable.ts';
+
+/** Runs a command that has to fail, with and without --json: the code is the same, and so is the sentence. */
+async function refused(purser: Installation, code: number, args: string[]): Promise<{ code: string; message: string }> {
+  const said = await purser.cli(...args);
+  const line = `purser ${args.join(' ')}`;
+  assert.deepEqual({ code: said.code, stdout: said.stdout }, { code, stdout: '' }, `${line}: ${said.stderr}`);
+  const asJson = await purser.cli('--json', ...args);
+  assert.deepEqual({ code: asJson.code, stderr: asJson.stderr }, { code, stderr: '' }, line);
+  const { error } = JSON.parse(asJson.stdout);
+  assert.equal(said.stderr, `${error.message}\n`);
+  assert.doesNotMatch(said.stderr, /\n\s+at /, 'a sentence, not a stack trace');
+  return error;
+}
+
+for (const way of ['over the socket of a running server', 'in its own process'] as const)
+  test(`each refusal has its exit code and its sentence, asked ${way}`, async (t) => {
+    const purser = installation(t);
+    const server = await purser.serve();
+    if (way === 'in its own process') await server.stop();
+    const { id } = await purser.json('account', 'create', 'research', '--credit-cents', '1000');
+    const wallet = ['wallet', 'create', '--account', id, '--name', 'agent', '--budget-cents'];
+    const closed = await purser.json(...wallet, '200');
+    await purser.json('wallet', 'close', closed.id);
+    const suspended = await purser.json('account', 'create', 'suspended', '--credit-cents', '1000');
+    await purser.json('account', 'suspend', suspended.id);
+    const operator = await purser.json('operator-key', 'mint');
+
+    const cases: [number, string, string[]][] = [
+      [2, 'invalid_request', [...wallet, '99']],
+      [2, 'invalid_request', [...wallet, '500', '--expires-in-seconds', '59']],
+      [2, 'invalid_request', ['account', 'credit', id, '0']],
+      [2, 'invalid_request', ['account', 'create', 'x'.repeat(81)]],
+      [2, 'invalid_request', ['operation', 'resolve', 'op_x', '--charge', '--reason', '']],
+      [3, 'not_found', ['account', 'show', 'acct_x']],
+      [3, 'not_found', ['account', 'credit', 'acct_x', '5']],
+      [3, 'not_found', ['key', 'list', '--account', 'acct_x']],
+      [3, 'not_found', ['key', 'revoke', operator.id]], // An operator key is no account key.
+      [3, 'not_found', ['operator-key', 'mint', '--account', 'acct_x']],
+      [3, 'not_found', ['operator-key', 'revoke', 'key_x']],
+      [3, 'not_found', ['wallet', 'show', 'wal_x']],
+      [3, 'not_found', ['wallet', 'close', 'wal_x', '--wait']],
+      [3, 'not_found', ['wallet', 'timeline', 'wal_x']],
+      [3, 'not_found', ['operation', 'show', 'op_x']],
+      [3, 'not_found', ['operation', 'resolve', 'op_x', '--charge', '--reason', 'r']],
+      [4, 'conflict', ['account', 'create', 'research']],
+      [4, 'insufficient_funds', ['account', 'debit', id, '1001', '--reason', 'r']],
+      [4, 'insufficient_funds', [...wallet, '1001']],
+      [4, 'wallet_closed', ['wallet', 'token', closed.id]],
+      [4, 'account_suspended', ['key', 'create', '--account', suspended.id, '--name', 'n']],
+      [4, 'account_suspended', ['operator-key', 'mint', '--account', suspended.id]],
+      [4, 'account_suspended', ['wallet', 'create', '--account', suspended.id, '--name', 'n', '--budget-cents', '500']],
+    ];
+    for (const [exit, code, args] of cases)
+      assert.equal((await refused(purser, exit, args)).code, code, args.join(' '));
+    const { ok } = await purser.json('ledger', 'verify');
+    assert(ok);
+  });
+
+test('ledger verify exits 1 and names what is wrong when an entry was changed behind its back', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  await purser.json('account', 'create', 'research', '--credit-cents', '1000');
+  const client = new Client(join(purser.directory, 'purser.db'));
+  for (const { name } of client.prepare("select name from sqlite_schema where type = 'trigger'").all() as {
+    name: string;
+  }[])
+    client.exec(`drop trigger ${name}`);
+  client.exec('update entry set amount_nanos = amount_nanos + 1 where seq = 1');
+  client.close();
+  const said = await purser.cli('--json', 'ledger', 'verify');
+  assert.equal(said.code, 1);
+  const { ok, entries, problems } = JSON.parse(said.stdout);
+  assert.deepEqual([ok, entries], [false, 1]);
+  assert.match(problems.join('\n'), /entry 1 was changed: its hash does not match its fields/);
+  const words = await purser.cli('ledger', 'verify');
+  assert.deepEqual([words.code, words.stdout], [1, '']);
+  assert.match(words.stderr, /^\d problems in 1 entries:\n {2}/);
+});
+
+test('config check names every fault at once, with file and line, and exits 1', async (t) => {
+  const purser = installation(t);
+  const file = join(purser.directory, 'purser.yaml');
+  assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [] });
+
+  writeFileSync(
+    file,
+    [
+      'listen: nowhere',
+      'colour: blue',
+      'close_wait_seconds: 1.5',
+      'router:',
+      '  upstreams:',
+      '    - { name: house, base_url: "ftp://127.0.0.1/v1", api_key: $' + '{NOT_SET} }',
+      '  models:',
+      '    - id: m',
+      '      upstream: other',
+      '      context_length: 0',
+      '      max_output_tokens: 10',
+      '      pricing: { prompt: "0.1", completion: "-1" }',
+    ].join('\n'),
+  );
+  const said = await purser.cli('config', 'check');
+  assert.deepEqual([said.code, said.stdout], [1, '']);
+  const faults = said.stderr.split('\n').slice(1, -1);
+  const found = (line: number, what: RegExp) =>
+    assert(
+      faults.some((it) => it.startsWith(`  ${file}:${line}: `) && what.test(it)),
+      `line ${line} ${what}:\n${said.stderr}`,
+    );
+  found(1, /listen: not an address of the form host:port/);
+  found(2, /colour: unknown setting/);
+  found(3, /close_wait_seconds: /);
+  found(6, /\$\{NOT_SET\} is not set in the environment/);
+  found(6, /base_url: not an http:\/\/ or https:\/\/ address/);
+  found(10, /context_length: /);
+  found(12, /completion: not an exact price/);
+  const asJson = await purser.cli('--json', 'config', 'check');
+  assert.equal(asJson.code, 1);
+  const { ok, faults: list } = JSON.parse(asJson.stdout);
+  assert.equal(ok, false);
+  assert.deepEqual(
+    list.map((it: string) => `  ${it}`),
+    faults,
+  );
+
+  for (const command of [['serve'], ['account', 'list'], ['config', 'print']]) {
+    const { code, stderr } = await purser.cli(...command);
+    assert.deepEqual([code, stderr], [1, said.stderr], 'whoever needs the configuration says the same');
+  }
+  appendFileSync(file, '\n  models: [');
+  const broken = await purser.cli('config', 'check');
+  assert.equal(broken.code, 1);
+  assert.match(broken.stderr, new RegExp(`${file}:1[34]: `), 'not even YAML');
+  const absent = await purser.cli('--config', join(purser.directory, 'absent.yaml'), 'config', 'check');
+  assert.equal(absent.code, 1);
+  assert.match(absent.stderr, /absent\.yaml: cannot be read \(ENOENT\)/);
+});

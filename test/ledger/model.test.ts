@@ -1,0 +1,266 @@
+import assert from 'node:assert/strict';
+import { copyFileSync, existsSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { newId } from '../../src/id.ts';
+import { fundAccount, openAccount, setSuspended } from '../../src/ledger/account.ts';
+import { closeWallet, freezeWallet } from '../../src/ledger/closing.ts';
+import { findGap, headOf } from '../../src/ledger/head.ts';
+import { install, setFrozen } from '../../src/ledger/installation.ts';
+import type { Ledger } from '../../src/ledger/ledger.ts';
+import { decide, type Outcome, placeHold, settle } from '../../src/ledger/operation.ts';
+import { verifyLedger } from '../../src/ledger/verify.ts';
+import { dueWallets, openWallet } from '../../src/ledger/wallet.ts';
+import { Refusal } from '../../src/refusal.ts';
+import { recover } from '../../src/spend/recover.ts';
+import { createRunning } from '../../src/spend/running.ts';
+import {
+  done,
+  holdOrder,
+  MASTER_KEY_ID,
+  openBooksAt,
+  refused,
+  temporaryDirectory,
+  unknown,
+  walletOrder,
+} from './books.ts';
+import { Model } from './model.ts';
+import { createRandom, SEED, steps } from './random.ts';
+
+/** One write, and what the model says of it. Both run later, in the order in which the steps were made. */
+type Step = { write: (ledger: Ledger) => Promise<unknown>; model: () => string };
+
+/** How a write ended, in the words of the model. */
+async function ending(result: Promise<unknown>): Promise<string> {
+  try {
+    return (await result) === false ? 'too_late' : 'ok';
+  } catch (error) {
+    if (error instanceof Refusal) return error.code;
+    throw error;
+  }
+}
+
+/** Every balance on file, in the shape of the model. */
+function balances({ client }: Ledger) {
+  const rows = (sql: string) => client.prepare(sql).all() as Record<string, never>[];
+  const whole = (value: unknown) => (value === null ? null : Number(value));
+  const columns = 'id, available_cents a, reserved_cents r, spent_cents s, suspended_at';
+  return {
+    accounts: new Map(
+      rows(`select ${columns} from account`).map((it) => {
+        const figures = { available: whole(it.a), reserved: whole(it.r), spent: whole(it.s) };
+        return [it.id, { ...figures, suspended: it.suspended_at !== null }];
+      }),
+    ),
+    wallets: new Map(
+      rows('select * from wallet').map((it) => {
+        const { status, budget_nanos: budget, held_nanos: held, spent_nanos: spent, close_reason: reason } = it;
+        const [returned, expiresAt] = [whole(it.returned_cents), whole(it.expires_at)];
+        return [it.id, { account: it.account_id, status, reason, budget, held, spent, returned, expiresAt }];
+      }),
+    ),
+    operations: new Map(
+      rows('select wallet_id, id, state, hold_nanos, charge_nanos, outcome from operation').map((it) => {
+        const { state, hold_nanos: hold, charge_nanos: charge, outcome } = it;
+        return [it.id, { wallet: it.wallet_id, state, hold, charge, outcome }];
+      }),
+    ),
+  };
+}
+
+/** The promise in one line each (design): never a cent too much, at any instant. */
+function assertBounds(model: Model): void {
+  for (const { held, spent, budget } of model.wallets.values())
+    assert(held >= 0n && spent >= 0n && held + spent <= budget);
+  for (const { available, reserved, spent } of model.accounts.values())
+    assert(available >= 0 && reserved >= 0 && spent >= 0);
+}
+
+const ENDINGS = [
+  'ok',
+  'too_late',
+  'insufficient_funds',
+  'funds_held',
+  'account_suspended',
+  'read_only',
+  'wallet_expired',
+  'wallet_closed',
+];
+
+const count = steps(4000);
+for (const seed of [SEED, SEED + 1, 1])
+  test(`${count} random steps leave the books equal to the model (PURSER_TEST_SEED=${seed})`, async (t) => {
+    const random = createRandom(seed);
+    const directory = temporaryDirectory(t);
+    const model = new Model();
+    let ledger = openBooksAt(join(directory, '0.db'));
+    t.after(() => ledger.close());
+    await ledger.write((tx) => install(tx, MASTER_KEY_ID, model.now));
+    for (let i = 0; i < 3; i++) {
+      const { id } = await ledger.write((tx) => openAccount(tx, `account ${i}`, model.now));
+      model.accounts.set(id, { available: 0, reserved: 0, spent: 0, suspended: false });
+    }
+    const accountIds = [...model.accounts.keys()];
+
+    const MAKE: Record<string, () => Step | undefined> = {
+      fund() {
+        const [accountId, cents] = [random.pick(accountIds), random.whole(1, 5000)];
+        const kind = random.pick(['credit', 'credit', 'debit'] as const);
+        const order = { accountId, kind, amountCents: cents, reason: null, key: null };
+        return {
+          write: (it) => it.write((tx) => fundAccount(tx, order, model.now)),
+          model: () => model.fund(accountId, kind === 'credit' ? cents : -cents),
+        };
+      },
+      open() {
+        const [id, accountId, cents] = [newId('wal'), random.pick(accountIds), random.whole(1, 900)];
+        const seconds = random.pick([0, random.whole(1, 600)]);
+        const order = walletOrder(accountId, { id, budgetCents: cents, expiresInSeconds: seconds });
+        return {
+          write: (it) => it.write((tx) => openWallet(tx, order, model.now)),
+          model: () => model.open(id, accountId, cents, seconds),
+        };
+      },
+      hold() {
+        const walletId = anyWallet();
+        if (!walletId) return;
+        const left = model.wallet(walletId).budget - model.wallet(walletId).held - model.wallet(walletId).spent;
+        // Often exactly what is left, or one nano beside it: there the mistakes live.
+        const amount = random.pick([left, left + 1n, left - 1n, left / 3n, BigInt(random.whole(0, 1e9)), 0n]);
+        const hold = amount < 0n ? 0n : amount;
+        let operationId = '';
+        return {
+          async write(it) {
+            const { id } = await it.write((tx) => placeHold(tx, holdOrder(walletId, hold), model.now));
+            operationId = id;
+          },
+          model: () => model.hold(operationId, walletId, hold),
+        };
+      },
+      settle() {
+        const id = anyOperation();
+        if (!id) return;
+        const { hold } = model.operation(id);
+        const charge = random.pick([0n, hold, hold / 2n, (hold * BigInt(random.whole(0, 1000))) / 1000n]);
+        const outcomes: [Outcome<Buffer>, Parameters<Model['settle']>[1], bigint][] = [
+          [done(charge), 'charged', charge],
+          [refused, 'released', 0n],
+          [unknown, 'unknown', 0n],
+        ];
+        const [outcome, ...said] = random.pick(outcomes);
+        return {
+          write: (it) => it.write((tx) => settle(tx, id, outcome, 'answer', model.now)),
+          model: () => model.settle(id, ...said),
+        };
+      },
+      decide() {
+        const id = anyOperation();
+        if (!id) return;
+        const decision = random.pick(['charge', 'release'] as const);
+        const charge = decision === 'charge' ? model.operation(id).hold : 0n;
+        return {
+          write: (it) => it.write((tx) => decide(tx, id, decision, 'operator', 'by hand', model.now).moved),
+          model: () => model.settle(id, decision === 'charge' ? 'charged' : 'released', charge),
+        };
+      },
+      suspend() {
+        const [id, suspended] = [random.pick(accountIds), random.whole(0, 4) === 0];
+        return {
+          write: (it) => it.write((tx) => setSuspended(tx, id, suspended ? model.now : null)),
+          model: () => model.suspend(id, suspended),
+        };
+      },
+      freeze() {
+        const frozen = random.whole(0, 9) === 0;
+        return {
+          write: (it) => it.write((tx) => setFrozen(tx, frozen ? model.now : null)),
+          model: () => model.freezeAll(frozen),
+        };
+      },
+    };
+    const WEIGHTS = { fund: 10, open: 8, hold: 40, settle: 36, decide: 5, suspend: 2, freeze: 2 };
+    const anyWallet = () => {
+      const active = [...model.wallets].filter(([, it]) => it.status === 'active').map(([id]) => id);
+      const from = random.whole(0, 9) && active.length ? active : [...model.wallets.keys()];
+      return from.length ? random.pick(from) : undefined;
+    };
+    const anyOperation = () => {
+      const open = [...model.operations].filter(([, it]) => it.state !== 'settled').map(([id]) => id);
+      const from = random.whole(0, 9) && open.length ? open : [...model.operations.keys()].slice(-50);
+      return from.length ? random.pick(from) : undefined;
+    };
+    const makeSteps = (most: number) =>
+      Array.from({ length: random.whole(1, most) }, () => MAKE[random.weighted(WEIGHTS)]?.()).filter(
+        (it) => it !== undefined,
+      );
+
+    /** Brings a wallet to its end as closing does: freeze, decide what is open, settle, return. */
+    async function end(id: string, reason: 'operator' | 'expired'): Promise<void> {
+      await ledger.write((tx) => freezeWallet(tx, id, reason, model.now));
+      model.freeze(id, reason);
+      for (const operation of model.openOperations(id)) {
+        await ledger.write((tx) => decide(tx, operation, 'charge', 'policy', 'closed', model.now));
+        model.settle(operation, 'charged', model.operation(operation).hold);
+      }
+      await ledger.write((tx) => closeWallet(tx, id, model.now));
+      model.close(id);
+    }
+
+    const endings: Record<string, number> = {};
+    let crashes = 0;
+    /** The process dies with writes in its queue: what the next one finds is what was committed. */
+    async function crash(): Promise<void> {
+      const old = ledger;
+      const lost = makeSteps(10).map((it) => it.write(old));
+      const [from, to] = [join(directory, `${crashes}.db`), join(directory, `${++crashes}.db`)];
+      for (const suffix of ['', '-wal']) if (existsSync(from + suffix)) copyFileSync(from + suffix, to + suffix);
+      await Promise.allSettled(lost);
+      const head = random.whole(0, 1) ? undefined : headOf(ledger.read);
+      ledger = openBooksAt(to);
+      await old.close();
+      assert.equal(findGap(ledger.read, headOf(ledger.read)), undefined);
+      if (head && head.seq > headOf(ledger.read).seq) assert.match(findGap(ledger.read, head) ?? '', /are lost/);
+      const clock = { now: () => model.now, holdsBlocked: () => undefined, expiryBlocked: () => false };
+      const app = { ledger, clock, events: { uncertain() {} } as never, running: createRunning() };
+      await recover(app);
+      model.crash();
+    }
+
+    for (let step = 0; step < count; ) {
+      const batch = makeSteps(24);
+      // Asked for in one turn: they share a commit, and each sees what those before it did.
+      const ended = batch.map((it) => ending(it.write(ledger)));
+      for (const [i, it] of batch.entries()) {
+        const said = await (ended[i] as Promise<string>);
+        assert.equal(said, it.model(), `step ${step + i}`);
+        endings[said] = (endings[said] ?? 0) + 1;
+      }
+      step += batch.length;
+      model.now += random.pick([0, 0, 1, random.whole(1, 60)]);
+      if (random.whole(0, 5) === 0)
+        for (const { id } of dueWallets(ledger.read, model.now)) {
+          assert(model.isDue(id));
+          await end(id, 'expired');
+        }
+      const live = [...model.wallets].filter(([, it]) => it.status !== 'closed').map(([id]) => id);
+      if (live.length > 12 || (live.length && random.whole(0, 9) === 0)) await end(random.pick(live), 'operator');
+      if (random.whole(0, 29) === 0) await crash();
+      assertBounds(model);
+      const { operations: _, ...figures } = balances(ledger);
+      assert.deepEqual(figures, { accounts: model.accounts, wallets: model.wallets }, `after step ${step}`);
+    }
+    assert.deepEqual(balances(ledger).operations, model.operations);
+    assert.deepEqual(verifyLedger(ledger.client).problems, []);
+    if (count >= 4000) for (const it of ENDINGS) assert(endings[it], `a walk this long ends in ${it} somewhere`);
+    t.diagnostic(
+      JSON.stringify({ wallets: model.wallets.size, operations: model.operations.size, crashes, ...endings }),
+    );
+  });
+
+test('the walk is the same for the same seed', () => {
+  const walk = () => {
+    const random = createRandom(SEED);
+    return Array.from({ length: 100 }, () => random.whole(0, 1e9));
+  };
+  assert.deepEqual(walk(), walk());
+});

@@ -1,0 +1,92 @@
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import test from 'node:test';
+import { type House, openHouse } from '../helper/house.ts';
+import { gate } from '../helper/upstream.ts';
+
+/** Lets the database grow by no page more; returns what gives the space back. */
+function fillDisk(house: House): () => void {
+  const { client } = house.app.ledger;
+  client.pragma(`max_page_count = ${client.pragma('page_count', { simple: true })}`);
+  return () => client.pragma('max_page_count = 1073741823');
+}
+
+/** A chat whose answer comes when the disk is full, and is larger than what is left of the last page. */
+async function openUnwritten(t: Parameters<typeof openHouse>[0]) {
+  const house = await openHouse(t, { settings: { close_wait_seconds: 0 } });
+  await house.app.reaper.stop();
+  const wallet = await house.openWallet({ budget_cents: 100, expires_in_seconds: 0 });
+  const { handler, open } = gate((_, response) => {
+    const usage = { prompt_tokens: 1, completion_tokens: 1 };
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(JSON.stringify({ choices: [], usage, padding: 'x'.repeat(1_000_000) }));
+  });
+  house.upstream.handle = handler;
+  const key = randomUUID();
+  const ask = () => house.chat(wallet.token, { model: 'flat' }, key);
+  const answer = ask();
+  await house.upstream.arrived(1);
+  const free = fillDisk(house);
+  open();
+  return { house, wallet, ask, answer: await answer, free };
+}
+
+test('while the disk is full, an answer that cannot be written is no 200, and what is there can be read', async (t) => {
+  const { house, wallet, answer } = await openUnwritten(t);
+  assert.equal(answer.status, 503);
+  assert.equal((await house.budget(wallet.token)).held_usd, '0.01', 'the hold stays');
+  assert.deepEqual(house.problems(), []);
+});
+
+test('a full disk is no fault of ours: what cannot be written is 503 read_only with a time to retry', async (t) => {
+  const house = await openHouse(t);
+  const { token } = await house.openWallet();
+  const free = fillDisk(house);
+  const codes = new Set<string>();
+  for (let i = 0; i < 200 && !codes.has('read_only'); i++) {
+    const { status, body, headers } = await house.chat(token, {
+      model: 'free',
+      messages: [{ role: 'user', content: 'x'.repeat(1000) }],
+    });
+    if (status === 200) continue;
+    assert.equal(status, 503);
+    assert(Number(headers['retry-after']) >= 1);
+    codes.add(body.error.code);
+  }
+  assert(codes.has('read_only'));
+  free();
+  assert.equal((await house.chat(token)).status, 200, 'and it is over when there is space');
+  assert.deepEqual(house.problems(), []);
+});
+
+/** Its row stays `reserved` and nobody drives it, until the next start: neither the reaper nor a close looks at it. */
+const STUCK = { todo: 'a settlement that could not be written leaves its operation reserved until the next start' };
+
+test('the outcome of a call whose answer could not be written is not known to its caller', STUCK, async (t) => {
+  const { answer } = await openUnwritten(t);
+  assert.equal(answer.body.error.code, 'operation_uncertain');
+});
+
+test('an operation whose settlement could not be written is resolved once there is space again', STUCK, async (t) => {
+  const { house, wallet, ask, free } = await openUnwritten(t);
+  free();
+  house.clock.advance(2 * 900);
+  await house.app.reaper.runOnce();
+  house.clock.advance(2 * 900);
+  await house.app.reaper.runOnce();
+  assert.equal((await house.budget(wallet.token)).held_usd, '0.00');
+  assert.notEqual((await ask()).body.error?.code, 'operation_uncertain');
+});
+
+test(
+  'a wallet with an operation whose settlement could not be written can be closed once there is space again',
+  STUCK,
+  async (t) => {
+    const { house, wallet, free } = await openUnwritten(t);
+    free();
+    house.clock.advance(2 * 900);
+    await house.app.reaper.runOnce();
+    const closed = await house.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: house.accountKey });
+    assert.equal(closed.status, 200);
+  },
+);
