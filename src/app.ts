@@ -9,6 +9,7 @@ import { files, prepareDirectory } from './data-directory.ts';
 import { takeLock } from './db/lock.ts';
 import { createEvents, type Events } from './events.ts';
 import type { Health } from './health.ts';
+import { createReading } from './http/body.ts';
 import type { DoorApp } from './http/door.ts';
 import { openAccount } from './ledger/account.ts';
 import { findGap, readHeadFile } from './ledger/head.ts';
@@ -113,6 +114,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       account: createLimit(perMinute.account, milliseconds),
       failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
     },
+    reading: createReading(),
     addressOf: createAddressReader(config.trustedProxies),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),

@@ -5,16 +5,50 @@ import { Refusal } from '../refusal.ts';
 
 /** Deeper nesting than any honest request has; it keeps recursive work on a body bounded. */
 const NESTING_MAX = 100;
+/** Long texts are one value each; what has more values than this is made to keep us busy. */
+const PART_COUNT_MAX = 50_000;
 
-/** The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced. */
-export async function readBody(request: IncomingMessage, most: number): Promise<Buffer> {
+/** Bytes of bodies that are being read at this moment, of one caller and of all. */
+const READING_BYTES_MAX = { caller: 32 * 1024 * 1024, all: 256 * 1024 * 1024 };
+
+/** Counts what is being read, so that many slow bodies do not fill the memory. */
+export type Reading = { take(caller: string, bytes: number): void; give(caller: string, bytes: number): void };
+
+export function createReading(): Reading {
+  const byCaller = new Map<string, number>();
+  let all = 0;
+  return {
+    take(caller, bytes) {
+      const own = (byCaller.get(caller) ?? 0) + bytes;
+      if (own > READING_BYTES_MAX.caller || all + bytes > READING_BYTES_MAX.all)
+        throw new Refusal('rate_limited', 'Too many large bodies at once. Retry when some have been answered.', { retryAfterSeconds: 2 });
+      byCaller.set(caller, own);
+      all += bytes;
+    },
+    give(caller, bytes) {
+      const own = (byCaller.get(caller) ?? 0) - bytes;
+      if (own > 0) byCaller.set(caller, own);
+      else byCaller.delete(caller);
+      all -= bytes;
+    },
+  };
+}
+
+/**
+ * The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced,
+ * and with `rate_limited` when too much is being read already.
+ */
+export async function readBody(request: IncomingMessage, most: number, reading: Reading, caller: string): Promise<Buffer> {
   if (Number(request.headers['content-length'] ?? 0) > most) throw tooLarge(most);
   const chunks: Buffer[] = [];
   let length = 0;
+  let taken = 0;
   try {
     for await (const chunk of request as AsyncIterable<Buffer>) {
       length += chunk.length;
       if (length > most) throw tooLarge(most);
+      reading.take(caller, chunk.length);
+      taken += chunk.length;
       chunks.push(chunk);
     }
   } catch (cause) {
@@ -22,6 +56,8 @@ export async function readBody(request: IncomingMessage, most: number): Promise<
     throw cause instanceof Refusal
       ? cause
       : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
+  } finally {
+    reading.give(caller, taken);
   }
   return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks, length);
 }
@@ -42,7 +78,7 @@ export function refuseMediaType(request: IncomingMessage): void {
     );
 }
 
-/** The JSON value in a body. Refuses with `invalid_json`: not UTF-8, not JSON, or nested too deep. */
+/** The JSON value in a body. Refuses with `invalid_json`: not UTF-8, not JSON, nested too deep, or of too many parts. */
 export function parseJson(bytes: Buffer): unknown {
   if (!isUtf8(bytes)) throw new Refusal('invalid_json', 'The body is not valid UTF-8.');
   let value: unknown;
@@ -53,30 +89,31 @@ export function parseJson(bytes: Buffer): unknown {
       cause,
     });
   }
-  if (isDeeperThan(value, NESTING_MAX))
-    throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
+  if (partsLeft(value, NESTING_MAX, PART_COUNT_MAX) < 0)
+    throw new Refusal('invalid_json', `The body has more than ${PART_COUNT_MAX} values.`);
   return value;
 }
 
-function isDeeperThan(value: unknown, levels: number): boolean {
-  if (typeof value !== 'object' || value === null) return false;
-  if (levels === 0) return true;
-  if (Array.isArray(value)) return value.some((item) => isDeeperThan(item, levels - 1));
-  for (const key in value) if (isDeeperThan((value as Record<string, unknown>)[key], levels - 1)) return true;
-  return false;
+/** How many more values there may be beside this one; below 0 there were too many, and the rest is not looked at. */
+function partsLeft(value: unknown, levels: number, left: number): number {
+  if (typeof value !== 'object' || value === null) return left - 1;
+  if (levels === 0) throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
+  let rest = left - 1;
+  if (Array.isArray(value)) for (let i = 0; i < value.length && rest >= 0; i++) rest = partsLeft(value[i], levels - 1, rest);
+  else for (const key in value) if (rest >= 0) rest = partsLeft((value as Record<string, unknown>)[key], levels - 1, rest);
+  return rest;
 }
 
-/** A value as its schema says, with defaults. Refuses with `invalid_request`, naming each field that is wrong. */
+/** A value as its schema says, with defaults. Refuses with `invalid_request`, naming the first field that is wrong. */
 export function validate<S extends v.GenericSchema>(schema: S, value: unknown): v.InferOutput<S> {
   // valibot takes a list for an object; no endpoint does.
   if (Array.isArray(value)) throw new Refusal('invalid_request', 'body: must be an object.');
-  const parsed = v.safeParse(schema, value);
+  // At the first fault: a body of a million wrong values must not become a million sentences.
+  const parsed = v.safeParse(schema, value, { abortEarly: true });
   if (parsed.success) return parsed.output;
-  const [first, second] = parsed.issues;
-  if (isStreaming(first)) throw new Refusal('streaming_not_supported');
-  const faults = second ? [first, second] : [first];
-  const more = parsed.issues.length > 2 ? ` (and ${parsed.issues.length - 2} more)` : '';
-  throw new Refusal('invalid_request', `${faults.map(describe).join('; ')}${more}.`);
+  const [fault] = parsed.issues;
+  if (isStreaming(fault)) throw new Refusal('streaming_not_supported');
+  throw new Refusal('invalid_request', `${describe(fault)}.`);
 }
 
 const isStreaming = (issue: v.BaseIssue<unknown>) => v.getDotPath(issue) === 'stream' && issue.input === true;

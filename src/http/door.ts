@@ -3,7 +3,7 @@ import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
 import type { createAddressReader } from '../access/address.ts';
 import type { Limit } from '../access/limits.ts';
-import { type AccountPrincipal, admit, authenticate, type PrincipalFor, type Scope } from '../access/principal.ts';
+import { type AccountPrincipal, admit, authenticate, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
 import { redact } from '../log.ts';
@@ -11,7 +11,7 @@ import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
 import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
-import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
+import { parseJson, type Reading, readBody, refuseMediaType, validate } from './body.ts';
 
 /** What the routes use of the App. */
 export type DoorApp = ChatApp &
@@ -21,6 +21,8 @@ export type DoorApp = ChatApp &
     baseUrl: string;
     health: Health;
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
+    /** Bodies that are being read. */
+    reading: Reading;
     addressOf: ReturnType<typeof createAddressReader>;
     /** Notes that a key was used. */
     used: (keyId: string, now: number) => void;
@@ -73,14 +75,14 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
     const { incoming } = c.env;
     const requestId = requestIdOf(c);
-    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
     const principal = enter(app, c);
     const caller = admit(principal, it.scope);
+    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
 
     let raw: unknown;
     if (it.body) {
       refuseMediaType(incoming);
-      raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX));
+      raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, app.reading, callerOf(principal)));
     }
     const idempotencyKey = it.idempotent ? readIdempotencyKey(c.req.header('idempotency-key')) : '';
     const body = it.body ? validate(it.body, raw) : undefined;
@@ -101,6 +103,8 @@ export function requestIdOf(c: Context<Env>): string {
   c.set('requestId', id);
   return id;
 }
+
+const callerOf = (principal: Principal) => (principal.kind === 'wallet' ? principal.wallet.id : principal.keyId);
 
 function headersOf({ health }: Pick<DoorApp, 'health'>, requestId: string): Record<string, string> {
   const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };

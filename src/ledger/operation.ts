@@ -2,7 +2,6 @@ import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
-import { newId } from '../id.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
@@ -102,7 +101,7 @@ const reads = prepare((read: Reader) => ({
   answer: read
     .select({ body: answers.body })
     .from(answers)
-    .where(eq(answers.operationId, sql.placeholder('id')))
+    .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
     .prepare(),
   stale: read
     .select({ operationId: answers.operationId })
@@ -170,9 +169,9 @@ export function findOperationByKey(read: Reader, walletId: string, route: string
   return reads(read).byKey.get({ walletId, route, key });
 }
 
-/** The stored body of a charged answer, while it is kept. */
-export function findAnswer(read: Reader, operationId: string): Buffer | undefined {
-  return reads(read).answer.get({ id: operationId })?.body;
+/** The stored body of a charged answer, while it is kept: a late reaper changes no answer. */
+export function findAnswer(read: Reader, operationId: string, now: number): Buffer | undefined {
+  return reads(read).answer.get({ id: operationId, now })?.body;
 }
 
 /** The operations of a wallet that still hold money, oldest first. */
@@ -211,6 +210,8 @@ export function operationsOfWallet(read: Reader, walletId: string, after = ''): 
 }
 
 export type HoldOrder = {
+  /** Chosen before the write, so that whoever drives it is known before anybody can see it. */
+  id: string;
   walletId: string;
   kind: OperationKind;
   route: string;
@@ -226,8 +227,11 @@ export type HoldOrder = {
   advice?: (left: Nanos) => string;
 };
 
-/** Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money. */
-export function placeHold(tx: Tx, order: HoldOrder, now: number): Operation {
+/**
+ * Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money, then what
+ * stops all new holds: the operator's freeze, or `blocked`, a sentence about the clock.
+ */
+export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: string): Operation {
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
   const wallet = findWallet(tx, order.walletId);
   assert(wallet, 'a wallet token is only ever issued for a wallet that exists');
@@ -235,10 +239,6 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number): Operation {
   assert(!holder, 'the road looks for the key, and drives one attempt per key at a time');
   refuseInactive(wallet, now);
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
   const left = available(wallet);
   if (left < order.hold) {
     const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
@@ -246,11 +246,16 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number): Operation {
     if (left + wallet.held < order.hold) throw new Refusal('insufficient_funds', message);
     throw new Refusal('funds_held', message, { retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS });
   }
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
+  if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 
   // After this point the hold must stand.
   const { advice: _, ...row } = order;
-  const id = newId('op');
-  writes(tx).insert.run({ id, ...row, createdAt: now });
+  const { id } = order;
+  writes(tx).insert.run({ ...row, createdAt: now });
   raiseHeld(tx, wallet.id, order.hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: order.hold }]);
   const operation = findOperation(tx, id);

@@ -169,7 +169,12 @@ export type WalletOrder = {
  * Sets part of an account's credit aside as a wallet's budget. Asking twice with the same key and body is the same
  * wallet; what a replay may see of it is the caller's affair.
  */
-export function openWallet(tx: Tx, order: WalletOrder, now: number): { wallet: Wallet; isNew: boolean } {
+export function openWallet(
+  tx: Tx,
+  order: WalletOrder,
+  now: number,
+  blocked?: string,
+): { wallet: Wallet; isNew: boolean } {
   const earlier = findWalletByKey(tx, order.accountId, order.idempotencyKey);
   if (earlier) {
     if (!earlier.fingerprint.equals(order.fingerprint)) throw new Refusal('idempotency_conflict');
@@ -177,10 +182,6 @@ export function openWallet(tx: Tx, order: WalletOrder, now: number): { wallet: W
   }
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
   if (account.owedCents > 0)
     throw new Refusal(
       'insufficient_funds',
@@ -191,6 +192,11 @@ export function openWallet(tx: Tx, order: WalletOrder, now: number): { wallet: W
       'insufficient_funds',
       `The budget needs ${order.budgetCents} cents; the account has ${account.availableCents} available and ${account.reservedCents} reserved in open wallets.`,
     );
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
+  if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 
   // After this point the wallet must stand.
   const { budgetCents, expiresInSeconds, ...row } = order;

@@ -6,6 +6,7 @@ import type { Model } from './catalogue.ts';
  * which is longer; these cover what a provider adds that is not in the body: a hidden preamble, and the one for tools.
  */
 const PROMPT_TOKENS_PER_REQUEST = 64;
+const PROMPT_TOKENS_PER_MESSAGE = 8;
 const PROMPT_TOKENS_PER_TOOL = 512;
 const CHOICE_COUNT_MAX = 128;
 
@@ -63,6 +64,8 @@ export function bound(model: Model, request: ChatBody): Bounded {
     else if (!HANDLED.has(name)) throw unsupported(name);
   }
   refuseContent(request.messages);
+  if (request.functions !== undefined && !Array.isArray(request.functions))
+    throw new Refusal('invalid_request', 'functions: must be an array.');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
   if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
@@ -77,7 +80,11 @@ export function bound(model: Model, request: ChatBody): Bounded {
   forwarded.stream = false;
 
   const body = Buffer.from(JSON.stringify(forwarded));
-  const counted = body.length * model.tokensPerByte + PROMPT_TOKENS_PER_REQUEST + PROMPT_TOKENS_PER_TOOL * tools;
+  const counted =
+    body.length * model.tokensPerByte +
+    PROMPT_TOKENS_PER_REQUEST +
+    PROMPT_TOKENS_PER_MESSAGE * request.messages.length +
+    PROMPT_TOKENS_PER_TOOL * tools;
   return { body, promptTokens: Math.min(counted, model.contextLength), completionTokens: choices * perChoice, choices };
 }
 
@@ -95,15 +102,31 @@ function wholeNumber(request: ChatBody, name: string, most = Number.MAX_SAFE_INT
   throw new Refusal('invalid_request', `${name}: must be a whole number from 1${most < 1e6 ? ` to ${most}` : ''}.`);
 }
 
-/** Bytes bound text only: images, audio and files are not priced by their bytes. */
+/** What a message, a part of its content and a tool may hold; an answer of a model can be sent back as it came. */
+const MESSAGE = new Set(['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal']);
+const PART = new Set(['type', 'text', 'refusal']);
+const TOOL = new Set(['type', 'function', 'custom']);
+
+/** Refuses members that are not known to be text: bytes bound text only, not images, audio, files or cache orders. */
+function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string): void {
+  if (typeof value !== 'object' || value === null || Array.isArray(value))
+    throw new Refusal('invalid_request', `${where}: must be an object.`);
+  for (const [name, it] of Object.entries(value)) {
+    const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // As stock clients send an answer back.
+    if (!allowed.has(name) && !isEmpty) throw unsupported(`${where}.${name}`);
+  }
+}
+
 function refuseContent(messages: readonly Record<string, unknown>[]): void {
   messages.forEach((message, i) => {
-    if (Array.isArray(message)) throw new Refusal('invalid_request', `messages.${i}: must be an object.`);
-    if (message.audio !== undefined && message.audio !== null) throw unsupported(`messages.${i}.audio`);
-    if (!Array.isArray(message.content)) return;
-    message.content.forEach((part, k) => {
-      const type = (part as { type?: unknown } | null)?.type;
-      if (type !== 'text' && type !== 'refusal') throw unsupported(`messages.${i}.content.${k}`);
+    refuseMembers(message, MESSAGE, `messages.${i}`);
+    const { role, content } = message;
+    if (typeof role !== 'string') throw new Refusal('invalid_request', `messages.${i}.role: must be a string.`);
+    if (content === undefined || content === null || typeof content === 'string') return;
+    if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
+    content.forEach((part, k) => {
+      refuseMembers(part, PART, `messages.${i}.content.${k}`);
+      if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(`messages.${i}.content.${k}`);
     });
   });
 }
@@ -113,6 +136,7 @@ function refuseTools(tools: unknown): number {
   if (tools === undefined) return 0;
   if (!Array.isArray(tools)) throw new Refusal('invalid_request', 'tools: must be an array.');
   tools.forEach((tool, i) => {
+    refuseMembers(tool, TOOL, `tools.${i}`);
     const type = (tool as { type?: unknown } | null)?.type;
     if (type !== 'function' && type !== 'custom') throw unsupported(`tools.${i}`);
   });

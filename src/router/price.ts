@@ -5,9 +5,7 @@ const MILLION = 1_000_000n;
 
 /** The price of so many tokens: summed exactly, then rounded up to one nano, once (design 2.1). */
 export function priceOf(price: Price, promptTokens: number, completionTokens: number): Nanos {
-  const millionths =
-    price.promptPerMillion * BigInt(promptTokens) + price.completionPerMillion * BigInt(completionTokens);
-  return Nanos((millionths + MILLION - 1n) / MILLION + price.request);
+  return Nanos(rawPriceOf(price, promptTokens, completionTokens));
 }
 
 /** How many completion tokens `left` pays for beside `promptTokens`; 0 when not even one. */
@@ -17,6 +15,13 @@ export function affordableCompletion(price: Price, promptTokens: number, left: N
   if (price.completionPerMillion === 0n) return Number.MAX_SAFE_INTEGER;
   const count = forTokens / price.completionPerMillion;
   return count < Number.MAX_SAFE_INTEGER ? Number(count) : Number.MAX_SAFE_INTEGER;
+}
+
+/** What so many tokens cost, in nano-dollars, however absurd the figures: for a comparison, before it is money. */
+export function rawPriceOf(price: Price, promptTokens: number, completionTokens: number): bigint {
+  const millionths =
+    price.promptPerMillion * BigInt(promptTokens) + price.completionPerMillion * BigInt(completionTokens);
+  return (millionths + MILLION - 1n) / MILLION + price.request;
 }
 
 /** Everything needed to compute a hold and a charge again, for the operation's row. */

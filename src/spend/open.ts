@@ -3,8 +3,7 @@ import type { Clock } from '../clock.ts';
 import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { findWalletByKey, openWallet, refuseInactive, type Wallet, type WalletOrder } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
+import { openWallet, refuseInactive, type Wallet, type WalletOrder } from '../ledger/wallet.ts';
 
 export type OpenApp = {
   ledger: Ledger;
@@ -25,12 +24,10 @@ export async function open(
   request: OpenRequest,
 ): Promise<{ wallet: Wallet; token: string; isNew: boolean }> {
   const blocked = app.clock.holdsBlocked();
-  if (blocked && !findWalletByKey(app.ledger.read, request.accountId, request.idempotencyKey))
-    throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   const id = newId('wal');
   const { row, token: fresh } = walletCredential(app.keyring, id);
   const now = app.clock.now();
-  const { wallet, isNew } = await app.ledger.write((tx) => openWallet(tx, { ...request, id, ...row }, now));
+  const { wallet, isNew } = await app.ledger.write((tx) => openWallet(tx, { ...request, id, ...row }, now, blocked));
   if (isNew) {
     app.events.walletOpened(wallet);
     if (wallet.expiresAt !== null) app.wakeAt(wallet.expiresAt);

@@ -74,7 +74,7 @@ export function uncertain(): Refusal {
 function replay(app: RoadApp, operation: Operation, fingerprint: Buffer): Buffer {
   if (!operation.fingerprint.equals(fingerprint)) throw new Refusal('idempotency_conflict');
   if (operation.state !== 'settled') throw uncertain();
-  const answer = findAnswer(app.ledger.read, operation.id);
+  const answer = findAnswer(app.ledger.read, operation.id, app.clock.now());
   if (answer) return answer;
   if (operation.settledBy === 'answer') throw new Refusal('idempotency_key_expired');
   throw new Refusal(
