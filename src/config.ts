@@ -3,6 +3,7 @@ import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
+import { Compute, type ComputeSettings } from './config-compute.ts';
 import { ConfigurationFault } from './configuration-fault.ts';
 import { LOG_LEVELS, type LogLevel } from './log.ts';
 import { parseDecimal } from './money.ts';
@@ -157,8 +158,8 @@ const Settings = v.strictObject({
   log_level: v.optional(v.picklist(LOG_LEVELS)),
   metrics: v.optional(v.strictObject({ listen: address })),
   router: v.optional(Router, {}),
-  ssh: later('compute leases'),
-  compute: later('compute leases'),
+  ssh: later('ssh gateway'),
+  compute: v.optional(Compute, {}),
   identity: later('sign-in'),
   billing: later('checkout'),
   transfer: later('transfer storage'),
@@ -190,6 +191,7 @@ export type Config = {
   closeWaitSeconds: number;
   drainSeconds: number;
   router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
+  compute: ComputeSettings;
   limits: Parsed['limits'];
 };
 
@@ -245,6 +247,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       models: settings.router.models,
       uncertain: settings.router.uncertain,
     },
+    compute: settings.compute,
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
@@ -297,7 +300,7 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
           return value ?? '';
         });
       // A price is exact: an unquoted one is taken as it was written, never by way of a binary fraction.
-      const priced = path.some((step) => isPair(step) && isScalar(step.key) && /^pricing/.test(String(step.key.value)));
+      const priced = path.some((step) => isPair(step) && isScalar(step.key) && /^pric/.test(String(step.key.value)));
       if (priced && typeof node.value === 'number' && node.source !== undefined) node.value = node.source;
     },
   });

@@ -19,6 +19,7 @@ export const files = (directory: string) => ({
   head: join(directory, 'ledger.head'),
   lock: join(directory, 'purser.lock'),
   socket: join(directory, 'purser.sock'),
+  leases: join(directory, 'leases'),
 });
 
 /**

@@ -19,7 +19,9 @@ export async function readBody(request: IncomingMessage, most: number): Promise<
     }
   } catch (cause) {
     // A client that goes away is no fault of ours.
-    throw cause instanceof Refusal ? cause : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
+    throw cause instanceof Refusal
+      ? cause
+      : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
   }
   return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks, length);
 }
