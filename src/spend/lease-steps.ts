@@ -37,7 +37,7 @@ export async function stepLease(app: LeaseApp, id: string): Promise<Resource> {
     const backend = app.slots.backendOf(resource);
     if (!backend) throw new Error(`the backend ${resource.backend} is no longer configured for ${resource.slot}`);
     if (resource.ref === null) return await lookFor(app, backend, resource);
-    if (resource.endWanted) return await end_(app, backend, resource, resource.ref);
+    if (resource.endWanted) return await finishEnding(app, backend, resource, resource.ref);
     return await watch(app, backend, resource, resource.ref);
   } catch (error) {
     const attempts = resource.attempts + 1;
@@ -72,7 +72,13 @@ async function lookFor(app: LeaseApp, backend: Backend, resource: Resource): Pro
   const now = app.clock.now();
   if (machine) {
     for (const other of others) await backend.destroy(other.ref); // Several found: one is kept, the rest destroyed.
-    const adopted = await change(app, resource.id, { ref: machine.ref, dueAt: now, attempts: 0, lastError: null });
+    const adopted = await change(app, resource.id, {
+      ref: machine.ref,
+      status: resource.endWanted ? 'stopping' : 'provisioning',
+      dueAt: now,
+      attempts: 0,
+      lastError: null,
+    });
     app.events.leaseAdopted(adopted);
     return stepLease(app, resource.id);
   }
@@ -142,7 +148,7 @@ async function capture(app: LeaseApp, backend: Backend, resource: Resource, ref:
 }
 
 /** Destroys, and asks whether it is gone: only then the lease has ended. */
-async function end_(app: LeaseApp, backend: Backend, resource: Resource, ref: string): Promise<Resource> {
+async function finishEnding(app: LeaseApp, backend: Backend, resource: Resource, ref: string): Promise<Resource> {
   for (const operation of openExtensions(app, resource.id)) {
     const deadline = (await backend.inspect(ref))?.deadline ?? 0;
     const reached = deadline >= (operation.targetAt as number);

@@ -169,9 +169,10 @@ function neverReady(app: LeaseApp, resource: Resource): Refusal {
 async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resource> {
   const resource = resourceOfOperation(app.ledger.read, operation.id);
   assert(resource, 'a create writes its resource with its hold');
-  if (resource.endedAt !== null || resource.ref !== null) return resource;
+  if (operation.state === 'settled') return resource;
   const looked = await app.serially(resource.id, () => stepLease(app, resource.id));
-  if (looked.ref === null || looked.endedAt !== null) throw uncertain();
+  if (looked.ref === null) throw uncertain();
+  if (looked.endedAt !== null && looked.readyAt === null) throw neverReady(app, looked);
   return looked;
 }
 

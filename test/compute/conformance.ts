@@ -24,7 +24,11 @@ const LOOK_MILLISECONDS = 100;
 const now = () => Math.floor(Date.now() / 1000);
 
 /** Looks again and again until `look` answers something, with a bound. */
-export async function until<T>(what: string, look: () => Promise<T | undefined | false>, milliseconds = WAIT_MILLISECONDS): Promise<T> {
+export async function until<T>(
+  what: string,
+  look: () => Promise<T | undefined | false>,
+  milliseconds = WAIT_MILLISECONDS,
+): Promise<T> {
   const deadline = performance.now() + milliseconds;
   for (;;) {
     const found = await look();
@@ -65,14 +69,27 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { tag, machine } = await make(subject);
-    assert.deepEqual((await backend.find(tag)).map((it) => it.ref), [machine.ref]);
+    assert.deepEqual(
+      (await backend.find(tag)).map((it) => it.ref),
+      [machine.ref],
+    );
     const owned = await backend.listOwned(tagPrefix(installation));
-    assert.deepEqual(owned.filter((it) => it.tag === tag).map((it) => it.ref), [machine.ref]);
+    assert.deepEqual(
+      owned.filter((it) => it.tag === tag).map((it) => it.ref),
+      [machine.ref],
+    );
     assert.ok(Math.abs((owned.find((it) => it.tag === tag)?.createdAt ?? 0) - now()) < 120);
-    assert.deepEqual(await backend.listOwned(tagPrefix('inst_somebodyelse')), [], 'other installations own nothing here');
+    assert.deepEqual(
+      await backend.listOwned(tagPrefix('inst_somebodyelse')),
+      [],
+      'other installations own nothing here',
+    );
 
     const said = await sh(backend, machine.ref, 'echo out; echo err >&2; exit 7');
-    assert.deepEqual([said.exitCode, said.stdout.toString(), said.stderr.toString(), said.timedOut], [7, 'out\n', 'err\n', false]);
+    assert.deepEqual(
+      [said.exitCode, said.stdout.toString(), said.stderr.toString(), said.timedOut],
+      [7, 'out\n', 'err\n', false],
+    );
     const content = randomBytes(300_000);
     await backend.upload(machine.ref, '/tmp/purser-test/deep/file.bin', content);
     await backend.upload(machine.ref, '/tmp/purser-test/deep/file.bin', content.subarray(0, 200_000));
@@ -90,10 +107,19 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { backend } = subject;
     const { machine } = await make(subject);
     const marker = `4${randomBytes(3).readUIntBE(0, 3)}`;
-    const said = await sh(backend, machine.ref, `setsid sleep ${marker} & nohup sleep ${marker} >/dev/null 2>&1 & sleep ${marker}`, 1);
+    const said = await sh(
+      backend,
+      machine.ref,
+      `setsid sleep ${marker} & nohup sleep ${marker} >/dev/null 2>&1 & sleep ${marker}`,
+      1,
+    );
     assert.equal(said.timedOut, true);
     await until('the tree is dead', async () => {
-      const left = await sh(backend, machine.ref, `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`);
+      const left = await sh(
+        backend,
+        machine.ref,
+        `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`,
+      );
       return left.stdout.length === 0;
     });
     await gone(backend, machine.ref);
@@ -104,9 +130,16 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { machine } = await make(subject);
-    const order = { command: 'head -c 3000 /dev/zero; head -c 10 /dev/zero >&2', timeoutSeconds: 60, streamBytesMax: 1000 };
+    const order = {
+      command: 'head -c 3000 /dev/zero; head -c 10 /dev/zero >&2',
+      timeoutSeconds: 60,
+      streamBytesMax: 1000,
+    };
     const said = await backend.exec(machine.ref, order);
-    assert.deepEqual([said.stdout.length, said.stdoutTruncated, said.stderr.length, said.stderrTruncated, said.exitCode], [1000, true, 10, false, 0]);
+    assert.deepEqual(
+      [said.stdout.length, said.stdoutTruncated, said.stderr.length, said.stderrTruncated, said.exitCode],
+      [1000, true, 10, false, 0],
+    );
     await gone(backend, machine.ref);
   });
 
@@ -158,7 +191,8 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { backend } = subject;
     assert.deepEqual(await backend.find(freshTag()), []);
     await assert.rejects(async () => backend.quote(subject.unknownSpec), { code: 'offer_not_found' });
-    for (const offer of await backend.offers()) assert.deepEqual((await backend.quote(offer.spec)).priceHourly, offer.priceHourly);
+    for (const offer of await backend.offers())
+      assert.deepEqual((await backend.quote(offer.spec)).priceHourly, offer.priceHourly);
   });
 
   test(`${name}: a session passes input, output and the exit code on`, async (t) => {
@@ -166,7 +200,10 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { machine } = await make(subject);
-    const session = await backend.session(machine.ref, { command: 'read line; echo "got $line"; exit 5', terminal: undefined });
+    const session = await backend.session(machine.ref, {
+      command: 'read line; echo "got $line"; exit 5',
+      terminal: undefined,
+    });
     session.stdin.write('hello\n');
     const chunks: Buffer[] = [];
     session.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
