@@ -207,6 +207,13 @@ export function createEvents(log: Log) {
         'lease ended',
       );
     },
+    leaseAbandoned(it: Resource, reason: string) {
+      leases.inc({ slot: it.slot, event: 'abandoned' });
+      log.error(
+        { event: 'lease.abandoned', resource: it.id, wallet: it.walletId, backend: it.backend, ref: it.ref, reason },
+        'the operator let go of a lease: nobody confirmed that its machine is gone',
+      );
+    },
     orphan(backend: string, ref: string, tag: string) {
       leases.inc({ slot: 'none', event: 'orphan' });
       log.error({ event: 'lease.orphan', backend, ref, tag }, 'a machine of ours that no row knows was destroyed');

@@ -166,7 +166,12 @@ async function finishEnding(app: LeaseApp, backend: Backend, resource: Resource,
 }
 
 /** The backend confirmed that nothing is there: the row ends, and what was never captured is released. */
-export async function conclude(app: LeaseApp, resource: Resource, reason: EndReason): Promise<Resource> {
+export async function conclude(
+  app: LeaseApp,
+  resource: Resource,
+  reason: EndReason,
+  by: 'answer' | 'operator' = 'answer',
+): Promise<Resource> {
   const now = app.clock.now();
   const released: Operation[] = [];
   const outcome: Outcome<null> = {
@@ -176,7 +181,7 @@ export async function conclude(app: LeaseApp, resource: Resource, reason: EndRea
   };
   const concluded = await app.ledger.write((tx) => {
     for (const id of unresolved(tx, resource))
-      if (settle(tx, id, outcome, 'answer', now)) released.push(findOperation(tx, id) as Operation);
+      if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
     return updateResource(tx, resource.id, {
       status: reason === 'create_failed' ? 'failed' : 'stopped',
       endWanted: reason,

@@ -13,7 +13,7 @@ import { newId } from '../id.ts';
 import { findOperation, type Operation, type Outcome, settle } from '../ledger/operation.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import { settleExtension, stepLease } from './lease-steps.ts';
+import { conclude, settleExtension, stepLease } from './lease-steps.ts';
 import { type Answered, type PaidRequest, type Quote, type RoadApp, spend, uncertain } from './road.ts';
 import type { Serially } from './serially.ts';
 
@@ -289,5 +289,16 @@ export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
       );
     }
     return stepLease(app, id);
+  });
+}
+
+/** Ends the row of a lease by the operator's word alone; what was never captured is released. The alarm stays in the log. */
+export async function abandonLease(app: LeaseApp, id: string, reason: string): Promise<Resource> {
+  return app.serially(id, async () => {
+    const resource = findResource(app.ledger.read, id) as Resource;
+    if (resource.endedAt !== null) return resource;
+    await app.ledger.write((tx) => updateResource(tx, id, { abandonedReason: reason }));
+    app.events.leaseAbandoned(resource, reason);
+    return conclude(app, resource, resource.endWanted ?? 'requested', 'operator');
   });
 }
