@@ -85,7 +85,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   if (!health.fault) await headKeeper.flush();
 
   const upstreams = await openUpstreams(config, secrets);
-  const slots = opening.adopt(await openSlots(config, at.leases), async (it) => {
+  const slots = opening.adopt(await openSlots(config, secrets, { leases: at.leases, now: () => clock.now() }), async (it) => {
     for (const { backend } of it.list) await backend.close();
   });
   const running = createRunning();
@@ -111,6 +111,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     upstreams,
     keysUsed,
     sweepAt: 0,
+    ssh: undefined as DoorApp['ssh'],
     slots,
     serially: createSerially(),
     installationId: installationOf(ledger.read).installationId,

@@ -3,7 +3,7 @@ import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
-import { Compute, type ComputeSettings } from './config-compute.ts';
+import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
 import { ConfigurationFault } from './configuration-fault.ts';
 import { LOG_LEVELS, type LogLevel } from './log.ts';
 import { parseDecimal } from './money.ts';
@@ -158,7 +158,14 @@ const Settings = v.strictObject({
   log_level: v.optional(v.picklist(LOG_LEVELS)),
   metrics: v.optional(v.strictObject({ listen: address })),
   router: v.optional(Router, {}),
-  ssh: later('ssh gateway'),
+  ssh: v.optional(
+    v.strictObject({
+      listen: v.optional(address),
+      public_host: v.optional(v.pipe(v.string(), v.minLength(1))),
+      public_port: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535))),
+    }),
+    {},
+  ),
   compute: v.optional(Compute, {}),
   identity: later('sign-in'),
   billing: later('checkout'),
@@ -191,6 +198,8 @@ export type Config = {
   closeWaitSeconds: number;
   drainSeconds: number;
   router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
+  /** The SSH gateway: opened only when a slot is configured. What is public follows from where it listens. */
+  ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
   compute: ComputeSettings;
   limits: Parsed['limits'];
 };
@@ -200,6 +209,8 @@ export type Secrets = {
   masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
   /** By the name of the upstream. */
   upstreamKeys: ReadonlyMap<string, string>;
+  /** The provider's key, by the name of the slot. */
+  slotKeys: ReadonlyMap<string, string>;
 };
 
 export type Flags = { data?: string | undefined; config?: string | undefined };
@@ -232,6 +243,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     faults.push('environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both');
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
+  const { compute, slotKeys } = partSecrets(settings.compute);
   const config: Config = {
     dataDirectory,
     file,
@@ -247,13 +259,18 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       models: settings.router.models,
       uncertain: settings.router.uncertain,
     },
-    compute: settings.compute,
+    ssh: {
+      listen: settings.ssh.listen ?? { host: '127.0.0.1', port: 7422 },
+      publicHost: settings.ssh.public_host,
+      publicPort: settings.ssh.public_port,
+    },
+    compute,
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
   return {
     config: Object.freeze(config),
-    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys) },
+    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys), slotKeys },
   };
 }
 
@@ -327,12 +344,17 @@ function plain(issue: v.BaseIssue<unknown>): string {
 
 /** The configuration in force, fit to print: no secret is in it. */
 export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
-  const { router, ...rest } = config;
+  const { router, compute, ...rest } = config;
+  const slots = Object.entries(compute).map(([slot, settings]) => [
+    slot,
+    { ...settings, ...(secrets.slotKeys.has(slot) ? { api_key: '[set]' } : {}) },
+  ]);
   return JSON.parse(
     JSON.stringify(
       {
         ...rest,
         masterKey: secrets.masterKey.from,
+        compute: Object.fromEntries(slots),
         router: {
           ...router,
           upstreams: router.upstreams.map((it) => ({

@@ -20,6 +20,7 @@ export const files = (directory: string) => ({
   lock: join(directory, 'purser.lock'),
   socket: join(directory, 'purser.sock'),
   leases: join(directory, 'leases'),
+  sshHostKey: join(directory, 'ssh_host_key'),
 });
 
 /**

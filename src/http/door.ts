@@ -20,6 +20,8 @@ export type DoorApp = ChatApp &
     baseUrl: string;
     health: Health;
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
+    /** Where the SSH gateway is reached, once it listens. */
+    ssh: { host: string; port: number; hostKey: string } | undefined;
     addressOf: ReturnType<typeof createAddressReader>;
     /** Notes that a key was used. */
     used: (keyId: string, now: number) => void;

@@ -128,6 +128,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
   const graves: { dead: Served; release: () => void; directory: string }[] = [];
   const settings = {
     listen: '127.0.0.1:0',
+    ssh: { listen: '127.0.0.1:0' },
     close_wait_seconds: 1,
     drain_seconds: 1,
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
@@ -141,7 +142,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
 
   async function start(): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
-    const hidden = [...secrets.upstreamKeys.values()];
+    const hidden = [...secrets.upstreamKeys.values(), ...secrets.slotKeys.values()];
     return serve(config, secrets, {
       log: createLog('debug', hidden, (line) => log.push(line)),
       who: 'a test',

@@ -5,6 +5,7 @@ import { fingerprint } from '../../fingerprint.ts';
 import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { createLease, extendLease, stopLease } from '../../spend/lease.ts';
+import { resourceKey } from '../../ssh/access.ts';
 import {
   ComputeRequest,
   ExecRequest,
@@ -197,8 +198,21 @@ export const sshCompute = endpoint({
     },
   },
   run(app, { principal, body }) {
-    active(app, principal.wallet, body.id);
-    throw new Refusal('provider_not_configured', 'This version of Purser has no SSH gateway yet: use exec and upload.');
+    const { resource } = active(app, principal.wallet, body.id);
+    if (!app.ssh) throw new Refusal('provider_not_configured', 'The SSH gateway does not listen.');
+    const { host, port, hostKey } = app.ssh;
+    return {
+      body: {
+        id: resource.id,
+        host,
+        port,
+        username: resource.id,
+        private_key: resourceKey(app.keyring, principal.wallet, resource).privateKey,
+        host_key: hostKey,
+        command: `ssh -i KEY_FILE -p ${port} ${resource.id}@${host}`,
+        expires_at: resource.expiresAt,
+      },
+    };
   },
 });
 
