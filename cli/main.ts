@@ -10,6 +10,7 @@ import { ledgerCommands } from './ledger.ts';
 import { operationCommands } from './operation.ts';
 import { operatorKeyCommands } from './operator-key.ts';
 import { reportFailure } from './report.ts';
+import { resourceCommands } from './resource.ts';
 import { serveCommand } from './serve.ts';
 import { VERSION, versionCommand } from './version.ts';
 import { walletCommands } from './wallet.ts';
@@ -22,6 +23,7 @@ const COMMANDS = [
   accountCommands,
   keyCommands,
   walletCommands,
+  resourceCommands,
   operationCommands,
   ledgerCommands,
   freezeCommands,

@@ -4,6 +4,7 @@ import { createKeyring, type Keyring } from './access/keyring.ts';
 import { createLimit } from './access/limits.ts';
 import { readMasterKey } from './access/master-key.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
+import { openSlots } from './compute/open.ts';
 import { type Config, type Secrets, urlOf } from './config.ts';
 import { files, prepareDirectory } from './data-directory.ts';
 import { takeLock } from './db/lock.ts';
@@ -25,6 +26,7 @@ import type { Upstream } from './router/upstream.ts';
 import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/road.ts';
 import { createRunning } from './spend/running.ts';
+import { createSerially } from './spend/serially.ts';
 
 /** What is open. Each part asks only for what it uses; this is where the whole is put together. */
 export type App = DoorApp &
@@ -84,6 +86,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   if (!health.fault) await headKeeper.flush();
 
   const upstreams = await openUpstreams(config, secrets);
+  const slots = opening.adopt(await openSlots(config, secrets, { leases: at.leases, now: () => clock.now() }), async (it) => {
+    for (const { backend } of it.list) await backend.close();
+  });
   const running = createRunning();
   opening.defer(async () => {
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
@@ -106,6 +111,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     running,
     upstreams,
     keysUsed,
+    sweepAt: 0,
+    ssh: undefined as DoorApp['ssh'],
+    slots,
+    serially: createSerially(),
+    installationId: installationOf(ledger.read).installationId,
     catalogue: createCatalogue(config),
     keyring: createKeyring(masterKey),
     baseUrl: config.publicUrl ?? urlOf(config.listen),

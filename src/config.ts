@@ -3,6 +3,7 @@ import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
+import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
 import { ConfigurationFault } from './configuration-fault.ts';
 import { LOG_LEVELS, type LogLevel } from './log.ts';
 import { parseDecimal } from './money.ts';
@@ -159,8 +160,15 @@ const Settings = v.strictObject({
   log_level: v.optional(v.picklist(LOG_LEVELS)),
   metrics: v.optional(v.strictObject({ listen: address })),
   router: v.optional(Router, {}),
-  ssh: later('compute leases'),
-  compute: later('compute leases'),
+  ssh: v.optional(
+    v.strictObject({
+      listen: v.optional(address),
+      public_host: v.optional(v.pipe(v.string(), v.minLength(1))),
+      public_port: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535))),
+    }),
+    {},
+  ),
+  compute: v.optional(Compute, {}),
   identity: later('sign-in'),
   billing: later('checkout'),
   transfer: later('transfer storage'),
@@ -192,6 +200,9 @@ export type Config = {
   closeWaitSeconds: number;
   drainSeconds: number;
   router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
+  /** The SSH gateway: opened only when a slot is configured. What is public follows from where it listens. */
+  ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
+  compute: ComputeSettings;
   limits: Parsed['limits'];
 };
 
@@ -200,6 +211,8 @@ export type Secrets = {
   masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
   /** By the name of the upstream. */
   upstreamKeys: ReadonlyMap<string, string>;
+  /** The provider's key, by the name of the slot. */
+  slotKeys: ReadonlyMap<string, string>;
 };
 
 export type Flags = { data?: string | undefined; config?: string | undefined };
@@ -232,6 +245,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     faults.push('environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both');
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
+  const { compute, slotKeys } = partSecrets(settings.compute);
   const config: Config = {
     dataDirectory,
     file,
@@ -247,12 +261,18 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       models: settings.router.models,
       uncertain: settings.router.uncertain,
     },
+    ssh: {
+      listen: settings.ssh.listen ?? { host: '127.0.0.1', port: 7422 },
+      publicHost: settings.ssh.public_host,
+      publicPort: settings.ssh.public_port,
+    },
+    compute,
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
   return {
     config: Object.freeze(config),
-    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys) },
+    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys), slotKeys },
   };
 }
 
@@ -313,7 +333,7 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
           return value ?? '';
         });
       // A price is exact: an unquoted one is taken as it was written, never by way of a binary fraction.
-      const priced = path.some((step) => isPair(step) && isScalar(step.key) && /^pricing/.test(String(step.key.value)));
+      const priced = path.some((step) => isPair(step) && isScalar(step.key) && /^pric/.test(String(step.key.value)));
       if (priced && typeof node.value === 'number' && node.source !== undefined) node.value = node.source;
     },
   });
@@ -342,12 +362,17 @@ function plain(issue: v.BaseIssue<unknown>): string {
 
 /** The configuration in force, fit to print: no secret is in it. */
 export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
-  const { router, ...rest } = config;
+  const { router, compute, ...rest } = config;
+  const slots = Object.entries(compute).map(([slot, settings]) => [
+    slot,
+    { ...settings, ...(secrets.slotKeys.has(slot) ? { api_key: '[set]' } : {}) },
+  ]);
   return JSON.parse(
     JSON.stringify(
       {
         ...rest,
         masterKey: secrets.masterKey.from,
+        compute: Object.fromEntries(slots),
         router: {
           ...router,
           upstreams: router.upstreams.map((it) => ({

@@ -19,6 +19,8 @@ export const files = (directory: string) => ({
   head: join(directory, 'ledger.head'),
   lock: join(directory, 'purser.lock'),
   socket: join(directory, 'purser.sock'),
+  leases: join(directory, 'leases'),
+  sshHostKey: join(directory, 'ssh_host_key'),
 });
 
 /**

@@ -1,4 +1,5 @@
 import { Counter, Gauge, Registry } from 'prom-client';
+import type { Resource } from './compute/resources.ts';
 import type { Account } from './ledger/account.ts';
 import type { Operation, Outcome } from './ledger/operation.ts';
 import type { Wallet } from './ledger/wallet.ts';
@@ -23,6 +24,7 @@ export function createEvents(log: Log) {
   );
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
+  const leases = counter('leases_total', 'What became of leases.', ['slot', 'event']);
   const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
   const failures = counter('failures_total', 'Things that went wrong on our side.', ['where']);
 
@@ -167,6 +169,70 @@ export function createEvents(log: Log) {
     refused(code: string, requestId: string, message: string, path: string) {
       refusals.inc({ code });
       log.debug({ event: 'request.refused', code, request_id: requestId, path, message }, 'refused');
+    },
+    leaseReady(it: Resource) {
+      leases.inc({ slot: it.slot, event: 'ready' });
+      log.info(
+        {
+          event: 'lease.ready',
+          resource: it.id,
+          wallet: it.walletId,
+          slot: it.slot,
+          backend: it.backend,
+          ref: it.ref,
+          expires_at: it.expiresAt,
+          charge_usd: formatUsd(it.charged),
+        },
+        'lease ready',
+      );
+    },
+    leaseAdopted(it: Resource) {
+      leases.inc({ slot: it.slot, event: 'adopted' });
+      log.warn(
+        { event: 'lease.adopted', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref },
+        'a machine of an unknown create was found and adopted',
+      );
+    },
+    leaseEnded(it: Resource) {
+      leases.inc({ slot: it.slot, event: 'ended' });
+      log.info(
+        {
+          event: 'lease.ended',
+          resource: it.id,
+          wallet: it.walletId,
+          slot: it.slot,
+          ref: it.ref,
+          reason: it.endReason,
+        },
+        'lease ended',
+      );
+    },
+    leaseAbandoned(it: Resource, reason: string) {
+      leases.inc({ slot: it.slot, event: 'abandoned' });
+      log.error(
+        { event: 'lease.abandoned', resource: it.id, wallet: it.walletId, backend: it.backend, ref: it.ref, reason },
+        'the operator let go of a lease: nobody confirmed that its machine is gone',
+      );
+    },
+    orphan(backend: string, ref: string, tag: string) {
+      leases.inc({ slot: 'none', event: 'orphan' });
+      log.error({ event: 'lease.orphan', backend, ref, tag }, 'a machine of ours that no row knows was destroyed');
+    },
+    leaseTrouble(it: Resource, error: string, attempts: number) {
+      failures.inc({ where: 'lease' });
+      log.error(
+        {
+          event: 'lease.trouble',
+          resource: it.id,
+          wallet: it.walletId,
+          slot: it.slot,
+          ref: it.ref,
+          status: it.status,
+          attempts,
+          error,
+        },
+        'a lease could not be looked after; it is tried again',
+      );
     },
     failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
       failures.inc({ where });

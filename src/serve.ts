@@ -31,6 +31,19 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   opening.defer(async () => void (await Promise.all([closeServer(door, app), socket?.close()])));
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
 
+  if (app.slots.list.length) {
+    const [{ openGateway }, { hostKey }] = await Promise.all([import('./ssh/gateway.ts'), import('./ssh/access.ts')]);
+    const key = hostKey(files(config.dataDirectory).sshHostKey);
+    const gateway = await openGateway(app, config.ssh.listen, key.privateKey);
+    opening.defer(() => gateway.close());
+    const [type, blob] = key.publicKey.split(' ');
+    const { publicHost, publicPort } = config.ssh;
+    app.ssh = {
+      host: publicHost ?? gateway.address.host,
+      port: publicPort ?? gateway.address.port,
+      hostKey: `${type} ${blob}`,
+    };
+  }
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
     const metrics = openMetrics(app);

@@ -204,8 +204,12 @@ export const operations = sqliteTable(
     /** The price used and what was counted, as JSON: enough to compute hold and charge again. */
     price: text().notNull(),
     usage: text(),
-    /** What the caller asked for, in a word: the model. */
+    /** What the caller asked for, in a word: the model, or the slot. */
     subject: text().notNull(),
+    /** The lease it makes or extends. */
+    resourceId: text('resource_id'),
+    /** Of an extension: the absolute new end of the lease, Unix seconds. */
+    targetAt: count('target_at'),
     /** Why it was refused, became uncertain, or was decided by hand. */
     reason: text(),
     createdAt: count('created_at').notNull(),
@@ -245,6 +249,71 @@ export const answers = sqliteTable(
     keptUntil: count('kept_until').notNull(),
   },
   (t) => [index('answer_kept').on(t.keptUntil)],
+);
+
+export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
+export const END_REASONS = ['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed'] as const;
+
+/** What compute/create made: a machine at a backend, and the time it was paid for. */
+export const resources = sqliteTable(
+  'resource',
+  {
+    id: text().primaryKey(),
+    walletId: text('wallet_id')
+      .notNull()
+      .references(() => wallets.id),
+    operationId: text('operation_id')
+      .notNull()
+      .references(() => operations.id),
+    slot: text().notNull(),
+    backend: text().notNull(),
+    tag: text().notNull(),
+    /** The backend's own reference, null until known. */
+    ref: text(),
+    spec: text().notNull(),
+    status: text({ enum: RESOURCE_STATUSES }).notNull(),
+    priceHourly: nanos('price_hourly_nanos').notNull(),
+    charged: nanos('charged_nanos').notNull(),
+    purchasedSeconds: count('purchased_seconds').notNull(),
+    /** The longest it may last in all, and the provider's own end date. */
+    maxSeconds: count('max_seconds').notNull(),
+    endsBy: count('ends_by'),
+    createdAt: count('created_at').notNull(),
+    /** Not ready by then: destroyed and released. */
+    readyBy: count('ready_by').notNull(),
+    readyAt: count('ready_at'),
+    /** The end of the paid time; while provisioning, the backend's first deadline. */
+    expiresAt: count('expires_at').notNull(),
+    /** Why it is to end; null while it may live. */
+    endWanted: text('end_wanted', { enum: END_REASONS }),
+    endReason: text('end_reason', { enum: END_REASONS }),
+    endedAt: count('ended_at'),
+    /** The next time somebody looks after it, and what went wrong last. */
+    dueAt: count('due_at').notNull(),
+    attempts: count().notNull(),
+    lastError: text('last_error'),
+    /** Consecutive lists without it, and when the first was. */
+    absentCount: count('absent_count').notNull(),
+    absentSince: count('absent_since'),
+    /** Let go by the operator: nobody confirmed that it is gone. */
+    abandonedReason: text('abandoned_reason'),
+  },
+  (t) => [
+    uniqueIndex('resource_tag').on(t.tag),
+    uniqueIndex('resource_operation').on(t.operationId),
+    index('resource_wallet').on(t.walletId, t.id),
+    index('resource_live').on(t.dueAt).where(sql`${t.endedAt} is null`),
+    index('resource_live_wallet').on(t.walletId).where(sql`${t.endedAt} is null`),
+    check(
+      'resource_status',
+      sql`${t.status} in ('provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown')`,
+    ),
+    check('resource_ended', sql`(${t.endedAt} is not null) = (${t.status} in ('stopped', 'failed'))`),
+    check('resource_reason', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
+    check('resource_ready', sql`${t.status} <> 'running' or (${t.readyAt} is not null and ${t.ref} is not null)`),
+    check('resource_charged', sql`${t.charged} >= 0`),
+    check('resource_seconds', sql`${t.purchasedSeconds} > 0`),
+  ],
 );
 
 /** The journal: append-only, hash-chained double entry of every movement of money (design, section 6). */

@@ -23,6 +23,8 @@ export type DoorApp = ChatApp &
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
     /** Bodies that are being read. */
     reading: Reading;
+    /** Where the SSH gateway is reached, once it listens. */
+    ssh: { host: string; port: number; hostKey: string } | undefined;
     addressOf: ReturnType<typeof createAddressReader>;
     /** Notes that a key was used. */
     used: (keyId: string, now: number) => void;

@@ -7,7 +7,7 @@ import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
 import { isFrozen } from './installation.ts';
 import { book, post } from './journal.ts';
-import { available, findWallet, LIST_COUNT_MAX, raiseHeld, refuseInactive, settleHeld } from './wallet.ts';
+import { available, findWallet, LIST_COUNT_MAX, raiseHeld, refuseInactive, settleHeld, type Wallet } from './wallet.ts';
 
 export type Operation = typeof operations.$inferSelect;
 export type OperationKind = (typeof OPERATION_KINDS)[number];
@@ -127,6 +127,8 @@ const writes = prepare((tx: Tx) => ({
       hold: sql.placeholder('hold'),
       price: sql.placeholder('price'),
       subject: sql.placeholder('subject'),
+      resourceId: sql.placeholder('resourceId'),
+      targetAt: sql.placeholder('targetAt'),
       createdAt: sql.placeholder('createdAt'),
     })
     .prepare(),
@@ -223,8 +225,14 @@ export type HoldOrder = {
   /** The price snapshot, as JSON. */
   price: string;
   subject: string;
+  /** The lease it makes or extends. */
+  resourceId?: string;
+  /** Of an extension: the new end of the lease, Unix seconds. */
+  targetAt?: number;
   /** A sentence that helps whoever cannot pay, for a given amount that is left. */
   advice?: (left: Nanos) => string;
+  /** Refuses what the state of the wallet does not allow; looked at before the money. */
+  limits?: (tx: Tx, wallet: Wallet) => void;
 };
 
 /**
@@ -239,6 +247,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   assert(!holder, 'the road looks for the key, and drives one attempt per key at a time');
   refuseInactive(wallet, now);
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
+  order.limits?.(tx, wallet);
   const left = available(wallet);
   if (left < order.hold) {
     const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
@@ -253,9 +262,9 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 
   // After this point the hold must stand.
-  const { advice: _, ...row } = order;
+  const { advice: _, limits: __, resourceId = null, targetAt = null, ...row } = order;
   const { id } = order;
-  writes(tx).insert.run({ ...row, createdAt: now });
+  writes(tx).insert.run({ ...row, resourceId, targetAt, createdAt: now });
   raiseHeld(tx, wallet.id, order.hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: order.hold }]);
   const operation = findOperation(tx, id);

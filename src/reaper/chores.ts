@@ -1,3 +1,4 @@
+import { dueResources, nextDueResource, PAGE_COUNT } from '../compute/resources.ts';
 import { freezeWallet } from '../ledger/closing.ts';
 import {
   decide,
@@ -7,8 +8,14 @@ import {
   uncertainOperations,
 } from '../ledger/operation.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
+import { recover } from '../spend/recover.ts';
 import { windUp } from '../spend/close.ts';
+import { stepLease } from '../spend/lease-steps.ts';
+import { sweep } from '../spend/sweep.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
+
+/** Orphans are looked for this often. */
+const SWEEP_SECONDS = 60;
 
 /** The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing hides no other. */
 
@@ -25,6 +32,38 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
     cursor = page.at(-1);
     if (page.length < LIST_COUNT_MAX) return;
   }
+}
+
+/** Looks after every lease that is due: ends those whose time is over, captures those that are ready. */
+export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const seen = new Set<string>();
+  for (;;) {
+    const page = dueResources(app.ledger.read, app.clock.now()).filter((id) => !seen.has(id));
+    const stepped = await Promise.allSettled(page.map((id) => app.serially(id, () => stepLease(app, id))));
+    for (const it of stepped) tally(app, reaped, it, 'leases');
+    for (const id of page) seen.add(id);
+    if (page.length < PAGE_COUNT) return;
+  }
+}
+
+/** Destroys what carries this installation's tag and no live row knows. */
+export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const now = app.clock.now();
+  if (app.clock.expiryBlocked() || now < app.sweepAt) return;
+  app.sweepAt = now + SWEEP_SECONDS;
+  for (const { slot, backend } of app.slots.list) {
+    try {
+      for (const orphan of await sweep(app, backend, now)) if (orphan.destroyed) reaped.orphans++;
+    } catch (error) {
+      reaped.failed++;
+      app.events.failed('sweep', error, { slot, backend: backend.name });
+    }
+  }
+}
+
+/** What is `reserved` and driven by nobody became doubtful when its driver ended: it waits for its policy. */
+export async function recoverLeft(app: ReaperApp): Promise<void> {
+  await recover(app);
 }
 
 /** Drives `closing` and `expired` wallets to `closed`. */
@@ -72,6 +111,7 @@ export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void
 export function nextDue(app: ReaperApp): number {
   const [oldest] = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER);
   return Math.min(
+    nextDueResource(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     oldest?.uncertainAt == null
       ? Number.POSITIVE_INFINITY

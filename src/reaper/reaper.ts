@@ -1,8 +1,20 @@
 import { touchKeys } from '../access/keys.ts';
 import type { CloseApp } from '../spend/close.ts';
-import { expireWallets, nextDue, pruneReplays, resolveUncertain, windUpWallets } from './chores.ts';
+import {
+  expireWallets,
+  lookAfterLeases,
+  nextDue,
+  pruneReplays,
+  resolveUncertain,
+  sweepOrphans,
+  windUpWallets,
+} from './chores.ts';
 
-export type ReaperApp = CloseApp & { keysUsed: Map<string, number> };
+export type ReaperApp = CloseApp & {
+  keysUsed: Map<string, number>;
+  /** When orphans are looked for next, Unix seconds. */
+  sweepAt: number;
+};
 
 /** Even with nothing due, the reaper looks at the clock this often: a wall clock may have moved. */
 const SLEEP_SECONDS_MAX = 60;
@@ -11,6 +23,8 @@ const AGAIN_SECONDS = 2;
 
 export type Reaped = {
   expired: number;
+  leases: number;
+  orphans: number;
   closed: number;
   pending: number;
   resolved: number;
@@ -37,8 +51,17 @@ export function createReaper(app: ReaperApp): Reaper {
   let wanted: number | undefined;
 
   async function runOnce(): Promise<Reaped> {
-    const reaped: Reaped = { expired: 0, closed: 0, pending: 0, resolved: 0, pruned: 0, failed: 0 };
-    for (const chore of [expireWallets, windUpWallets, resolveUncertain, pruneReplays]) {
+    const reaped: Reaped = {
+      expired: 0,
+      leases: 0,
+      closed: 0,
+      pending: 0,
+      resolved: 0,
+      orphans: 0,
+      pruned: 0,
+      failed: 0,
+    };
+    for (const chore of [expireWallets, lookAfterLeases, recoverLeft, windUpWallets, resolveUncertain, sweepOrphans, pruneReplays]) {
       try {
         await chore(app, reaped);
       } catch (error) {

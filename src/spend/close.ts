@@ -1,23 +1,21 @@
-import type { Clock } from '../clock.ts';
+import { liveResources } from '../compute/resources.ts';
 import type { Config } from '../config.ts';
-import type { Events } from '../events.ts';
 import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../ledger/closing.ts';
-import type { Ledger } from '../ledger/ledger.ts';
 import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
-import type { Running } from './running.ts';
+import type { LeaseApp } from './lease.ts';
+import { stepLease } from './lease-steps.ts';
 
-export type CloseApp = {
-  ledger: Ledger;
-  clock: Clock;
-  events: Events;
-  running: Running;
+export type CloseApp = LeaseApp & {
   config: Pick<Config, 'closeWaitSeconds' | 'router'>;
 };
 
+/** A backend that has been told to destroy needs a moment until it confirms. */
+const AGAIN_MILLISECONDS = 250;
+
 /**
- * Freezes a wallet and works on its end for at most `close_wait_seconds`: requests in flight are waited for, uncertain
- * ones decided by their policy, the rest settled and returned. Answers the wallet as it then is: `closed`, or still
+ * Freezes a wallet and works on its end for at most `close_wait_seconds`: its leases are ended, requests in flight waited
+ * for, uncertain chats decided by their policy, the rest settled and returned. Answers the wallet as it then is: `closed`, or still
  * `closing` or `expired` with the reaper going on (design 2.10). Closing a closed wallet changes nothing.
  */
 export async function close(app: CloseApp, walletId: string, reason: CloseReason): Promise<Wallet> {
@@ -26,8 +24,13 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   if (frozen.status === 'closed') return frozen;
   const wallet = await windUp(app, walletId);
   if (wallet.status === 'closed') return wallet;
+  const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
   await app.running.quiet(walletId, app.config.closeWaitSeconds);
-  return windUp(app, walletId);
+  for (;;) {
+    const wound = await windUp(app, walletId);
+    if (wound.status === 'closed' || performance.now() > deadline) return wound;
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
+  }
 }
 
 /**
@@ -35,10 +38,13 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
  * is left. What this process is driving is left to end by itself.
  */
 export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
+  await Promise.all(
+    liveResources(app.ledger.read, walletId).map(({ id }) => app.serially(id, () => stepLease(app, id))),
+  );
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
-  for (const { id, state } of undecided) {
-    // A hold whose driver has not come back from its commit yet is about to be driven.
-    if (state === 'reserved') continue;
+  for (const { id, kind, state } of undecided) {
+    // A hold whose driver has not come back from its commit yet is about to be driven; a lease waits for evidence.
+    if (state === 'reserved' || kind !== 'chat') continue;
     const policy = app.config.router.uncertain.policy;
     const now = app.clock.now();
     const decided = await app.ledger.write((tx) =>
@@ -49,8 +55,13 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   const now = app.clock.now();
   const closed = await app.ledger.write((tx) => {
     if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Somebody else was first, and told of it.
-    if (hasOpenOperations(tx, walletId)) {
-      noteCleanup(tx, walletId, 'requests are still in flight');
+    const [live] = liveResources(tx, walletId);
+    if (live || hasOpenOperations(tx, walletId)) {
+      noteCleanup(
+        tx,
+        walletId,
+        live ? `${live.id} on ${live.backend}: ${live.lastError ?? live.status}` : 'requests are still in flight',
+      );
       return undefined;
     }
     return closeWallet(tx, walletId, now);

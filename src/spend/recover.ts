@@ -1,17 +1,26 @@
 import type { Clock } from '../clock.ts';
+import { resourceOfOperation } from '../compute/resources.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperation, reservedOperations, settle } from '../ledger/operation.ts';
+import type { Running } from './running.ts';
 
 /**
  * Walks the road again after a crash: an operation that is `reserved` when nobody drives it was in flight when the
  * process died. Its attempt is known to have started and nobody knows how it ended, so it becomes `uncertain`, keeps its
- * hold, and waits for its policy. Runs at the start, before the first request. Returns how many it found.
+ * hold, and waits for its policy or for evidence. A lease whose machine is known is not in doubt: it goes on becoming
+ * ready. Runs at the start, before the first request, and in the reaper. Returns how many it found in doubt.
  */
-export async function recover(app: { ledger: Ledger; clock: Clock; events: Events }): Promise<number> {
+export async function recover(app: {
+  ledger: Ledger;
+  clock: Clock;
+  events: Events;
+  running: Pick<Running, 'drives'>;
+}): Promise<number> {
   let found = 0;
   for (let after = ''; ; ) {
-    const page = reservedOperations(app.ledger.read, after);
+    const left = reservedOperations(app.ledger.read, after);
+    const page = left.filter(({ id }) => !app.running.drives(id) && !resourceOfOperation(app.ledger.read, id)?.ref);
     const now = app.clock.now();
     await Promise.all(
       page.map(({ id }) =>
@@ -25,7 +34,7 @@ export async function recover(app: { ledger: Ledger; clock: Clock; events: Event
       if (operation) app.events.uncertain(operation);
     }
     found += page.length;
-    const last = page.at(-1);
+    const last = left.at(-1);
     if (!last) return found;
     after = last.id;
   }

@@ -1,37 +1,43 @@
 import type { Clock } from '../clock.ts';
+import type { Tx } from '../db/handle.ts';
+import type { NotPromise } from '../db/writer.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import {
-  findAnswer,
-  findOperationByKey,
-  type HoldOrder,
-  type Operation,
-  type Outcome,
-  placeHold,
-  settle,
-} from '../ledger/operation.ts';
-import { formatUsd, type Nanos } from '../money.ts';
+import { newId } from '../id.ts';
+import { findOperationByKey, type HoldOrder, type Operation, placeHold } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
 import type { Running } from './running.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
 const UNCERTAIN_RETRY_SECONDS = 30;
 /** How long a second request with the same key waits for the first (design 2.7). */
-export const JOIN_SECONDS = 30;
+const JOIN_SECONDS = 30;
 const JOIN_RETRY_SECONDS = 5;
 
-export type PaidRequest<Q> = Pick<
+export type PaidRequest = Pick<
   HoldOrder,
   'walletId' | 'kind' | 'route' | 'idempotencyKey' | 'fingerprint' | 'requestId'
+>;
+export type Quote<Q> = Pick<
+  HoldOrder,
+  'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt' | 'advice' | 'limits'
 > & {
-  /** What it costs at most. Called only when this is a new attempt; refuses what the catalogue does not allow. */
-  quote: () => Quote<Q>;
+  detail: Q;
 };
-export type Quote<Q> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'advice'> & { detail: Q };
-/** Asks the outside, once. Whatever it throws is an unknown outcome. */
-export type Call<Q> = (operation: Operation, quote: Quote<Q>) => Promise<Outcome<Buffer>>;
 
-export type Answered = { body: Buffer; replayed: boolean };
+/** What differs between one paid request and another. */
+export type Walk<Q, A> = {
+  /** What it costs at most. Asked only for a new attempt; refuses what the catalogue does not allow. */
+  quote: () => Quote<Q> | Promise<Quote<Q>>;
+  /** Rows that stand or fall with the hold. */
+  intend?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
+  /** Asks the outside, once, and settles by what came back. Whatever it cannot know it leaves `uncertain`. */
+  finish: (operation: Operation, quote: Quote<Q>) => Promise<A>;
+  /** What an operation that is not running any more answers to its key; refuses while it is not decided. */
+  replay: (operation: Operation) => A | Promise<A>;
+};
+
+export type Answered<A> = { answer: A; replayed: boolean };
 export type RoadApp = {
   ledger: Ledger;
   clock: Clock;
@@ -45,20 +51,23 @@ export type RoadApp = {
  * The one road of money: hold, call, settle. Two committed writes and one call between them (design, section 6).
  *
  * The same key and body never have a second effect: while the first attempt runs the second joins it; afterwards it gets
- * the stored answer. Refusals: `idempotency_conflict`, `idempotency_in_progress`, `idempotency_key_expired`,
- * `answer_lost`, `operation_uncertain`, those of `placeHold`, and whatever the outside refused with.
+ * its answer again. Refusals: `idempotency_conflict`, `idempotency_in_progress`, those of `placeHold`, and whatever the
+ * walk refuses with.
  */
-export async function spend<Q>(app: RoadApp, request: PaidRequest<Q>, call: Call<Q>): Promise<Answered> {
+export async function spend<Q, A>(app: RoadApp, request: PaidRequest, walk: Walk<Q, A>): Promise<Answered<A>> {
   const { walletId, route, idempotencyKey } = request;
   const attempt = app.running.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    return { body: await attempt.join(JOIN_SECONDS, inProgress), replayed: true };
+    return { answer: (await attempt.join(JOIN_SECONDS, inProgress)) as A, replayed: true };
   }
   const earlier = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
-  if (earlier) return { body: replay(app, earlier, request.fingerprint), replayed: true };
+  if (earlier) {
+    if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
+    return { answer: await walk.replay(earlier), replayed: true };
+  }
   // No await since the look: in this process nobody else can drive this key, and there is no other process.
-  return { body: await app.running.drive(request, (started) => drive(app, request, call, started)), replayed: false };
+  return { answer: await app.running.drive(request, (started) => drive(app, request, walk, started)), replayed: false };
 }
 
 function inProgress(): Refusal {
@@ -70,52 +79,42 @@ export function uncertain(): Refusal {
   return new Refusal('operation_uncertain', undefined, { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS });
 }
 
-/** What an operation that is not running any more answers to its key. */
-function replay(app: RoadApp, operation: Operation, fingerprint: Buffer): Buffer {
-  if (!operation.fingerprint.equals(fingerprint)) throw new Refusal('idempotency_conflict');
-  if (operation.state !== 'settled') throw uncertain();
-  const answer = findAnswer(app.ledger.read, operation.id, app.clock.now());
-  if (answer) return answer;
-  if (operation.settledBy === 'answer') throw new Refusal('idempotency_key_expired');
-  throw new Refusal(
-    'answer_lost',
-    `The answer to this request was lost and ${formatUsd(operation.charge as Nanos)} USD were charged for it. That is final; a new key is safe now.`,
-  );
+async function drive<Q, A>(
+  app: RoadApp,
+  request: PaidRequest,
+  walk: Walk<Q, A>,
+  started: (operationId: string) => void,
+): Promise<A> {
+  const quote = await walk.quote();
+  const { detail: _, ...hold } = quote;
+  const id = newId('op');
+  started(id); // Before the write: nobody finds a hold that seems to have no driver.
+  const now = app.clock.now();
+  const blocked = app.clock.holdsBlocked();
+  const operation = await app.ledger.write((tx) => {
+    const placed = placeHold(tx, { id, ...request, ...hold }, now, blocked);
+    walk.intend?.(tx, placed, quote);
+    return placed;
+  });
+  app.events.held(operation);
+  return walk.finish(operation, quote);
 }
 
-async function drive<Q>(
-  app: RoadApp,
-  request: PaidRequest<Q>,
-  call: Call<Q>,
-  started: (operationId: string) => void,
-): Promise<Buffer> {
-  const { quote: makeQuote, ...key } = request;
-  const quote = makeQuote();
-  const blocked = app.clock.holdsBlocked();
-  if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
+const AGAIN_MILLISECONDS = 500;
 
-  const { detail: _, ...hold } = quote;
-  const now = app.clock.now();
-  const operation = await app.ledger.write((tx) => placeHold(tx, { ...key, ...hold }, now));
-  started(operation.id);
-  app.events.held(operation);
-
-  let outcome: Outcome<Buffer>;
-  try {
-    outcome = await call(operation, quote);
-  } catch (cause) {
-    outcome = { kind: 'unknown', reason: `the call ended without an answer: ${(cause as Error).message}` };
+/**
+ * Writes what came back from outside. Where nothing can be written at the moment (a full disk, a database that another
+ * program has locked) it is tried again for as long as this process runs: the attempt stays driven, and its answer waits.
+ */
+export async function writeOutcome<T>(app: Pick<RoadApp, 'ledger' | 'running' | 'events'>, change: (tx: Tx) => NotPromise<T>): Promise<T> {
+  for (;;) {
+    try {
+      return await app.ledger.write(change);
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
+      app.events.failed('settle', error);
+      if (app.running.isCutOff()) throw uncertain(); // The next start finds it in flight.
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
   }
-
-  const then = app.clock.now();
-  const moved = await app.ledger.write((tx) => settle(tx, operation.id, outcome, 'answer', then));
-  app.events.settled(operation, outcome, moved);
-  if (!moved) throw uncertain();
-  if (outcome.kind === 'done') return outcome.answer;
-  if (outcome.kind === 'unknown') {
-    app.wakeAt(then);
-    throw uncertain();
-  }
-  const { code, reason, retryAfterSeconds } = outcome;
-  throw new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }

@@ -5,7 +5,7 @@ type Key = { walletId: string; route: string; idempotencyKey: string; fingerprin
 /** One attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
   /** The first attempt's answer, its refusal included; after `seconds` the refusal that `late` makes. */
-  join(seconds: number, late: () => Refusal): Promise<Buffer>;
+  join(seconds: number, late: () => Refusal): Promise<unknown>;
 };
 
 /**
@@ -15,7 +15,7 @@ export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
 export type Running = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /** Registers the attempt before its first await, and forgets it when it has ended. */
-  drive(key: Key, run: (started: (operationId: string) => void) => Promise<Buffer>): Promise<Buffer>;
+  drive<A>(key: Key, run: (started: (operationId: string) => void) => Promise<A>): Promise<A>;
   drives(operationId: string): boolean;
   /** Resolves when no attempt of this wallet runs any more, after `seconds`, or at the cut-off. */
   quiet(walletId: string, seconds: number): Promise<void>;
@@ -24,6 +24,7 @@ export type Running = {
   /** Resolves when nothing runs. */
   drained(): Promise<void>;
   count(): number;
+  isCutOff(): boolean;
 };
 
 export function createRunning(): Running {
@@ -38,14 +39,15 @@ export function createRunning(): Running {
     find: (walletId, route, key) => byKey.get(nameOf(walletId, route, key)),
     drives: (operationId) => operationIds.has(operationId),
     count: () => byKey.size,
+    isCutOff: () => isCutOff,
 
-    drive(key, run) {
+    drive<A>(key: Key, run: (started: (operationId: string) => void) => Promise<A>) {
       if (isCutOff)
         return Promise.reject(
           new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 }),
         );
       const name = nameOf(key.walletId, key.route, key.idempotencyKey);
-      const answer = Promise.withResolvers<Buffer>();
+      const answer = Promise.withResolvers<A>();
       const end = Promise.withResolvers<void>();
       answer.promise.catch(() => {}); // Whoever asked hears of it; without anybody left it is nobody's error.
       byKey.set(name, {

@@ -42,7 +42,7 @@ export function budget(wallet: Wallet, open: readonly Operation[], now: number):
       kind: operation.kind,
       amount_usd: formatUsd(operation.hold),
       state: operation.state === 'uncertain' ? 'uncertain' : 'reserved',
-      resource_id: null,
+      resource_id: operation.resourceId,
       created_at: operation.createdAt,
     })),
   };

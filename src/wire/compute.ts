@@ -1,8 +1,11 @@
 import * as v from 'valibot';
+import { type Offer, SLOTS, type Slot, type Spec } from '../compute/backend.ts';
+import type { Resource } from '../compute/resources.ts';
+import { canExtend } from '../compute/slots.ts';
+import type { Reader } from '../db/handle.ts';
+import { type Operation, operationOf } from '../ledger/operation.ts';
+import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Id, Time, text, Usd, wholeNumber } from './parts.ts';
-
-/** The three slots of the interface. */
-export const PROVIDERS = ['provider_one', 'provider_two', 'provider_three'] as const;
 
 const maxSeconds = wholeNumber(60, 30 * 86_400);
 const POSITIVE = 'must be a number above 0 with at most two decimals';
@@ -70,7 +73,7 @@ export const UploadRequest = v.object({
 export const ResourceSummary = v.object({
   id: v.string(),
   provider_id: v.nullable(v.string()),
-  provider: v.picklist(PROVIDERS),
+  provider: v.picklist(SLOTS),
   status: v.picklist(['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown']),
   billing_state: v.picklist(['reserved', 'uncertain', 'settled']),
   billing_policy: v.literal('prepaid_time'),
@@ -89,13 +92,41 @@ export const ResourceSummary = v.object({
     v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed']),
   ),
 });
+export function resourceSummary(it: Resource, operation: Operation): v.InferOutput<typeof ResourceSummary> {
+  return {
+    id: it.id,
+    provider_id: it.ref,
+    provider: it.slot as Slot,
+    status: it.status,
+    billing_state: operation.state,
+    billing_policy: 'prepaid_time',
+    charged_usd: formatUsd(it.charged),
+    reserved_usd: formatUsd(operation.state === 'settled' ? ZERO : operation.hold),
+    expires_at: it.expiresAt,
+    purchased_seconds: it.purchasedSeconds,
+    price_hourly_usd: formatUsd(it.priceHourly),
+    supports_extension: canExtend(it.slot),
+    wallet_id: it.walletId,
+    spec: JSON.parse(it.spec),
+    created_at: it.createdAt,
+    ready_at: it.readyAt,
+    ended_at: it.endedAt,
+    end_reason: it.endReason,
+  };
+}
+
+/** A row with the operation that made it. */
+export function summaryOf(read: Reader, it: Resource): v.InferOutput<typeof ResourceSummary> {
+  return resourceSummary(it, operationOf(read, it.operationId));
+}
+
 export const ResourceList = v.object({ resources: v.array(ResourceSummary) });
 export const ResourcePage = v.object({ resources: v.array(ResourceSummary), next_cursor: v.string() });
 
 export const Offers = v.object({
   offers: v.array(
     v.object({
-      provider: v.picklist(PROVIDERS),
+      provider: v.picklist(SLOTS),
       offer_id: v.nullable(v.string()),
       description: v.string(),
       spec: v.record(v.string(), v.unknown()),
@@ -108,6 +139,25 @@ export const Offers = v.object({
   ),
   as_of: Time,
 });
+
+export function offer(slot: Slot, it: Offer): v.InferOutput<typeof Offers>['offers'][number] {
+  return {
+    provider: slot,
+    offer_id: it.offerId,
+    description: it.description,
+    spec: it.spec,
+    price_hourly_usd: formatUsd(Nanos(it.priceHourly)),
+    min_seconds: it.minSeconds,
+    max_seconds: it.maxSeconds,
+    supports_extension: canExtend(slot),
+    available: it.available,
+  };
+}
+
+/** The spec as the backends take it: a GPU that was left out is none. */
+export function specOf({ provider, spec }: v.InferOutput<typeof ComputeRequest>): Spec {
+  return provider === 'provider_one' ? { ...spec, gpu: spec.gpu ?? null, gpus: spec.gpus ?? 0 } : spec;
+}
 
 const count = v.pipe(v.number(), v.integer());
 export const ExecResult = v.object({

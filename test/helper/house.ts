@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -7,8 +7,8 @@ import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
 import type { TimeSource } from '../../src/clock.ts';
 import { readConfig } from '../../src/config.ts';
-import { findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
+import { findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../../src/operator/commands.ts';
 import { type Served, serve } from '../../src/serve.ts';
@@ -40,10 +40,23 @@ export function handClock(): HandClock {
 
 /** The models every house offers unless it is told otherwise. Prices are USD. */
 export const MODELS = [
-  { id: 'chat', upstream: 'house', upstream_model: 'real/chat', context_length: 32768, max_output_tokens: 1000, pricing: { prompt: '0.000001', completion: '0.000002', request: '0.0001' } },
+  {
+    id: 'chat',
+    upstream: 'house',
+    upstream_model: 'real/chat',
+    context_length: 32768,
+    max_output_tokens: 1000,
+    pricing: { prompt: '0.000001', completion: '0.000002', request: '0.0001' },
+  },
   { id: 'flat', upstream: 'house', context_length: 32768, max_output_tokens: 1000, pricing: { request: '0.01' } },
   { id: 'free', upstream: 'house', context_length: 32768, max_output_tokens: 1000, pricing: { request: '0' } },
-  { id: 'dear', upstream: 'house', context_length: 32768, max_output_tokens: 1000, pricing: { prompt: '0', completion: '0.01', request: '0' } },
+  {
+    id: 'dear',
+    upstream: 'house',
+    context_length: 32768,
+    max_output_tokens: 1000,
+    pricing: { prompt: '0', completion: '0.01', request: '0' },
+  },
   { id: 'unpriced', upstream: 'house', context_length: 32768, max_output_tokens: 1000 },
 ];
 export const UPSTREAM_KEY = 'sk-upstream-canary-0123456789';
@@ -57,7 +70,12 @@ export type HouseOptions = {
   env?: Record<string, string>;
 };
 
-export type Answer = { status: number; headers: Record<string, string | string[] | undefined>; body: any; text: string };
+export type Answer = {
+  status: number;
+  headers: Record<string, string | string[] | undefined>;
+  body: any;
+  text: string;
+};
 export type Asked = {
   token?: string | undefined;
   /** An object is sent as JSON; text and bytes are sent as they are. */
@@ -93,28 +111,38 @@ export type House = {
   problems(): string[];
   /** Closes and opens again on the same file. */
   reopen(): Promise<void>;
+  /**
+   * Leaves the house for dead in the middle of whatever it does, and opens another on a copy of its files as they are at
+   * this moment. `release` ends what the dead one still waits for, after the test.
+   */
+  crash(release: () => void): Promise<void>;
   close(): Promise<void>;
 };
 
 export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOptions = {}): Promise<House> {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-test-'));
+  let directory = mkdtempSync(join(tmpdir(), 'purser-test-'));
   const upstream = await openUpstream(t);
   const clock = options.time ?? handClock();
   const agent = new Agent({ connections: null, pipelining: 1 });
   const log: string[] = [];
+  const graves: { dead: Served; release: () => void; directory: string }[] = [];
   const settings = {
     listen: '127.0.0.1:0',
+    ssh: { listen: '127.0.0.1:0' },
     close_wait_seconds: 1,
     drain_seconds: 1,
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
-    router: { upstreams: [{ name: 'house', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 30 }], models: MODELS },
+    router: {
+      upstreams: [{ name: 'house', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 30 }],
+      models: MODELS,
+    },
     ...options.settings,
   };
   writeFileSync(join(directory, 'purser.yaml'), stringify(settings));
 
   async function start(): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
-    const hidden = [...secrets.upstreamKeys.values()];
+    const hidden = [...secrets.upstreamKeys.values(), ...secrets.slotKeys.values()];
     return serve(config, secrets, {
       log: createLog('debug', hidden, (line) => log.push(line)),
       who: 'a test',
@@ -182,6 +210,19 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
       house.app = await start();
       house.url = `http://${house.app.address.host}:${house.app.address.port}`;
     },
+    async crash(release) {
+      const dead = house.app;
+      await dead.reaper.stop();
+      const copy = mkdtempSync(join(tmpdir(), 'purser-test-'));
+      const left = directory;
+      cpSync(left, copy, { recursive: true, filter: (name) => !/purser\.(sock|lock)|\/leases/.test(name) });
+      symlinkSync(join(left, 'leases'), join(copy, 'leases')); // Running containers have it mounted.
+      directory = copy;
+      house.directory = copy;
+      graves.push({ dead, release, directory: left });
+      house.app = await start();
+      house.url = `http://${house.app.address.host}:${house.app.address.port}`;
+    },
     async close() {
       await house.app[Symbol.asyncDispose]();
     },
@@ -190,12 +231,18 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
   t.after(async () => {
     await upstream.close().catch(() => {});
     await house.app[Symbol.asyncDispose]();
-    await agent.close();
+    for (const grave of graves) {
+      grave.release();
+      await grave.dead[Symbol.asyncDispose]();
+      rmSync(grave.directory, { recursive: true, force: true });
+    }
+    await agent.destroy();
     rmSync(directory, { recursive: true, force: true });
   });
   house.url = `http://${house.app.address.host}:${house.app.address.port}`;
   house.accountId = (await house.run('account.list', {})).accounts[0]?.id as string;
-  if (options.creditCents !== 0) await house.run('account.credit', { id: house.accountId, cents: options.creditCents ?? 100_000 });
+  if (options.creditCents !== 0)
+    await house.run('account.credit', { id: house.accountId, cents: options.creditCents ?? 100_000 });
   house.operatorKey = (await house.run('operator-key.mint', {})).key;
   house.accountKey = (await house.run('key.create', { account: house.accountId, name: 'test' })).key;
   return house;

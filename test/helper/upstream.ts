@@ -35,7 +35,11 @@ export function completion(usage: unknown = { prompt_tokens: 10, completion_toke
 }
 
 /** An error with a status and a body. */
-export function failure(status: number, body: string | object = { error: { message: `status ${status}` } }, headers: Record<string, string> = {}): Handler {
+export function failure(
+  status: number,
+  body: string | object = { error: { message: `status ${status}` } },
+  headers: Record<string, string> = {},
+): Handler {
   return (_, response) => {
     response.writeHead(status, { 'content-type': 'application/json', ...headers });
     response.end(typeof body === 'string' ? body : JSON.stringify(body));
@@ -58,7 +62,13 @@ export const halfBody: Handler = (_, response) => {
 /** A handler that waits until the test says so, then does as `handler`. */
 export function gate(handler: Handler = completion()): { handler: Handler; open(): void } {
   const opened = Promise.withResolvers<void>();
-  return { handler: async (call, response) => { await opened.promise; await handler(call, response); }, open: opened.resolve };
+  return {
+    handler: async (call, response) => {
+      await opened.promise;
+      await handler(call, response);
+    },
+    open: opened.resolve,
+  };
 }
 
 export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeUpstream> {
@@ -66,7 +76,11 @@ export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeU
   const server = http.createServer(async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const call = { path: request.url ?? '', headers: request.headers, body: JSON.parse(Buffer.concat(chunks).toString() || '{}') };
+    const call = {
+      path: request.url ?? '',
+      headers: request.headers,
+      body: JSON.parse(Buffer.concat(chunks).toString() || '{}'),
+    };
     upstream.calls.push(call);
     for (const it of waiting) if (upstream.calls.length >= it.count) it.tell();
     await upstream.handle(call, response);

@@ -1,22 +1,32 @@
+import { hash } from 'node:crypto';
+import type { Backend } from '../../compute/backend.ts';
+import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
+import { fingerprint } from '../../fingerprint.ts';
+import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
+import { createLease, extendLease, stopLease } from '../../spend/lease.ts';
+import { resourceKey } from '../../ssh/access.ts';
 import {
   ComputeRequest,
   ExecRequest,
   ExecResult,
   ExtendRequest,
   Offers,
+  offer,
   ResourceId,
   ResourceList,
   ResourceSummary,
   SshAccess,
+  specOf,
+  summaryOf,
   UploadRequest,
   UploadResult,
 } from '../../wire/compute.ts';
-import { endpoint, type Reply } from '../door.ts';
-
-// Leases come with the compute room. Until then no slot is configured, nothing is on offer, and no resource exists.
+import { type DoorApp, endpoint } from '../door.ts';
 
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
+/** Each stream of a command is cut at 1 MiB (design, section 3). */
+const STREAM_BYTES_MAX = 1024 * 1024;
 const CONTENT_BYTES_MAX = 8 * 1024 * 1024;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
@@ -40,9 +50,30 @@ const EXAMPLE = {
   end_reason: null,
 };
 
-/** The caller's own ids come before configuration and state (design 2.6): there is no such resource. */
-function noResource(): Reply {
-  throw new Refusal('not_found', 'There is no such resource.');
+/** A machine that runs and whose time is not over, with what drives it. Refuses with `resource_not_active`. */
+function active(app: DoorApp, wallet: Wallet, id: string): { resource: Resource; backend: Backend; ref: string } {
+  const resource = resourceOf(app.ledger.read, wallet.id, id);
+  const now = app.clock.now();
+  refuseInactive(wallet, now);
+  const { ref, status, expiresAt } = resource;
+  if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', `The resource is ${status}.`);
+  if (expiresAt <= now) throw new Refusal('resource_not_active', 'The paid time of the resource is over.');
+  const backend = app.slots.backendOf(resource);
+  if (!backend) throw new Refusal('provider_not_configured');
+  return { resource, backend, ref };
+}
+
+/** Asks a backend; what is not a refusal is a backend that cannot be reached. */
+async function reach<T>(call: () => Promise<T>): Promise<T> {
+  try {
+    return await call();
+  } catch (cause) {
+    if (cause instanceof Refusal) throw cause;
+    throw new Refusal('provider_unavailable', 'The provider of this resource cannot be reached. Retry later.', {
+      retryAfterSeconds: 5,
+      cause,
+    });
+  }
 }
 
 export const listOffers = endpoint({
@@ -50,7 +81,14 @@ export const listOffers = endpoint({
   scope: 'wallet',
   answer: Offers,
   example: { answer: { offers: [], as_of: 1795000000 } },
-  run: (app) => ({ body: { offers: [], as_of: app.clock.now() } }),
+  async run(app) {
+    const lists = await Promise.all(
+      app.slots.list.map(async ({ slot, backend }) =>
+        (await reach(() => backend.offers())).map((it) => offer(slot, it)),
+      ),
+    );
+    return { body: { offers: lists.flat(), as_of: app.clock.now() } };
+  },
 });
 
 export const listCompute = endpoint({
@@ -58,7 +96,9 @@ export const listCompute = endpoint({
   scope: 'wallet',
   answer: ResourceList,
   example: { answer: { resources: [] } },
-  run: () => ({ body: { resources: [] } }),
+  run: (app, { principal: { wallet } }) => ({
+    body: { resources: listResourcesOfWallet(app.ledger.read, wallet.id).map((it) => summaryOf(app.ledger.read, it)) },
+  }),
 });
 
 export const createCompute = endpoint({
@@ -67,13 +107,36 @@ export const createCompute = endpoint({
   idempotent: true,
   body: ComputeRequest,
   answer: ResourceSummary,
-  refusals: ['provider_not_configured', 'wallet_closed', 'wallet_expired'],
+  refusals: [
+    'provider_not_configured',
+    'offer_not_found',
+    'insufficient_funds',
+    'funds_held',
+    'account_suspended',
+    'idempotency_conflict',
+    'idempotency_in_progress',
+    'wallet_closed',
+    'wallet_expired',
+    'lease_limit_exceeded',
+    'provider_unavailable',
+    'capacity_unavailable',
+    'operation_uncertain',
+  ],
   example: {
     body: { provider: 'provider_one', spec: { gpu: null, gpus: 0, cpus: 1, memory_gib: 1, max_seconds: 3600 } },
     answer: EXAMPLE,
   },
-  run: (_, { body }) => {
-    throw new Refusal('provider_not_configured', `This installation has nothing configured behind ${body.provider}.`);
+  async run(app, { principal, body, raw, idempotencyKey, requestId }) {
+    const { answer, replayed } = await createLease(app, {
+      walletId: principal.wallet.id,
+      route: 'compute/create',
+      idempotencyKey,
+      fingerprint: fingerprint(raw),
+      requestId,
+      slot: body.provider,
+      spec: specOf(body),
+    });
+    return { body: summaryOf(app.ledger.read, answer), replayed };
   },
 });
 
@@ -85,7 +148,18 @@ export const extendCompute = endpoint({
   answer: ResourceSummary,
   refusals: ['not_found', 'extension_not_supported', 'resource_not_active', 'lease_limit_exceeded'],
   example: { body: { id: ID, additional_seconds: 600 }, answer: EXAMPLE },
-  run: noResource,
+  async run(app, { principal, body, raw, idempotencyKey, requestId }) {
+    const { answer, replayed } = await extendLease(app, {
+      walletId: principal.wallet.id,
+      route: 'compute/extend',
+      idempotencyKey,
+      fingerprint: fingerprint(raw),
+      requestId,
+      resource: resourceOf(app.ledger.read, principal.wallet.id, body.id),
+      additionalSeconds: body.additional_seconds,
+    });
+    return { body: summaryOf(app.ledger.read, answer), replayed };
+  },
 });
 
 export const stopCompute = endpoint({
@@ -98,7 +172,10 @@ export const stopCompute = endpoint({
     body: { id: ID },
     answer: { ...EXAMPLE, status: 'stopped', ended_at: 1795000600, end_reason: 'requested' },
   },
-  run: noResource,
+  async run(app, { principal, body }) {
+    const { id } = resourceOf(app.ledger.read, principal.wallet.id, body.id);
+    return { body: summaryOf(app.ledger.read, await stopLease(app, id)) };
+  },
 });
 
 export const sshCompute = endpoint({
@@ -120,7 +197,23 @@ export const sshCompute = endpoint({
       expires_at: 1795003600,
     },
   },
-  run: noResource,
+  run(app, { principal, body }) {
+    const { resource } = active(app, principal.wallet, body.id);
+    if (!app.ssh) throw new Refusal('provider_not_configured', 'The SSH gateway does not listen.');
+    const { host, port, hostKey } = app.ssh;
+    return {
+      body: {
+        id: resource.id,
+        host,
+        port,
+        username: resource.id,
+        private_key: resourceKey(app.keyring, principal.wallet, resource).privateKey,
+        host_key: hostKey,
+        command: `ssh -i KEY_FILE -p ${port} ${resource.id}@${host}`,
+        expires_at: resource.expiresAt,
+      },
+    };
+  },
 });
 
 export const readCompute = endpoint({
@@ -130,7 +223,9 @@ export const readCompute = endpoint({
   answer: ResourceSummary,
   refusals: ['not_found'],
   example: { body: { id: ID }, answer: EXAMPLE },
-  run: noResource,
+  run: (app, { principal, body }) => ({
+    body: summaryOf(app.ledger.read, resourceOf(app.ledger.read, principal.wallet.id, body.id)),
+  }),
 });
 
 export const execCompute = endpoint({
@@ -152,7 +247,24 @@ export const execCompute = endpoint({
       duration_ms: 12,
     },
   },
-  run: noResource,
+  async run(app, { principal, body }) {
+    const { backend, ref } = active(app, principal.wallet, body.id);
+    const started = performance.now();
+    const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
+    const it = await reach(() => backend.exec(ref, order));
+    return {
+      body: {
+        id: body.id,
+        exit_code: it.exitCode,
+        stdout: it.stdout.toString('utf8'),
+        stderr: it.stderr.toString('utf8'),
+        stdout_truncated: it.stdoutTruncated,
+        stderr_truncated: it.stderrTruncated,
+        timed_out: it.timedOut,
+        duration_ms: Math.round(performance.now() - started),
+      },
+    };
+  },
 });
 
 export const uploadCompute = endpoint({
@@ -171,12 +283,12 @@ export const uploadCompute = endpoint({
       sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
     },
   },
-  run(_, { body }) {
-    if (Buffer.byteLength(body.content_base64, 'base64') > CONTENT_BYTES_MAX)
-      throw new Refusal(
-        'payload_too_large',
-        `The content is larger than the ${CONTENT_BYTES_MAX} bytes that may be uploaded.`,
-      );
-    return noResource();
+  async run(app, { principal, body }) {
+    const content = Buffer.from(body.content_base64, 'base64');
+    if (content.length > CONTENT_BYTES_MAX)
+      throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
+    const { backend, ref } = active(app, principal.wallet, body.id);
+    await reach(() => backend.upload(ref, body.path, content));
+    return { body: { id: body.id, path: body.path, bytes: content.length, sha256: hash('sha256', content, 'hex') } };
   },
 });

@@ -67,8 +67,8 @@ export const createChatCompletion = endpoint({
       usage: { prompt_tokens: 12, completion_tokens: 2, total_tokens: 14 },
     },
   },
-  run(app, { principal, body, raw, idempotencyKey, requestId }) {
-    return chat(app, {
+  async run(app, { principal, body, raw, idempotencyKey, requestId }) {
+    const { answer, replayed } = await chat(app, {
       walletId: principal.wallet.id,
       route: 'chat/completions',
       idempotencyKey,
@@ -77,5 +77,6 @@ export const createChatCompletion = endpoint({
       // valibot leaves "__proto__" and "constructor" out of its output; what is not priced has to be seen to be refused.
       body: raw as typeof body,
     });
+    return { body: answer, replayed };
   },
 });

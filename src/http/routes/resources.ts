@@ -1,7 +1,8 @@
 import * as v from 'valibot';
+import { listResourcesOfWallet, PAGE_COUNT, pageResources } from '../../compute/resources.ts';
 import { walletOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
-import { ResourceList, ResourcePage } from '../../wire/compute.ts';
+import { ResourceList, ResourcePage, summaryOf } from '../../wire/compute.ts';
 import { text } from '../../wire/parts.ts';
 import { endpoint } from '../door.ts';
 
@@ -14,9 +15,11 @@ export const listResources = endpoint({
   example: { answer: { resources: [], next_cursor: '' } },
   run(app, { principal, query }) {
     if (query.wallet_id) walletOf(app.ledger.read, principal.accountId, query.wallet_id);
-    // Leases are not sold yet: no page has a next one, so no cursor was ever given out.
-    if (query.before) throw new Refusal('invalid_cursor');
-    return { body: { resources: [], next_cursor: '' } };
+    const before = query.before || undefined;
+    if (before !== undefined && !/^res_[0-9a-z]{26}$/.test(before)) throw new Refusal('invalid_cursor');
+    const page = pageResources(app.ledger.read, principal.accountId, before, query.wallet_id || undefined);
+    const last = page.length === PAGE_COUNT ? page.at(-1)?.id : undefined;
+    return { body: { resources: page.map((it) => summaryOf(app.ledger.read, it)), next_cursor: last ?? '' } };
   },
 });
 
@@ -27,7 +30,9 @@ export const listWalletResources = endpoint({
   refusals: ['not_found'],
   example: { answer: { resources: [] } },
   run(app, { principal, params }) {
-    walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: { resources: [] } };
+    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    return {
+      body: { resources: listResourcesOfWallet(app.ledger.read, id).map((it) => summaryOf(app.ledger.read, it)) },
+    };
   },
 });

@@ -1,0 +1,53 @@
+import type { Command } from 'commander';
+import { askAndPrint, example, showRecord, showTable } from './house.ts';
+
+export function resourceCommands(program: Command): void {
+  const group = program.command('resource').description('leases: machines that wallets paid for');
+  group
+    .command('list')
+    .description('list what lives')
+    .option('--all', 'the latest 100, ended ones included')
+    .addHelpText('after', example('purser resource list --all'))
+    .action((options: { all?: boolean }, command: Command) =>
+      askAndPrint(command, 'resource.list', options, ({ resources }) =>
+        showTable(
+          resources,
+          'id',
+          'wallet_id',
+          'provider',
+          'backend',
+          'status',
+          'billing_state',
+          'charged_usd',
+          'expires_at',
+          'end_reason',
+          'last_error',
+        ),
+      ),
+    );
+  group
+    .command('stop')
+    .argument('<id>')
+    .description('end a lease early; nothing is refunded')
+    .addHelpText('after', example('purser resource stop res_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'resource.stop', { id }, showRecord));
+  group
+    .command('reconcile')
+    .description('show what the backends have of ours that no row knows')
+    .option('--apply', 'destroy it')
+    .addHelpText('after', example('purser resource reconcile', 'purser resource reconcile --apply'))
+    .action((options: { apply?: boolean }, command: Command) =>
+      askAndPrint(command, 'resource.reconcile', options, ({ orphans }) =>
+        showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at', 'destroyed'),
+      ),
+    );
+  group
+    .command('abandon')
+    .argument('<id>')
+    .description('let go of a lease whose backend is gone for good')
+    .requiredOption('--reason <text>', 'kept on the resource')
+    .addHelpText('after', example('purser resource abandon res_01k9… --reason "the host burned down"'))
+    .action((id: string, options: { reason: string }, command: Command) =>
+      askAndPrint(command, 'resource.abandon', { id, reason: options.reason }, showRecord),
+    );
+}

@@ -1,0 +1,142 @@
+import { and, asc, desc, eq, isNull, lt, lte, sql } from 'drizzle-orm';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { type END_REASONS, resources, wallets } from '../db/schema.ts';
+import { Refusal } from '../refusal.ts';
+import type { Slot } from './backend.ts';
+
+export type Resource = typeof resources.$inferSelect;
+export type EndReason = (typeof END_REASONS)[number];
+
+/** Pages and lists hold at most 100 rows (interface, section 8). */
+export const PAGE_COUNT = 100;
+
+const reads = prepare((read: Reader) => ({
+  byId: read
+    .select()
+    .from(resources)
+    .where(eq(resources.id, sql.placeholder('id')))
+    .prepare(),
+  byOperation: read
+    .select()
+    .from(resources)
+    .where(eq(resources.operationId, sql.placeholder('operationId')))
+    .prepare(),
+  ofWallet: read
+    .select()
+    .from(resources)
+    .where(eq(resources.walletId, sql.placeholder('walletId')))
+    .orderBy(desc(resources.id))
+    .limit(PAGE_COUNT)
+    .prepare(),
+  liveOfWallet: read
+    .select()
+    .from(resources)
+    .where(and(eq(resources.walletId, sql.placeholder('walletId')), isNull(resources.endedAt)))
+    .prepare(),
+  live: read.select().from(resources).where(isNull(resources.endedAt)).orderBy(asc(resources.id)).prepare(),
+  due: read
+    .select({ id: resources.id })
+    .from(resources)
+    .where(and(isNull(resources.endedAt), lte(resources.dueAt, sql.placeholder('now'))))
+    .orderBy(asc(resources.dueAt))
+    .limit(PAGE_COUNT)
+    .prepare(),
+  nextDue: read
+    .select({ at: resources.dueAt })
+    .from(resources)
+    .where(isNull(resources.endedAt))
+    .orderBy(asc(resources.dueAt))
+    .limit(1)
+    .prepare(),
+  liveOfSlot: read
+    .select()
+    .from(resources)
+    .where(and(isNull(resources.endedAt), eq(resources.slot, sql.placeholder('slot'))))
+    .prepare(),
+  latest: read.select().from(resources).orderBy(desc(resources.id)).limit(PAGE_COUNT).prepare(),
+}));
+
+export function findResource(read: Reader, id: string): Resource | undefined {
+  return reads(read).byId.get({ id });
+}
+
+/** A resource of this wallet. Somebody else's and an unknown one are both `not_found` (design 2.5). */
+export function resourceOf(read: Reader, walletId: string, id: string): Resource {
+  const resource = findResource(read, id);
+  if (!resource || resource.walletId !== walletId) throw new Refusal('not_found', 'There is no such resource.');
+  return resource;
+}
+
+/** The resource that a compute_create operation made. */
+export function resourceOfOperation(read: Reader, operationId: string): Resource | undefined {
+  return reads(read).byOperation.get({ operationId });
+}
+
+/** The latest 100 resources of a wallet, newest first. */
+export function listResourcesOfWallet(read: Reader, walletId: string): Resource[] {
+  return reads(read).ofWallet.all({ walletId });
+}
+
+/** The wallet's resources whose end nobody has confirmed. */
+export function liveResources(read: Reader, walletId: string): Resource[] {
+  return reads(read).liveOfWallet.all({ walletId });
+}
+
+/** Everything that lives, on every backend. */
+export function allLiveResources(read: Reader): Resource[] {
+  return reads(read).live.all();
+}
+
+export function liveResourcesOfSlot(read: Reader, slot: Slot): Resource[] {
+  return reads(read).liveOfSlot.all({ slot });
+}
+
+/** The latest 100 resources of all wallets, newest first. */
+export function latestResources(read: Reader): Resource[] {
+  return reads(read).latest.all();
+}
+
+/** One page of an account's resources, newest first: those before `before`, of one wallet or of all. */
+export function pageResources(
+  read: Reader,
+  accountId: string,
+  before: string | undefined,
+  walletId: string | undefined,
+): Resource[] {
+  return read
+    .select({ resource: resources })
+    .from(resources)
+    .innerJoin(wallets, eq(wallets.id, resources.walletId))
+    .where(
+      and(
+        eq(wallets.accountId, accountId),
+        before === undefined ? undefined : lt(resources.id, before),
+        walletId === undefined ? undefined : eq(resources.walletId, walletId),
+      ),
+    )
+    .orderBy(desc(resources.id))
+    .limit(PAGE_COUNT)
+    .all()
+    .map((row) => row.resource);
+}
+
+/** Ids of live resources that somebody has to look after by `now`, at most 100. */
+export function dueResources(read: Reader, now: number): string[] {
+  return reads(read)
+    .due.all({ now })
+    .map(({ id }) => id);
+}
+
+/** Unix seconds at which the next live resource is due. */
+export function nextDueResource(read: Reader): number | undefined {
+  return reads(read).nextDue.get()?.at;
+}
+
+export function insertResource(tx: Tx, row: typeof resources.$inferInsert): void {
+  tx.insert(resources).values(row).run();
+}
+
+/** Changes a live resource. What has ended is final: the database refuses. */
+export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+  return tx.update(resources).set(change).where(eq(resources.id, id)).returning().get();
+}

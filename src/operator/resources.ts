@@ -1,0 +1,61 @@
+import * as v from 'valibot';
+import { allLiveResources, findResource, latestResources, type Resource } from '../compute/resources.ts';
+import { Refusal } from '../refusal.ts';
+import { abandonLease, stopLease } from '../spend/lease.ts';
+import { sweep } from '../spend/sweep.ts';
+import { summaryOf } from '../wire/compute.ts';
+import { command, Id, type OperatorApp, Reason } from './command.ts';
+
+/** The resource summary, and what the operator may know beside it. */
+function record(app: OperatorApp, it: Resource) {
+  return {
+    ...summaryOf(app.ledger.read, it),
+    backend: it.backend,
+    tag: it.tag,
+    end_wanted: it.endWanted,
+    due_at: it.dueAt,
+    attempts: it.attempts,
+    last_error: it.lastError,
+    abandoned_reason: it.abandonedReason,
+  };
+}
+
+function resourceWith(app: OperatorApp, id: string): Resource {
+  const resource = findResource(app.ledger.read, id);
+  if (!resource) throw new Refusal('not_found', `There is no resource ${id}.`);
+  return resource;
+}
+
+export const resources = {
+  /** What lives; with `all`, the latest 100. */
+  'resource.list': command(v.strictObject({ all: v.optional(v.boolean(), false) }), (app, { all }) => {
+    const list = all ? latestResources(app.ledger.read) : allLiveResources(app.ledger.read);
+    return { resources: list.map((it) => record(app, it)), next_cursor: '' };
+  }),
+  'resource.stop': command(v.strictObject({ id: Id }), async (app, { id }) =>
+    record(app, await stopLease(app, resourceWith(app, id).id)),
+  ),
+  /** What the backends have of ours that no live row knows; with `apply`, it is destroyed. */
+  'resource.reconcile': command(v.strictObject({ apply: v.optional(v.boolean(), false) }), async (app, { apply }) => {
+    const now = app.clock.now();
+    const orphans = [];
+    for (const { slot, backend } of app.slots.list)
+      for (const it of await sweep(app, backend, now, !apply))
+        orphans.push({
+          provider: slot,
+          backend: backend.name,
+          ref: it.ref,
+          tag: it.tag,
+          created_at: it.createdAt,
+          destroyed: it.destroyed,
+        });
+    return { applied: apply, orphans };
+  }),
+  /** Lets go of a resource whose backend is gone for good: nobody confirmed that it ended. */
+  'resource.abandon': command(v.strictObject({ id: Id, reason: Reason }), async (app, { id, reason }) => {
+    const resource = resourceWith(app, id);
+    if (resource.endedAt !== null)
+      throw new Refusal('conflict', `The resource ${id} has ended (${resource.endReason}).`);
+    return record(app, await abandonLease(app, id, reason));
+  }),
+};

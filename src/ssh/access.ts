@@ -1,0 +1,28 @@
+import assert from 'node:assert/strict';
+import { createHmac, randomBytes } from 'node:crypto';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import type { Keyring } from '../access/keyring.ts';
+import type { Resource } from '../compute/resources.ts';
+import { type SshKey, sshKeyFromSeed } from '../compute/ssh-key.ts';
+import type { Wallet } from '../ledger/wallet.ts';
+
+const SEED_BYTES = 32;
+
+/** The one key that opens a resource: derived under its wallet's master key, so it is returned again without being stored. */
+export function resourceKey(
+  keyring: Keyring,
+  wallet: Pick<Wallet, 'masterKeyId'>,
+  resource: Pick<Resource, 'id'>,
+): SshKey {
+  const master = keyring.find(wallet.masterKeyId);
+  assert(master, 'a master key is kept until the last wallet that needs it is closed');
+  const seed = createHmac('sha256', master).update(`purser/ssh-key/v1\0${resource.id}`).digest();
+  return sshKeyFromSeed(seed, resource.id);
+}
+
+/** The gateway's own host key: a seed in the data directory, made on first use, mode 0600. */
+export function hostKey(file: string): SshKey {
+  if (!existsSync(file))
+    writeFileSync(file, `${randomBytes(SEED_BYTES).toString('hex')}\n`, { mode: 0o600, flag: 'wx', flush: true });
+  return sshKeyFromSeed(Buffer.from(readFileSync(file, 'utf8').trim(), 'hex'), 'purser');
+}

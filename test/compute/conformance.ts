@@ -1,0 +1,214 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import test, { type TestContext } from 'node:test';
+import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
+
+/** What the suite needs of a backend under test, opened against something real. */
+export type Subject = {
+  backend: Backend;
+  /** A spec that can be made, and one of an offer or chip that does not exist. */
+  spec: Spec;
+  unknownSpec: Spec;
+  /** Whether two machines of this spec can live at once. */
+  room: 1 | 2;
+  /** Whether the slot may extend; a backend that only serves provider_one still tightens its deadline. */
+  extends: boolean;
+  /** Seconds within which the backend's own deadline ends a machine after it has passed. */
+  deadlineSlackSeconds: number;
+  /** Least seconds a deadline may lie ahead (Slurm counts in minutes). */
+  deadlineLeastSeconds: number;
+};
+
+const WAIT_MILLISECONDS = 60_000;
+const LOOK_MILLISECONDS = 100;
+const now = () => Math.floor(Date.now() / 1000);
+
+/** Looks again and again until `look` answers something, with a bound. */
+export async function until<T>(
+  what: string,
+  look: () => Promise<T | undefined | false>,
+  milliseconds = WAIT_MILLISECONDS,
+): Promise<T> {
+  const deadline = performance.now() + milliseconds;
+  for (;;) {
+    const found = await look();
+    if (found !== undefined && found !== false) return found;
+    assert.ok(performance.now() < deadline, `waited ${milliseconds} ms in vain until ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+  }
+}
+
+/** The same suite for every backend: a new one has to pass it. */
+export function conform(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
+  const installation = `inst_${randomBytes(13).toString('hex')}`;
+  const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
+
+  async function make({ backend, spec }: Subject, seconds = 600): Promise<{ tag: string; machine: Machine }> {
+    const tag = freshTag();
+    const created = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + seconds });
+    assert.equal(created.kind, 'created', JSON.stringify(created));
+    const ref = (created as { ref: string }).ref;
+    const machine = await until(`${name} runs`, async () => {
+      const it = await backend.inspect(ref);
+      assert.notEqual(it?.state, 'ended', 'a machine that was just made has not ended');
+      return it?.state === 'running' && it;
+    });
+    return { tag, machine };
+  }
+  async function gone(backend: Backend, ref: string): Promise<void> {
+    await until(`${ref} is gone`, async () => {
+      await backend.destroy(ref);
+      return (await backend.inspect(ref)) === undefined;
+    });
+  }
+  const sh = (backend: Backend, ref: string, command: string, timeoutSeconds = 60) =>
+    backend.exec(ref, { command, timeoutSeconds, streamBytesMax: 1024 * 1024 });
+
+  test(`${name}: the whole life of a machine`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { tag, machine } = await make(subject);
+    assert.deepEqual(
+      (await backend.find(tag)).map((it) => it.ref),
+      [machine.ref],
+    );
+    const owned = await backend.listOwned(tagPrefix(installation));
+    assert.deepEqual(
+      owned.filter((it) => it.tag === tag).map((it) => it.ref),
+      [machine.ref],
+    );
+    assert.ok(Math.abs((owned.find((it) => it.tag === tag)?.createdAt ?? 0) - now()) < 120);
+    assert.deepEqual(
+      await backend.listOwned(tagPrefix('inst_somebodyelse')),
+      [],
+      'other installations own nothing here',
+    );
+
+    const said = await sh(backend, machine.ref, 'echo out; echo err >&2; exit 7');
+    assert.deepEqual(
+      [said.exitCode, said.stdout.toString(), said.stderr.toString(), said.timedOut],
+      [7, 'out\n', 'err\n', false],
+    );
+    const content = randomBytes(300_000);
+    await backend.upload(machine.ref, '/tmp/purser-test/deep/file.bin', content);
+    await backend.upload(machine.ref, '/tmp/purser-test/deep/file.bin', content.subarray(0, 200_000));
+    const size = await sh(backend, machine.ref, 'wc -c < /tmp/purser-test/deep/file.bin; ls /tmp/purser-test/deep');
+    assert.equal(size.stdout.toString().trim().replace(/\s+/g, ' '), '200000 file.bin', size.stderr.toString());
+
+    await gone(backend, machine.ref);
+    await backend.destroy(machine.ref); // What is gone is done.
+    assert.deepEqual(await backend.find(tag), []);
+  });
+
+  test(`${name}: a command past its time is killed with everything it started, and says so`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const marker = `4${randomBytes(3).readUIntBE(0, 3)}`;
+    const said = await sh(
+      backend,
+      machine.ref,
+      `setsid sleep ${marker} & nohup sleep ${marker} >/dev/null 2>&1 & sleep ${marker}`,
+      1,
+    );
+    assert.equal(said.timedOut, true);
+    await until('the tree is dead', async () => {
+      const left = await sh(
+        backend,
+        machine.ref,
+        `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`,
+      );
+      return left.stdout.length === 0;
+    });
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: each stream is cut at its limit, and says so`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const order = {
+      command: 'head -c 3000 /dev/zero; head -c 10 /dev/zero >&2',
+      timeoutSeconds: 60,
+      streamBytesMax: 1000,
+    };
+    const said = await backend.exec(machine.ref, order);
+    assert.deepEqual(
+      [said.stdout.length, said.stdoutTruncated, said.stderr.length, said.stderrTruncated, said.exitCode],
+      [1000, true, 10, false, 0],
+    );
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: paths that leave, devices and directories are refused`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    for (const path of ['relative', '/tmp/../etc/x', '/dev/null', '/proc/1/comm', '/tmp/', '/tmp/a\nb', '/tmp'])
+      await assert.rejects(backend.upload(machine.ref, path, Buffer.from('x')), { code: 'invalid_request' }, path);
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: its own deadline ends a machine without anybody asking`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend, deadlineLeastSeconds, deadlineSlackSeconds } = subject;
+    const { machine } = await make(subject, deadlineLeastSeconds + 30);
+    const deadline = now() + deadlineLeastSeconds;
+    assert.deepEqual(await backend.extend(machine.ref, deadline), { kind: 'done' });
+    await until(
+      'the deadline has ended it',
+      async () => {
+        const it = await backend.inspect(machine.ref);
+        if (it && it.state !== 'ended') return false;
+        assert.ok(Date.now() / 1000 >= deadline - 1, 'it did not end before its deadline');
+        return true;
+      },
+      (deadlineLeastSeconds + deadlineSlackSeconds + 10) * 1000,
+    );
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: a deadline that is moved is moved`, async (t) => {
+    const subject = await open(t);
+    if (!subject?.extends) return;
+    const { backend } = subject;
+    const { machine } = await make(subject, 300);
+    const deadline = now() + 900;
+    assert.deepEqual(await backend.extend(machine.ref, deadline), { kind: 'done' });
+    const moved = (await backend.inspect(machine.ref))?.deadline ?? 0;
+    assert.ok(moved >= deadline && moved < deadline + 120, `${moved} is about ${deadline}`);
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: what is not there is not there, and what is not on offer is refused`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    assert.deepEqual(await backend.find(freshTag()), []);
+    await assert.rejects(async () => backend.quote(subject.unknownSpec), { code: 'offer_not_found' });
+    for (const offer of await backend.offers())
+      assert.deepEqual((await backend.quote(offer.spec)).priceHourly, offer.priceHourly);
+  });
+
+  test(`${name}: a session passes input, output and the exit code on`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const session = await backend.session(machine.ref, {
+      command: 'read line; echo "got $line"; exit 5',
+      terminal: undefined,
+    });
+    session.stdin.write('hello\n');
+    const chunks: Buffer[] = [];
+    session.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
+    assert.deepEqual(await session.ended, { code: 5 });
+    await until('its output has arrived', async () => Buffer.concat(chunks).toString() === 'got hello\n');
+    await gone(backend, machine.ref);
+  });
+}

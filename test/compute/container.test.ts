@@ -1,0 +1,49 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, before, type TestContext } from 'node:test';
+import { openContainerBackend } from '../../src/compute/backends/container.ts';
+import { conform, type Subject } from './conformance.ts';
+import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+
+let engine: Engine | undefined;
+let leases: string;
+before(() => {
+  leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
+});
+after(async () => {
+  await engine?.stop();
+  rmSync(leases, { recursive: true, force: true });
+});
+
+/** One engine for the whole file: it takes two seconds to start. */
+async function subject(t: TestContext): Promise<Subject | undefined> {
+  engine ??= await openDocker(t, { shared: true });
+  if (!engine) return undefined;
+  const backend = openContainerBackend(
+    {
+      backend: 'container',
+      socket: engine.socket,
+      image: IMAGE,
+      pull: 'never',
+      network: 'none',
+      pids: 64,
+      provision_seconds: 60,
+      prices: { cpu_hourly_usd: 20_000_000n, memory_gib_hourly_usd: 5_000_000n, gpu_hourly_usd: {} },
+      limits: { cpus: 2, memory_gib: 1, gpus: 0, max_seconds: 3600 },
+    },
+    leases,
+  );
+  const spec = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
+  return {
+    backend,
+    spec,
+    unknownSpec: { ...spec, gpu: 'no-such-gpu', gpus: 0 },
+    room: 2,
+    extends: true,
+    deadlineSlackSeconds: 5,
+    deadlineLeastSeconds: 3,
+  };
+}
+
+conform('container on Docker', subject);

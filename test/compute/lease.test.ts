@@ -1,0 +1,330 @@
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import test, { after, type TestContext } from 'node:test';
+import { type Backend, tagPrefix } from '../../src/compute/backend.ts';
+import { type House, openHouse } from '../helper/house.ts';
+import { until } from './conformance.ts';
+import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+
+let engine: Engine | undefined;
+after(() => engine?.stop());
+
+const SPEC = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
+const PRICE = '0.003541667'; // (0.5 × 0.04 + 0.25 × 0.005) an hour, for 600 s, rounded up to a nano
+
+type LeaseHouse = House & {
+  backend: Backend;
+  lease(token: string, key?: string, spec?: Record<string, unknown>): ReturnType<House['ask']>;
+  machines(): Promise<string[]>;
+};
+
+async function openLeaseHouse(t: TestContext, over: Record<string, unknown> = {}): Promise<LeaseHouse | undefined> {
+  engine ??= await openDocker(t, { shared: true });
+  if (!engine) return undefined;
+  const container = { backend: 'container', socket: engine.socket, image: IMAGE };
+  const compute = {
+    provider_one: {
+      ...container,
+      prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
+      limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
+    },
+    provider_three: {
+      ...container,
+      offers: [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }],
+    },
+    ...over,
+  };
+  const house = await openHouse(t, { settings: { compute } });
+  const { docker } = engine;
+  return Object.assign(house, {
+    get backend() {
+      return house.app.slots.list[0]?.backend as Backend;
+    },
+    lease: (token: string, key = randomUUID(), spec: Record<string, unknown> = {}) =>
+      house.ask('POST', '/v1/compute/create', {
+        token,
+        key,
+        body: { provider: 'provider_one', spec: { ...SPEC, ...spec } },
+      }),
+    /** The names of this house's own containers: the engine is shared by the tests of this file. */
+    machines: async () =>
+      (await docker.listContainers({ all: true }))
+        .map((it) => it.Names[0] as string)
+        .filter((name) => name.startsWith(`/${tagPrefix(house.app.installationId)}`)),
+  });
+}
+
+const LONG = { budget_cents: 500, expires_in_seconds: 7200 };
+
+test('a lease is prepaid, captured when ready, ended on request, and not refunded', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const made = await house.lease(token, 'k');
+  assert.equal(made.status, 200, made.text);
+  const { id, charged_usd: charged, ...rest } = made.body;
+  assert.equal(charged, PRICE);
+  assert.deepEqual(
+    [
+      rest.status,
+      rest.billing_state,
+      rest.reserved_usd,
+      rest.purchased_seconds,
+      rest.expires_at - rest.ready_at,
+      rest.supports_extension,
+    ],
+    ['running', 'settled', '0.00', 600, 600, false],
+  );
+  assert.equal((await house.lease(token, 'k')).headers['idempotent-replayed'], 'true');
+  assert.equal((await house.machines()).length, 1);
+  const stopped = await house.ask('POST', '/v1/compute/stop', { token, body: { id } });
+  assert.deepEqual(
+    [stopped.body.status, stopped.body.end_reason, stopped.body.charged_usd],
+    ['stopped', 'requested', PRICE],
+  );
+  assert.deepEqual(await house.machines(), []);
+  assert.equal((await house.budget(token)).used_usd, PRICE);
+  const exec = await house.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true' } });
+  assert.equal(exec.body.error.code, 'resource_not_active');
+  const other = await house.openWallet();
+  assert.equal(
+    (await house.ask('POST', '/v1/compute/status', { token: other.token, body: { id } })).body.error.code,
+    'not_found',
+  );
+  assert.deepEqual(house.problems(), []);
+});
+
+test('every offer can be posted back unchanged', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const { offers } = (await house.ask('GET', '/v1/compute/offers', { token })).body;
+  assert.deepEqual(
+    offers.map((it: { provider: string }) => it.provider),
+    ['provider_one', 'provider_three'],
+  );
+  for (const { provider, spec } of offers) {
+    const made = await house.ask('POST', '/v1/compute/create', { token, key: randomUUID(), body: { provider, spec } });
+    assert.equal(made.status, 200, made.text);
+  }
+});
+
+test('a lease ends at its deadline, and a lease of a closed wallet with it', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const one = await house.openWallet(LONG);
+  const two = await house.openWallet(LONG);
+  const first = (await house.lease(one.token)).body.id;
+  await house.lease(two.token);
+  house.clock.advance(600);
+  assert.equal(
+    (await house.ask('POST', '/v1/compute/exec', { token: one.token, body: { id: first, command: 'true' } })).body.error
+      .code,
+    'resource_not_active',
+  );
+  await house.app.reaper.runOnce();
+  const ended = await house.ask('POST', '/v1/compute/status', { token: one.token, body: { id: first } });
+  assert.deepEqual([ended.body.status, ended.body.end_reason], ['stopped', 'lease_expired']);
+  await house.lease(two.token);
+  const closed = await house.ask('POST', '/v1/run/close', { token: two.token });
+  assert.equal(closed.status, 200, closed.text);
+  assert.deepEqual(await house.machines(), []);
+  const { resources } = (await house.ask('GET', `/v1/resources?wallet_id=${two.id}`, { token: house.accountKey })).body;
+  assert.deepEqual(
+    resources.map((it: { end_reason: string }) => it.end_reason),
+    ['wallet_closed', 'lease_expired'],
+  );
+  assert.deepEqual(house.problems(), []);
+});
+
+test('an extension moves both deadlines and is paid; provider_one has none', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const body = { provider: 'provider_three', spec: { offer_id: 'small', disk_gb: 5, max_seconds: 600 } };
+  const made = (await house.ask('POST', '/v1/compute/create', { token, key: 'c', body })).body;
+  assert.equal(made.charged_usd, '0.06');
+  const extend = (seconds: number, key: string = randomUUID(), id = made.id) =>
+    house.ask('POST', '/v1/compute/extend', { token, key, body: { id, additional_seconds: seconds } });
+  const extended = await extend(300, 'e');
+  assert.equal(extended.status, 200, extended.text);
+  assert.deepEqual(
+    [extended.body.charged_usd, extended.body.purchased_seconds, extended.body.expires_at - made.expires_at],
+    ['0.09', 900, 300],
+  );
+  assert.equal((await extend(300, 'e')).headers['idempotent-replayed'], 'true');
+  const seen = await house.ask('POST', '/v1/compute/exec', {
+    token,
+    body: { id: made.id, command: 'cat /run/purser/deadline' },
+  });
+  assert.equal(seen.body.stdout.trim(), String(extended.body.expires_at));
+  assert.equal((await extend(86_400)).body.error.code, 'lease_limit_exceeded');
+  const one = (await house.lease(token)).body.id;
+  assert.equal((await extend(60, randomUUID(), one)).body.error.code, 'extension_not_supported');
+  house.clock.advance(900);
+  assert.equal((await extend(60)).body.error.code, 'resource_not_active');
+  assert.equal((await house.budget(token)).held_usd, '0.00');
+  assert.deepEqual(house.problems(), []);
+});
+
+test('a create whose answer is lost is uncertain; the same key finds what it made, and makes nothing twice', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const { create } = house.backend;
+  house.backend.create = async (order) => {
+    await create(order);
+    throw new Error('the connection was reset');
+  };
+  const lost = await house.lease(token, 'k');
+  assert.deepEqual([lost.status, lost.body.error.code], [503, 'operation_uncertain']);
+  const [hold] = (await house.budget(token)).holds;
+  assert.deepEqual([hold.kind, hold.state, hold.amount_usd], ['compute_create', 'uncertain', PRICE]);
+  house.backend.create = () => assert.fail('there is no second create');
+  const found = await house.lease(token, 'k');
+  assert.deepEqual([found.status, found.body.status, found.body.charged_usd], [200, 'running', PRICE]);
+  assert.equal((await house.machines()).length, 1);
+  assert.deepEqual(house.problems(), []);
+});
+
+test('a create that left nothing is released only after the proof of absence, and then its key is free', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const { create } = house.backend;
+  house.backend.create = async () => {
+    throw new Error('the connection was reset');
+  };
+  assert.equal((await house.lease(token, 'k')).body.error.code, 'operation_uncertain');
+  assert.equal((await house.lease(token, 'k')).body.error.code, 'operation_uncertain', 'one empty list is no proof');
+  assert.notEqual((await house.budget(token)).held_usd, '0.00');
+  house.clock.advance(house.backend.absence.apartSeconds);
+  await house.app.reaper.runOnce();
+  assert.equal((await house.budget(token)).held_usd, '0.00');
+  house.backend.create = create;
+  assert.equal((await house.lease(token, 'k')).status, 200);
+  assert.equal((await house.machines()).length, 1);
+  assert.deepEqual(house.problems(), []);
+});
+
+test('several machines with one tag: one is kept, the rest destroyed', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const { create, find, destroy } = house.backend;
+  house.backend.create = async (order) => {
+    await create(order);
+    throw new Error('the connection was reset');
+  };
+  await house.lease(token, 'k');
+  const destroyed: string[] = [];
+  house.backend.find = async (tag) => [...(await find(tag)), { ref: 'a-second-one', state: 'running' }];
+  house.backend.destroy = async (ref) => (ref === 'a-second-one' ? void destroyed.push(ref) : destroy(ref));
+  assert.equal((await house.lease(token, 'k')).body.status, 'running');
+  assert.deepEqual(destroyed, ['a-second-one']);
+  house.backend.find = find;
+});
+
+test('a backend that is down leaves the wallet closing with a named error, and it finishes when the backend is back', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { id, token } = await house.openWallet(LONG);
+  await house.lease(token);
+  const { destroy } = house.backend;
+  house.backend.destroy = async () => {
+    throw new Error('the engine is on fire');
+  };
+  const pending = await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  assert.equal(pending.body.error.code, 'cleanup_pending');
+  const record = (await house.ask('GET', `/v1/wallets/${id}`, { token: house.accountKey })).body;
+  assert.deepEqual([record.status, record.cleanup.pending], ['closing', true]);
+  assert.match(record.cleanup.last_error, /the engine is on fire/);
+  house.backend.destroy = destroy;
+  house.clock.advance(300);
+  await house.app.reaper.runOnce();
+  assert.equal((await house.ask('GET', `/v1/wallets/${id}`, { token: house.accountKey })).body.status, 'closed');
+  assert.deepEqual(await house.machines(), []);
+  assert.deepEqual(house.problems(), []);
+});
+
+test('what ends at the backend by itself is noticed, and never called running', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const { id, provider_id: ref } = (await house.lease(token)).body;
+  await engine?.docker.getContainer(ref).kill();
+  house.clock.advance(61);
+  await house.app.reaper.runOnce();
+  const ended = (await house.ask('POST', '/v1/compute/status', { token, body: { id } })).body;
+  assert.deepEqual([ended.status, ended.end_reason, ended.charged_usd], ['stopped', 'provider_ended', PRICE]);
+  assert.deepEqual(await house.machines(), []);
+});
+
+test('an orphan with our tag is destroyed after its grace, and nothing else is touched', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  await house.lease(token);
+  const prefix = tagPrefix(house.app.installationId);
+  const quote = await house.backend.quote({ ...SPEC, gpu: null, gpus: 0 });
+  const deadline = Math.floor(house.clock.wall() / 1000) + 660;
+  await house.backend.create({ tag: `${prefix}res-orphan`, quote, deadline });
+  await house.backend.create({ tag: 'purser-inst-somebodyelse-res-1', quote, deadline });
+  assert.equal((await house.app.reaper.runOnce()).orphans, 0);
+  assert.equal((await house.machines()).length, 2);
+  house.clock.advance(301);
+  assert.equal((await house.app.reaper.runOnce()).orphans, 1);
+  assert.ok(!(await house.machines()).includes(`/${prefix}res-orphan`));
+  assert.equal((await house.machines()).length, 1);
+  assert.ok(await house.backend.inspect('purser-inst-somebodyelse-res-1'));
+  await house.backend.destroy('purser-inst-somebodyelse-res-1');
+});
+
+/** Every await of a life at which the process may die: the wrapped call never returns. */
+const DEATHS = ['create', 'inspect', 'extend', 'destroy', 'find'] as const;
+for (const [when, name] of DEATHS.flatMap(
+  (it) =>
+    [
+      ['before', it],
+      ['after', it],
+    ] as const,
+)) {
+  test(`dying ${when} ${name} leaves no machine that no row knows, and the books balance`, async (t) => {
+    const house = await openLeaseHouse(t);
+    if (!house) return;
+    const { id, token } = await house.openWallet(LONG);
+    const died = Promise.withResolvers<void>();
+    const never = Promise.withResolvers<never>();
+    const real = house.backend[name] as (...args: never[]) => Promise<unknown>;
+    (house.backend as Record<string, unknown>)[name] = async (...args: never[]) => {
+      if (when === 'after') await real(...args);
+      died.resolve();
+      return never.promise;
+    };
+    const life = async () => {
+      const made = await house.lease(token, 'k');
+      await house.ask('POST', '/v1/compute/stop', { token, body: { id: made.body.id } });
+    };
+    void life().catch(() => {});
+    await died.promise;
+    await house.crash(() => never.reject(new Error('it is dead')));
+    const again = await house.lease(token, 'k');
+    assert.ok([200, 503].includes(again.status), again.text);
+    for (let i = 0; i < 3; i++) {
+      house.clock.advance(house.backend.absence.apartSeconds);
+      await house.app.reaper.runOnce();
+    }
+    const { resources } = (await house.ask('GET', `/v1/wallets/${id}/resources`, { token: house.accountKey })).body;
+    const live = resources.filter((it: { ended_at: number | null }) => it.ended_at === null);
+    assert.equal((await house.machines()).length, live.length, JSON.stringify(resources));
+    assert.deepEqual(house.problems(), []);
+    const closed = await until('the wallet is closed', async () => {
+      house.clock.advance(10);
+      const answer = await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+      return answer.status === 200 && answer;
+    });
+    assert.ok(closed.body.used_cents <= 1);
+    assert.deepEqual(await house.machines(), []);
+    assert.deepEqual(house.problems(), []);
+  });
+}

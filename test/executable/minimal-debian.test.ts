@@ -1,0 +1,81 @@
+import assert from 'node:assert/strict';
+import { execFile, execFileSync } from 'node:child_process';
+import { copyFileSync, existsSync, mkdtempSync, renameSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { basename, join } from 'node:path';
+import test from 'node:test';
+import { promisify } from 'node:util';
+import { hasComponent, hasProgram } from '../helper/component.ts';
+import { EXECUTABLE, installation, run } from '../helper/executable.ts';
+
+const SUITE = 'bookworm';
+/** Kept between runs: it is the same tree every time, and takes half a minute to make. */
+const TREE = join(tmpdir(), `purser-minimal-${SUITE}-${process.arch}`);
+const MAKE_MILLISECONDS_MAX = 600_000;
+
+/** The mirror from which this machine itself installs Debian's packages. */
+function debianMirror(): string | undefined {
+  if (!hasProgram('apt-get')) return undefined;
+  const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
+  return execFileSync('apt-get', ['indextargets', '--format', '$(REPO_URI)', ...filters], { encoding: 'utf8' }).split(
+    '\n',
+  )[0];
+}
+
+/** The smallest Debian there is, with nothing added. It is there whole, or not at all. */
+async function minimalDebian(mirror: string): Promise<string> {
+  if (existsSync(TREE)) return TREE;
+  const part = mkdtempSync(`${TREE}.`);
+  try {
+    const args = ['--variant=minbase', SUITE, part, mirror];
+    await promisify(execFile)('debootstrap', args, { timeout: MAKE_MILLISECONDS_MAX, maxBuffer: 2 ** 26 });
+    renameSync(part, TREE);
+  } finally {
+    rmSync(part, { recursive: true, force: true });
+  }
+  return TREE;
+}
+
+test('the executable alone serves in a minimal Debian 12, where there is no Node', async (t) => {
+  if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
+  if (!hasComponent(t, 'debootstrap', () => hasProgram('debootstrap') && hasProgram('chroot'))) return;
+  const mirror = debianMirror();
+  if (!hasComponent(t, 'a Debian mirror in the apt sources', () => Boolean(mirror))) return;
+
+  const tree = await minimalDebian(mirror as string);
+  const empty = mkdtempSync(join(tree, 'srv', 'purser-'));
+  const folder = `/srv/${basename(empty)}`;
+  const bin = mkdtempSync(join(tree, 'opt', 'purser-'));
+  t.after(() => {
+    for (const it of [empty, bin]) rmSync(it, { recursive: true, force: true });
+  });
+  copyFileSync(EXECUTABLE, join(bin, 'purser'));
+  const inside = ['chroot', tree, '/usr/bin/env', '-C', folder];
+  for (const program of ['node', 'nodejs', 'npm', 'python3', 'curl'])
+    assert.equal(
+      (await run(['-c', `command -v ${program}`], { command: [...inside, 'sh'] })).stdout,
+      '',
+      `${program} is in there`,
+    );
+
+  const command = [...inside, `/opt/${basename(bin)}/purser`];
+  const env = { PURSER_LISTEN: '127.0.0.1:0' };
+  const directory = join(empty, 'purser-data');
+  const purser = installation(t, { settings: null, env, command, directory, globals: [] });
+  rmSync(directory, { recursive: true });
+  const version = await purser.cli('version');
+  assert.deepEqual([version.code, version.stderr], [0, ''], 'nothing is missing that it needs');
+  assert.match(version.stdout, /^\d+\.\d+\.\d+\n$/);
+  assert.equal((await purser.cli('account', 'list')).code, 3);
+
+  const server = await purser.serve();
+  assert.match(server.output.stderr, new RegExp(`^Creating a new installation in ${folder}/purser-data\\.\n`));
+  const ready = await server.ask('GET', '/readyz');
+  assert.deepEqual([ready.status, ready.body], [200, { ready: true }]);
+  const { key } = await purser.json('operator-key', 'mint');
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '500');
+  assert.equal((await server.ask('GET', '/v1/account', { token: key })).body.available_cents, 500);
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  assert.equal((await purser.json('ledger', 'verify')).ok, true);
+});
