@@ -20,7 +20,11 @@ export async function readHouse(command: Command): Promise<House> {
 
 /** Literal strings that must never reach a log. */
 export function secretsOf(secrets: Secrets): string[] {
-  return [...secrets.upstreamKeys.values(), ...(secrets.masterKey.text ? [secrets.masterKey.text.trim()] : [])];
+  return [
+    ...secrets.upstreamKeys.values(),
+    ...secrets.slotKeys.values(),
+    ...(secrets.masterKey.text ? [secrets.masterKey.text.trim()] : []),
+  ];
 }
 
 /** Asks the house one thing, and prints the answer: as JSON, or as `show` makes it readable. */

@@ -1,3 +1,4 @@
+import { userInfo } from 'node:os';
 import * as v from 'valibot';
 import { parseDecimal } from './money.ts';
 
@@ -24,6 +25,9 @@ const whole = (least: number, most: number) => v.pipe(v.number(), v.integer(), v
 const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
 const SECONDS_MAX = 30 * 86_400;
 const CONTAINER_PROVISION_SECONDS = 60;
+const CLOUD_PROVISION_SECONDS = 900;
+/** It has what a lease needs in any case: a shell, Python and the CUDA runtime; many of Vast's hosts have it at hand. */
+const VAST_IMAGE = 'pytorch/pytorch:2.4.1-cuda12.4-cudnn9-runtime';
 
 const container = {
   backend: v.literal('container'),
@@ -53,7 +57,34 @@ const ProviderOne = v.strictObject({
   }),
 });
 
-const ProviderThree = v.strictObject({
+const Vast = v.strictObject({
+  backend: v.literal('vast'),
+  api_key: v.pipe(v.string(), v.minLength(8)),
+  base_url: v.optional(
+    v.pipe(
+      v.string(),
+      v.maxLength(500),
+      v.check((it) => /^https?:\/\/[^\s'?#]+$/.test(it) && URL.canParse(it), 'not an http:// or https:// address'),
+      v.transform((it) => it.replace(/\/+$/, '')),
+    ),
+    'https://console.vast.ai',
+  ),
+  /** On top of Vast's price; bandwidth is billed apart and has to be covered by it. At most two decimals. */
+  markup_percent: v.optional(
+    v.pipe(
+      v.number(),
+      v.minValue(0),
+      v.maxValue(1000),
+      v.check((it) => Number(it.toFixed(2)) === it, 'has more than two decimals'),
+    ),
+    0,
+  ),
+  image: v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(300)), VAST_IMAGE),
+  runtype: v.optional(v.picklist(['ssh_direct', 'ssh_proxy']), 'ssh_direct'),
+  provision_seconds: v.optional(whole(60, 86_400), CLOUD_PROVISION_SECONDS),
+});
+
+const ContainerThree = v.strictObject({
   ...container,
   limits: v.optional(v.strictObject({ max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400) }), {}),
   offers: v.pipe(
@@ -73,12 +104,110 @@ const ProviderThree = v.strictObject({
   ),
 });
 
+/** Each host has one tenant at a time. */
+const Ssh = v.strictObject({
+  backend: v.literal('ssh'),
+  hosts: v.pipe(
+    v.array(
+      v.strictObject({
+        chip: v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
+        /** So many GPUs at least have to answer before the host is leased. */
+        gpus: v.optional(whole(0, 64), 0),
+        address: v.pipe(v.string(), v.regex(/^[\w.:-]+$/, 'must be a name or an address')),
+        port: v.optional(whole(1, 65_535), 22),
+        user: v.optional(v.literal('root', 'must be root: tenants are users that it makes and removes'), 'root'),
+        host_key: v.pipe(
+          v.string(),
+          v.trim(),
+          v.regex(
+            /^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( .*)?$/,
+            'must be a public key, as in /etc/ssh/ssh_host_ed25519_key.pub of the host',
+          ),
+        ),
+        identity_file: v.pipe(v.string(), v.minLength(1)),
+        /** What the host keeps of its tenant and of the ids that it has given. */
+        state_directory: v.optional(
+          v.pipe(v.string(), v.regex(/^(\/[\w-][\w.-]*)+$/, 'must be a plain absolute path')),
+          '/var/lib/purser-pool',
+        ),
+        price_hourly_usd: hourly,
+      }),
+    ),
+    v.minLength(1),
+    v.check(
+      (hosts) => new Set(hosts.map(({ address, port }) => `${address}:${port}`)).size === hosts.length,
+      'two hosts have the same address and port',
+    ),
+    v.check(
+      (hosts) => hosts.every((a) => hosts.every((b) => a.chip !== b.chip || a.price_hourly_usd === b.price_hourly_usd)),
+      'hosts of one chip have different prices',
+    ),
+  ),
+  limits: v.optional(v.strictObject({ max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400) }), {}),
+  provision_seconds: v.optional(whole(1, 86_400), 60),
+});
+
+/** The name of the user that this process runs as, where it has one. */
+function ownUser(): string | undefined {
+  try {
+    return userInfo().username;
+  } catch {
+    return undefined; // A number without a name.
+  }
+}
+const notOurs = (name: string) => name !== 'root' && name !== ownUser();
+const word = (of: RegExp) => v.pipe(v.string(), v.maxLength(200), v.regex(of, 'has characters that Slurm cannot take'));
+
+/** Jobs of a cluster: each chip is what a job asks for. */
+const Slurm = v.strictObject({
+  backend: v.literal('slurm'),
+  job_user: v.pipe(
+    word(/^[A-Za-z_][\w.-]*$/),
+    v.check(notOurs, 'must be neither root nor the user that Purser runs as: what is leased runs as this user'),
+  ),
+  partition: v.optional(word(/^[\w.][\w.,-]*$/)),
+  /** Where Slurm's configuration lies, if Slurm does not find it by itself. */
+  slurm_conf: v.optional(v.pipe(v.string(), v.regex(/^\//, 'must be an absolute path'))),
+  chips: v.pipe(
+    v.record(
+      v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
+      v.strictObject({
+        gres: v.optional(word(/^[A-Za-z][\w.:,-]*$/)),
+        cpus: whole(1, 100_000),
+        memory_gib: above0,
+        price_hourly_usd: hourly,
+      }),
+    ),
+    v.check((chips) => Object.keys(chips).length > 0, 'has no chip'),
+  ),
+  limits: v.optional(v.strictObject({ max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400) }), {}),
+  provision_seconds: v.optional(whole(1, 86_400), CLOUD_PROVISION_SECONDS),
+});
+
 export const Compute = v.strictObject({
   provider_one: v.optional(ProviderOne),
-  provider_two: v.optional(v.never('this version of Purser has no backend for provider_two yet: remove this section')),
-  provider_three: v.optional(ProviderThree),
+  provider_two: v.optional(v.variant('backend', [Ssh, Slurm])),
+  provider_three: v.optional(v.variant('backend', [ContainerThree, Vast])),
 });
 
 export type ProviderOneSettings = v.InferOutput<typeof ProviderOne>;
-export type ProviderThreeSettings = v.InferOutput<typeof ProviderThree>;
-export type ComputeSettings = v.InferOutput<typeof Compute>;
+export type ProviderThreeSettings = v.InferOutput<typeof ContainerThree>;
+export type VastSettings = WithoutKey<v.InferOutput<typeof Vast>>;
+
+type Parsed = v.InferOutput<typeof Compute>;
+type WithoutKey<S> = S extends { api_key: string } ? Omit<S, 'api_key'> : S;
+export type SshSettings = v.InferOutput<typeof Ssh>;
+export type SlurmSettings = v.InferOutput<typeof Slurm>;
+export type ComputeSettings = { [K in keyof Parsed]: WithoutKey<Parsed[K]> };
+
+/** The settings without their secrets, and these by the name of the slot. */
+export function partSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {
+  const slotKeys = new Map<string, string>();
+  const plain = Object.entries(parsed).map(([slot, settings]) => {
+    if (!settings || !('api_key' in settings)) return [slot, settings];
+    const { api_key: key, ...rest } = settings;
+    slotKeys.set(slot, key);
+    return [slot, rest];
+  });
+  return { compute: Object.fromEntries(plain) as ComputeSettings, slotKeys };
+}

@@ -20,7 +20,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/\.(insert|update|delete)\(keys\)/, /^src\/access\//, 'only access writes keys'],
   [/\b(insert into|update|delete from) (account|wallet|operation|entry|funding)\b/i, /^(test|bench)\//, 'money is written through the ledger’s own statements'],
   [/from 'better-sqlite3'/, /^(src\/db|src\/ledger|test|bench)\//, 'only the ground opens databases; the ledger verifies them'],
-  [/from 'undici'|import\('undici'\)/, /^(src\/router\/|src\/doctor\.ts|test\/|bench\/)/, 'only these rooms call out'],
+  [/from 'undici'|import\('undici'\)/, /^(src\/(router|compute)\/|src\/doctor\.ts|test\/|bench\/)/, 'only these rooms call out'],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
   [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the door knows HTTP'],
   [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'a status stands in one table'],

@@ -1,24 +1,45 @@
-import type { Config } from '../config.ts';
+import type { Config, Secrets } from '../config.ts';
 import { type Backend, SLOTS } from './backend.ts';
 import { type ConfiguredSlot, createSlots, type Slots } from './slots.ts';
 
 type SlotSettings = NonNullable<Config['compute'][keyof Config['compute']]>;
 
-/**
- * Opens the backend of every configured slot. What drives it is loaded only then: commands and idle starts stay quick.
- * `leases` is the directory for what a backend keeps of its machines, their deadlines above all.
- */
-export async function openSlots(config: Pick<Config, 'compute'>, leases: string): Promise<Slots> {
+/** `leases` is the directory for what a backend keeps of its machines, their deadlines above all. */
+export type Surroundings = { leases: string; now: () => number };
+
+/** Opens the backend of every configured slot. What drives it is loaded only then: commands and idle starts stay quick. */
+export async function openSlots(
+  config: Pick<Config, 'compute'>,
+  secrets: Pick<Secrets, 'slotKeys'>,
+  around: Surroundings,
+): Promise<Slots> {
   const list: ConfiguredSlot[] = [];
   for (const slot of SLOTS) {
     const settings = config.compute[slot];
-    if (settings)
-      list.push({ slot, backend: await openBackend(settings, leases), provisionSeconds: settings.provision_seconds });
+    if (!settings) continue;
+    const backend = await openBackend(settings, secrets.slotKeys.get(slot), around);
+    list.push({ slot, backend, provisionSeconds: settings.provision_seconds });
   }
   return createSlots(list);
 }
 
-async function openBackend(settings: SlotSettings, leases: string): Promise<Backend> {
+async function openBackend(
+  settings: SlotSettings,
+  key: string | undefined,
+  { leases, now }: Surroundings,
+): Promise<Backend> {
+  if (settings.backend === 'vast') {
+    const { openVastBackend } = await import('./backends/vast.ts');
+    return openVastBackend(settings, key as string, { leases, now });
+  }
+  if (settings.backend === 'ssh') {
+    const { openSshBackend } = await import('./backends/ssh.ts');
+    return openSshBackend(settings, leases);
+  }
+  if (settings.backend === 'slurm') {
+    const { openSlurmBackend } = await import('./backends/slurm.ts');
+    return openSlurmBackend(settings);
+  }
   const { openContainerBackend } = await import('./backends/container.ts');
   return openContainerBackend(settings, leases);
 }

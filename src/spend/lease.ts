@@ -69,7 +69,13 @@ export function createLease(app: LeaseApp, { slot, spec, ...request }: CreateReq
 
 async function quoteLease(app: LeaseApp, slot: Slot, spec: Spec): Promise<Quote<Detail>> {
   const configured = app.slots.find(slot);
-  const quote = await configured.backend.quote(spec);
+  const quote = await configured.backend.quote(spec).catch((cause: unknown) => {
+    if (cause instanceof Refusal) throw cause;
+    throw new Refusal('provider_unavailable', 'The provider cannot be asked for a price. Nothing was charged.', {
+      retryAfterSeconds: 5,
+      cause,
+    });
+  });
   const seconds = spec.max_seconds;
   if (seconds > quote.maxSeconds)
     throw new Refusal(

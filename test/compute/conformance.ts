@@ -91,9 +91,10 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       [7, 'out\n', 'err\n', false],
     );
     const content = randomBytes(300_000);
-    await backend.upload(machine.ref, '/tmp/purser-test/deep/file.bin', content);
-    await backend.upload(machine.ref, '/tmp/purser-test/deep/file.bin', content.subarray(0, 200_000));
-    const size = await sh(backend, machine.ref, 'wc -c < /tmp/purser-test/deep/file.bin; ls /tmp/purser-test/deep');
+    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}/deep`; // A machine may be this one.
+    await backend.upload(machine.ref, `${folder}/file.bin`, content);
+    await backend.upload(machine.ref, `${folder}/file.bin`, content.subarray(0, 200_000));
+    const size = await sh(backend, machine.ref, `wc -c < ${folder}/file.bin; ls ${folder}`);
     assert.equal(size.stdout.toString().trim().replace(/\s+/g, ' '), '200000 file.bin', size.stderr.toString());
 
     await gone(backend, machine.ref);

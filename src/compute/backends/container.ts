@@ -7,7 +7,7 @@ import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import type { Backend, Created, Machine, Offer, Owned, Quote, Session, Spec, SpecOne, SpecThree } from '../backend.ts';
 import { collect } from './collect.ts';
-import { IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
 import { createDeadlineFiles, DEADLINE_MOUNT, WATCHDOG } from './watchdog.ts';
 
 const CALL_MILLISECONDS = 30_000;
@@ -278,7 +278,14 @@ export function openContainerBackend(settings: ProviderOneSettings | ProviderThr
 
     async upload(ref, path, content) {
       refusePath(path);
-      const { stream, stdout, stderr, ended } = await begin(ref, ['/bin/sh', '-c', RECEIVE, 'purser', path]);
+      const { stream, stdout, stderr, ended } = await begin(ref, [
+        '/bin/sh',
+        '-c',
+        RECEIVE,
+        'purser',
+        path,
+        String(content.length),
+      ]);
       stdout.resume();
       const said = collect(stderr, 4096);
       const over = setTimeout(
@@ -289,6 +296,7 @@ export function openContainerBackend(settings: ProviderOneSettings | ProviderThr
       stream.end();
       const code = await ended.finally(() => clearTimeout(over));
       if (code === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
+      if (code === CUT_SHORT) throw new Error('the connection to the engine was lost during an upload');
       if (code !== 0)
         throw new Refusal(
           'invalid_request',

@@ -31,14 +31,19 @@ export const KILL_MARKED = `for round in 1 2 3; do
 done`;
 
 export const IS_DIRECTORY = 21;
+export const CUT_SHORT = 22;
 
-/** Writes standard input to the path `$1`: parents made, replaced whole or not at all. Exits 21 for a directory. */
+/**
+ * Writes standard input to the path `$1`: parents made, replaced whole or not at all. Exits 21 for a directory, 22 where
+ * fewer than `$2` bytes came: a line that breaks looks like the end of the input.
+ */
 export const RECEIVE = `set -e
 if [ -d "$1" ]; then exit ${IS_DIRECTORY}; fi
 case "$1" in */*) mkdir -p "\${1%/*}" ;; esac
 fresh="$1.purser-$$"
 trap 'rm -f "$fresh"' EXIT
 cat > "$fresh"
+if [ -n "$2" ] && [ "$(wc -c < "$fresh")" -ne "$2" ]; then exit ${CUT_SHORT}; fi
 mv -f "$fresh" "$1"`;
 
 const PATH_CHARACTERS_MAX = 4096;

@@ -1,0 +1,59 @@
+import {
+  closeSync,
+  fsyncSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+
+/** What is so much older than a new lease is of no lease that could still live. */
+const KEPT_SECONDS = 90 * 86_400;
+
+/**
+ * Which host was asked to make the machine of a tag: written before the host hears of it. With it a host that is down is
+ * in the way only of its own leases. Where a record is missing every host has to be asked.
+ */
+export type Asked = {
+  write(tag: string, host: string, deadline: number): void;
+  /** The one host that may have made the machine; undefined when that is not known. */
+  read(tag: string): string | undefined;
+};
+
+export function createAsked(root: string): Asked {
+  let isPruned = false;
+  const read = (tag: string): string[] => {
+    try {
+      return readFileSync(join(root, tag), 'utf8').split('\n');
+    } catch {
+      return [];
+    }
+  };
+  function prune(deadline: number): void {
+    isPruned = true;
+    for (const tag of readdirSync(root)) {
+      const written = Number(read(tag)[1]);
+      if (Number.isFinite(written) && written < deadline - KEPT_SECONDS) rmSync(join(root, tag), { force: true });
+    }
+  }
+  return {
+    write(tag, host, deadline) {
+      mkdirSync(root, { recursive: true, mode: 0o700 });
+      if (!isPruned) prune(deadline);
+      const fresh = join(root, `${tag}.new`);
+      writeFileSync(fresh, `${host}\n${deadline}\n`, { mode: 0o600, flush: true });
+      renameSync(fresh, join(root, tag));
+      const directory = openSync(root, 'r');
+      try {
+        fsyncSync(directory); // An older record must not come back after a power cut.
+      } finally {
+        closeSync(directory);
+      }
+    },
+    read: (tag) => read(tag)[0] || undefined,
+  };
+}

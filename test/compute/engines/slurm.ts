@@ -1,0 +1,177 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { chmodSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { cpus, hostname, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { promisify } from 'node:util';
+import { hasComponent, hasProgram } from '../../helper/component.ts';
+import { until } from '../conformance.ts';
+
+const READY_MILLISECONDS = 30_000;
+const STOP_MILLISECONDS = 30_000;
+const MEMORY_MIB = 800;
+const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
+
+/** A real cluster of one node, this machine, with two GPUs that are none: munged, slurmctld and slurmd on loopback. */
+export type Cluster = {
+  conf: string;
+  directory: string;
+  /** Runs one of Slurm's programs as root, and answers what it says. */
+  slurm(program: string, ...args: string[]): Promise<string>;
+  /** The controller alone. */
+  pause(): void;
+  proceed(): void;
+  stopController(): Promise<void>;
+  startController(): Promise<void>;
+  stop(): Promise<void>;
+};
+
+/** Starts one. Undefined, and the test skipped, where Slurm or munge is not installed. The caller stops it. */
+export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
+  const programs = ['munged', 'slurmctld', 'slurmd', 'sbatch', 'squeue', 'scancel', 'scontrol', 'srun', 'script'];
+  if (!hasComponent(t, 'slurm', () => process.getuid?.() === 0 && programs.every(hasProgram))) return undefined;
+  const directory = mkdtempSync(join(tmpdir(), 'purser-slurm-'));
+  chmodSync(directory, 0o755); // Jobs run as somebody else.
+  const conf = await configure(directory);
+  const env = { PATH, LC_ALL: 'C', SLURM_CONF: conf };
+  const running = new Map<string, { child: ChildProcess; ended: Promise<void> }>();
+
+  function start(program: string, ...args: string[]) {
+    const child = spawn(program, args, { env, cwd: directory, stdio: 'ignore' });
+    const ended = new Promise<void>((resolve) => child.once('exit', () => resolve()).once('error', () => resolve()));
+    running.set(program, { child, ended });
+  }
+  async function end(program: string, milliseconds = STOP_MILLISECONDS) {
+    const it = running.get(program);
+    if (!it) return;
+    running.delete(program);
+    it.child.kill('SIGCONT');
+    it.child.kill('SIGTERM');
+    const hard = setTimeout(() => it.child.kill('SIGKILL'), milliseconds);
+    await it.ended;
+    clearTimeout(hard);
+  }
+  const slurm = async (program: string, ...args: string[]) =>
+    (await promisify(execFile)(program, args, { env, timeout: 20_000 })).stdout;
+
+  const cluster: Cluster = {
+    conf,
+    directory,
+    slurm,
+    pause: () => void running.get('slurmctld')?.child.kill('SIGSTOP'),
+    proceed: () => void running.get('slurmctld')?.child.kill('SIGCONT'),
+    stopController: () => end('slurmctld'),
+    async startController() {
+      start('slurmctld', '-D');
+      await until(
+        'the node is there',
+        async () => /idle|mixed|allocated/.test(await slurm('sinfo', '-h', '-o', '%T').catch(() => '')),
+        READY_MILLISECONDS,
+      );
+    },
+    async stop() {
+      // What a job started would outlive the daemons.
+      await slurm('scancel', '--user=nobody').catch(() => {});
+      await until(
+        'the jobs have ended',
+        async () => (await slurm('squeue', '-h').catch(() => '')) === '',
+        STOP_MILLISECONDS,
+      ).catch(() => {});
+      for (const program of ['slurmd', 'slurmctld', 'munged']) await end(program);
+      for (const pid of left(directory)) process.kill(pid, 'SIGKILL');
+      rmSync(directory, { recursive: true, force: true });
+    },
+  };
+  try {
+    const munge = join(directory, 'munge');
+    const files = [
+      `--key-file=${munge}/key`,
+      `--pid-file=${munge}/pid`,
+      `--log-file=${munge}/log`,
+      `--seed-file=${munge}/seed`,
+    ];
+    start('munged', '--foreground', '--force', `--socket=${directory}/run/munge.sock`, ...files);
+    start('slurmd', '-D');
+    await cluster.startController();
+  } catch (error) {
+    await cluster.stop();
+    throw error;
+  }
+  return cluster;
+}
+
+async function configure(directory: string): Promise<string> {
+  for (const [name, mode] of [
+    ['munge', 0o700],
+    ['run', 0o755],
+    ['state', 0o700],
+    ['spool', 0o755],
+  ] as const)
+    mkdirSync(join(directory, name), { mode });
+  writeFileSync(join(directory, 'munge', 'key'), randomBytes(128), { mode: 0o400 });
+  const host = hostname().split('.')[0];
+  const [controller, node] = await freePorts(2);
+  const lines = [
+    'ClusterName=purser',
+    `SlurmctldHost=${host}(127.0.0.1)`,
+    `SlurmctldPort=${controller}`,
+    `SlurmdPort=${node}`,
+    'AuthType=auth/munge',
+    `AuthInfo=socket=${directory}/run/munge.sock`,
+    'SlurmUser=root',
+    'SlurmdUser=root',
+    `StateSaveLocation=${directory}/state`,
+    `SlurmdSpoolDir=${directory}/spool`,
+    `SlurmctldPidFile=${directory}/slurmctld.pid`,
+    `SlurmdPidFile=${directory}/slurmd.pid`,
+    `SlurmctldLogFile=${directory}/slurmctld.log`,
+    `SlurmdLogFile=${directory}/slurmd.log`,
+    'ProctrackType=proctrack/linuxproc', // Control groups may not be ours to make; a job's own script finds what slips away.
+    'TaskPlugin=task/none',
+    'SelectType=select/cons_tres',
+    'SelectTypeParameters=CR_Core_Memory',
+    'GresTypes=gpu',
+    'ReturnToService=2',
+    'MpiDefault=none',
+    'MessageTimeout=5',
+    'OverTimeLimit=0',
+    `NodeName=${host} NodeAddr=127.0.0.1 CPUs=${cpus().length} RealMemory=${MEMORY_MIB} Gres=gpu:h100:2`,
+    `PartitionName=main Nodes=${host} Default=YES`,
+  ];
+  writeFileSync(join(directory, 'slurm.conf'), `${lines.join('\n')}\n`);
+  writeFileSync(join(directory, 'gres.conf'), `NodeName=${host} Name=gpu Type=h100 File=/dev/null,/dev/zero\n`);
+  return join(directory, 'slurm.conf');
+}
+
+async function freePorts(count: number): Promise<number[]> {
+  const servers = await Promise.all(
+    Array.from(
+      { length: count },
+      () =>
+        new Promise<ReturnType<typeof createServer>>((resolve) => {
+          const server = createServer().listen(0, '127.0.0.1', () => resolve(server));
+        }),
+    ),
+  );
+  const ports = servers.map((it) => (it.address() as { port: number }).port);
+  await Promise.all(servers.map((it) => new Promise((resolve) => it.close(resolve))));
+  return ports;
+}
+
+/** Processes that still belong to this cluster, by its directory in their environment. */
+function left(directory: string): number[] {
+  return readdirSync('/proc')
+    .filter((name) => /^\d+$/.test(name) && Number(name) !== process.pid)
+    .filter((pid) => {
+      try {
+        return readFileSync(`/proc/${pid}/environ`, 'latin1')
+          .split('\0')
+          .includes(`SLURM_CONF=${directory}/slurm.conf`);
+      } catch {
+        return false;
+      }
+    })
+    .map(Number);
+}

@@ -1,0 +1,399 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { existsSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import test, { after, type TestContext } from 'node:test';
+import * as v from 'valibot';
+import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { openSlurmBackend } from '../../src/compute/backends/slurm.ts';
+import { parseJobs } from '../../src/compute/backends/slurm-job.ts';
+import { Compute } from '../../src/config-compute.ts';
+import { conform, type Subject, until } from './conformance.ts';
+import { type Cluster, openSlurm } from './engines/slurm.ts';
+
+const NOBODY = 65_534;
+const CONTROLLER_GONE_MILLISECONDS = 60_000;
+
+let cluster: Cluster | undefined;
+/** One cluster for the whole file: it takes some seconds to start. */
+async function openCluster(t: TestContext): Promise<Cluster | undefined> {
+  cluster ??= await openSlurm(t);
+  return cluster;
+}
+after(async () => {
+  await cluster?.stop();
+  for (const name of readdirSync('/tmp').filter((it) => /^purser-test-[0-9a-f]{12}$/.test(it)))
+    if (statSync(join('/tmp', name), { throwIfNoEntry: false })?.uid === NOBODY)
+      rmSync(join('/tmp', name), { recursive: true, force: true });
+});
+
+const chip = (gres?: string) => ({
+  ...(gres === undefined ? {} : { gres }),
+  cpus: 1,
+  memory_gib: 0.25,
+  price_hourly_usd: 2_500_000_000n,
+});
+const CHIPS = {
+  h100: chip('gpu:h100:1'),
+  both: chip('gpu:h100:2'),
+  a100: chip('gpu:a100:1'),
+  huge: { ...chip(), memory_gib: 10_000 },
+};
+
+function open({ conf }: Cluster, change: object = {}) {
+  return openSlurmBackend({
+    backend: 'slurm',
+    job_user: 'nobody',
+    slurm_conf: conf,
+    chips: CHIPS,
+    limits: { max_seconds: 86_400 },
+    provision_seconds: 900,
+    ...change,
+  });
+}
+
+conform('slurm', async (t): Promise<Subject | undefined> => {
+  const own = await openCluster(t);
+  return (
+    own && {
+      backend: open(own),
+      spec: { chip: 'h100', max_seconds: 600 },
+      unknownSpec: { chip: 'no-such-chip', max_seconds: 600 },
+      room: 2,
+      extends: true,
+      deadlineSlackSeconds: 45, // The controller looks at its limits every 30 s.
+      deadlineLeastSeconds: 3,
+    }
+  );
+});
+
+const installation = `inst_${randomBytes(13).toString('hex')}`;
+const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
+const now = () => Math.floor(Date.now() / 1000);
+
+/** A backend, and what a test needs of it. What a test made is gone when it ends. */
+async function subject(t: TestContext, change: object = {}) {
+  const own = await openCluster(t);
+  if (!own) return undefined;
+  const backend = open(own, change);
+  const refs: string[] = [];
+  async function create(name = 'h100', tag = freshTag()): Promise<Created> {
+    const created = await backend.create({
+      tag,
+      quote: await backend.quote({ chip: name, max_seconds: 600 }),
+      deadline: now() + 1500,
+    });
+    if (created.kind === 'created') refs.push(created.ref);
+    return created;
+  }
+  async function submit(name = 'h100', tag = freshTag()): Promise<string> {
+    const created = await create(name, tag);
+    assert.equal(created.kind, 'created', JSON.stringify(created));
+    return (created as { ref: string }).ref;
+  }
+  const running = (ref: string) =>
+    until('it runs', async () => {
+      const machine = await backend.inspect(ref);
+      assert.ok(machine && machine.state !== 'ended', 'what was just made has not ended');
+      return machine.state === 'running' && machine;
+    });
+  async function gone(ref: string) {
+    await until(`${ref} is gone`, async () => {
+      await backend.destroy(ref);
+      return (await backend.inspect(ref)) === undefined;
+    });
+  }
+  const sh = async (ref: string, command: string) => {
+    const said = await backend.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 100_000 });
+    return said.stdout.toString() + said.stderr.toString();
+  };
+  t.after(() => Promise.all(refs.map(gone)));
+  return { backend, cluster: own, create, submit, running, gone, sh };
+}
+const jobOf = (ref: string) => ref.split(':')[0] as string;
+
+test('a job that waits for its turn is provisioning, and starts when there is room', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const first = await it.submit('both');
+  await it.running(first);
+  const tag = freshTag();
+  const second = await it.submit('both', tag);
+  assert.deepEqual(await it.backend.inspect(second), { ref: second, state: 'provisioning' });
+  assert.deepEqual(await it.backend.find(tag), [{ ref: second, state: 'provisioning' }]);
+  assert.equal((await it.backend.extend(second, now() + 60)).kind, 'refused');
+  await assert.rejects(it.sh(second, 'true'), /does not run/);
+  const third = await it.submit('both');
+  await it.gone(third); // From the queue.
+  await it.gone(first);
+  const { deadline = 0 } = await it.running(second);
+  assert.ok(deadline >= now() + 590 && deadline <= now() + 660, 'Slurm’s own limit is the lease’s, and not shorter');
+});
+
+test('what Slurm cannot give is refused, and nothing is left in the queue', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const elsewhere = await subject(t, { partition: 'no-such-partition' });
+  const stranger = await subject(t, { job_user: 'no-such-user' });
+  const root = await subject(t, { job_user: 'root' });
+  for (const [who, name, words] of [
+    [it, 'a100', /Requested node configuration is not available|Invalid generic resource/],
+    [it, 'huge', /Requested node configuration is not available/],
+    [elsewhere, 'h100', /Invalid partition name/],
+    [stranger, 'h100', /no-such-user cannot be found/],
+    [root, 'h100', /is root/],
+  ] as const) {
+    const tag = freshTag();
+    const created = (await who?.create(name, tag)) as { kind: string; code: string; reason: string };
+    assert.deepEqual([created.kind, created.code], ['refused', 'provider_unavailable'], created.reason);
+    assert.match(created.reason, words);
+    assert.deepEqual(await it.backend.find(tag), []);
+  }
+});
+
+test('a job runs as its user, in a private directory, with nothing of Purser’s environment', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  process.env.PURSER_TEST_SECRET = 'do-not-hand-on';
+  t.after(() => delete process.env.PURSER_TEST_SECRET);
+  const ref = await it.submit();
+  await it.running(ref);
+  const directory = `/tmp/purser-lease-${jobOf(ref)}`;
+  assert.equal(
+    await it.sh(ref, 'id -u; id -G; pwd; echo "$HOME $TMPDIR"; stat -c "%a %U" .'),
+    `${NOBODY}\n${NOBODY}\n${directory}\n${directory} ${directory}\n700 nobody\n`,
+  );
+  const session = await it.backend.session(ref, { command: 'read line', terminal: undefined });
+  const environments = environmentsOf(`SLURM_JOB_ID=${jobOf(ref)}`);
+  assert.ok(environments.length >= 2, 'the job’s script and the session');
+  for (const environment of environments) assert.doesNotMatch(environment, /do-not-hand-on|PURSER_TEST/);
+  session.stdin.end();
+  assert.deepEqual(await session.ended, { code: 1 });
+  await assert.rejects(it.backend.upload(ref, '/root/.ssh/authorized_keys', Buffer.from('x')), {
+    code: 'invalid_request',
+  });
+  await it.backend.upload(ref, `${directory}/a/b`, Buffer.from('mine'));
+  assert.equal(await it.sh(ref, 'cat a/b'), 'mine');
+});
+
+test('what a command left in the background does not hold it up, and dies with the job, the directory too', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const marker = `5${randomBytes(3).readUIntBE(0, 3)}`;
+  const started = performance.now();
+  assert.equal(
+    await it.sh(ref, `setsid sleep ${marker} >/dev/null 2>&1 & sleep ${marker} & echo begun; touch here`),
+    'begun\n',
+  );
+  assert.ok(performance.now() - started < 15_000);
+  await it.gone(ref);
+  assert.equal(existsSync(`/tmp/purser-lease-${jobOf(ref)}`), false);
+  assert.deepEqual(processesOf(`sleep\0${marker}\0`), []);
+});
+
+test('several commands run at once in one job', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const said = await Promise.all([1, 2, 3, 4].map((n) => it.sh(ref, `sleep 0.3; echo ${n}`)));
+  assert.deepEqual(said, ['1\n', '2\n', '3\n', '4\n']);
+});
+
+test('a session with a terminal has its size, is resized, and can be killed', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const session = await it.backend.session(ref, {
+    command: undefined,
+    terminal: { term: 'xterm', columns: 90, rows: 20 },
+  });
+  let said = '';
+  session.stdout.on('data', (chunk) => {
+    said += chunk;
+  });
+  session.stdin.write('echo "$TERM $(stty size)"\n');
+  await until('it told its size', async () => said.includes('xterm 20 90'));
+  session.resize(100, 30);
+  session.resize(120, 40);
+  await until('it told its new size', async () => {
+    session.stdin.write('stty size\n');
+    return said.includes('\n40 120');
+  });
+  session.stdin.write('exit 6\n');
+  assert.deepEqual(await session.ended, { code: 6 });
+
+  const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
+  const killed = await it.backend.session(ref, {
+    command: `trap '' HUP TERM; setsid sleep ${marker}; sleep ${marker}`,
+    terminal: undefined,
+  });
+  await until('it runs', async () => processesOf(`sleep\0${marker}\0`).length > 0);
+  killed.kill();
+  assert.deepEqual(await killed.ended, { signal: 'KILL' });
+  await until('it is dead', async () => processesOf(`sleep\0${marker}\0`).length === 0);
+  await it.gone(ref);
+  await assert.rejects(it.backend.session(ref, { command: 'true', terminal: undefined }), /does not run/);
+});
+
+test('a number alone is not trusted: another’s job, or one that lost its name, is neither ended nor taken for gone', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const [, tag] = ref.split(':') as [string, string];
+  await it.cluster.slurm('scontrol', 'update', `JobId=${jobOf(ref)}`, 'JobName=something else');
+  await assert.rejects(it.backend.inspect(ref), /is not purser-/);
+  await assert.rejects(it.backend.destroy(ref), /is not purser-/);
+  await it.cluster.slurm('scontrol', 'update', `JobId=${jobOf(ref)}`, `JobName=${tag}`);
+  assert.equal((await it.backend.inspect(ref))?.state, 'running');
+
+  // Somebody else may use our tag as he likes, and our own user may choose a name to confuse a reader.
+  const stay = ['--parsable', '--output=/dev/null', '--chdir=/', '--mem=10M', '--wrap', 'sleep 60'];
+  const foreign = (await it.cluster.slurm('sbatch', `--job-name=${tag}`, ...stay)).trim();
+  const odd = (
+    await it.cluster.slurm(
+      'sbatch',
+      `--uid=${NOBODY}`,
+      `--gid=${NOBODY}`,
+      `--job-name=x\n99|RUNNING|0|0|0|${tag}`,
+      ...stay,
+    )
+  ).trim();
+  assert.deepEqual(
+    (await it.backend.listOwned(tagPrefix(installation))).map((owned) => owned.ref),
+    [ref],
+  );
+  await assert.rejects(it.backend.destroy(`${foreign}:${tag}`), /is not purser-/);
+  assert.match(await it.cluster.slurm('squeue', '-h', '-o', '%A', `--jobs=${foreign}`), new RegExp(foreign));
+  await it.cluster.slurm('scancel', foreign, odd);
+  await until(
+    'they have ended',
+    async () =>
+      !(await it.cluster.slurm('squeue', '-h', '-o', '%A')).split('\n').some((id) => id === foreign || id === odd),
+  );
+});
+
+test('without the controller nothing is taken for gone: questions throw, a submission is refused', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const tag = freshTag();
+  const ref = await it.submit('h100', tag);
+  const before = await it.running(ref);
+  await it.cluster.stopController();
+  try {
+    const said = await Promise.allSettled([
+      it.create(),
+      it.backend.find(tag),
+      it.backend.inspect(ref),
+      it.backend.listOwned(tagPrefix(installation)),
+      it.backend.destroy(ref),
+      it.backend.extend(ref, now() + 900),
+      it.sh(ref, 'true'),
+    ]);
+    const [created, ...others] = said;
+    assert.deepEqual(created.status === 'fulfilled' && { ...created.value, reason: '' }, {
+      kind: 'refused',
+      code: 'provider_unavailable',
+      reason: '',
+    });
+    for (const other of others) assert.equal(other.status, 'rejected');
+  } finally {
+    await it.cluster.startController();
+  }
+  assert.deepEqual(await it.running(ref), before, 'the controller still knows the job and its end');
+});
+
+test('a submission that the controller does not answer is unknown, and is found later', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const tag = freshTag();
+  it.cluster.pause();
+  let created: Created;
+  try {
+    created = await it.create('h100', tag);
+  } finally {
+    it.cluster.proceed();
+  }
+  assert.equal(created.kind, 'unknown', JSON.stringify(created));
+  const found = await until<Machine>(
+    'the job is found',
+    async () => (await it.backend.find(tag))[0],
+    CONTROLLER_GONE_MILLISECONDS,
+  );
+  await it.running(found.ref);
+  await it.gone(found.ref);
+  assert.deepEqual(await it.backend.find(tag), []);
+});
+
+test('what squeue says is read to the letter or not at all', () => {
+  const record = (text: string) => parseJobs(`MARK${text}\n`, 'MARK');
+  assert.deepEqual(parseJobs('', 'MARK'), []);
+  assert.deepEqual(record('|12|RUNNING|7|1000|2000|a|b\nc'), [
+    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000 },
+  ]);
+  assert.deepEqual(record('|12|PENDING|7|1000|N/A|'), [
+    { id: '12', uid: 7, name: '', state: 'provisioning', submittedAt: 1000, endsAt: undefined },
+  ]);
+  for (const text of [
+    '',
+    '|12|RUNNING|7|1000|2000',
+    '|12_3|RUNNING|7|1000|2000|x',
+    '|12|DANCING|7|1000|2000|x',
+    '|12|RUNNING|nobody|1000|2000|x',
+    '|12|RUNNING|7|2026-11-21T10:00:00|2000|x',
+    '|12|RUNNING|7|1000|N/A|x', // One that runs has an end.
+    '|12|RUNNING|7|1000|soon|x',
+  ])
+    assert.throws(() => record(text), text);
+  assert.throws(() => parseJobs('slurm_load_jobs error\n', 'MARK'));
+  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|cut off', 'MARK'));
+});
+
+test('the configuration refuses a job_user that is root or ourselves, and what Slurm could misread', () => {
+  const slot = (change: object) => ({
+    provider_two: {
+      backend: 'slurm',
+      job_user: 'nobody',
+      chips: { h100: { gres: 'gpu:h100:1', cpus: 8, memory_gib: 64, price_hourly_usd: '2.50' } },
+      ...change,
+    },
+  });
+  const faults = (change: object) =>
+    v.safeParse(Compute, slot(change)).issues?.map((issue) => v.getDotPath(issue)) ?? [];
+  assert.deepEqual(faults({}), []);
+  const parsed = v.parse(Compute, slot({})).provider_two;
+  assert.deepEqual(parsed?.backend === 'slurm' && [parsed.limits.max_seconds, parsed.provision_seconds], [86_400, 900]);
+  assert.deepEqual(faults({ job_user: 'root' }), ['provider_two.job_user']);
+  assert.deepEqual(faults({ job_user: '--uid=0' }), ['provider_two.job_user']);
+  assert.deepEqual(faults({ chips: {} }), ['provider_two.chips']);
+  assert.deepEqual(faults({ chips: { x: { gres: 'gpu --wrap=x', cpus: 1, memory_gib: 1, price_hourly_usd: '1' } } }), [
+    'provider_two.chips.x.gres',
+  ]);
+  assert.deepEqual(faults({ partition: '-p main', user: 'x' }).sort(), ['provider_two.partition', 'provider_two.user']);
+});
+
+/** Environments of processes of this machine, which is the cluster's node, that have this variable. */
+function environmentsOf(variable: string): string[] {
+  return filesOf('environ').flatMap(([, text]) => (text.split('\0').includes(variable) ? [text] : []));
+}
+
+/** Processes whose command line is exactly this. */
+function processesOf(commandLine: string): string[] {
+  return filesOf('cmdline').flatMap(([pid, text]) => (text === commandLine ? [pid] : []));
+}
+
+function filesOf(name: 'environ' | 'cmdline'): [pid: string, text: string][] {
+  return readdirSync('/proc')
+    .filter((it) => /^\d+$/.test(it))
+    .flatMap((pid) => {
+      try {
+        return [[pid, readFileSync(`/proc/${pid}/${name}`, 'latin1')] as [string, string]];
+      } catch {
+        return []; // It has ended.
+      }
+    });
+}
