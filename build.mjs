@@ -54,6 +54,21 @@ function strippedRuntime(to) {
   }
 }
 
+/**
+ * Packages that other packages ask for and we never reach: native speed-ups of ssh2, BuildKit's gRPC of dockerode. Left
+ * out rather than external, so that the executable never loads code from beside itself.
+ */
+const NEVER_REACHED = /^(cpu-features|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs)$|sshcrypto\.node$/;
+const absent = {
+  name: 'absent',
+  setup(build) {
+    build.onResolve({ filter: NEVER_REACHED }, ({ path }) => ({ path, namespace: 'absent' }));
+    build.onLoad({ filter: /./, namespace: 'absent' }, ({ path }) => ({
+      contents: /grpc|proto/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')",
+    }));
+  },
+};
+
 async function make() {
   mkdirSync(DIST, { recursive: true });
   const at = (name) => join(DIST, name);
@@ -67,6 +82,7 @@ async function make() {
     sourcemap: 'linked',
     define: { 'import.meta.url': '__url' },
     banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
+    plugins: [absent],
     logLevel: 'warning',
   });
   const names = readdirSync('migrations')

@@ -9,6 +9,8 @@ import { Refusal } from '../src/refusal.ts';
 const STARTING_MILLISECONDS = 10_000;
 const TRY_MILLISECONDS = 100;
 
+const COMMIT_FAILED = 'A commit failed: what was asked may or may not have happened. Look before you repeat it.';
+
 /**
  * Asks one thing of the house: over the socket while `serve` runs, so that the same queue writes; otherwise by taking the
  * lock, opening the house, running the one command and closing it again. One writer, always (design, section 4).
@@ -30,6 +32,9 @@ export async function ask<N extends CommandName>(
       import('../src/app.ts'),
       import('../src/operator/commands.ts'),
     ]);
+    const failed = Promise.withResolvers<never>();
+    failed.promise.catch(() => {});
+    const fatal = (cause: unknown) => failed.reject(new Refusal('read_only', COMMIT_FAILED, { cause }));
     try {
       await using app = await openApp(house.config, house.secrets, {
         log: house.log,
@@ -37,18 +42,10 @@ export async function ask<N extends CommandName>(
         create: false,
         fatal,
       });
-      return (await runCommand(app, name, input)) as CommandOutput<N>;
+      return (await Promise.race([runCommand(app, name, input), failed.promise])) as CommandOutput<N>;
     } catch (error) {
       if (!(error instanceof LockedError) || performance.now() > deadline) throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }
-}
-
-function fatal(error: unknown): never {
-  throw new Refusal(
-    'read_only',
-    'A commit failed: what was asked may or may not have happened. Look before you repeat it.',
-    { cause: error },
-  );
 }

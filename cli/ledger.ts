@@ -46,10 +46,16 @@ export function ledgerCommands(program: Command): void {
     .action(async (options: { format: string }, command: Command) => {
       const { format } = options;
       if (format !== 'jsonl' && format !== 'csv') return command.error('error: --format is jsonl or csv');
-      const { database } = await openSnapshot(command);
+      const { database, globals } = await openSnapshot(command);
       const { exportEntries } = await import('../src/ledger/export.ts');
       try {
-        for (const line of exportEntries(database.read, format)) if (!(await printLine(line))) return;
+        if (globals.json) await printLine('{"entries":[');
+        let between = '';
+        for (const line of exportEntries(database.read, globals.json ? 'jsonl' : format)) {
+          if (!(await printLine(between + line))) return;
+          if (globals.json) between = ',';
+        }
+        if (globals.json) await printLine(']}');
       } finally {
         database.client.close();
       }

@@ -71,14 +71,20 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   // Before the database: without it no token of this installation could be made again, so nothing may exist first.
   const masterKey = readMasterKey(secrets.masterKey, { create: isNew && options.create });
   const events = createEvents(log);
-  const headKeeper = createHeadKeeper(at.head, () => ledger, events);
+  const headKeeper = createHeadKeeper(
+    at.head,
+    () => ledger,
+    events,
+    () => health,
+  );
+  let health: Health = { fault: 'the database has not been examined yet' };
   const ledger = opening.adopt(
     openLedger(at.database, { migrate: options.create, committed: headKeeper.committed, fatal: options.fatal }),
     (it) => it.close(),
   );
 
   const clock = createClock(options.time ?? systemTime, lastJournalAt(ledger.read), log);
-  const health = await examine(ledger, at.head, clock, masterKey.id, options);
+  health = await examine(ledger, at.head, clock, masterKey.id, options);
   opening.adopt(headKeeper, async (it) => {
     // A head that the database is behind is evidence: it is not overwritten.
     if (!health.fault) await it.stop();
@@ -86,9 +92,12 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   if (!health.fault) await headKeeper.flush();
 
   const upstreams = await openUpstreams(config, secrets);
-  const slots = opening.adopt(await openSlots(config, secrets, { leases: at.leases, now: () => clock.now() }), async (it) => {
-    for (const { backend } of it.list) await backend.close();
-  });
+  const slots = opening.adopt(
+    await openSlots(config, secrets, { leases: at.leases, now: () => clock.now() }),
+    async (it) => {
+      for (const { backend } of it.list) await backend.close();
+    },
+  );
   const running = createRunning();
   opening.defer(async () => {
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.

@@ -97,8 +97,11 @@ const Model = v.pipe(
 
 const Upstream = v.strictObject({
   name: v.pipe(v.string(), v.minLength(1)),
-  base_url: url,
-  api_key: v.optional(v.string()),
+  base_url: v.pipe(
+    url,
+    v.check((text) => !/[?#]/.test(text), 'must not have a query or a fragment'),
+  ),
+  api_key: v.optional(v.pipe(v.string(), v.trim(), v.regex(/^[\x20-\x7e]*$/, 'must be printable ASCII'))),
   timeout_seconds: v.optional(wholeSeconds(1, 3600), 300),
 });
 

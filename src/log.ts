@@ -11,9 +11,14 @@ const BEARER = /(bearer\s+)[^\s"',\\]+/gi;
 /** A signed token of an identity provider. */
 const JWT = /\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*/g;
 
-/** The text with every token of ours, every bearer credential and every signed token struck out. */
+/** The text with every token of ours and every signed token struck out. */
+export function redactTokens(text: string): string {
+  return text.replace(TOKEN, '$1[redacted]').replace(JWT, '[redacted]');
+}
+
+/** The same, and with whatever stands behind the word bearer. */
 export function redact(text: string): string {
-  return text.replace(TOKEN, '$1[redacted]').replace(BEARER, '$1[redacted]').replace(JWT, '[redacted]');
+  return redactTokens(text).replace(BEARER, '$1[redacted]');
 }
 
 /**

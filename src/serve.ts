@@ -6,6 +6,7 @@ import { files } from './data-directory.ts';
 import { createDoor } from './http/app.ts';
 import { unrouted } from './http/door.ts';
 import { listenSocket } from './operator/socket.ts';
+import { REFUSALS } from './refusal.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
@@ -32,7 +33,10 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
 
   if (app.slots.list.length) {
-    const [{ openGateway }, { hostKey }] = await Promise.all([import('./ssh/gateway.ts'), import('./ssh/access.ts')]);
+    const [{ openGateway }, { hostKey }] = await Promise.all([
+      import('./ssh/gateway.ts'),
+      import('./access/ssh-keys.ts'),
+    ]);
     const key = hostKey(files(config.dataDirectory).sshHostKey);
     const gateway = await openGateway(app, config.ssh.listen, key.privateKey);
     opening.defer(() => gateway.close());
@@ -83,7 +87,9 @@ function openDoor(app: App): Server {
     }),
   );
   door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
-    if (!socket.writable || error.code === 'ECONNRESET') return socket.destroy();
+    // An answer that is still to come on this connection must not be taken for this refusal.
+    const isAnswering = (socket as { _httpMessage?: unknown })._httpMessage != null;
+    if (!socket.writable || isAnswering || error.code === 'ECONNRESET') return socket.destroy();
     const { status, headers, body } = unrouted(app);
     const fields = { ...headers, 'content-length': Buffer.byteLength(body) };
     const lines = Object.entries(fields).map(([name, value]) => `${name}: ${value}\r\n`);
@@ -127,7 +133,12 @@ async function closeServer(server: Server, app: App): Promise<void> {
 function openMetrics(app: App): Server {
   return createServer(async (request, response) => {
     if (request.url !== '/metrics') return response.writeHead(404).end();
-    response.writeHead(200, { 'content-type': app.events.registry.contentType });
-    response.end(await app.events.registry.metrics());
+    try {
+      const text = await app.events.registry.metrics();
+      response.writeHead(200, { 'content-type': app.events.registry.contentType }).end(text);
+    } catch (error) {
+      app.events.failed('metrics', error);
+      response.writeHead(REFUSALS.internal_error.status).end();
+    }
   });
 }

@@ -57,6 +57,8 @@ test('without a file and without environment everything has its default', (t) =>
     closeWaitSeconds: 10,
     drainSeconds: 10,
     router: { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } },
+    ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
+    compute: {},
     limits: { wallet_requests_per_minute: 600, account_requests_per_minute: 600, failed_auth_per_minute: 60 },
   });
   assert.deepEqual(secrets.masterKey, { from: 'data directory', text: undefined, path: join(directory, 'master.key') });
@@ -200,7 +202,8 @@ for (const [yaml, said] of [
   ['router: { uncertain: { after_seconds: 2592001 } }\n', /after_seconds: /],
   ['- listen\n', /0: unknown setting/],
   ['just words\n', /the file: /],
-  ['compute: { provider_one: { backend: container } }\n', /compute: this version of Purser has no compute leases yet/],
+  ['transfer: { endpoint: https://s3.lan }\n', /transfer: this version of Purser has no transfer storage yet/],
+  ['compute: { provider_four: {} }\n', /compute\.provider_four: unknown setting/],
   ['billing: { stripe: {} }\n', /billing: this version of Purser has no checkout yet/],
 ] as const)
   test(`${JSON.stringify(yaml)} is one fault`, (t) => {

@@ -34,7 +34,7 @@ async function openBackend(
   }
   if (settings.backend === 'ssh') {
     const { openSshBackend } = await import('./backends/ssh.ts');
-    return openSshBackend(settings, leases);
+    return openSshBackend(settings, { leases, now });
   }
   if (settings.backend === 'slurm') {
     const { openSlurmBackend } = await import('./backends/slurm.ts');

@@ -23,7 +23,12 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
       client.exec('begin exclusive');
       const holder = `${file}.holder`;
       writeFileSync(holder, `${who} (process ${process.pid})\n`, { mode: 0o600 });
-      return { release: () => client.close() };
+      return {
+        release() {
+          writeFileSync(holder, '');
+          client.close();
+        },
+      };
     } catch (error) {
       client.close();
       if (!String((error as { code?: string }).code).startsWith('SQLITE_BUSY')) throw error;

@@ -32,6 +32,8 @@ export type Writer = {
   write<T>(change: (tx: Tx) => NotPromise<T>): Promise<T>;
   /** Resolves when everything that was waiting is on disk. Nothing may be written afterwards. */
   close(): Promise<void>;
+  /** Why the last batch could not be written, until one can be again. */
+  failure(): string | undefined;
   /** Commits so far: each is one fsync of the write-ahead log. */
   commitCount(): number;
 };
@@ -52,6 +54,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   let scheduled = false;
   let closed = false;
   let commits = 0;
+  let failure: string | undefined;
   const idle: (() => void)[] = [];
 
   // better-sqlite3's transaction() nests as a savepoint, keeps its statements, and refuses a promise at run time too.
@@ -91,12 +94,14 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
       const failed = queue;
       queue = [];
       const refusal = notNow(error);
+      failure = refusal.message;
       for (const job of failed) job.reject(refusal);
       wakeIdle();
       return;
     }
     queue = queue.slice(done);
     commits++;
+    failure = undefined;
     events.committed?.();
     if (queue.length) schedule();
     for (const tell of settle) tell();
@@ -125,6 +130,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
       if (queue.length && !closed) await new Promise<void>((resolve) => idle.push(resolve));
       closed = true;
     },
+    failure: () => failure,
     commitCount: () => commits,
   };
 }

@@ -59,7 +59,7 @@ export function createDoor(app: DoorApp): Hono<Env> {
     },
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
     '/readyz': (c) => {
-      const fault = app.health.fault ?? app.clock.holdsBlocked();
+      const fault = app.health.fault ?? app.ledger.failure() ?? app.clock.holdsBlocked();
       return fault ? json(c, 503, JSON.stringify({ ready: false, reason: fault })) : json(c, 200, '{"ready":true}');
     },
   };

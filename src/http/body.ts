@@ -21,7 +21,9 @@ export function createReading(): Reading {
     take(caller, bytes) {
       const own = (byCaller.get(caller) ?? 0) + bytes;
       if (own > READING_BYTES_MAX.caller || all + bytes > READING_BYTES_MAX.all)
-        throw new Refusal('rate_limited', 'Too many large bodies at once. Retry when some have been answered.', { retryAfterSeconds: 2 });
+        throw new Refusal('rate_limited', 'Too many large bodies at once. Retry when some have been answered.', {
+          retryAfterSeconds: 2,
+        });
       byCaller.set(caller, own);
       all += bytes;
     },
@@ -38,7 +40,12 @@ export function createReading(): Reading {
  * The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced,
  * and with `rate_limited` when too much is being read already.
  */
-export async function readBody(request: IncomingMessage, most: number, reading: Reading, caller: string): Promise<Buffer> {
+export async function readBody(
+  request: IncomingMessage,
+  most: number,
+  reading: Reading,
+  caller: string,
+): Promise<Buffer> {
   if (Number(request.headers['content-length'] ?? 0) > most) throw tooLarge(most);
   const chunks: Buffer[] = [];
   let length = 0;
@@ -99,8 +106,10 @@ function partsLeft(value: unknown, levels: number, left: number): number {
   if (typeof value !== 'object' || value === null) return left - 1;
   if (levels === 0) throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
   let rest = left - 1;
-  if (Array.isArray(value)) for (let i = 0; i < value.length && rest >= 0; i++) rest = partsLeft(value[i], levels - 1, rest);
-  else for (const key in value) if (rest >= 0) rest = partsLeft((value as Record<string, unknown>)[key], levels - 1, rest);
+  if (Array.isArray(value))
+    for (let i = 0; i < value.length && rest >= 0; i++) rest = partsLeft(value[i], levels - 1, rest);
+  else
+    for (const key in value) if (rest >= 0) rest = partsLeft((value as Record<string, unknown>)[key], levels - 1, rest);
   return rest;
 }
 

@@ -3,10 +3,17 @@ import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
 import type { createAddressReader } from '../access/address.ts';
 import type { Limit } from '../access/limits.ts';
-import { type AccountPrincipal, admit, authenticate, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
+import {
+  type AccountPrincipal,
+  admit,
+  authenticate,
+  type Principal,
+  type PrincipalFor,
+  type Scope,
+} from '../access/principal.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
-import { redact } from '../log.ts';
+import { redactTokens } from '../log.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
 import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
@@ -77,9 +84,10 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
     const { incoming } = c.env;
     const requestId = requestIdOf(c);
+    // Before authentication: in books that lost entries a good token may be unknown, and that would be a lie about it.
+    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
     const principal = enter(app, c);
     const caller = admit(principal, it.scope);
-    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
 
     let raw: unknown;
     if (it.body) {
@@ -167,7 +175,7 @@ export function onError(app: Pick<DoorApp, 'events' | 'health'>): ErrorHandler<E
     if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
     const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
     const { code, retryAfterSeconds } = refusal;
-    const message = redact(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
+    const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
     app.events.refused(code, requestId, message, c.req.path);
     const headers = headersOf(app, requestId);
     if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);

@@ -4,7 +4,7 @@ import { openDatabase } from '../db/open.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
 
 /** The open books: read freely, write through the one queue. */
-export type Ledger = Pick<Writer, 'write' | 'commitCount'> & {
+export type Ledger = Pick<Writer, 'write' | 'commitCount' | 'failure'> & {
   read: Reader;
   /** The connection itself, for `verify` and for statistics. */
   client: Client;
@@ -29,6 +29,7 @@ export function openLedger(file: string, options: LedgerOptions): Ledger {
     client,
     write: writer.write,
     commitCount: writer.commitCount,
+    failure: writer.failure,
     async close() {
       await writer.close();
       client.close();

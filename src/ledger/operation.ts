@@ -236,8 +236,8 @@ export type HoldOrder = {
 };
 
 /**
- * Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money, then what
- * stops all new holds: the operator's freeze, or `blocked`, a sentence about the clock.
+ * Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money. What stops
+ * all new holds, the operator's freeze or `blocked` (a sentence about the clock), is a state of the installation.
  */
 export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: string): Operation {
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
@@ -247,6 +247,11 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   assert(!holder, 'the road looks for the key, and drives one attempt per key at a time');
   refuseInactive(wallet, now);
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
+  if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   order.limits?.(tx, wallet);
   const left = available(wallet);
   if (left < order.hold) {
@@ -255,11 +260,6 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
     if (left + wallet.held < order.hold) throw new Refusal('insufficient_funds', message);
     throw new Refusal('funds_held', message, { retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS });
   }
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
-  if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 
   // After this point the hold must stand.
   const { advice: _, limits: __, resourceId = null, targetAt = null, ...row } = order;

@@ -182,6 +182,11 @@ export function openWallet(
   }
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
+  if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   if (account.owedCents > 0)
     throw new Refusal(
       'insufficient_funds',
@@ -192,11 +197,6 @@ export function openWallet(
       'insufficient_funds',
       `The budget needs ${order.budgetCents} cents; the account has ${account.availableCents} available and ${account.reservedCents} reserved in open wallets.`,
     );
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
-  if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 
   // After this point the wallet must stand.
   const { budgetCents, expiresInSeconds, ...row } = order;

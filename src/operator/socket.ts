@@ -8,6 +8,8 @@ import { runCommand } from './commands.ts';
 
 /** A command takes little; a longer body is no command. */
 const BODY_BYTES_MAX = 64 * 1024;
+/** So long a command that runs may still take when the server stops. */
+const CLOSE_MILLISECONDS = 2000;
 /** Listens for the CLI on a unix socket of mode 0600: whoever may write the data directory may ask. */
 export async function listenSocket(app: OperatorApp, path: string): Promise<{ close(): Promise<void> }> {
   rmSync(path, { force: true }); // We hold the lock: whatever is there was left by a process that is gone.
@@ -29,8 +31,12 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
   await chmod(path, 0o600);
   return {
     async close() {
+      const closed = new Promise((resolve) => server.close(resolve));
       server.closeIdleConnections();
-      await new Promise((resolve) => server.close(resolve));
+      // A connection that never asks anything is not waited for.
+      const timer = setTimeout(() => server.closeAllConnections(), CLOSE_MILLISECONDS);
+      await closed;
+      clearTimeout(timer);
       at.free();
       rmSync(path, { force: true });
     },

@@ -8,9 +8,9 @@ import {
   uncertainOperations,
 } from '../ledger/operation.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
-import { recover } from '../spend/recover.ts';
 import { windUp } from '../spend/close.ts';
 import { stepLease } from '../spend/lease-steps.ts';
+import { recover } from '../spend/recover.ts';
 import { sweep } from '../spend/sweep.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
@@ -49,7 +49,7 @@ export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<v
 /** Destroys what carries this installation's tag and no live row knows. */
 export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
-  if (app.clock.expiryBlocked() || now < app.sweepAt) return;
+  if (!app.slots.list.length || now < app.sweepAt || app.clock.expiryBlocked()) return;
   app.sweepAt = now + SWEEP_SECONDS;
   for (const { slot, backend } of app.slots.list) {
     try {

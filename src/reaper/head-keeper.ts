@@ -1,4 +1,5 @@
 import type { Events } from '../events.ts';
+import type { Health } from '../health.ts';
 import { headOf, writeHeadFile } from '../ledger/head.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 
@@ -16,6 +17,7 @@ export function createHeadKeeper(
   file: string,
   ledger: () => Pick<Ledger, 'read'>,
   events: Pick<Events, 'failed'>,
+  health: () => Health,
 ): HeadKeeper {
   let timer: NodeJS.Timeout | undefined;
   let stopped = false;
@@ -23,6 +25,7 @@ export function createHeadKeeper(
   let writing = Promise.resolve();
 
   async function write() {
+    if (health().fault) return; // A head that the database may be behind is evidence.
     const head = headOf(ledger().read);
     const state = `${head.seq} ${head.epoch}`;
     if (state === written) return;
@@ -33,7 +36,7 @@ export function createHeadKeeper(
     writing = writing.then(write);
     return writing;
   }
-  return {
+  const keeper: HeadKeeper = {
     committed() {
       if (stopped || timer) return;
       timer = setTimeout(() => {
@@ -41,6 +44,7 @@ export function createHeadKeeper(
         flush().catch((error) => {
           writing = Promise.resolve();
           events.failed('head', error);
+          keeper.committed(); // Again in a second.
         });
       }, HEAD_MILLISECONDS);
       timer.unref();
@@ -53,4 +57,5 @@ export function createHeadKeeper(
       await flush();
     },
   };
+  return keeper;
 }

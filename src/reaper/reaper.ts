@@ -1,16 +1,19 @@
 import { touchKeys } from '../access/keys.ts';
+import type { Health } from '../health.ts';
 import type { CloseApp } from '../spend/close.ts';
 import {
   expireWallets,
   lookAfterLeases,
   nextDue,
   pruneReplays,
+  recoverLeft,
   resolveUncertain,
   sweepOrphans,
   windUpWallets,
 } from './chores.ts';
 
 export type ReaperApp = CloseApp & {
+  health: Health;
   keysUsed: Map<string, number>;
   /** When orphans are looked for next, Unix seconds. */
   sweepAt: number;
@@ -42,6 +45,17 @@ export type Reaper = {
   wakeAt(at: number): void;
 };
 
+const nothing = (): Reaped => ({
+  expired: 0,
+  leases: 0,
+  closed: 0,
+  pending: 0,
+  resolved: 0,
+  orphans: 0,
+  pruned: 0,
+  failed: 0,
+});
+
 /** `runOnce` with a clock around it: it sleeps until the earliest deadline, or until somebody wakes it (design, section 9). */
 export function createReaper(app: ReaperApp): Reaper {
   let timer: NodeJS.Timeout | undefined;
@@ -51,17 +65,17 @@ export function createReaper(app: ReaperApp): Reaper {
   let wanted: number | undefined;
 
   async function runOnce(): Promise<Reaped> {
-    const reaped: Reaped = {
-      expired: 0,
-      leases: 0,
-      closed: 0,
-      pending: 0,
-      resolved: 0,
-      orphans: 0,
-      pruned: 0,
-      failed: 0,
-    };
-    for (const chore of [expireWallets, lookAfterLeases, recoverLeft, windUpWallets, resolveUncertain, sweepOrphans, pruneReplays]) {
+    if (app.health.fault) return nothing();
+    const reaped = nothing();
+    for (const chore of [
+      expireWallets,
+      lookAfterLeases,
+      recoverLeft,
+      windUpWallets,
+      resolveUncertain,
+      sweepOrphans,
+      pruneReplays,
+    ]) {
       try {
         await chore(app, reaped);
       } catch (error) {

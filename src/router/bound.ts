@@ -125,6 +125,7 @@ function refuseContent(messages: readonly Record<string, unknown>[]): void {
     if (content === undefined || content === null || typeof content === 'string') return;
     if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
     content.forEach((part, k) => {
+      if (typeof part !== 'object' || part === null) throw unsupported(`messages.${i}.content.${k}`);
       refuseMembers(part, PART, `messages.${i}.content.${k}`);
       if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(`messages.${i}.content.${k}`);
     });
@@ -136,6 +137,7 @@ function refuseTools(tools: unknown): number {
   if (tools === undefined) return 0;
   if (!Array.isArray(tools)) throw new Refusal('invalid_request', 'tools: must be an array.');
   tools.forEach((tool, i) => {
+    if (typeof tool !== 'object' || tool === null) throw unsupported(`tools.${i}`);
     refuseMembers(tool, TOOL, `tools.${i}`);
     const type = (tool as { type?: unknown } | null)?.type;
     if (type !== 'function' && type !== 'custom') throw unsupported(`tools.${i}`);

@@ -1,4 +1,4 @@
-import { type Dispatcher, Pool } from 'undici';
+import { buildConnector, type Dispatcher, Pool } from 'undici';
 import type { UpstreamConfig } from '../config.ts';
 import { redact } from '../log.ts';
 import type { RefusalCode } from '../refusal.ts';
@@ -21,22 +21,20 @@ export type Upstream = {
   close(): Promise<void>;
 };
 
-/** Errors that come before a byte of the request was sent: the upstream heard nothing, for certain (undici, libuv). */
-const NEVER_SENT = new Set([
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EAI_AGAIN',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'EADDRNOTAVAIL',
-  'UND_ERR_CONNECT_TIMEOUT',
-  'CERT_HAS_EXPIRED',
-  'DEPTH_ZERO_SELF_SIGNED_CERT',
-  'SELF_SIGNED_CERT_IN_CHAIN',
-  'UNABLE_TO_VERIFY_LEAF_SIGNATURE',
-  'UNABLE_TO_GET_ISSUER_CERT_LOCALLY',
-  'ERR_TLS_CERT_ALTNAME_INVALID',
-]);
+/**
+ * Opens connections, and remembers which errors came of that: then not a byte of a request was sent, for certain. An error
+ * code alone does not say so: Linux reports EHOSTUNREACH on an established connection too.
+ */
+function watchedConnector() {
+  const neverSent = new WeakSet<object>();
+  const connect = buildConnector({ timeout: CONNECT_MILLISECONDS });
+  const connector: buildConnector.connector = (options, callback) =>
+    connect(options, (...[error, socket]) => {
+      if (error) neverSent.add(error);
+      (callback as (error: Error | null, socket: unknown) => void)(error, socket);
+    });
+  return { connector, neverSent };
+}
 
 /** The model server's own clear no, when its body can be read; nothing was generated (design, section 8). */
 const SAID_UNAVAILABLE = new Set([500, 503, 529]);
@@ -44,7 +42,8 @@ const SAID_UNAVAILABLE = new Set([500, 503, 529]);
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
   const { origin, pathname } = new URL(config.base_url);
   const path = `${pathname.replace(/\/$/, '')}/chat/completions`;
-  const pool = new Pool(origin, { pipelining: 1, connect: { timeout: CONNECT_MILLISECONDS } });
+  const { connector, neverSent } = watchedConnector();
+  const pool = new Pool(origin, { pipelining: 1, connect: connector });
   const headers = {
     'content-type': 'application/json',
     accept: 'application/json',
@@ -73,11 +72,12 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       } catch (error) {
         const { code, message } = error as NodeJS.ErrnoException;
         const name = `upstream ${config.name}`;
-        if (code && NEVER_SENT.has(code))
+        // What undici itself refuses to send (a key with a line feed in it) never left either.
+        if (neverSent.has(error as object) || code === 'UND_ERR_INVALID_ARG')
           return {
             kind: 'refused',
             code: 'gateway_unavailable',
-            reason: `The model server cannot be reached (${code}). Nothing was charged.`,
+            reason: `The model server cannot be reached (${code ?? 'no connection'}). Nothing was charged.`,
           };
         if (limit.signal.aborted)
           return { kind: 'unknown', reason: `${name}: no answer within ${config.timeout_seconds} s` };

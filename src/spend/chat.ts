@@ -7,6 +7,7 @@ import type { Catalogue, Model } from '../router/catalogue.ts';
 import { affordableCompletion, priceOf, priceSnapshot, rawPriceOf, readUsage } from '../router/price.ts';
 import type { Upstream } from '../router/upstream.ts';
 import { type Answered, type PaidRequest, type Quote, type RoadApp, spend, uncertain, writeOutcome } from './road.ts';
+import type { GiveUp } from './running.ts';
 
 export type ChatApp = RoadApp & { catalogue: Catalogue; upstreams: ReadonlyMap<string, Upstream> };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & { body: ChatBody };
@@ -23,7 +24,7 @@ export function chat(app: ChatApp, { body, ...request }: ChatRequest): Promise<A
     { ...request, kind: 'chat' },
     {
       quote: () => quote(app, body),
-      finish: (operation, { detail }) => finish(app, operation, detail),
+      finish: (operation, { detail }, giveUp) => finish(app, operation, detail, giveUp),
       replay: (operation) => replay(app, operation),
     },
   );
@@ -48,7 +49,7 @@ function quote(app: ChatApp, body: ChatBody): Quote<Detail> {
   };
 }
 
-async function finish(app: ChatApp, operation: Operation, detail: Detail): Promise<Buffer> {
+async function finish(app: ChatApp, operation: Operation, detail: Detail, giveUp: GiveUp): Promise<Buffer> {
   let outcome: Outcome<Buffer>;
   try {
     outcome = await call(app, operation, detail);
@@ -57,7 +58,7 @@ async function finish(app: ChatApp, operation: Operation, detail: Detail): Promi
   }
 
   const now = app.clock.now();
-  const moved = await writeOutcome(app, (tx) => settle(tx, operation.id, outcome, 'answer', now));
+  const moved = await writeOutcome(app, (tx) => settle(tx, operation.id, outcome, 'answer', now), giveUp);
   app.events.settled(operation, outcome, moved);
   if (!moved) throw uncertain();
   if (outcome.kind === 'done') return outcome.answer;

@@ -28,7 +28,11 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   await app.running.quiet(walletId, app.config.closeWaitSeconds);
   for (;;) {
     const wound = await windUp(app, walletId);
-    if (wound.status === 'closed' || performance.now() > deadline) return wound;
+    if (wound.status === 'closed') return wound;
+    if (performance.now() > deadline || app.running.isCutOff()) {
+      app.wakeAt(app.clock.now() + 1); // The reaper goes on.
+      return wound;
+    }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
   }
 }
@@ -42,16 +46,15 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
     liveResources(app.ledger.read, walletId).map(({ id }) => app.serially(id, () => stepLease(app, id))),
   );
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
-  for (const { id, kind, state } of undecided) {
-    // A hold whose driver has not come back from its commit yet is about to be driven; a lease waits for evidence.
-    if (state === 'reserved' || kind !== 'chat') continue;
-    const policy = app.config.router.uncertain.policy;
-    const now = app.clock.now();
-    const decided = await app.ledger.write((tx) =>
-      decide(tx, id, policy, 'policy', `the wallet was closed; policy ${policy}`, now),
-    );
-    if (decided.moved) app.events.decided(decided.operation);
-  }
+  // A lease waits for evidence; what is reserved is about to be driven, or to be found in doubt.
+  const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
+  const { policy } = app.config.router.uncertain;
+  const decidedAt = app.clock.now();
+  const reason = `the wallet was closed; policy ${policy}`;
+  const decided = await Promise.all(
+    doubtful.map(({ id }) => app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, decidedAt))),
+  );
+  for (const it of decided) if (it.moved) app.events.decided(it.operation);
   const now = app.clock.now();
   const closed = await app.ledger.write((tx) => {
     if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Somebody else was first, and told of it.

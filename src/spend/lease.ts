@@ -15,6 +15,7 @@ import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { conclude, settleExtension, stepLease } from './lease-steps.ts';
 import { type Answered, type PaidRequest, type Quote, type RoadApp, spend, uncertain, writeOutcome } from './road.ts';
+import type { GiveUp } from './running.ts';
 import type { Serially } from './serially.ts';
 
 export type LeaseApp = RoadApp & { slots: Slots; serially: Serially; installationId: string };
@@ -61,7 +62,7 @@ export function createLease(app: LeaseApp, { slot, spec, ...request }: CreateReq
           absentCount: 0,
         });
       },
-      finish: (operation, { detail }) => startLease(app, operation, detail),
+      finish: (operation, { detail }, giveUp) => startLease(app, operation, detail, giveUp),
       replay: (operation) => replayCreate(app, operation),
     },
   );
@@ -105,13 +106,18 @@ async function quoteLease(app: LeaseApp, slot: Slot, spec: Spec): Promise<Quote<
   };
 }
 
-async function startLease(app: LeaseApp, operation: Operation, { configured, quote }: Detail): Promise<Resource> {
+async function startLease(
+  app: LeaseApp,
+  operation: Operation,
+  { configured, quote }: Detail,
+  giveUp: GiveUp,
+): Promise<Resource> {
   const id = operation.resourceId as string;
   const started = performance.now();
   const resource = await app.serially(id, async () => {
     const row = findResource(app.ledger.read, id) as Resource;
     const created = await ask(configured.backend, row, quote);
-    return note(app, operation, row, created);
+    return note(app, operation, row, created, giveUp);
   });
   if (resource.endedAt === null && resource.ref === null) {
     app.wakeAt(resource.dueAt);
@@ -129,23 +135,33 @@ async function ask(backend: Backend, { tag, expiresAt }: Resource, quote: Backen
 }
 
 /** Writes what create answered: the reference the moment it is known, a clear no at once, and doubt as doubt. */
-async function note(app: LeaseApp, operation: Operation, { id }: Resource, created: Created): Promise<Resource> {
+async function note(
+  app: LeaseApp,
+  operation: Operation,
+  { id }: Resource,
+  created: Created,
+  giveUp: GiveUp,
+): Promise<Resource> {
   const now = app.clock.now();
   if (created.kind === 'created')
-    return writeOutcome(app, (tx) => updateResource(tx, id, { ref: created.ref, dueAt: now }));
+    return writeOutcome(app, (tx) => updateResource(tx, id, { ref: created.ref, dueAt: now }), giveUp);
   const outcome: Outcome<null> = created;
-  const resource = await writeOutcome(app, (tx) => {
-    settle(tx, operation.id, outcome, 'answer', now);
-    if (created.kind === 'unknown')
-      return updateResource(tx, id, { status: 'unknown', lastError: created.reason, dueAt: now });
-    return updateResource(tx, id, {
-      status: 'failed',
-      endWanted: 'create_failed',
-      endReason: 'create_failed',
-      endedAt: now,
-      lastError: created.reason,
-    });
-  });
+  const resource = await writeOutcome(
+    app,
+    (tx) => {
+      settle(tx, operation.id, outcome, 'answer', now);
+      if (created.kind === 'unknown')
+        return updateResource(tx, id, { status: 'unknown', lastError: created.reason, dueAt: now });
+      return updateResource(tx, id, {
+        status: 'failed',
+        endWanted: 'create_failed',
+        endReason: 'create_failed',
+        endedAt: now,
+        lastError: created.reason,
+      });
+    },
+    giveUp,
+  );
   app.events.settled(operation, outcome, true);
   if (created.kind === 'refused') throw new Refusal(created.code, created.reason, { retryAfterSeconds: 10 });
   return resource;

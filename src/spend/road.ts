@@ -2,11 +2,11 @@ import type { Clock } from '../clock.ts';
 import type { Tx } from '../db/handle.ts';
 import type { NotPromise } from '../db/writer.ts';
 import type { Events } from '../events.ts';
-import type { Ledger } from '../ledger/ledger.ts';
 import { newId } from '../id.ts';
+import type { Ledger } from '../ledger/ledger.ts';
 import { findOperationByKey, type HoldOrder, type Operation, placeHold } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
-import type { Running } from './running.ts';
+import type { GiveUp, Running, Started } from './running.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
 const UNCERTAIN_RETRY_SECONDS = 30;
@@ -32,7 +32,7 @@ export type Walk<Q, A> = {
   /** Rows that stand or fall with the hold. */
   intend?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
   /** Asks the outside, once, and settles by what came back. Whatever it cannot know it leaves `uncertain`. */
-  finish: (operation: Operation, quote: Quote<Q>) => Promise<A>;
+  finish: (operation: Operation, quote: Quote<Q>, giveUp: GiveUp) => Promise<A>;
   /** What an operation that is not running any more answers to its key; refuses while it is not decided. */
   replay: (operation: Operation) => A | Promise<A>;
 };
@@ -67,7 +67,10 @@ export async function spend<Q, A>(app: RoadApp, request: PaidRequest, walk: Walk
     return { answer: await walk.replay(earlier), replayed: true };
   }
   // No await since the look: in this process nobody else can drive this key, and there is no other process.
-  return { answer: await app.running.drive(request, (started) => drive(app, request, walk, started)), replayed: false };
+  return {
+    answer: await app.running.drive(request, (started, giveUp) => drive(app, request, walk, started, giveUp)),
+    replayed: false,
+  };
 }
 
 function inProgress(): Refusal {
@@ -83,7 +86,8 @@ async function drive<Q, A>(
   app: RoadApp,
   request: PaidRequest,
   walk: Walk<Q, A>,
-  started: (operationId: string) => void,
+  started: Started,
+  giveUp: GiveUp,
 ): Promise<A> {
   const quote = await walk.quote();
   const { detail: _, ...hold } = quote;
@@ -97,22 +101,28 @@ async function drive<Q, A>(
     return placed;
   });
   app.events.held(operation);
-  return walk.finish(operation, quote);
+  return walk.finish(operation, quote, giveUp);
 }
 
 const AGAIN_MILLISECONDS = 500;
 
 /**
  * Writes what came back from outside. Where nothing can be written at the moment (a full disk, a database that another
- * program has locked) it is tried again for as long as this process runs: the attempt stays driven, and its answer waits.
+ * program has locked) whoever waits hears that the outcome is uncertain, and it is tried again for as long as this process
+ * runs: the attempt stays driven, so nobody else decides it meanwhile.
  */
-export async function writeOutcome<T>(app: Pick<RoadApp, 'ledger' | 'running' | 'events'>, change: (tx: Tx) => NotPromise<T>): Promise<T> {
+export async function writeOutcome<T>(
+  app: Pick<RoadApp, 'ledger' | 'running' | 'events'>,
+  change: (tx: Tx) => NotPromise<T>,
+  giveUp: GiveUp,
+): Promise<T> {
   for (;;) {
     try {
       return await app.ledger.write(change);
     } catch (error) {
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
       app.events.failed('settle', error);
+      giveUp(uncertain());
       if (app.running.isCutOff()) throw uncertain(); // The next start finds it in flight.
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));

@@ -2,6 +2,11 @@ import { Refusal } from '../refusal.ts';
 
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 
+/** Tells which operation an attempt drives. */
+export type Started = (operationId: string) => void;
+/** Answers whoever waits, while the attempt itself goes on. */
+export type GiveUp = (refusal: Refusal) => void;
+
 /** One attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
   /** The first attempt's answer, its refusal included; after `seconds` the refusal that `late` makes. */
@@ -15,7 +20,7 @@ export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
 export type Running = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /** Registers the attempt before its first await, and forgets it when it has ended. */
-  drive<A>(key: Key, run: (started: (operationId: string) => void) => Promise<A>): Promise<A>;
+  drive<A>(key: Key, run: (started: Started, giveUp: GiveUp) => Promise<A>): Promise<A>;
   drives(operationId: string): boolean;
   /** Resolves when no attempt of this wallet runs any more, after `seconds`, or at the cut-off. */
   quiet(walletId: string, seconds: number): Promise<void>;
@@ -41,7 +46,7 @@ export function createRunning(): Running {
     count: () => byKey.size,
     isCutOff: () => isCutOff,
 
-    drive<A>(key: Key, run: (started: (operationId: string) => void) => Promise<A>) {
+    drive<A>(key: Key, run: (started: Started, giveUp: GiveUp) => Promise<A>) {
       if (isCutOff)
         return Promise.reject(
           new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 }),
@@ -62,7 +67,7 @@ export function createRunning(): Running {
         operationId = id;
         operationIds.add(id);
       };
-      run(started)
+      run(started, answer.reject)
         .then(answer.resolve, answer.reject)
         .finally(() => {
           byKey.delete(name);

@@ -6,12 +6,12 @@ import ssh2, {
   type Session as ServerSession,
 } from 'ssh2';
 import type { Keyring } from '../access/keyring.ts';
+import { resourceKey } from '../access/ssh-keys.ts';
 import type { Session, SessionOrder } from '../compute/backend.ts';
 import { findResource, type Resource } from '../compute/resources.ts';
 import type { Address } from '../config.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from '../spend/lease.ts';
-import { resourceKey } from './access.ts';
 
 export type GatewayApp = LeaseApp & { keyring: Keyring };
 
@@ -92,8 +92,7 @@ export async function openGateway(app: GatewayApp, at: Address, hostKey: string)
 function accessible(app: GatewayApp, id: string): { resource: Resource; wallet: Wallet } | undefined {
   const resource = findResource(app.ledger.read, id);
   const now = app.clock.now();
-  if (!resource || resource.status !== 'running' || resource.endWanted !== null || resource.expiresAt <= now)
-    return undefined;
+  if (resource?.status !== 'running' || resource.endWanted !== null || resource.expiresAt <= now) return undefined;
   const wallet = findWallet(app.ledger.read, resource.walletId);
   return wallet && statusAt(wallet, now) === 'active' ? { resource, wallet } : undefined;
 }

@@ -29,14 +29,14 @@ after(async () => {
   rmSync(leases, { recursive: true, force: true });
 });
 
-function open(hosts: Sshd[], over: Partial<Sshd['host']> = {}): SshBackend {
+function open(hosts: Sshd[], over: Partial<Sshd['host']> = {}, clock = now): SshBackend {
   const settings = {
     backend: 'ssh' as const,
     hosts: hosts.map(({ host }) => ({ ...host, ...over })),
     limits: { max_seconds: 86_400 },
     provision_seconds: 60,
   };
-  return openSshBackend(settings, mkdtempSync(join(leases, 'l-')));
+  return openSshBackend(settings, { leases: mkdtempSync(join(leases, 'l-')), now: clock });
 }
 
 /** Two pool hosts for the suite: each has one tenant at a time. */
@@ -304,6 +304,23 @@ test('a session with a terminal: its size, its end, and what it started dies wit
   killed.kill();
   await until('all of it is dead', async () => processesOf(host.firstUid).length === 0);
   await backend.destroy(ref);
+});
+
+test('a host is not leased while its clock is wrong or its GPUs do not answer, and says which', async (t) => {
+  const host = await openSshd(t);
+  if (!host) return;
+  for (const [backend, fault] of [
+    [open([host], {}, () => now() + 3600), /clock differs from Purser's by -3\d\d\d s/],
+    [open([host], { gpus: 1 }), /nvidia-smi shows 0 GPUs/],
+  ] as const) {
+    const refused = await create(backend);
+    assert.deepEqual([refused.kind, (refused as { code: string }).code], ['refused', 'capacity_unavailable']);
+    assert.match((await backend.health())[0]?.faults.join() ?? '', fault);
+    assert.deepEqual(
+      (await backend.offers()).map((it) => it.available),
+      [false],
+    );
+  }
 });
 
 test('settings: defaults, and what cannot be a pool', () => {

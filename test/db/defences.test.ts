@@ -82,12 +82,35 @@ const ENTRY: Row = {
   hash: HASH,
 };
 const INSTALLATION: Row = { id: 1, installation_id: 'inst_1', created_at: 1, master_key_id: 'mk_1' };
+const RESOURCE: Row = {
+  id: 'res_1',
+  wallet_id: 'wal_1',
+  operation_id: 'op_1',
+  slot: 'provider_one',
+  backend: 'container',
+  tag: 'purser-1',
+  ref: 'one',
+  spec: '{}',
+  status: 'provisioning',
+  price_hourly_nanos: 1,
+  charged_nanos: 0,
+  purchased_seconds: 60,
+  max_seconds: 60,
+  created_at: 1,
+  ready_by: 2,
+  expires_at: 3,
+  due_at: 1,
+  attempts: 0,
+  absent_count: 0,
+};
+const ENDED: Row = { ...RESOURCE, status: 'stopped', ended_at: 2, end_reason: 'requested' };
 const PLAIN = {
   account: ACCOUNT,
   key: KEY,
   funding: FUNDING,
   wallet: WALLET,
   operation: OPERATION,
+  resource: RESOURCE,
   entry: ENTRY,
   installation: INSTALLATION,
 };
@@ -134,6 +157,15 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['operation_bound', 'operation', { ...SETTLED, charge_nanos: 11 }],
   ['operation_bound', 'operation', { ...SETTLED, charge_nanos: -1 }],
   ['operation_released', 'operation', { ...SETTLED, outcome: 'released' }],
+  ['resource_status', 'resource', { ...RESOURCE, status: 'asleep' }],
+  ['resource_ended', 'resource', { ...ENDED, status: 'running', ready_at: 1 }],
+  ['resource_ended', 'resource', { ...ENDED, ended_at: null, end_reason: null }],
+  ['resource_reason', 'resource', { ...ENDED, end_reason: null }],
+  ['resource_reason', 'resource', { ...RESOURCE, end_reason: 'requested' }],
+  ['resource_ready', 'resource', { ...RESOURCE, status: 'running' }],
+  ['resource_ready', 'resource', { ...RESOURCE, status: 'running', ready_at: 1, ref: null }],
+  ['resource_charged', 'resource', { ...RESOURCE, charged_nanos: -1 }],
+  ['resource_seconds', 'resource', { ...RESOURCE, purchased_seconds: 0 }],
   ['entry_amount', 'entry', { ...ENTRY, amount_nanos: 0 }],
   ['entry_books', 'entry', { ...ENTRY, credit: 'a' }],
   ['installation_one', 'installation', { ...INSTALLATION, id: 2 }],
@@ -185,6 +217,24 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
       ['operation', SETTLED],
     ],
     `update operation set usage = '{}'`,
+  ],
+  [
+    'resource_is_never_deleted',
+    [
+      ['wallet', WALLET],
+      ['operation', OPERATION],
+      ['resource', RESOURCE],
+    ],
+    `delete from resource`,
+  ],
+  [
+    'resource_ends_once',
+    [
+      ['wallet', WALLET],
+      ['operation', OPERATION],
+      ['resource', ENDED],
+    ],
+    `update resource set status = 'running', ended_at = null, end_reason = null, ready_at = 1`,
   ],
   ['wallet_is_never_deleted', [['wallet', WALLET]], `delete from wallet`],
   [
@@ -259,7 +309,8 @@ function openSchema(t: TestContext): { client: Client; insert: (table: string, r
 }
 /** What a row needs beside the account. */
 function prepareFor(table: Table, insert: (table: string, row: Row) => void): void {
-  if (table === 'operation') insert('wallet', WALLET);
+  if (table === 'operation' || table === 'resource') insert('wallet', WALLET);
+  if (table === 'resource') insert('operation', OPERATION);
 }
 
 test('a row that is as it should be is accepted by every table', (t) => {

@@ -152,6 +152,8 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     assert.deepEqual([closed.status, closed.close_reason, closed.returned_cents], ['closed', 'operator', 500]);
     assert.deepEqual(await purser.json('wallet', 'close', allocation.id, '--wait'), closed, 'also the second time');
 
+    assert.deepEqual(await purser.json('resource', 'list'), { resources: [], next_cursor: '' });
+
     const after = await purser.json('account', 'show', account.id);
     assert.deepEqual(
       [after.available_cents, after.reserved_cents, after.spent_cents],

@@ -46,6 +46,8 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
       [3, 'not_found', ['wallet', 'show', 'wal_x']],
       [3, 'not_found', ['wallet', 'close', 'wal_x', '--wait']],
       [3, 'not_found', ['wallet', 'timeline', 'wal_x']],
+      [3, 'not_found', ['resource', 'stop', 'res_x']],
+      [3, 'not_found', ['resource', 'abandon', 'res_x', '--reason', 'r']],
       [3, 'not_found', ['operation', 'show', 'op_x']],
       [3, 'not_found', ['operation', 'resolve', 'op_x', '--charge', '--reason', 'r']],
       [4, 'conflict', ['account', 'create', 'research']],
@@ -56,7 +58,9 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
       [4, 'account_suspended', ['operator-key', 'mint', '--account', suspended.id]],
       [4, 'account_suspended', ['wallet', 'create', '--account', suspended.id, '--name', 'n', '--budget-cents', '500']],
     ];
-    for (const [exit, code, args] of cases)
+    // The commands are the same in both ways: in a process of its own, one of each refusal is enough.
+    const isFirst = ([, code]: (typeof cases)[number], i: number) => cases.findIndex((it) => it[1] === code) === i;
+    for (const [exit, code, args] of cases.filter((it, i) => way !== 'in its own process' || isFirst(it, i)))
       assert.equal((await refused(purser, exit, args)).code, code, args.join(' '));
     const { ok } = await purser.json('ledger', 'verify');
     assert(ok);

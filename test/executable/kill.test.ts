@@ -97,6 +97,8 @@ async function audit(purser: Installation, { wallets, chats }: ReturnType<typeof
     assert(charges.length <= 1 && releases.length <= 1, id);
     assert.equal(sum([...charges, ...releases]), holds[0], `what ${id} held is settled`);
   }
+  for (const id of chaos.answered)
+    assert.equal(operations.get(id)?.charges.length, 1, `${id} was answered, and given back`);
   const charged = new Map([...operations].filter(([, { charges }]) => charges.length));
   for (const { key, text, wallet } of chats.filter((it) => it.outcome === 'charged')) {
     const { id, usage } = JSON.parse(text);

@@ -61,6 +61,7 @@ export function walletOrder(accountId: string, order: Partial<WalletOrder> = {})
 
 export function holdOrder(walletId: string, nanos: bigint, order: Partial<HoldOrder> = {}): HoldOrder {
   return {
+    id: newId('op'),
     walletId,
     kind: 'chat',
     route: 'chat/completions',

@@ -57,7 +57,7 @@ for (const [state, kind, next] of cells)
     if (next === 'uncertain') {
       assert.deepEqual([after.held, after.spent, after.entries], [HOLD, 0n, []], 'unknown never gives money back');
       assert.equal(after.row.uncertainAt, state === 'uncertain' ? 3 : 9, 'uncertain since the first doubt');
-      return assert.equal(findAnswer(books.ledger.read, id), undefined);
+      return assert.equal(findAnswer(books.ledger.read, id, 10), undefined);
     }
     assert.equal(after.held, 0n);
     assert.equal(after.row.settledAt, 9);
@@ -68,12 +68,12 @@ for (const [state, kind, next] of cells)
         [hold, 'sales:chat', CHARGE],
         [hold, wallet, HOLD - CHARGE],
       ]);
-      assert.equal(String(findAnswer(books.ledger.read, id)), '{}');
+      assert.equal(String(findAnswer(books.ledger.read, id, 10)), '{}');
     } else {
       assert.deepEqual([after.row.outcome, after.row.charge, after.spent], ['released', 0n, 0n]);
       assert.deepEqual(after.entries, [[hold, wallet, HOLD]]);
       assert.equal(after.row.reason, refused.kind === 'refused' && refused.reason);
-      assert.equal(findAnswer(books.ledger.read, id), undefined);
+      assert.equal(findAnswer(books.ledger.read, id, 10), undefined);
     }
   });
 
@@ -90,7 +90,7 @@ for (const state of ['reserved', 'uncertain', 'settled'] as const)
       const expected = decision === 'charge' ? [HOLD, 'charged'] : [0n, 'released'];
       assert.deepEqual([charge, outcome, settledBy, reason], [...expected, 'operator', 'looked it up']);
       assert.deepEqual([after.held, after.spent], [0n, charge]);
-      assert.equal(findAnswer(books.ledger.read, id), undefined, 'there is no answer to keep');
+      assert.equal(findAnswer(books.ledger.read, id, 10), undefined, 'there is no answer to keep');
       assert.deepEqual(verifyLedger(books.ledger.client).problems, []);
     });
 
@@ -116,7 +116,7 @@ test('an operation that costs nothing is an operation all the same: it holds its
   const order = { idempotencyKey: 'k' };
   const { id } = await books.hold(wallet.id, 0n, order);
   await books.settle(id, done(0n), 5);
-  assert.equal(String(findAnswer(books.ledger.read, id)), '{}');
+  assert.equal(String(findAnswer(books.ledger.read, id, 10)), '{}');
   await assert.rejects(books.hold(wallet.id, 0n, order), { name: 'AssertionError' });
   assert.deepEqual(verifyLedger(books.ledger.client).problems, []);
 });

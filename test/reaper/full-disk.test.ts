@@ -59,34 +59,23 @@ test('a full disk is no fault of ours: what cannot be written is 503 read_only w
   assert.deepEqual(house.problems(), []);
 });
 
-/** Its row stays `reserved` and nobody drives it, until the next start: neither the reaper nor a close looks at it. */
-const STUCK = { todo: 'a settlement that could not be written leaves its operation reserved until the next start' };
-
-test('the outcome of a call whose answer could not be written is not known to its caller', STUCK, async (t) => {
+test('the outcome of a call whose answer could not be written is not known to its caller', async (t) => {
   const { answer } = await openUnwritten(t);
   assert.equal(answer.body.error.code, 'operation_uncertain');
 });
 
-test('an operation whose settlement could not be written is resolved once there is space again', STUCK, async (t) => {
+test('an operation whose settlement could not be written is resolved once there is space again', async (t) => {
   const { house, wallet, ask, free } = await openUnwritten(t);
   free();
-  house.clock.advance(2 * 900);
-  await house.app.reaper.runOnce();
-  house.clock.advance(2 * 900);
-  await house.app.reaper.runOnce();
+  await house.app.running.quiet(wallet.id, 30);
   assert.equal((await house.budget(wallet.token)).held_usd, '0.00');
   assert.notEqual((await ask()).body.error?.code, 'operation_uncertain');
 });
 
-test(
-  'a wallet with an operation whose settlement could not be written can be closed once there is space again',
-  STUCK,
-  async (t) => {
-    const { house, wallet, free } = await openUnwritten(t);
-    free();
-    house.clock.advance(2 * 900);
-    await house.app.reaper.runOnce();
-    const closed = await house.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: house.accountKey });
-    assert.equal(closed.status, 200);
-  },
-);
+test('a wallet with an operation whose settlement could not be written can be closed once there is space again', async (t) => {
+  const { house, wallet, free } = await openUnwritten(t);
+  free();
+  await house.app.running.quiet(wallet.id, 30);
+  const closed = await house.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: house.accountKey });
+  assert.equal(closed.status, 200);
+});

@@ -1,12 +1,14 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { createClock, systemTime } from '../../src/clock.ts';
+import { createSlots } from '../../src/compute/slots.ts';
 import { createEvents } from '../../src/events.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
 import { createReaper, type ReaperApp } from '../../src/reaper/reaper.ts';
 import { open } from '../../src/spend/open.ts';
 import { createRunning } from '../../src/spend/running.ts';
+import { createSerially } from '../../src/spend/serially.ts';
 import { handClock, openHouse } from '../helper/house.ts';
 import { reset } from '../helper/upstream.ts';
 import { done, openBooks, unknown } from '../ledger/books.ts';
@@ -48,6 +50,12 @@ async function openReaper(t: TestContext) {
       closeWaitSeconds: 0,
       router: { upstreams: [], models: [], uncertain: { after_seconds: 100, policy: 'charge' } },
     },
+    wakeAt() {},
+    slots: createSlots([]),
+    serially: createSerially(),
+    installationId: 'inst_test',
+    sweepAt: 0,
+    health: { fault: undefined },
     keysUsed: {
       // The last that a pass looks at.
       get size() {

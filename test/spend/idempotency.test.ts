@@ -14,7 +14,11 @@ test('the same key and body get the same answer again, marked, and are paid once
   assert.equal(again.text, first.text);
   assert.equal(house.upstream.calls.length, 1);
   // The order of members means nothing; a default that is spelled out does.
-  const reordered = await house.ask('POST', '/v1/chat/completions', { token, key: 'k', body: '{"max_tokens":100,"messages":[{"content":"hi","role":"user"}],"model":"chat"}' });
+  const reordered = await house.ask('POST', '/v1/chat/completions', {
+    token,
+    key: 'k',
+    body: '{"max_tokens":100,"messages":[{"content":"hi","role":"user"}],"model":"chat"}',
+  });
   assert.equal(reordered.headers['idempotent-replayed'], 'true');
   assert.equal((await house.chat(token, { stream: false }, 'k')).body.error.code, 'idempotency_conflict');
   assert.equal(house.upstream.calls.length, 1);
@@ -93,7 +97,10 @@ test('top up, retry, succeed: a refusal for money frees the key', async (t) => {
   assert.equal(refused.status, 402);
   assert.equal(refused.body.error.code, 'funds_held');
   assert.ok(Number(refused.headers['retry-after']) > 0);
-  assert.match(refused.body.error.message, /needs 0\.50 USD at most; the wallet has 0\.10 USD available and 0\.90 USD held.*max_tokens 10 it would fit/);
+  assert.match(
+    refused.body.error.message,
+    /needs 0\.50 USD at most; the wallet has 0\.10 USD available and 0\.90 USD held.*max_tokens 10 it would fit/,
+  );
   held.open();
   await holding;
   assert.equal((await house.chat(token, { model: 'dear', max_tokens: 50 }, 'small')).status, 200);
@@ -102,7 +109,8 @@ test('top up, retry, succeed: a refusal for money frees the key', async (t) => {
 test('the creation of a wallet is replayed while it is active, and its dead credential never', async (t) => {
   const house = await openHouse(t);
   const body = { name: 'w', budget_cents: 100 };
-  const make = (over = {}) => house.ask('POST', '/v1/wallets', { token: house.accountKey, key: 'w', body: { ...body, ...over } });
+  const make = (over = {}) =>
+    house.ask('POST', '/v1/wallets', { token: house.accountKey, key: 'w', body: { ...body, ...over } });
   const first = await make();
   const again = await make();
   assert.deepEqual([again.status, again.headers['idempotent-replayed'], again.text], [201, 'true', first.text]);
@@ -140,7 +148,13 @@ test('a crash during the call leaves an uncertain operation, and the policy deci
 test('with the policy release an uncertain hold comes back and its key is free', async (t) => {
   const house = await openHouse(t);
   const settings = `${house.directory}/purser.yaml`;
-  writeFileSync(settings, readFileSync(settings, 'utf8').replace('router:\n', 'router:\n  uncertain: { after_seconds: 60, policy: release }\n'));
+  writeFileSync(
+    settings,
+    readFileSync(settings, 'utf8').replace(
+      'router:\n',
+      'router:\n  uncertain: { after_seconds: 60, policy: release }\n',
+    ),
+  );
   await house.reopen();
   const { token } = await house.openWallet();
   house.upstream.handle = failure(502);

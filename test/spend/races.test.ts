@@ -49,7 +49,9 @@ test('the same key from 64 clients, two hundred times over: one effect each', as
 test('the same wallet asked for by 64 clients at once is made once', async (t) => {
   const house = await openHouse(t, { creditCents: 1000 });
   const answers = await Promise.all(
-    Array.from({ length: 64 }, () => house.ask('POST', '/v1/wallets', { token: house.accountKey, key: 'one', body: { name: 'w', budget_cents: 600 } })),
+    Array.from({ length: 64 }, () =>
+      house.ask('POST', '/v1/wallets', { token: house.accountKey, key: 'one', body: { name: 'w', budget_cents: 600 } }),
+    ),
   );
   assert.equal(new Set(answers.map((it) => it.text)).size, 1);
   assert.equal(answers.filter((it) => it.headers['idempotent-replayed'] !== 'true').length, 1);
@@ -59,7 +61,13 @@ test('the same wallet asked for by 64 clients at once is made once', async (t) =
 test('wallets raced for with credit for four: four are made and the account is never below zero', async (t) => {
   const house = await openHouse(t, { creditCents: 450 });
   const answers = await Promise.all(
-    Array.from({ length: 40 }, () => house.ask('POST', '/v1/wallets', { token: house.accountKey, key: randomUUID(), body: { name: 'w', budget_cents: 100 } })),
+    Array.from({ length: 40 }, () =>
+      house.ask('POST', '/v1/wallets', {
+        token: house.accountKey,
+        key: randomUUID(),
+        body: { name: 'w', budget_cents: 100 },
+      }),
+    ),
   );
   assert.deepEqual(countBy(answers), { '201': 4, '402 insufficient_funds': 36 });
   assert.equal((await house.run('account.show', { id: house.accountId })).available_cents, 50);

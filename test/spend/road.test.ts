@@ -23,7 +23,10 @@ test('a chat nobody can pay for is refused before the upstream hears of it', asy
   const answer = await house.chat(token, { model: 'dear', max_tokens: 1000 });
   assert.equal(answer.status, 402);
   assert.equal(answer.body.error.code, 'insufficient_funds');
-  assert.match(answer.body.error.message, /needs 10\.00 USD at most; the wallet has 1\.00 USD available.*max_tokens 100 it would fit/);
+  assert.match(
+    answer.body.error.message,
+    /needs 10\.00 USD at most; the wallet has 1\.00 USD available.*max_tokens 100 it would fit/,
+  );
   assert.deepEqual(house.upstream.calls, []);
   assert.equal((await house.budget(token)).held_usd, '0.00');
 });

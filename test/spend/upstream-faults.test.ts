@@ -24,11 +24,16 @@ const REFUSED: [what: string, handler: Handler, status: number, code: string][] 
   ['413', failure(413), 413, 'payload_too_large'],
   ['422', failure(422, { detail: 'not so' }), 400, 'invalid_request'],
   ['429', failure(429, { error: { message: 'slow down' } }, { 'retry-after': '7' }), 429, 'rate_limited'],
-  ['400 with a body that breaks off', (_, response) => {
-    response.writeHead(400, { 'content-length': '500' });
-    response.write('{"error"');
-    setImmediate(() => response.socket?.destroy());
-  }, 400, 'invalid_request'],
+  [
+    '400 with a body that breaks off',
+    (_, response) => {
+      response.writeHead(400, { 'content-length': '500' });
+      response.write('{"error"');
+      setImmediate(() => response.socket?.destroy());
+    },
+    400,
+    'invalid_request',
+  ],
   ['500 with a readable error', failure(500), 503, 'gateway_unavailable'],
   ['503 with a readable error', failure(503), 503, 'gateway_unavailable'],
   ['529 with a readable error', failure(529), 503, 'gateway_unavailable'],
@@ -103,7 +108,14 @@ test('an upstream that does not answer in its time leaves the outcome uncertain'
   const house = await openHouse(t);
   const { token } = await house.openWallet();
   await house.app[Symbol.asyncDispose]();
-  const settings = { router: { upstreams: [{ name: 'house', base_url: house.upstream.url, timeout_seconds: 1 }], models: [{ id: 'chat', upstream: 'house', context_length: 1000, max_output_tokens: 100, pricing: { request: '0.5' } }] } };
+  const settings = {
+    router: {
+      upstreams: [{ name: 'house', base_url: house.upstream.url, timeout_seconds: 1 }],
+      models: [
+        { id: 'chat', upstream: 'house', context_length: 1000, max_output_tokens: 100, pricing: { request: '0.5' } },
+      ],
+    },
+  };
   writeFileSync(`${house.directory}/purser.yaml`, JSON.stringify({ listen: '127.0.0.1:0', ...settings }));
   await house.reopen();
   house.upstream.handle = hang;
@@ -117,8 +129,16 @@ test('an upstream that refuses the connection never heard of it: nothing is char
   await new Promise<void>((resolve) => closed.listen(0, '127.0.0.1', resolve));
   const { port } = closed.address() as net.AddressInfo;
   await new Promise((resolve) => closed.close(resolve));
-  const model = { id: 'chat', upstream: 'gone', context_length: 1000, max_output_tokens: 100, pricing: { request: '0.5' } };
-  const house = await openHouse(t, { settings: { router: { upstreams: [{ name: 'gone', base_url: `http://127.0.0.1:${port}/v1` }], models: [model] } } });
+  const model = {
+    id: 'chat',
+    upstream: 'gone',
+    context_length: 1000,
+    max_output_tokens: 100,
+    pricing: { request: '0.5' },
+  };
+  const house = await openHouse(t, {
+    settings: { router: { upstreams: [{ name: 'gone', base_url: `http://127.0.0.1:${port}/v1` }], models: [model] } },
+  });
   const { token } = await house.openWallet();
   for (let i = 0; i < 2; i++) {
     const answer = await house.chat(token, {}, 'same');
@@ -142,7 +162,8 @@ for (const [what, usage] of USAGES) {
   test(`an answer with ${what} is charged at the hold`, async (t) => {
     const house = await openHouse(t);
     const { id, token } = await house.openWallet();
-    house.upstream.handle = usage === undefined ? failure(200, { id: 'chatcmpl-test', choices: [] }) : completion(usage);
+    house.upstream.handle =
+      usage === undefined ? failure(200, { id: 'chatcmpl-test', choices: [] }) : completion(usage);
     const answer = await house.chat(token);
     assert.equal(answer.status, 200);
     const { operations } = await house.run('operation.list', {});

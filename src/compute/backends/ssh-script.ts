@@ -5,6 +5,8 @@ export const POOL_EXIT = { taken: 10, quarantined: 11, unfit: 12, busy: 13, brok
 
 /** Where ids of tenants begin: beyond what people, services, subordinate ids and systemd's own users have. */
 const FIRST_UID = 1_900_000_000;
+/** A host whose clock is wrong would end its tenants too soon or too late. */
+const SKEW_SECONDS_MAX = 120;
 const DISK_LEAST_KIB = 1024 * 1024;
 
 /**
@@ -104,6 +106,8 @@ faults() {
     command -v "$tool" >/dev/null || echo "the program $tool is missing"
   done
   if [ "$(id -u)" != 0 ]; then echo 'this is not root'; fi
+  skew=$(($(date +%s) - $2))
+  if [ "$skew" -gt ${SKEW_SECONDS_MAX} ] || [ "$skew" -lt -${SKEW_SECONDS_MAX} ]; then echo "the clock differs from Purser's by $skew s"; fi
   for directory in "$pool" /home /tmp; do
     free=$(df -Pk "$directory" 2>/dev/null | awk 'END { print $4 }')
     if ! is_number "$free" || [ "$free" -lt ${DISK_LEAST_KIB} ]; then echo "less than 1 GiB is free in $directory"; fi
@@ -119,22 +123,22 @@ faults() {
 }
 
 case $verb in
-  # GPUS: the state of the host, then its faults, one a line.
+  # GPUS NOW: the state of the host, then its faults, one a line.
   check)
     if [ -e "$pool/quarantine" ]; then echo quarantined; cat "$pool/quarantine"
     elif [ -d "$tenant" ]; then echo taken
     else echo free; fi
-    faults "$1"
+    faults "$1" "$2"
     ;;
 
-  # TAG USER DEADLINE GPUS: makes the tenant, or says why not.
+  # TAG USER DEADLINE GPUS NOW: makes the tenant, or says why not.
   claim)
-    tag=$1 user=$2 deadline=$3 gpus=$4
+    tag=$1 user=$2 deadline=$3 gpus=$4 now=$5
     exec 9>>"$pool/lock"
     flock -w 20 9 || exit ${POOL_EXIT.busy}
     if [ -e "$pool/quarantine" ]; then exit ${POOL_EXIT.quarantined}; fi
     if [ -d "$tenant" ]; then exit ${POOL_EXIT.taken}; fi
-    said=$(faults "$gpus")
+    said=$(faults "$gpus" "$now")
     if [ -n "$said" ]; then say "$said"; exit ${POOL_EXIT.unfit}; fi
     uid=$(cat "$pool/next_uid" 2>/dev/null || echo ${FIRST_UID})
     is_tenants_uid "$uid" || { say "$pool/next_uid is not a user id"; exit ${POOL_EXIT.unfit}; }

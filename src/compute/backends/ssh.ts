@@ -31,7 +31,10 @@ export type SshBackend = Backend & { health(): Promise<HostHealth[]> };
  * A pool of the operator's own hosts, each with one tenant at a time: a throw-away user, and a deadline that the host
  * keeps by itself. What is known of a tenant stands on its host (`ssh-script.ts`). The reference is `address:port/user`.
  */
-export function openSshBackend(settings: SshSettings, leases: string): SshBackend {
+export function openSshBackend(
+  settings: SshSettings,
+  { leases, now }: { leases: string; now: () => number },
+): SshBackend {
   const hosts = settings.hosts.map(createPoolHost);
   const asked = createAsked(join(leases, 'ssh'));
   let known: { at: number; health: Promise<HostHealth[]> } | undefined;
@@ -48,7 +51,13 @@ export function openSshBackend(settings: SshSettings, leases: string): SshBacken
     for (const host of hosts.filter((it) => it.chip === chip)) {
       asked.write(tag, host.name, deadline);
       try {
-        const { code, fault } = await host.ask('claim', [tag, user, String(deadline), String(host.gpus)]);
+        const { code, fault } = await host.ask('claim', [
+          tag,
+          user,
+          String(deadline),
+          String(host.gpus),
+          String(now()),
+        ]);
         if (code === 0) return { kind: 'created', ref: `${host.name}/${user}` };
         heard = true;
         if (CLEAR_NO.has(code)) continue;
@@ -116,7 +125,7 @@ export function openSshBackend(settings: SshSettings, leases: string): SshBacken
   async function healthOf(host: PoolHost): Promise<HostHealth> {
     const { name, chip } = host;
     try {
-      const { code, said, fault } = await host.ask('check', [String(host.gpus)]);
+      const { code, said, fault } = await host.ask('check', [String(host.gpus), String(now())]);
       const [first, ...faults] = said.split('\n').filter(Boolean);
       const state = HEALTH_STATES.find((it) => it === first);
       if (code !== 0 || !state) throw new Error(fault || `the check answered ${code}`);
@@ -127,9 +136,8 @@ export function openSshBackend(settings: SshSettings, leases: string): SshBacken
   }
 
   function health(): Promise<HostHealth[]> {
-    const now = performance.now();
-    if (!known || now - known.at > HEALTH_KEPT_MILLISECONDS)
-      known = { at: now, health: Promise.all(hosts.map(healthOf)) };
+    const at = performance.now();
+    if (!known || at - known.at > HEALTH_KEPT_MILLISECONDS) known = { at, health: Promise.all(hosts.map(healthOf)) };
     return known.health;
   }
 

@@ -1,7 +1,7 @@
 import type { Client } from 'ssh2';
 import type { VastSettings } from '../../config-compute.ts';
+import { sshKeyFromSeed } from '../../ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../backend.ts';
-import { sshKeyFromSeed } from '../ssh-key.ts';
 import { connectSsh, execOver, runOver, type SshFault, sessionOver, uploadOver } from './ssh-machine.ts';
 import {
   type Answer,

@@ -1,11 +1,11 @@
 import { hash } from 'node:crypto';
+import { resourceKey } from '../../access/ssh-keys.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { createLease, extendLease, stopLease } from '../../spend/lease.ts';
-import { resourceKey } from '../../ssh/access.ts';
 import {
   ComputeRequest,
   ExecRequest,

@@ -1,19 +1,14 @@
 import assert from 'node:assert/strict';
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
-import type { Keyring } from '../access/keyring.ts';
-import type { Resource } from '../compute/resources.ts';
-import { type SshKey, sshKeyFromSeed } from '../compute/ssh-key.ts';
 import type { Wallet } from '../ledger/wallet.ts';
+import { type SshKey, sshKeyFromSeed } from '../ssh-key.ts';
+import type { Keyring } from './keyring.ts';
 
 const SEED_BYTES = 32;
 
 /** The one key that opens a resource: derived under its wallet's master key, so it is returned again without being stored. */
-export function resourceKey(
-  keyring: Keyring,
-  wallet: Pick<Wallet, 'masterKeyId'>,
-  resource: Pick<Resource, 'id'>,
-): SshKey {
+export function resourceKey(keyring: Keyring, wallet: Pick<Wallet, 'masterKeyId'>, resource: { id: string }): SshKey {
   const master = keyring.find(wallet.masterKeyId);
   assert(master, 'a master key is kept until the last wallet that needs it is closed');
   const seed = createHmac('sha256', master).update(`purser/ssh-key/v1\0${resource.id}`).digest();

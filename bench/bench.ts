@@ -1,0 +1,45 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { type Filled, fillInstallation } from './filled.ts';
+import type { Flags } from './flags.ts';
+import { type Installation, install } from './purser.ts';
+import { startUpstream, type Upstream } from './upstream.ts';
+
+/** What every row works with. Whatever a row opens beside this it closes itself. */
+export type Bench = Flags & {
+  /** Gone when the bench ends. */
+  directory: string;
+  upstream: Upstream;
+  /** A new, empty installation, whose model server is the mock or another. */
+  fresh(upstream?: Upstream): Promise<Installation>;
+  /** The installation with many wallets and entries: filled once, for all rows that ask. */
+  filled(): Promise<Filled>;
+  [Symbol.asyncDispose](): Promise<void>;
+};
+
+export async function openBench(flags: Flags): Promise<Bench> {
+  await using opening = new AsyncDisposableStack();
+  const directory = mkdtempSync(join(flags.dir, 'purser-bench-'));
+  const remove = () => rmSync(directory, { recursive: true, force: true });
+  process.on('exit', remove); // Also on Ctrl-C. It comes after the handler that ends the processes.
+  opening.defer(() => {
+    process.off('exit', remove);
+    remove();
+  });
+  const upstream = opening.adopt(await startUpstream(directory), (it) => it.stop());
+  let installations = 0;
+  let filled: Promise<Filled> | undefined;
+  const fresh = (at = upstream) => install(join(directory, `data-${installations++}`), at.port);
+  const opened = opening.move();
+  return {
+    ...flags,
+    directory,
+    upstream,
+    fresh,
+    filled: () => {
+      filled ??= fresh().then((it) => fillInstallation(it, flags));
+      return filled;
+    },
+    [Symbol.asyncDispose]: () => opened.disposeAsync(),
+  };
+}

@@ -1,0 +1,124 @@
+// Fills a stopped, new installation with wallets and settled chats, fast: `node bench/fill.ts <directory> <wallets>
+// <entries> <tokens>`. The rows are what Purser itself would have written (`purser ledger verify` says so): real ids,
+// tokens and hashes. Only the stored answers are missing, as if their 72 hours were over. Prints as many tokens of wallets,
+// chosen evenly, as JSON.
+import { randomBytes } from 'node:crypto';
+import { createKeyring, walletCredential } from '../src/access/keyring.ts';
+import { readMasterKey } from '../src/access/master-key.ts';
+import { readConfig } from '../src/config.ts';
+import { files } from '../src/data-directory.ts';
+import { takeLock } from '../src/db/lock.ts';
+import { openDatabase } from '../src/db/open.ts';
+import { newId } from '../src/id.ts';
+import { listAccounts } from '../src/ledger/account.ts';
+import { headOf, writeHeadFile } from '../src/ledger/head.ts';
+import { book, hashEntry, journalHead, lastJournalAt } from '../src/ledger/journal.ts';
+import { centsToNanos, Nanos } from '../src/money.ts';
+
+const BUDGET_CENTS = 1000;
+const HOLD = Nanos(80_000n);
+const CHARGE = Nanos(3_200n);
+const PRICE =
+  '{"prompt_nanos_per_million":"100000000","completion_nanos_per_million":"400000000","request_nanos":"0","bound_prompt_tokens":400,"bound_completion_tokens":100}';
+const ENTRIES_PER_OPERATION = 3;
+const SPREAD = 2_654_435_761; // Knuth's multiplier: neighbours in time are strangers in the wallet's index.
+const CACHE_KIB = 1024 * 1024;
+
+const [directory = '', walletCount, entryCount, tokenCount] = process.argv
+  .slice(2)
+  .map((it, i) => (i ? Number(it) : it)) as [string, number, number, number];
+const at = files(directory);
+const { secrets } = readConfig({ data: directory }, {});
+const keyring = createKeyring(readMasterKey(secrets.masterKey, { create: false }));
+const lock = await takeLock(at.lock, 'the bench');
+const { client, read } = openDatabase(at.database, { migrate: false });
+
+// No journal and no fsync: when this is interrupted, the file is thrown away.
+client.pragma('journal_mode = OFF');
+client.pragma('synchronous = OFF');
+client.pragma(`cache_size = ${-CACHE_KIB}`);
+
+const account = listAccounts(read)[0]?.id as string;
+const now = lastJournalAt(read); // The journal's time never goes back, and nothing may be later than now.
+let head = journalHead(read);
+
+const insertEntry = client.prepare('insert into entry values (?, ?, ?, ?, ?, ?, ?, ?)');
+const insertWallet = client.prepare(
+  `insert into wallet (id, account_id, name, status, budget_nanos, held_nanos, spent_nanos, master_key_id, token_hash, token_hint,
+     idempotency_key, fingerprint, request_id, created_at, cleanup_attempts) values (?, ?, 'filled', 'active', ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, 0)`,
+);
+const insertOperation = client.prepare(
+  `insert into operation (id, wallet_id, kind, route, idempotency_key, fingerprint, request_id, state, outcome, settled_by, hold_nanos,
+     charge_nanos, price, usage, subject, created_at, settled_at)
+   values (?, ?, 'chat', 'chat/completions', ?, ?, ?, 'settled', 'charged', 'answer', ?, ?, ?, ?, 'mock-1', ?, ?)`,
+);
+
+function post(causeId: string, debit: string, credit: string, amount: Nanos): void {
+  const seq = head.seq + 1;
+  const hash = hashEntry(head.hash, seq, { at: now, causeId, debit, credit, amount });
+  insertEntry.run(seq, now, causeId, debit, credit, amount, head.hash, hash);
+  head = { ...head, seq, hash };
+}
+
+const wallets: string[] = [];
+const tokens: string[] = [];
+const spentCount = new Uint32Array(walletCount);
+const tokenEvery = Math.max(1, Math.floor(walletCount / tokenCount));
+
+function openWallets(): void {
+  const budget = centsToNanos(BUDGET_CENTS);
+  for (let i = 0; i < walletCount; i++) {
+    const id = newId('wal');
+    const { token, row } = walletCredential(keyring, id);
+    const { masterKeyId, tokenHash, tokenHint } = row;
+    const requestId = newId('req');
+    insertWallet.run(
+      id,
+      account,
+      budget,
+      masterKeyId,
+      tokenHash,
+      tokenHint,
+      requestId,
+      randomBytes(32),
+      requestId,
+      now,
+    );
+    post(id, book.account(account), book.wallet(id), budget);
+    wallets.push(id);
+    if (i % tokenEvery === 0 && tokens.length < tokenCount) tokens.push(token);
+  }
+  client
+    .prepare('update account set available_cents = available_cents - :cents, reserved_cents = reserved_cents + :cents')
+    .run({ cents: walletCount * BUDGET_CENTS });
+}
+
+function settleChats(): void {
+  const usage = '{"prompt_tokens":12,"completion_tokens":5}';
+  const left = Nanos(HOLD - CHARGE);
+  while (head.seq + ENTRIES_PER_OPERATION <= entryCount) {
+    const id = newId('op');
+    const index = (head.seq * SPREAD) % walletCount;
+    const wallet = wallets[index] as string;
+    const requestId = newId('req');
+    insertOperation.run(id, wallet, requestId, randomBytes(32), requestId, HOLD, CHARGE, PRICE, usage, now, now);
+    post(id, book.wallet(wallet), book.hold(wallet), HOLD);
+    post(id, book.hold(wallet), book.sales('chat'), CHARGE);
+    post(id, book.hold(wallet), book.wallet(wallet), left);
+    spentCount[index] = (spentCount[index] as number) + 1;
+  }
+  const spend = client.prepare('update wallet set spent_nanos = ? where id = ?');
+  wallets.forEach((id, i) => {
+    spend.run(BigInt(spentCount[i] as number) * CHARGE, id);
+  });
+}
+
+client.transaction(() => {
+  openWallets();
+  settleChats();
+})();
+client.pragma('journal_mode = WAL');
+await writeHeadFile(at.head, headOf(read));
+client.close();
+lock.release();
+console.log(JSON.stringify(tokens));

@@ -1,0 +1,72 @@
+import { tmpdir } from 'node:os';
+import { parseArgs } from 'node:util';
+
+export type Flags = {
+  /** Letters of the rows to run; undefined means all. */
+  only: readonly string[] | undefined;
+  /** Length of one round of load. */
+  seconds: number;
+  /** Rounds of each target; medians are reported. */
+  rounds: number;
+  /** How full the filled database is. */
+  wallets: number;
+  entries: number;
+  /** Operations before memory is read the second time. */
+  operations: number;
+  /** Same-key races. */
+  races: number;
+  /** Where the data directories are made: on the disk that is to be measured. */
+  dir: string;
+};
+
+const HELP = `npm run bench -- [flags]
+  --only a,b,…    these rows
+  --seconds N     seconds of one round of load (2)
+  --rounds N      rounds of each target, interleaved; medians are reported (5)
+  --wallets N     wallets in the filled database (100000)
+  --entries N     journal entries in it (1000000)
+  --operations N  operations before memory is read again (100000)
+  --races N       same-key races (1000)
+  --full          1000000 wallets, 10000000 entries, 1000000 operations
+  --dir DIR       where the data directories are made (the system's temporary directory)`;
+
+/** The flags of the command line, or undefined when they were asked for. Throws TypeError for what is no flag. */
+export function readFlags(): Flags | undefined {
+  const count = { type: 'string' } as const;
+  const { values } = parseArgs({
+    options: {
+      only: { type: 'string' },
+      seconds: count,
+      rounds: count,
+      wallets: count,
+      entries: count,
+      operations: count,
+      races: count,
+      full: { type: 'boolean', default: false },
+      dir: { type: 'string', default: tmpdir() },
+      help: { type: 'boolean', default: false },
+    },
+  });
+  if (values.help) {
+    console.log(HELP);
+    return undefined;
+  }
+  const size = values.full
+    ? { wallets: 1_000_000, entries: 10_000_000, operations: 1_000_000 }
+    : { wallets: 100_000, entries: 1_000_000, operations: 100_000 };
+  const number = (name: 'seconds' | 'rounds' | 'wallets' | 'entries' | 'operations' | 'races', otherwise: number) => {
+    const value = Number(values[name] ?? otherwise);
+    if (!(value > 0)) throw new TypeError(`--${name} must be a number above 0\n${HELP}`);
+    return value;
+  };
+  return {
+    only: values.only?.split(','),
+    dir: values.dir,
+    seconds: number('seconds', 2),
+    rounds: number('rounds', 5),
+    wallets: number('wallets', size.wallets),
+    entries: number('entries', size.entries),
+    operations: number('operations', size.operations),
+    races: number('races', 1000),
+  };
+}

@@ -1,0 +1,133 @@
+// The load generator, a process of its own: raw sockets, one request in flight on each, nothing allocated per request
+// that can be helped. It reads its order as JSON on stdin and prints its result as JSON.
+
+import { once } from 'node:events';
+import net from 'node:net';
+import { performance } from 'node:perf_hooks';
+import type { LoadOrder, LoadResult } from './generate.ts';
+import { type Reply, replyReader } from './reply.ts';
+
+const KEY_LENGTH = 32;
+const order = JSON.parse(await stdin()) as LoadOrder;
+const body = Buffer.from(order.body);
+const latencies: number[] = [];
+const statuses: Record<string, number> = {};
+let errors = 0;
+let asked = 0;
+let endsAt = Number.POSITIVE_INFINITY;
+let lastRefusal: string | undefined;
+
+/** The bytes of a request for one of the tokens, with room for its key. */
+type Template = { bytes: Buffer; keyAt: number };
+
+function template(token: string | undefined): Template {
+  const headers = [
+    `POST ${order.path} HTTP/1.1`,
+    `Host: 127.0.0.1:${order.port}`,
+    'Content-Type: application/json',
+    `Content-Length: ${body.length}`,
+    ...(token === undefined ? [] : [`Authorization: Bearer ${token}`]),
+    ...Object.entries(order.headers ?? {}).map(([name, value]) => `${name}: ${value}`),
+    `Idempotency-Key: ${'x'.repeat(KEY_LENGTH)}`,
+  ];
+  const head = `${headers.join('\r\n')}\r\n\r\n`;
+  return { bytes: Buffer.concat([Buffer.from(head), body]), keyAt: head.length - 4 - KEY_LENGTH };
+}
+
+type Client = { send(template: Template, key: number): Promise<Reply | undefined> };
+
+async function connect(): Promise<Client> {
+  const reader = replyReader();
+  let answered: ((reply: Reply | undefined) => void) | undefined;
+  const settle = (reply: Reply | undefined) => {
+    const tell = answered;
+    answered = undefined;
+    tell?.(reply);
+  };
+  const socket = net.connect({
+    port: order.port,
+    host: '127.0.0.1',
+    noDelay: true,
+    onread: {
+      buffer: Buffer.allocUnsafe(64 * 1024),
+      callback(length, buffer) {
+        const reply = reader((buffer as Buffer).subarray(0, length));
+        if (reply) settle(reply);
+        return true;
+      },
+    },
+  });
+  socket.on('error', () => settle(undefined));
+  socket.on('close', () => settle(undefined));
+  await once(socket, 'connect');
+  socket.unref(); // The process ends when the last answer is there.
+  return {
+    send({ bytes, keyAt }, key) {
+      bytes.write(`${order.run}${key}`.padEnd(KEY_LENGTH, '-'), keyAt, KEY_LENGTH, 'latin1');
+      return new Promise((resolve) => {
+        answered = resolve;
+        if (socket.destroyed) settle(undefined);
+        else socket.write(bytes);
+      });
+    },
+  };
+}
+
+async function ask(client: Client, from: Template, key: number): Promise<boolean> {
+  const at = performance.now();
+  const reply = await client.send(from, key);
+  if (!reply) {
+    errors++;
+    return false;
+  }
+  latencies.push(performance.now() - at);
+  statuses[reply.status] = (statuses[reply.status] ?? 0) + 1;
+  if (reply.status >= 400) lastRefusal = reply.text;
+  return true;
+}
+
+/** Every client goes on by itself until the time or the number of requests is over. */
+async function stream(client: Client, index: number): Promise<void> {
+  const tokens = order.tokens ?? [undefined];
+  const own = tokens.filter((_, i) => i % order.connections === index % tokens.length).map(template);
+  for (let turn = 0; performance.now() < endsAt && asked < (order.count ?? Number.POSITIVE_INFINITY); turn++) {
+    const from = own[turn % own.length] as Template;
+    if (!(await ask(client, from, asked++))) return;
+  }
+}
+
+/** All clients ask at the same moment, `count` times over; with `sameKey` it is the same request. */
+async function lockstep(clients: readonly Client[]): Promise<void> {
+  const own = clients.map((_, i) => template(order.tokens?.[i % order.tokens.length]));
+  for (let round = 0; round < (order.count ?? 1); round++) {
+    const keyOf = (i: number) => (order.sameKey ? round : round * clients.length + i);
+    await Promise.all(clients.map((client, i) => ask(client, own[i] as Template, keyOf(i))));
+  }
+}
+
+async function stdin(): Promise<string> {
+  let text = '';
+  for await (const chunk of process.stdin) text += chunk;
+  return text;
+}
+
+const keepAlive = setInterval(() => {}, 1000); // The sockets are unreferenced.
+const clients = await Promise.all(Array.from({ length: order.connections }, connect));
+const from = performance.now();
+endsAt = order.seconds === undefined ? endsAt : from + order.seconds * 1000;
+await (order.lockstep ? lockstep(clients) : Promise.all(clients.map(stream)));
+const seconds = (performance.now() - from) / 1000;
+clearInterval(keepAlive);
+const sorted = Float64Array.from(latencies).sort();
+const at = (share: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? Number.NaN;
+const result: LoadResult = {
+  count: sorted.length,
+  perSecond: sorted.length / seconds,
+  p50: at(0.5),
+  p99: at(0.99),
+  statuses,
+  errors,
+  ...(lastRefusal === undefined ? {} : { lastRefusal }),
+};
+console.log(JSON.stringify(result));
+process.exit(0);

@@ -1,0 +1,55 @@
+// `npm run bench`: the numbers of design section 11, each as a ratio within one run on one machine. It asserts nothing,
+// prints a table, and leaves nothing behind but bench/peers/node_modules.
+import { cpus } from 'node:os';
+import { type Bench, openBench } from './bench.ts';
+import { readFlags } from './flags.ts';
+import { addedLatency } from './rows/added-latency.ts';
+import { chatAgainstNoLedger } from './rows/chat-against-no-ledger.ts';
+import { chatAgainstPeer } from './rows/chat-against-peer.ts';
+import { fsyncs } from './rows/fsyncs.ts';
+import { ledgerVerify } from './rows/ledger-verify.ts';
+import { memory } from './rows/memory.ts';
+import { races } from './rows/races.ts';
+import { slowDown } from './rows/slow-down.ts';
+import { startToReady } from './rows/start-to-ready.ts';
+import { walletCreation } from './rows/wallet-creation.ts';
+import { type Line, printLines } from './table.ts';
+
+/** The rows in the order in which they are printed. */
+const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
+  a: chatAgainstPeer,
+  b: chatAgainstNoLedger,
+  c: fsyncs,
+  d: addedLatency,
+  e: walletCreation,
+  f: slowDown,
+  g: startToReady,
+  h: memory,
+  i: ledgerVerify,
+  j: races,
+};
+
+const flags = readFlags();
+// Ending the process runs the handlers of 'exit', which stop what was started and remove what was written.
+for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => process.exit(130));
+
+if (flags) {
+  const from = performance.now();
+  await using bench = await openBench(flags);
+  const [cpu] = cpus();
+  console.log(
+    `${cpus().length} × ${cpu?.model.trim()}, Node ${process.version}, ${flags.rounds} rounds of ${flags.seconds} s, medians\n`,
+  );
+  const table: Line[] = [];
+  for (const [letter, row] of Object.entries(ROWS)) {
+    if (flags.only && !flags.only.includes(letter)) continue;
+    const at = performance.now();
+    const lines = await row(bench).catch((error: Error) => [
+      { what: 'failed', goal: '', measured: error.message.replace(/\s+/g, ' ').slice(0, 300) },
+    ]);
+    process.stderr.write(`${letter} took ${Math.round((performance.now() - at) / 1000)} s\n`);
+    table.push(...lines.map((line, i) => ({ ...line, letter: i ? '' : letter })));
+  }
+  printLines(table);
+  console.log(`\n${Math.round((performance.now() - from) / 1000)} s in all`);
+}

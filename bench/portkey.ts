@@ -1,0 +1,29 @@
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { freePort, run, start, untilAnswers } from './process.ts';
+
+const PEERS = join(import.meta.dirname, 'peers');
+const SERVER = join(PEERS, 'node_modules', '@portkey-ai', 'gateway', 'build', 'start-server.js');
+
+/** @portkey-ai/gateway, running: it meters nothing, so it is an unmetered floor. */
+export type Portkey = { pid: number; port: number; headers: Record<string, string>; stop(): Promise<void> };
+
+/** Starts it on the Node that runs the bench. Answers undefined when it is not there and cannot be installed. */
+export async function startPortkey(directory: string, upstreamPort: number): Promise<Portkey | undefined> {
+  if (!existsSync(SERVER)) {
+    try {
+      console.error('Installing @portkey-ai/gateway into bench/peers …');
+      await run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund'], { cwd: PEERS });
+    } catch (error) {
+      console.error(`bench/peers cannot be installed: ${(error as Error).message}`);
+      return undefined;
+    }
+  }
+  const port = await freePort();
+  const log = join(directory, 'portkey.log');
+  const args = ['--require', join(PEERS, 'bind-loopback.cjs'), SERVER, `--port=${port}`, '--headless'];
+  const child = start(process.execPath, args, log, { NODE_ENV: 'production' });
+  await untilAnswers(child, `http://127.0.0.1:${port}/`, log);
+  const headers = { 'x-portkey-provider': 'openai', 'x-portkey-custom-host': `http://127.0.0.1:${upstreamPort}/v1` };
+  return { pid: child.pid, port, headers, stop: () => child.stop() };
+}

@@ -1,0 +1,138 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, openSync, readFileSync } from 'node:fs';
+import http from 'node:http';
+import net from 'node:net';
+
+/** Every process the bench has started and not yet seen end, by pid: what is in here is stopped however the bench ends. */
+const started = new Set<number>();
+process.on('exit', () => {
+  for (const pid of started) kill(pid, 'SIGKILL');
+});
+
+const STOP_MILLISECONDS = 15_000;
+const TRY_MILLISECONDS = 2;
+const CLOCK_TICKS_PER_SECOND = 100; // USER_HZ: the same on every Linux that Node runs on.
+
+export type Child = {
+  pid: number;
+  process: ChildProcess;
+  ended: Promise<unknown>;
+  stop(signal?: NodeJS.Signals): Promise<void>;
+};
+
+/** Starts a program with its words going to the file `log`. */
+export function start(command: string, args: readonly string[], log: string, env: Record<string, string> = {}): Child {
+  const out = openSync(log, 'a');
+  const child = spawn(command, args, { stdio: ['ignore', out, out], env: { ...plainEnvironment(), ...env } });
+  closeSync(out);
+  return adopt(child);
+}
+
+/** Runs a program to its end and answers its stdout. Throws with its stderr when it fails. */
+export async function run(
+  command: string,
+  args: readonly string[],
+  options: { cwd?: string; input?: string } = {},
+): Promise<string> {
+  const child = spawn(command, args, { ...options, stdio: ['pipe', 'pipe', 'pipe'], env: plainEnvironment() });
+  const { ended } = adopt(child);
+  child.stdin.on('error', () => {}); // A program that ended early says why by its exit code.
+  child.stdin.end(options.input ?? '');
+  const [stdout, stderr] = await Promise.all([text(child.stdout), text(child.stderr), ended]);
+  if (child.exitCode !== 0) throw new Error(`${command} ${args.join(' ').slice(0, 200)} failed: ${stderr || stdout}`);
+  return stdout;
+}
+
+async function text(stream: AsyncIterable<Buffer>): Promise<string> {
+  let whole = '';
+  for await (const chunk of stream) whole += chunk.toString();
+  return whole;
+}
+
+/** The environment without whatever would configure a Purser or a Node that the bench starts. */
+function plainEnvironment(): NodeJS.ProcessEnv {
+  return Object.fromEntries(Object.entries(process.env).filter(([name]) => !/^(PURSER_|NODE_)/.test(name)));
+}
+
+function adopt(child: ChildProcess): Child {
+  const { pid } = child;
+  const failed = once(child, 'error').then(([error]) => Promise.reject(error));
+  if (pid === undefined) return { pid: 0, process: child, ended: failed, stop: () => failed as Promise<never> };
+  failed.catch(() => {});
+  const ended = once(child, 'exit').finally(() => started.delete(pid));
+  started.add(pid);
+  return {
+    pid,
+    process: child,
+    ended,
+    async stop(signal = 'SIGTERM') {
+      if (!started.has(pid)) return;
+      kill(pid, signal);
+      const late = setTimeout(() => kill(pid, 'SIGKILL'), STOP_MILLISECONDS);
+      await ended.catch(() => {});
+      clearTimeout(late);
+    },
+  };
+}
+
+/** A process that a program of ours started: it is stopped as if the bench had started it. */
+export function track(pid: number): { forget(): void } {
+  started.add(pid);
+  return { forget: () => void started.delete(pid) };
+}
+
+export function kill(pid: number, signal: NodeJS.Signals): void {
+  try {
+    process.kill(pid, signal);
+  } catch {} // It has ended by itself.
+}
+
+/** Seconds of processor time a process has used so far, in all its threads. */
+export function cpuSeconds(pid: number): number {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' '); // The name before it may hold spaces.
+  return (Number(fields[11]) + Number(fields[12])) / CLOCK_TICKS_PER_SECOND;
+}
+
+/** Private memory of a process in MB: what no file backs, so nobody else can share it. */
+export function anonymousMegabytes(pid: number): number {
+  const kib = /^RssAnon:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1];
+  return (Number(kib) * 1024) / 1e6;
+}
+
+/** A port on loopback that nobody listens on at the moment. */
+export async function freePort(): Promise<number> {
+  const server = net.createServer();
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as net.AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+/** Resolves when `child` has answered `url` with 200. Throws when it ends before, or takes too long. */
+export async function untilAnswers(child: Child, url: string, log: string, milliseconds = 60_000): Promise<void> {
+  const from = performance.now();
+  for (;;) {
+    if ((await statusOf(url)) === 200) return;
+    const over = performance.now() - from > milliseconds;
+    if (over || child.process.exitCode !== null)
+      throw new Error(`${child.process.spawnfile} does not answer ${url}:\n${readFileSync(log, 'utf8').slice(-2000)}`);
+    await sleep(TRY_MILLISECONDS);
+  }
+}
+
+/** The status of a GET on a connection of its own; 0 when nobody listens. */
+function statusOf(url: string): Promise<number> {
+  return new Promise((resolve) => {
+    const request = http.get(url, { agent: false }, (response) => {
+      response.resume();
+      response.on('close', () => resolve(response.statusCode ?? 0));
+    });
+    request.on('error', () => resolve(0));
+  });
+}
+
+export const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));

@@ -1,0 +1,44 @@
+import { generateGood, type Load, type Measured } from './generate.ts';
+
+/** A target's figures, each the median over the rounds, and every round by itself. */
+export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'cpu'> & { rounds: readonly Measured[] };
+
+const WARM_UP_SECONDS = 1;
+
+/**
+ * Puts the loads on their targets by turns, so that whatever else happens on the machine meets all of them alike. Every
+ * target is warmed up first, and each round begins with another one.
+ */
+export async function interleave<N extends string>(
+  targets: Record<N, Load>,
+  { rounds, seconds }: { rounds: number; seconds: number },
+): Promise<Record<N, Figures>> {
+  const names = Object.keys(targets) as N[];
+  const results = Object.fromEntries(names.map((name) => [name, []])) as unknown as Record<N, Measured[]>;
+  for (const name of names) await generateGood({ ...targets[name], seconds: WARM_UP_SECONDS });
+  for (let round = 0; round < rounds; round++) {
+    for (let i = 0; i < names.length; i++) {
+      const name = names[(round + i) % names.length] as N;
+      results[name].push(await generateGood({ ...targets[name], seconds }));
+    }
+  }
+  return Object.fromEntries(names.map((name) => [name, figuresOf(results[name])])) as Record<N, Figures>;
+}
+
+function figuresOf(rounds: readonly Measured[]): Figures {
+  const of = (name: 'perSecond' | 'p50' | 'p99' | 'cpu') => median(rounds.map((it) => it[name]));
+  return { perSecond: of('perSecond'), p50: of('p50'), p99: of('p99'), cpu: of('cpu'), rounds };
+}
+
+/** The median over the rounds of one target's figure divided by the other's in the same round. */
+export function ratio(one: Figures, other: Figures, name: 'perSecond' | 'p50' | 'p99'): number {
+  return median(one.rounds.map((it, round) => it[name] / (other.rounds[round] as Measured)[name]));
+}
+
+export function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2
+    ? (sorted[middle] as number)
+    : ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
+}

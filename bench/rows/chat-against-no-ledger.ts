@@ -1,0 +1,36 @@
+import { join } from 'node:path';
+import type { Bench } from '../bench.ts';
+import { chatLoad } from '../loads.ts';
+import { openWallets, type Server, startPurser } from '../purser.ts';
+import { interleave, ratio } from '../rounds.ts';
+import { figure, type Line } from '../table.ts';
+
+const WALLETS = 1000;
+const unledgered: Server = ({ directory }) => [
+  process.execPath,
+  join(import.meta.dirname, '..', 'unledgered.ts'),
+  directory,
+];
+
+/** What the books cost: the same chat against a Purser that writes nothing (bench/unledgered.ts says what it leaves out). */
+export async function chatAgainstNoLedger(bench: Bench): Promise<Line[]> {
+  await using open = new AsyncDisposableStack();
+  const bare = await bench.fresh();
+  const filling = await startPurser(bare); // Without books no wallet can be opened, so it is done before.
+  const bareTokens = await openWallets(bare, WALLETS).finally(() => filling.stop());
+  const without = open.adopt(await startPurser(bare, unledgered), (it) => it.stop());
+
+  const installation = await bench.fresh();
+  const purser = open.adopt(await startPurser(installation), (it) => it.stop());
+  const tokens = await openWallets(installation, WALLETS);
+
+  const result = await interleave({ purser: chatLoad(purser, tokens), without: chatLoad(without, bareTokens) }, bench);
+  return [
+    {
+      what: 'the same × purser without its ledger',
+      goal: '≥ 0.5',
+      measured: figure(ratio(result.purser, result.without, 'perSecond')),
+      beside: `with ${figure(result.purser.perSecond)}/s, ${figure(result.purser.cpu)} µs CPU; without ${figure(result.without.perSecond)}/s, ${figure(result.without.cpu)} µs CPU`,
+    },
+  ];
+}

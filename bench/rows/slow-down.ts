@@ -1,0 +1,44 @@
+import type { Bench } from '../bench.ts';
+import { chatLoad, walletLoad } from '../loads.ts';
+import { openWallets, startPurser } from '../purser.ts';
+import { interleave, ratio } from '../rounds.ts';
+import { figure, type Line } from '../table.ts';
+
+const WALLETS = 1000;
+
+/** The rates of chat and of wallet creation with a past in the database, against an empty one in the same rounds. */
+export async function slowDown(bench: Bench): Promise<Line[]> {
+  await using open = new AsyncDisposableStack();
+  const { installation: old, tokens: oldTokens, megabytes } = await bench.filled();
+  const filled = open.adopt(await startPurser(old), (it) => it.stop());
+  const young = await bench.fresh();
+  const empty = open.adopt(await startPurser(young), (it) => it.stop());
+  const tokens = await openWallets(young, WALLETS);
+
+  const loads = {
+    chatEmpty: chatLoad(empty, tokens),
+    chatFilled: chatLoad(filled, oldTokens),
+    walletsEmpty: walletLoad(empty, young),
+    walletsFilled: walletLoad(filled, old),
+  };
+  const result = await interleave(loads, { ...bench, seconds: bench.seconds / 2 }); // Twice as many targets as elsewhere.
+  const percent = (one: keyof typeof loads, other: keyof typeof loads) =>
+    `${figure((1 - ratio(result[one], result[other], 'perSecond')) * 100)} %`;
+  const rates = (one: keyof typeof loads, other: keyof typeof loads) =>
+    `${figure(result[other].perSecond)}/s empty, ${figure(result[one].perSecond)}/s filled`;
+  const size = `${bench.wallets.toLocaleString('en-US')} wallets, ${bench.entries.toLocaleString('en-US')} entries`;
+  return [
+    {
+      what: `slow down of chat with ${size}`,
+      goal: '≤ 20 %',
+      measured: percent('chatFilled', 'chatEmpty'),
+      beside: `${rates('chatFilled', 'chatEmpty')}; a file of ${megabytes} MB`,
+    },
+    {
+      what: 'the same, wallet creation',
+      goal: '≤ 20 %',
+      measured: percent('walletsFilled', 'walletsEmpty'),
+      beside: rates('walletsFilled', 'walletsEmpty'),
+    },
+  ];
+}

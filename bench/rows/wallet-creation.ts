@@ -1,0 +1,24 @@
+import type { Bench } from '../bench.ts';
+import { fdatasyncMilliseconds } from '../disk.ts';
+import { walletLoad } from '../loads.ts';
+import { startPurser } from '../purser.ts';
+import { interleave } from '../rounds.ts';
+import { figure, type Line } from '../table.ts';
+
+/** Wallets opened over HTTP, each durable before its answer, beside what the disk itself takes. */
+export async function walletCreation(bench: Bench): Promise<Line[]> {
+  await using open = new AsyncDisposableStack();
+  const installation = await bench.fresh();
+  const purser = open.adopt(await startPurser(installation), (it) => it.stop());
+  const before = fdatasyncMilliseconds(bench.directory);
+  const { wallets } = await interleave({ wallets: walletLoad(purser, installation) }, bench);
+  const after = fdatasyncMilliseconds(bench.directory);
+  return [
+    {
+      what: 'wallet creation, 64 connections, durable',
+      goal: '≥ 3,000/s where fdatasync takes 0.2 ms',
+      measured: `${figure(wallets.perSecond)}/s`,
+      beside: `fdatasync takes ${figure(before)} ms before, ${figure(after)} ms after; p99 ${figure(wallets.p99)} ms, ${figure(wallets.cpu)} µs CPU`,
+    },
+  ];
+}

@@ -1,0 +1,19 @@
+import { join } from 'node:path';
+import { freePort, start, untilAnswers } from './process.ts';
+
+/** The mock model server, running. */
+export type Upstream = { pid: number; port: number; count(): Promise<number>; stop(): Promise<void> };
+
+/** Starts a mock that answers after `delayMilliseconds`. */
+export async function startUpstream(directory: string, delayMilliseconds = 0): Promise<Upstream> {
+  const port = await freePort();
+  const log = join(directory, `upstream-${port}.log`);
+  const child = start(
+    process.execPath,
+    [join(import.meta.dirname, 'mock-upstream.ts'), `${port}`, `${delayMilliseconds}`],
+    log,
+  );
+  const url = `http://127.0.0.1:${port}/count`;
+  await untilAnswers(child, url, log);
+  return { pid: child.pid, port, count: async () => Number(await (await fetch(url)).text()), stop: () => child.stop() };
+}
