@@ -55,6 +55,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   let closed = false;
   let commits = 0;
   let failure: string | undefined;
+  let undone: string | undefined; // Why a closure of this batch found no room, though the batch was committed.
   const idle: (() => void)[] = [];
 
   // better-sqlite3's transaction() nests as a savepoint, keeps its statements, and refuses a promise at run time too.
@@ -72,8 +73,9 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
         // SQLite ended the whole batch, or the disk lies: everybody's closure is undone.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
         // A full disk may undo the one statement only; for whoever asked it is the same full disk.
-        const reason = isClean(error) ? notNow(error) : error;
-        settle.push(() => job.reject(reason));
+        const full = isClean(error) ? notNow(error) : undefined;
+        undone = full?.message ?? undone;
+        settle.push(() => job.reject(full ?? error));
       }
     }
     return done;
@@ -83,6 +85,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     scheduled = false;
     const settle: (() => void)[] = [];
     let done: number;
+    undone = undefined;
     try {
       done = batch(queue, settle);
     } catch (error) {
@@ -101,7 +104,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     }
     queue = queue.slice(done);
     commits++;
-    failure = undefined;
+    failure = undone;
     events.committed?.();
     if (queue.length) schedule();
     for (const tell of settle) tell();

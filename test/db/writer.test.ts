@@ -236,6 +236,22 @@ test('everybody who waits behind a full disk is refused, and nobody waits for ev
   await writer.close();
 });
 
+test('that nothing can be written is known until something can, however SQLite undid it', async (t) => {
+  for (const withTrigger of [false, true]) {
+    const { writer, client, insert } = openWriter(t);
+    if (withTrigger)
+      client.exec(`create trigger no before insert on account when new.id = '' begin select raise(abort, 'no'); end`);
+    await writer.write(insert('one'));
+    assert.equal(writer.failure(), undefined);
+    const free = fillDisk(client);
+    await assert.rejects(writer.write(insert('full', BIG)), { code: 'read_only' });
+    assert.match(writer.failure() ?? '', /SQLITE_FULL/);
+    free();
+    await writer.write(insert('two'));
+    assert.equal(writer.failure(), undefined);
+  }
+});
+
 /** A closure whose damage shows only at COMMIT: a reference that is checked there and leads nowhere. */
 const failAtCommit = (client: Client.Database) => () => {
   client.pragma('defer_foreign_keys = ON');

@@ -54,8 +54,11 @@ test('a full disk is no fault of ours: what cannot be written is 503 read_only w
     codes.add(body.error.code);
   }
   assert(codes.has('read_only'));
+  const ready = await house.ask('GET', '/readyz');
+  assert.deepEqual([ready.status, /SQLITE_FULL/.test(ready.body.reason)], [503, true]);
   free();
   assert.equal((await house.chat(token)).status, 200, 'and it is over when there is space');
+  assert.equal((await house.ask('GET', '/readyz')).status, 200);
   assert.deepEqual(house.problems(), []);
 });
 
