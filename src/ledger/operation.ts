@@ -49,11 +49,12 @@ const reads = prepare((read: Reader) => ({
       ),
     )
     .prepare(),
+  // Ordered by +id: by the bare column SQLite would walk all operations of the wallet instead of the few that are open.
   open: read
     .select()
     .from(operations)
     .where(and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.state} <> 'settled'`))
-    .orderBy(asc(operations.id))
+    .orderBy(sql`+${operations.id}`)
     .prepare(),
   anyOpen: read
     .select({ id: operations.id })
@@ -66,12 +67,12 @@ const reads = prepare((read: Reader) => ({
     .from(operations)
     .where(
       and(
-        sql`${operations.state} <> 'settled'`,
+        sql`${operations.state} <> 'settled'`, // the words of the partial index
         sql`${operations.state} = 'reserved'`,
-        gt(operations.id, sql.placeholder('after')),
+        sql`+${operations.id} > ${sql.placeholder('after')}`,
       ),
     )
-    .orderBy(asc(operations.id))
+    .orderBy(sql`+${operations.id}`)
     .limit(LIST_COUNT_MAX)
     .prepare(),
   latest: read.select().from(operations).orderBy(desc(operations.id)).limit(LIST_COUNT_MAX).prepare(),
@@ -267,9 +268,17 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   writes(tx).insert.run({ ...row, resourceId, targetAt, createdAt: now });
   raiseHeld(tx, wallet.id, order.hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: order.hold }]);
-  const operation = findOperation(tx, id);
-  assert(operation, 'it has just been inserted');
-  return operation;
+  const placed = { ...row, resourceId, targetAt, createdAt: now, state: 'reserved' as const };
+  return {
+    ...placed,
+    outcome: null,
+    settledBy: null,
+    charge: null,
+    usage: null,
+    reason: null,
+    uncertainAt: null,
+    settledAt: null,
+  };
 }
 
 /**

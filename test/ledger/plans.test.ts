@@ -1,0 +1,42 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import type { Database as Client } from 'better-sqlite3';
+import { openOperations, reservedOperations } from '../../src/ledger/operation.ts';
+import { dueWallets, endingWallets, nextExpiry } from '../../src/ledger/wallet.ts';
+import { openBooks } from './books.ts';
+
+/** The plan of the statement that `look` prepares on a fresh handle and runs. */
+function planOf(client: Client, statement: string): string {
+  const values = Array((statement.match(/\?/g) ?? []).length).fill('x');
+  const rows = client.prepare(`explain query plan ${statement}`).all(...values) as { detail: string }[];
+  return rows.map((it) => it.detail).join(' | ');
+}
+
+test('what the reaper and the budget ask walks what is due, never what exists', async (t) => {
+  const { ledger } = await openBooks(t);
+  const asked: string[] = [];
+  const { client } = ledger;
+  const prepare = client.prepare.bind(client);
+  const { drizzle } = await import('drizzle-orm/better-sqlite3');
+  const read = drizzle(client); // A fresh handle: its statements are prepared now.
+  client.prepare = ((sql: string) => {
+    asked.push(sql);
+    return prepare(sql);
+  }) as typeof client.prepare;
+  openOperations(read, 'wal_x');
+  reservedOperations(read);
+  dueWallets(read, 1);
+  endingWallets(read);
+  nextExpiry(read);
+  client.prepare = prepare as typeof client.prepare;
+
+  const planned = (part: RegExp) => {
+    const statement = asked.find((it) => part.test(it));
+    assert(statement, `no statement has ${part}`);
+    return planOf(client, statement);
+  };
+  assert.match(planned(/"wallet_id" = \? and "operation"\."state" <> 'settled'\) order by/), /operation_open/);
+  assert.match(planned(/"state" = 'reserved'/), /operation_open/);
+  assert.match(planned(/"expires_at" <= \?/), /wallet_expiry/);
+  assert.match(planned(/"status" in \('closing', 'expired'\)/), /wallet_ending/);
+});
