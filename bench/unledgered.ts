@@ -6,6 +6,7 @@
 // the event loop it waits for, the transaction and its fsync. Nothing is stored, so nothing can be replayed.
 //
 // It runs from source where Purser is the executable. Their steady speed is the same: only their start differs.
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { readConfig } from '../src/config.ts';
 import { newId } from '../src/id.ts';
 import type { Ledger } from '../src/ledger/ledger.ts';
@@ -20,24 +21,21 @@ const fatal = (error: unknown) => {
 };
 const app = await serve(config, secrets, { log, who: 'the bench', create: true, fatal });
 
-// The road asks to write twice: synchronously inside `drive` (the hold), and after the call (the settlement). The first
-// is answered with an operation that holds more than any answer costs, the second with "it moved".
+// Each attempt asks to write twice: the hold, and after the call the settlement. The first is answered with an operation
+// that holds more than any answer costs, the second with "it moved".
 const HOLD = 10n ** 15n;
-let starting: object | undefined;
+const attempts = new AsyncLocalStorage<{ key: object; isHeld: boolean }>();
 const { running: real } = app;
 const running: Running = {
   ...real,
-  drive(key, run) {
-    starting = key;
-    try {
-      return real.drive(key, run);
-    } finally {
-      starting = undefined;
-    }
-  },
+  drive: (key, run) => attempts.run({ key, isHeld: false }, () => real.drive(key, run)),
 };
-const write = () =>
-  Promise.resolve(starting ? { ...starting, id: newId('op'), state: 'reserved', hold: HOLD, subject: 'mock-1' } : true);
+const write = () => {
+  const attempt = attempts.getStore();
+  if (!attempt || attempt.isHeld) return Promise.resolve(true);
+  attempt.isHeld = true;
+  return Promise.resolve({ ...attempt.key, id: newId('op'), state: 'reserved', hold: HOLD, subject: 'mock-1' });
+};
 const ledger: Ledger = { ...app.ledger, write: write as unknown as Ledger['write'] };
 Object.assign(app, { running, ledger });
 process.once('SIGTERM', () => void app[Symbol.asyncDispose]());
