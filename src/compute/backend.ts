@@ -79,6 +79,9 @@ export type SessionOrder = {
   terminal: { term: string; columns: number; rows: number } | undefined;
 };
 
+/** One thing that was looked at: `detail` says what is so, or what is wrong and what to do about it. */
+export type Finding = { name: string; ok: boolean; detail: string };
+
 /**
  * What drives something real behind a slot (design, section 7). Every call has a time limit of its own and, unless its
  * result says otherwise, throws when the backend cannot be asked; whoever throws has promised nothing.
@@ -107,6 +110,10 @@ export type Backend = {
   session(ref: Ref, order: SessionOrder): Promise<Session>;
   /** So many empty lists, so many seconds apart, prove that a create left nothing behind. */
   absence: { lists: number; apartSeconds: number };
+  /** Looks at everything that has to be so for a lease, and makes none. Never throws. */
+  check?(): Promise<Finding[]>;
+  /** Whether a machine may be made only to try it. */
+  trial?: 'free' | 'costs_money';
   close(): Promise<void>;
 };
 
