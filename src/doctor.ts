@@ -1,16 +1,19 @@
 import { closeSync, existsSync, fsyncSync, openSync, rmSync, statfsSync, statSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { readMasterKey } from './access/master-key.ts';
+import type { Finding } from './compute/backend.ts';
+import { finding } from './compute/finding.ts';
 import type { Config, Secrets } from './config.ts';
 import { files, prepareDirectory } from './data-directory.ts';
 import { type Database, openDatabase } from './db/open.ts';
+import { examineSlots } from './doctor-compute.ts';
 import { findGap, readHeadFile } from './ledger/head.ts';
 import { findInstallation } from './ledger/installation.ts';
 import { lastJournalAt } from './ledger/journal.ts';
 import { uncertainOperations } from './ledger/operation.ts';
 import { askSocket } from './operator/ask.ts';
 
-export type Check = { name: string; ok: boolean; detail: string };
+export type Check = Finding;
 
 /** Below this, no disk has really written anything: something between us and the disk says yes too early. */
 const FSYNC_MILLISECONDS_MIN = 0.01;
@@ -29,25 +32,34 @@ const UNFIT_FILE_SYSTEMS = new Map([
   [0x01021997, '9p'],
 ]);
 
-/** What is wrong with this installation, and what to do about it. Changes nothing; asks only the configured upstreams. */
+type Look = (name: string, look: () => string | Promise<string>) => Promise<boolean>;
+
+/**
+ * What is wrong with this installation, and what to do about it. Changes nothing, also while the server runs; asks only
+ * the configured upstreams and backends, and has each backend where that costs nothing make one machine and destroy it.
+ */
 export async function examine(config: Config, secrets: Secrets): Promise<Check[]> {
   const checks: Check[] = [];
-  const good = (name: string, detail: string) => checks.push({ name, ok: true, detail });
-  const bad = (name: string, detail: string) => checks.push({ name, ok: false, detail });
   /** One check: whatever it throws is what is wrong. */
-  async function check(name: string, look: () => string | Promise<string>): Promise<boolean> {
-    try {
-      good(name, await look());
-      return true;
-    } catch (error) {
-      bad(name, (error as Error).message);
-      return false;
-    }
-  }
+  const check: Look = async (name, look) => {
+    const found = await finding(name, look);
+    checks.push(found);
+    return found.ok;
+  };
+  await check('configuration', () => config.file ?? 'no file: every setting has its default');
+  const installationId = await examineDirectory(check, config, secrets);
+  for (const upstream of config.router.upstreams)
+    await check(`upstream ${upstream.name}`, () =>
+      tryUpstream(upstream.base_url, secrets.upstreamKeys.get(upstream.name)),
+    );
+  const now = () => Math.floor(Date.now() / 1000);
+  return [...checks, ...(await examineSlots(config, secrets, installationId, now))];
+}
+
+/** The data directory and what is in it. Answers the installation's id, where there is a database that tells it. */
+async function examineDirectory(check: Look, config: Config, secrets: Secrets): Promise<string | undefined> {
   const directory = config.dataDirectory;
   const at = files(directory);
-
-  good('configuration', config.file ?? 'no file: every setting has its default');
   const exists = await check('data directory', () => {
     prepareDirectory(directory, false);
     const mode = statSync(directory).mode & 0o777;
@@ -55,7 +67,7 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
       throw new Error(`${directory} is open to other users (mode ${mode.toString(8)}). Run: chmod 700 ${directory}`);
     return directory;
   });
-  if (!exists) return checks;
+  if (!exists) return undefined;
 
   await check('file system', () => {
     const { type } = statfsSync(directory);
@@ -97,21 +109,15 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
     if (fault !== 'ok') throw new Error(`${at.database} is damaged: ${fault}. Restore the newest backup.`);
     return `${at.database}, ${Math.ceil(statSync(at.database).size / 1024)} KiB, whole`;
   });
-  if (database) await examineBooks(check, database, config, secrets);
-
-  for (const upstream of config.router.upstreams)
-    await check(`upstream ${upstream.name}`, () =>
-      tryUpstream(upstream.base_url, secrets.upstreamKeys.get(upstream.name)),
-    );
-  return checks;
+  return database && examineBooks(check, database, config, secrets);
 }
 
 async function examineBooks(
-  check: (name: string, look: () => string | Promise<string>) => Promise<boolean>,
+  check: Look,
   { client, read }: Database,
   config: Config,
   secrets: Secrets,
-): Promise<void> {
+): Promise<string | undefined> {
   const at = files(config.dataDirectory);
   try {
     await check('journal', async () => {
@@ -147,6 +153,7 @@ async function examineBooks(
         );
       return oldest ? `oldest ${oldest.id}; its policy decides it` : 'none';
     });
+    return findInstallation(read)?.installationId;
   } finally {
     client.close();
   }

@@ -1,7 +1,7 @@
 import { randomFillSync } from 'node:crypto';
 
 /** What an id names (design, section 1). */
-export type IdPrefix = 'acct' | 'key' | 'wal' | 'op' | 'res' | 'chk' | 'evt' | 'req' | 'inst';
+export type IdPrefix = 'acct' | 'key' | 'wal' | 'op' | 'res' | 'chk' | 'evt' | 'req' | 'inst' | 'trial';
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'; // Crockford's base 32 sorts as its values do.
 const TIME_CHARACTERS = 10;

@@ -79,6 +79,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/serve\.ts$/],
   [/^src\/app\.ts$/],
   [/^src\/doctor\.ts$/],
+  [/^src\/doctor-compute\.ts$/],
   [/^src\/(http|ssh|operator|reaper)\//],
   [/^src\/wire\//],
   [/^src\/spend\//],
@@ -87,7 +88,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [/^src\/(config|config-compute|configuration-fault|data-directory|clock|health|log|asset|fingerprint)\.ts$/],
-  [/^src\/(money|refusal|token|id|ssh-key)\.ts$/],
+  [/^src\/(money|refusal|token|id|ssh-key|in-time)\.ts$/],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
 const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');

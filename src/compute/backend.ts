@@ -110,6 +110,8 @@ export type Backend = {
   session(ref: Ref, order: SessionOrder): Promise<Session>;
   /** So many empty lists, so many seconds apart, prove that a create left nothing behind. */
   absence: { lists: number; apartSeconds: number };
+  /** What of the configuration this machine needs and no longer has, in words. Asks nobody. */
+  misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
   /** Looks at everything that has to be so for a lease, and makes none. Never throws. */
   check?(): Promise<Finding[]>;
   /** Whether a machine may be made only to try it. */

@@ -15,7 +15,7 @@ import { conform, type Subject, until } from './conformance.ts';
 import { type FakeVast, openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 
 /** Quick enough for tests; one test keeps to Vast's own spacing. */
-const QUICK: Spacing = { search: 1, create: 1, show: 20, list: 5, attach: 1, destroy: 5 };
+const QUICK: Spacing = { search: 1, create: 1, show: 20, list: 5, attach: 1, destroy: 5, account: 1 };
 const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
 const freshTag = () => tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
 const now = () => Math.floor(Date.now() / 1000);

@@ -3,6 +3,7 @@ import type { SlurmSettings } from '../../config-compute.ts';
 import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../backend.ts';
+import { checkSlurm } from './slurm-check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './slurm-command.ts';
 import { formatOf, type Job, parseJobs, SCRIPT } from './slurm-job.ts';
 import { createSteps } from './slurm-step.ts';
@@ -179,6 +180,11 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
     exec: async (ref, order) => steps.exec(await runningJob(ref), order),
     upload: async (ref, path, content) => steps.upload(await runningJob(ref), path, content),
     session: async (ref, order) => steps.session(await runningJob(ref), order),
+    trial: 'free',
+    check: () =>
+      checkSlurm(slurm, settings, user, (chip, as) =>
+        describe(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
+      ),
     close: async () => {},
   };
 }

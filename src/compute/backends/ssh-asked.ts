@@ -14,14 +14,17 @@ import { join } from 'node:path';
 /** What is so much older than a new lease is of no lease that could still live. */
 const KEPT_SECONDS = 90 * 86_400;
 
+/** A host's name, and its `place`: whether it is still that host. An older record has none. */
+export type AskedHost = { name: string; place: string | undefined };
+
 /**
  * Which host was asked to make the machine of a tag: written before the host hears of it. With it a host that is down is
  * in the way only of its own leases. Where a record is missing every host has to be asked.
  */
 export type Asked = {
-  write(tag: string, host: string, deadline: number): void;
+  write(tag: string, host: AskedHost, deadline: number): void;
   /** The one host that may have made the machine; undefined when that is not known. */
-  read(tag: string): string | undefined;
+  read(tag: string): AskedHost | undefined;
 };
 
 export function createAsked(root: string): Asked {
@@ -45,7 +48,7 @@ export function createAsked(root: string): Asked {
       mkdirSync(root, { recursive: true, mode: 0o700 });
       if (!isPruned) prune(deadline);
       const fresh = join(root, `${tag}.new`);
-      writeFileSync(fresh, `${host}\n${deadline}\n`, { mode: 0o600, flush: true });
+      writeFileSync(fresh, `${host.name}\n${deadline}\n${host.place}\n`, { mode: 0o600, flush: true });
       renameSync(fresh, join(root, tag));
       const directory = openSync(root, 'r');
       try {
@@ -54,6 +57,9 @@ export function createAsked(root: string): Asked {
         closeSync(directory);
       }
     },
-    read: (tag) => read(tag)[0] || undefined,
+    read(tag) {
+      const [name, , place] = read(tag);
+      return name ? { name, place: place || undefined } : undefined;
+    },
   };
 }

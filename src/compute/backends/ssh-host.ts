@@ -1,3 +1,4 @@
+import { hash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type { Client } from 'ssh2';
 import type { SshSettings } from '../../config-compute.ts';
@@ -19,6 +20,8 @@ export type HostAnswer = { code: number; said: string; fault: string };
 export type PoolHost = {
   /** `address:port`. */
   name: string;
+  /** Its host key and state directory, as a hash: under another one its tenant would not be found. */
+  place: string;
   chip: string;
   gpus: number;
   /** A connection of one's own. Throws HostUnreachable. */
@@ -75,6 +78,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
 
   return {
     name,
+    place: hash('sha256', `${keyBlob} ${pool}`),
     chip: settings.chip,
     gpus: settings.gpus,
     connect,

@@ -131,6 +131,13 @@ case $verb in
     faults "$1" "$2"
     ;;
 
+  # What doctor tells of the host: its service manager, its GPUs, its tenant's tag and deadline, one a line.
+  about)
+    if [ -d /run/systemd/system ]; then echo systemd; else echo none; fi
+    timeout 20 nvidia-smi -L 2>/dev/null | grep -c '^GPU '
+    for it in tag deadline; do field "$it" || echo; done
+    ;;
+
   # TAG USER DEADLINE GPUS NOW: makes the tenant, or says why not.
   claim)
     tag=$1 user=$2 deadline=$3 gpus=$4 now=$5

@@ -5,6 +5,7 @@ import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../backend.ts';
 import { createAsked } from './ssh-asked.ts';
+import { checkHosts } from './ssh-check.ts';
 import { createPoolHost, HostUnreachable, type PoolHost } from './ssh-host.ts';
 import { execOver, sessionOver, uploadOver } from './ssh-machine.ts';
 import { POOL_EXIT } from './ssh-script.ts';
@@ -49,7 +50,7 @@ export function openSshBackend(
     known = undefined;
     let heard = false;
     for (const host of hosts.filter((it) => it.chip === chip)) {
-      asked.write(tag, host.name, deadline);
+      asked.write(tag, host, deadline);
       try {
         const { code, fault } = await host.ask('claim', [
           tag,
@@ -100,8 +101,8 @@ export function openSshBackend(
   }
 
   async function find(tag: string): Promise<Machine[]> {
-    const name = asked.read(tag);
-    const some = name === undefined ? hosts : [hostOf(name)];
+    const host = asked.read(tag);
+    const some = host === undefined ? hosts : [hostOf(host.name)];
     return (await listAll(some)).filter((it) => it.tag === tag);
   }
 
@@ -174,6 +175,19 @@ export function openSshBackend(
     find,
     listOwned: async (prefix) => (await listAll(hosts)).filter((it) => it.tag.startsWith(prefix)),
     close: async () => {},
+    trial: 'free',
+    check: () => checkHosts(hosts, now),
+
+    misses({ tag, ref }) {
+      const record = asked.read(tag);
+      const name = ref === null ? record?.name : ref.slice(0, ref.lastIndexOf('/'));
+      if (name === undefined) return undefined; // Every host is asked.
+      const host = hosts.find((it) => it.name === name);
+      if (!host) return `the pool host ${name}`;
+      if (record?.name === name && record.place !== undefined && record.place !== host.place)
+        return `the pool host ${name} with the host key and state_directory that it had`;
+      return undefined;
+    },
 
     async inspect(ref) {
       const { host } = partsOf(ref);

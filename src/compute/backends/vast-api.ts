@@ -2,12 +2,12 @@ import { type Dispatcher, Pool } from 'undici';
 import { redact } from '../../log.ts';
 
 /** What Vast counts apart when it limits how often it may be asked. */
-export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy';
+export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
 export type Spacing = Readonly<Record<Endpoint, number>>;
 
 /**
  * Least milliseconds between two calls. Vast has a minimum interval per endpoint and identity, and its 429 carries no
- * Retry-After; `search` and `attach` are not documented.
+ * Retry-After; `search`, `attach` and `account` are not documented.
  */
 export const VAST_SPACING: Spacing = {
   search: 1000,
@@ -16,6 +16,7 @@ export const VAST_SPACING: Spacing = {
   list: 1000,
   attach: 2000,
   destroy: 3000,
+  account: 2000,
 };
 
 /** How long an answer is waited for, in milliseconds. */
@@ -34,6 +35,7 @@ const TURN_MILLISECONDS_MAX: Spacing = {
   list: 60_000,
   attach: 60_000,
   destroy: 60_000,
+  account: 15_000,
 };
 const ANSWER_BYTES_MAX = 16 * 1024 * 1024;
 const REASON_CHARACTERS_MAX = 300;

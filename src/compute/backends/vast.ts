@@ -12,6 +12,7 @@ import {
   VAST_SPACING,
   VastUnreachable,
 } from './vast-api.ts';
+import { checkVast } from './vast-check.ts';
 import { createVastOffers, idOf, numberOf, textOf } from './vast-offers.ts';
 import { onstart, setDeadline } from './vast-onstart.ts';
 import { createVastRecords, type VastRecord } from './vast-records.ts';
@@ -348,6 +349,8 @@ export function openVastBackend(
     exec: async (ref, order) => execOver(await connect(ref), order),
     upload: async (ref, path, content) => uploadOver(await connect(ref), path, content),
     session: async (ref, order) => sessionOver(await connect(ref), order, () => connect(ref)),
+    trial: 'costs_money',
+    check: () => checkVast(api, list, catalogue.offers),
     close: () => api.close(),
   };
 }

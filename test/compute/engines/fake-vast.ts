@@ -24,7 +24,7 @@ export type VastCall = {
   headers: http.IncomingHttpHeaders;
   body: any;
 };
-export type VastEndpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy';
+export type VastEndpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
 
 /** What this server does wrong. Counts go down by one each time. */
 export type VastFaults = {
@@ -54,6 +54,8 @@ export type VastFaults = {
   shortList: boolean;
   /** DELETE answers so. */
   destroySays: [status: number, body: string][];
+  /** What the account tells of itself. */
+  account: Record<string, unknown>;
 };
 
 type Offer = { id: number; dph: string; ends: number; rented: boolean; [more: string]: unknown };
@@ -99,6 +101,7 @@ const noFaults = (): VastFaults => ({
   brokenPages: false,
   shortList: false,
   destroySays: [],
+  account: { id: 1, email: 'operator@example.test', credit: 12.5, balance: 0 },
 });
 
 /**
@@ -203,6 +206,7 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
     if (bearer !== `Bearer ${VAST_KEY}` && !isOwn)
       return say(401, { success: false, error: 'auth_error', msg: 'Invalid user key' });
 
+    if (endpoint === 'account') return say(200, faults.account);
     if (endpoint === 'search') {
       const { id: wanted, duration, allocated_storage: disk, limit = 64 } = call.body;
       assert.ok(Number.isInteger(disk) && disk > 0, 'the price depends on the disk');
@@ -361,6 +365,7 @@ function endpointOf(method: string, path: string): VastEndpoint | undefined {
     ['show', 'GET', /^\/api\/v0\/instances\/\d+\/$/],
     ['list', 'GET', /^\/api\/v1\/instances\/$/],
     ['attach', 'POST', /^\/api\/v0\/instances\/\d+\/ssh\/$/],
+    ['account', 'GET', /^\/api\/v0\/users\/current$/],
     ['destroy', 'DELETE', /^\/api\/v0\/instances\/\d+\/$/],
   ];
   return routes.find(([, verb, at]) => verb === method && at.test(path))?.[0];

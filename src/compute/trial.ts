@@ -1,0 +1,130 @@
+import { newId } from '../id.ts';
+import { type Backend, type Created, type Finding, type Offer, type Ref, type Spec, tagOf } from './backend.ts';
+import type { ConfiguredSlot } from './slots.ts';
+
+/** Together far below the grace of the orphan sweep: a trial that is under way is no orphan yet. */
+const RUN_MILLISECONDS = 60_000;
+const REMOVE_MILLISECONDS = 75_000; // Slurm kills what does not end by itself after 30 s (KillWait).
+const LOOK_MILLISECONDS = 250;
+/** So long a machine is asked for: enough to try it, and soon over should nobody end it. */
+const TRIAL_SECONDS = 120;
+const EXEC_SECONDS = 20;
+
+const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/**
+ * Makes one machine of the cheapest offer that is free, waits until it runs, finds it by its tag, runs `true` in it,
+ * destroys it, and asks whether it is gone. Its tag names this installation and no resource, so that the orphan sweep
+ * takes it away if this process dies half-way. What is leased is not touched. Never throws.
+ */
+export async function tryMachine(
+  { backend, provisionSeconds }: Pick<ConfiguredSlot, 'backend' | 'provisionSeconds'>,
+  installationId: string,
+  now: () => number,
+): Promise<Finding> {
+  const name = 'trial';
+  const tag = tagOf(installationId, newId('trial'));
+  try {
+    const offers = await backend.offers();
+    const offer = cheapest(offers);
+    if (!offer) return { name, ok: true, detail: `${nothingFree(offers.length)}: no machine was made` };
+    const seconds = Math.min(offer.maxSeconds, Math.max(offer.minSeconds, TRIAL_SECONDS));
+    const quote = await backend.quote({ ...offer.spec, max_seconds: seconds } as Spec);
+    const deadline = now() + provisionSeconds + seconds;
+    const created = await backend
+      .create({ tag, quote, deadline })
+      .catch((error: Error) => ({ kind: 'unknown' as const, reason: error.message }));
+    if (created.kind === 'refused') {
+      const ok = created.code === 'capacity_unavailable';
+      return { name, ok, detail: `No machine of the offer "${offer.description}" was made: ${created.reason}` };
+    }
+    const ref = created.kind === 'created' ? created.ref : undefined;
+    const used = await use(backend, tag, created, provisionSeconds).catch((error: Error) => ({
+      ok: false,
+      detail: error.message,
+    }));
+    const left = await remove(backend, tag, ref);
+    const what = `A machine of the offer "${offer.description}": ${used.detail}`;
+    if (left === undefined)
+      return {
+        name,
+        ok: used.ok,
+        detail: `${what}; ${ref ? 'it was destroyed and is gone' : 'nothing carries its tag now'}`,
+      };
+    const end = new Date(deadline * 1000).toISOString().replace('.000Z', 'Z');
+    return {
+      name,
+      ok: false,
+      detail: `${what}; it could not be destroyed (${left}). A running server takes ${tag} away within minutes, and it ends by itself at ${end}`,
+    };
+  } catch (error) {
+    return { name, ok: false, detail: `No machine was made: ${(error as Error).message}` };
+  }
+}
+
+function cheapest(offers: readonly Offer[]): Offer | undefined {
+  const free = offers.filter((it) => it.available);
+  return free.sort((a, b) => (a.priceHourly < b.priceHourly ? -1 : a.priceHourly > b.priceHourly ? 1 : 0))[0];
+}
+
+const nothingFree = (count: number) =>
+  count === 0
+    ? 'Nothing is on offer'
+    : 'Nothing that is on offer is free at the moment, and what is leased is not touched';
+
+/** Waits until it runs, finds it and runs something in it. Throws when one of these fails. */
+async function use(
+  backend: Backend,
+  tag: string,
+  created: Exclude<Created, { kind: 'refused' }>,
+  provisionSeconds: number,
+): Promise<{ ok: boolean; detail: string }> {
+  if (created.kind === 'unknown') throw new Error(`nobody knows whether it was made: ${created.reason}`);
+  const { ref } = created;
+  const started = performance.now();
+  const waited = () => Math.ceil((performance.now() - started) / 1000);
+  for (;;) {
+    const machine = await backend.inspect(ref);
+    if (!machine || machine.state === 'ended') throw new Error(`it was made, and ended by itself after ${waited()} s`);
+    if (machine.state === 'running') break;
+    if (performance.now() - started > Math.min(RUN_MILLISECONDS, provisionSeconds * 1000)) {
+      // Whoever may take so long is not wrong yet: a cluster may be full.
+      if (provisionSeconds * 1000 > RUN_MILLISECONDS)
+        return {
+          ok: true,
+          detail: `it was made, and did not run yet after ${waited()} s (it may take ${provisionSeconds} s), so nothing was run in it`,
+        };
+      throw new Error(`it was made, and did not run within ${provisionSeconds} s (provision_seconds)`);
+    }
+    await sleep(LOOK_MILLISECONDS);
+  }
+  const ran = waited();
+  if (!(await backend.find(tag)).some((it) => it.ref === ref))
+    throw new Error(`it runs, but its tag ${tag} does not find it`);
+  const { exitCode, stderr } = await backend.exec(ref, {
+    command: 'true',
+    timeoutSeconds: EXEC_SECONDS,
+    streamBytesMax: 1000,
+  });
+  if (exitCode !== 0)
+    throw new Error(`it runs, but the command \`true\` ended with ${exitCode} in it: ${stderr.toString().trim()}`);
+  return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
+}
+
+/** Destroys whatever carries the tag until nothing is left. Answers what was in the way, or undefined. */
+async function remove(backend: Backend, tag: string, ref: Ref | undefined): Promise<string | undefined> {
+  const started = performance.now();
+  for (let fault = 'it is still there'; ; ) {
+    try {
+      const refs = new Set([...(ref === undefined ? [] : [ref]), ...(await backend.find(tag)).map((it) => it.ref)]);
+      for (const it of refs) await backend.destroy(it);
+      const left = await Promise.all([...refs].map((it) => backend.inspect(it)));
+      if (left.every((it) => it === undefined) && (await backend.find(tag)).length === 0) return undefined;
+      fault = 'it is still there';
+    } catch (error) {
+      fault = (error as Error).message;
+    }
+    if (performance.now() - started > REMOVE_MILLISECONDS) return fault;
+    await sleep(LOOK_MILLISECONDS);
+  }
+}
