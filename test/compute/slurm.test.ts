@@ -7,6 +7,7 @@ import * as v from 'valibot';
 import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm.ts';
 import { parseJobs } from '../../src/compute/backends/slurm-job.ts';
+import { tryMachine } from '../../src/compute/trial.ts';
 import { Compute } from '../../src/config-compute.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
@@ -327,6 +328,81 @@ test('a submission that the controller does not answer is unknown, and is found 
   await it.running(found.ref);
   await it.gone(found.ref);
   assert.deepEqual(await it.backend.find(tag), []);
+});
+
+/** What the check of a backend finds, by name. */
+const checked = async (own: Cluster, change: object = {}) =>
+  new Map((await open(own, change).check?.())?.map((it) => [it.name, it]));
+
+test('a cluster that is fit is found so, with what only weakens the wall between tenants said', async (t) => {
+  const it = await subject(t, { chips: { h100: CHIPS.h100, both: CHIPS.both } });
+  if (!it) return;
+  const names = ['commands', 'controller', 'partition', 'job_user', 'chip h100', 'chip both', 'processes', 'devices'];
+  const found = await checked(it.cluster, { chips: { h100: CHIPS.h100, both: CHIPS.both } });
+  assert.deepEqual([...found.keys()], [...names, 'directories', 'accounting']);
+  for (const { ok, detail } of found.values()) assert.equal(ok, true, detail);
+  const detail = (name: string) => found.get(name)?.detail ?? '';
+  assert.match(detail('controller'), /is UP$/);
+  assert.match(detail('partition'), /^main is UP, MaxTime UNLIMITED$/);
+  assert.match(detail('job_user'), /^nobody is user 65534/);
+  assert.match(detail('chip h100'), /^Job \d+ to start at .* in partition main; gpu:h100:1 is on \S+ \(IDLE\)$/);
+  assert.match(detail('processes'), /^proctrack\/linuxproc: .*Set ProctrackType=proctrack\/cgroup/);
+  assert.match(detail('devices'), /^TaskPlugin is task\/none.*ConstrainDevices=yes/);
+  assert.match(detail('directories'), /^job_container\/none: .*job_container\/tmpfs/);
+  assert.match(detail('accounting'), /^accounting_storage\/none/);
+  assert.equal(await it.cluster.slurm('squeue', '-h'), '', 'a check submits nothing');
+
+  const tried = await tryMachine({ backend: it.backend, provisionSeconds: 900 }, installation, now);
+  assert.equal(tried.ok, true, tried.detail);
+  assert.match(tried.detail, /was found by its tag and ran a command; it was destroyed and is gone$/);
+});
+
+test('what is wrong with a cluster is said, with what to do about it', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const { cluster } = it;
+  const h100 = { chips: { h100: CHIPS.h100 } };
+  const hear = async (change: object, name: string, what: RegExp) => {
+    const found = (await checked(cluster, { ...h100, ...change })).get(name);
+    assert.equal(found?.ok, false, JSON.stringify(found));
+    assert.match(found?.detail ?? '', what);
+  };
+  await hear({ chips: CHIPS }, 'chip a100', /^No node has gpu:a100:1\. Correct chips\.a100\.gres/);
+  await hear({ chips: CHIPS }, 'chip huge', /^Slurm would refuse the job as nobody: .*not available/);
+  await hear({ chips: { many: chip('gpu:h100:3') } }, 'chip many', /^No node has gpu:h100:3/);
+  await hear({ job_user: 'no-such-user' }, 'job_user', /^job_user no-such-user cannot be found/);
+  await hear({ job_user: 'no-such-user' }, 'chip h100', /no-such-user cannot be found/);
+  await hear({ partition: 'main,nope' }, 'partition', /^There is no partition nope\. Set partition to one of: main\.$/);
+  const node = (await cluster.slurm('sinfo', '-h', '-N', '-o', '%N')).trim();
+  const update = (...change: string[]) => cluster.slurm('scontrol', 'update', ...change);
+  try {
+    await update(`NodeName=${node}`, 'State=DRAIN', 'Reason=broken fan');
+    await hear(
+      {},
+      'chip h100',
+      /not available\. Nodes: \S+ \(IDLE\+DRAIN: broken fan .*\)\. Correct chips\.h100, or make/,
+    );
+    await update('PartitionName=main', 'State=DOWN', 'MaxTime=1-00:10:00');
+    await hear(
+      { limits: { max_seconds: 87_001 } },
+      'partition',
+      /main is DOWN: scontrol update.*ends jobs after 87000 s.*may last 87001 s/,
+    );
+  } finally {
+    await update('PartitionName=main', 'State=UP', 'MaxTime=UNLIMITED');
+    await update(`NodeName=${node}`, 'State=RESUME');
+  }
+  await cluster.stopController();
+  try {
+    const found = await checked(cluster);
+    assert.deepEqual([...found.keys()], ['commands', 'controller']);
+    assert.match(
+      found.get('controller')?.detail ?? '',
+      /^The controller does not answer: .*DOWN.*Is slurmctld running/,
+    );
+  } finally {
+    await cluster.startController();
+  }
 });
 
 test('what squeue says is read to the letter or not at all', () => {

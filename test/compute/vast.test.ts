@@ -455,6 +455,44 @@ test('the account key is in no message, whatever Vast says', async (t) => {
   await assert.rejects(backend.find(freshTag()));
 });
 
+test('a check says what the account can do, and buys nothing', async (t) => {
+  const bench = await openBench(t);
+  if (!bench) return;
+  const { vast, backend } = bench;
+  vast.offer();
+  const check = async (it = backend) => (await it.check?.()) ?? [];
+  assert.deepEqual(await check(), [
+    { name: 'key', ok: true, detail: 'Vast accepts it' },
+    { name: 'credit', ok: true, detail: 'USD 12.50' },
+    { name: 'labels', ok: true, detail: 'instances can be listed by their label' },
+    { name: 'offers', ok: true, detail: '1 on offer' },
+  ]);
+  const hear = async (at: number, what: RegExp, it = backend) => {
+    const found = (await check(it))[at];
+    assert.equal(found?.ok, false, JSON.stringify(found));
+    assert.match(found?.detail ?? '', what);
+    assert.ok(!JSON.stringify(found).includes(VAST_KEY));
+  };
+  const other = (key: string, patience = { create: 5000, other: 150 }) => {
+    const it = openVastBackend(settingsOf(vast.url), key, { leases, now, spacing: QUICK, patience });
+    t.after(() => it.close());
+    return it;
+  };
+  await hear(0, /^401 .*Vast refuses the key\. Set compute\.provider_three\.api_key/, other('another-key'));
+  vast.faults.tooOften = { account: 9 };
+  await hear(0, /^429 API requests too frequent.*asked too often\. Wait a minute/);
+  vast.faults.tooOften = { list: 9 };
+  await hear(2, /429 API requests too frequent.*asked too often/);
+  vast.faults.tooOften = {};
+  vast.faults.account = { credit: 0, balance: -1.25 };
+  await hear(1, /^USD -1\.25: Vast refuses rentals.*Add credit/);
+  vast.faults.account = {};
+  assert.match((await check())[1]?.detail ?? '', /does not tell it/);
+  vast.faults.slow = 400;
+  await hear(0, /no answer within 0\.15 s\. Check base_url/, other(VAST_KEY));
+  assert.equal(vast.count('create'), 0);
+});
+
 // Through the whole house.
 
 type VastHouse = House & {

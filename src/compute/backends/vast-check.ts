@@ -29,7 +29,7 @@ export async function checkVast(
     }),
     await finding('offers', async () => {
       const { length } = await read(offers);
-      return length ? `${length} machines can be rented` : 'nothing can be rented at the moment';
+      return length ? `${length} on offer` : 'nothing is on offer at the moment';
     }),
   ];
 }
