@@ -1,6 +1,7 @@
 import { createServer, type Server } from 'node:http';
 import { getRequestListener, RequestError } from '@hono/node-server';
 import { type App, type AppOptions, openApp } from './app.ts';
+import { refuseHomeless } from './compute/homeless.ts';
 import { type Address, type Config, type Secrets, urlOf } from './config.ts';
 import { files } from './data-directory.ts';
 import { createDoor } from './http/app.ts';
@@ -20,10 +21,13 @@ export type Served = App & {
 /**
  * Opens the App and everything that listens: the door, the socket of the operator, the metrics. Disposing it closes the
  * listeners first: no new connections, what was accepted is answered (at most `drain_seconds`), then the App closes.
+ * Throws, with nothing left open, where live resources need what the configuration no longer has.
  */
 export async function serve(config: Config, secrets: Secrets, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, secrets, options));
+  // Not in openApp: the commands that help here open the house themselves.
+  if (!app.health.fault) refuseHomeless(app.ledger.read, app.slots);
 
   const door = openDoor(app);
   const address = await listen(door, config.listen);
