@@ -2,7 +2,9 @@ import { hash } from 'node:crypto';
 import { resourceKey } from '../../access/ssh-keys.ts';
 import type { Backend } from '../../compute/backend.ts';
 import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
+import type { ConfiguredSlot } from '../../compute/slots.ts';
 import { fingerprint } from '../../fingerprint.ts';
+import { inTime } from '../../in-time.ts';
 import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { createLease, extendLease, stopLease } from '../../spend/lease.ts';
@@ -28,6 +30,8 @@ const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
 /** Each stream of a command is cut at 1 MiB (design, section 3). */
 const STREAM_BYTES_MAX = 1024 * 1024;
 const CONTENT_BYTES_MAX = 8 * 1024 * 1024;
+/** A slot whose backend takes longer is left out of the list, so that it does not hold up the others. */
+const OFFERS_MILLISECONDS = 20_000;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
   id: ID,
@@ -76,18 +80,30 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
   }
 }
 
+/** What a slot has on offer; undefined, and an event, when its backend cannot tell: that is no matter of the other slots. */
+async function offersOf(app: DoorApp, { slot, backend }: ConfiguredSlot) {
+  try {
+    const offers = await inTime(backend.offers(), OFFERS_MILLISECONDS, 'The list of offers');
+    return offers.map((it) => offer(slot, it));
+  } catch (error) {
+    app.events.failed('offers', error, { slot, backend: backend.name });
+    return undefined;
+  }
+}
+
 export const listOffers = endpoint({
   summary: 'List what can be leased; the spec of an offer can be posted back unchanged',
   scope: 'wallet',
   answer: Offers,
+  refusals: ['provider_unavailable'],
   example: { answer: { offers: [], as_of: 1795000000 } },
   async run(app) {
-    const lists = await Promise.all(
-      app.slots.list.map(async ({ slot, backend }) =>
-        (await reach(() => backend.offers())).map((it) => offer(slot, it)),
-      ),
-    );
-    return { body: { offers: lists.flat(), as_of: app.clock.now() } };
+    const lists = await Promise.all(app.slots.list.map((it) => offersOf(app, it)));
+    if (lists.length && lists.every((it) => it === undefined))
+      throw new Refusal('provider_unavailable', 'No provider can be reached at the moment. Retry later.', {
+        retryAfterSeconds: 5,
+      });
+    return { body: { offers: lists.flatMap((it) => it ?? []), as_of: app.clock.now() } };
   },
 });
 
