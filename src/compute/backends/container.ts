@@ -399,7 +399,8 @@ function quoteOf(settings: ProviderOneSettings | ProviderThreeSettings, spec: Sp
   const { limits, prices } = settings;
   const over = (['cpus', 'memory_gib', 'gpus'] as const).find((name) => one[name] > limits[name]);
   if (over) throw new Refusal('invalid_request', `spec.${over}: at most ${limits[over]} here.`);
-  const gpuPrice = one.gpu === null ? 0n : prices.gpu_hourly_usd[one.gpu];
+  const has = (gpu: string) => Object.hasOwn(prices.gpu_hourly_usd, gpu); // And does not only inherit the name.
+  const gpuPrice = one.gpu === null ? 0n : has(one.gpu) ? prices.gpu_hourly_usd[one.gpu] : undefined;
   if (gpuPrice === undefined)
     throw new Refusal('offer_not_found', `There is no GPU ${JSON.stringify(one.gpu)} on offer.`);
   // Hundredths are exact: the door admits at most two decimals.
