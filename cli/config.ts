@@ -7,7 +7,7 @@ export function configCommands(program: Command): void {
   const group = program.command('config').description('the configuration: flags, environment and purser.yaml');
   group
     .command('check')
-    .description('name every fault of the configuration, with file and line')
+    .description('name every fault of the configuration, with file and line, and what a backend does not enforce')
     .addHelpText('after', example('purser --config /etc/purser/purser.yaml config check'))
     .action(async (_, command: Command) => {
       const { json } = command.optsWithGlobals<Globals>();
@@ -15,6 +15,8 @@ export function configCommands(program: Command): void {
         const { config } = await readHouse(command);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
+        const { notesOf } = await import('../src/compute/notes.ts');
+        for (const note of notesOf(config.compute)) say(`Note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;
         print(JSON.stringify({ ok: false, file: null, faults: error.faults }));

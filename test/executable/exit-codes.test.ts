@@ -87,6 +87,56 @@ test('ledger verify exits 1 and names what is wrong when an entry was changed be
   assert.match(words.stderr, /^\d problems in 1 entries:\n {2}/);
 });
 
+test('config check says what a backend does not enforce, in words that are no faults', async (t) => {
+  const container = { backend: 'container', image: 'debian:12' };
+  const price_hourly_usd = '1';
+  const host = { address: '10.0.0.7', host_key: 'ssh-ed25519 AAAA', identity_file: '/etc/purser/id', price_hourly_usd };
+  const prices = { cpu_hourly_usd: '1', memory_gib_hourly_usd: '1', gpu_hourly_usd: { h100: '1' } };
+  const one = { ...container, prices, limits: { cpus: 1, memory_gib: 1 }, network: 'lan' };
+  const small = { id: 'small', cpus: 1, memory_gib: 1, max_disk_gb: 10, price_hourly_usd };
+  const check = async (compute: object) => {
+    const purser = installation(t, { settings: { compute } });
+    const file = join(purser.directory, 'purser.yaml');
+    assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [] });
+    const { code, stdout, stderr } = await purser.cli('config', 'check');
+    assert.deepEqual([code, stdout], [0, '']);
+    const [verdict, ...notes] = stderr.trimEnd().split('\n');
+    assert.equal(verdict, `The configuration is good (${file}).`);
+    return notes;
+  };
+  const notes = await check({
+    provider_one: one,
+    provider_two: {
+      backend: 'ssh',
+      hosts: [
+        { chip: 'a', ...host },
+        { chip: 'b', ...host, port: 23, gpus: 2 },
+      ],
+    },
+    provider_three: { ...container, offers: [small] },
+  });
+  for (const [at, what] of [
+    [0, /^Note: compute\.provider_one: leases reach whatever the network lan reaches/],
+    [1, /^Note: compute\.provider_one: no GPU is on offer: limits\.gpus is 0\.$/],
+    [2, /^Note: compute\.provider_one: containers share the kernel/],
+    [3, /^Note: compute\.provider_two: GPUs of 10\.0\.0\.7:22 are not counted/],
+    [4, /^Note: compute\.provider_two: a tenant has the whole host/],
+    [5, /^Note: compute\.provider_three: disk_gb is enforced only where the storage driver.*`purser doctor`/],
+    [6, /^Note: compute\.provider_three: containers share the kernel/],
+  ] as const)
+    assert.match(notes[at] ?? '', what);
+  assert.equal(notes.length, 7);
+  const chips = { h100: { cpus: 1, memory_gib: 1, price_hourly_usd } };
+  const others = await check({
+    provider_two: { backend: 'slurm', job_user: 'nobody', chips },
+    provider_three: { backend: 'vast', api_key: 'vast-canary-0123456789' },
+  });
+  assert.equal(others.length, 3);
+  assert.match(others.join('\n'), /the one user nobody.*watchdog.*markup_percent is 0/s);
+  assert.ok(!others.join().includes('vast-canary'));
+  assert.deepEqual(await check({}), []);
+});
+
 test('config check names every fault at once, with file and line, and exits 1', async (t) => {
   const purser = installation(t);
   const file = join(purser.directory, 'purser.yaml');
