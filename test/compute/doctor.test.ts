@@ -205,7 +205,10 @@ test('a trial whose doctor died half-way is an orphan, and the server takes it a
 });
 
 /** A backend of one offer that does as it is told; the real ones do not lie on request. */
-function scripted(over: Partial<Backend>): { backend: Backend; provisionSeconds: number; calls: string[] } {
+function scripted(
+  over: Partial<Backend>,
+  state: Machine['state'] = 'running',
+): { backend: Backend; provisionSeconds: number; calls: string[] } {
   const calls: string[] = [];
   let machines: Machine[] = [];
   const spec = { chip: 'x', max_seconds: 3600 };
@@ -244,7 +247,7 @@ function scripted(over: Partial<Backend>): { backend: Backend; provisionSeconds:
     quote: async (asked: Quote['spec']) => ({ spec: asked, priceHourly: 1n, maxSeconds: 86_400 }),
     async create({ quote }: { quote: Quote }) {
       calls.push(`create ${quote.spec.max_seconds}`);
-      machines = [{ ref: 'm', state: 'running' }];
+      machines = [{ ref: 'm', state }];
       return { kind: 'created', ref: 'm' };
     },
     find: async () => machines,
@@ -301,6 +304,14 @@ test('whatever goes wrong in a trial is said, and the machine is destroyed all t
     assert.match(detail, what);
     assert.deepEqual(it.calls, calls);
   }
+  const slow = await tryIt(scripted({}, 'provisioning'));
+  assert.deepEqual(
+    [slow.ok, slow.detail],
+    [
+      false,
+      'A machine of the offer "cheap": it was made, and did not run within 1 s (provision_seconds); it was destroyed and is gone',
+    ],
+  );
   const full = await tryIt(
     scripted({ create: async () => ({ kind: 'refused', code: 'capacity_unavailable', reason: 'Full.' }) }),
   );
