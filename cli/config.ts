@@ -15,8 +15,8 @@ export function configCommands(program: Command): void {
         const { config } = await readHouse(command);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
-        const { notesOf } = await import('../src/compute/notes.ts');
-        for (const note of notesOf(config.compute)) say(`Note: ${note}`);
+        const { adviceOn } = await import('../src/compute/advice.ts');
+        for (const note of adviceOn(config.compute)) say(`note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;
         print(JSON.stringify({ ok: false, file: null, faults: error.faults }));

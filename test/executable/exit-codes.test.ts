@@ -116,13 +116,13 @@ test('config check says what a backend does not enforce, in words that are no fa
     provider_three: { ...container, offers: [small] },
   });
   for (const [at, what] of [
-    [0, /^Note: compute\.provider_one: leases reach whatever the network lan reaches/],
-    [1, /^Note: compute\.provider_one: no GPU is on offer: limits\.gpus is 0\.$/],
-    [2, /^Note: compute\.provider_one: containers share the kernel/],
-    [3, /^Note: compute\.provider_two: GPUs of 10\.0\.0\.7:22 are not counted/],
-    [4, /^Note: compute\.provider_two: a tenant has the whole host/],
-    [5, /^Note: compute\.provider_three: disk_gb is enforced only where the storage driver.*`purser doctor`/],
-    [6, /^Note: compute\.provider_three: containers share the kernel/],
+    [0, /^note: compute\.provider_one: leases reach whatever the network lan reaches/],
+    [1, /^note: compute\.provider_one: no GPU is on offer: limits\.gpus is 0\.$/],
+    [2, /^note: compute\.provider_one: containers share the kernel/],
+    [3, /^note: compute\.provider_two: GPUs of 10\.0\.0\.7:22 are not counted/],
+    [4, /^note: compute\.provider_two: a tenant has the whole host/],
+    [5, /^note: compute\.provider_three: disk_gb is enforced only where the storage driver.*`purser doctor`/],
+    [6, /^note: compute\.provider_three: containers share the kernel/],
   ] as const)
     assert.match(notes[at] ?? '', what);
   assert.equal(notes.length, 7);

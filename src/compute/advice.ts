@@ -40,7 +40,7 @@ function notesOnGpus({ limits, prices }: Slots['provider_one']): string[] {
 }
 
 /** What can be known from the settings alone about what a backend does not enforce: words for the operator, not faults. */
-export function notesOf(compute: ComputeSettings): string[] {
+export function adviceOn(compute: ComputeSettings): string[] {
   return Object.entries(compute).flatMap(([slot, settings]) => {
     if (!settings) return [];
     const notes = NOTES[settings.backend] as (it: Settings) => string[];
