@@ -3,10 +3,10 @@ import { once } from 'node:events';
 import { PassThrough } from 'node:stream';
 import Docker from 'dockerode';
 import type { ProviderOneSettings, ProviderThreeSettings } from '../../config-compute.ts';
-import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
-import type { Backend, Created, Machine, Offer, Owned, Quote, Session, Spec, SpecOne, SpecThree } from '../backend.ts';
+import type { Backend, Created, Machine, Owned, Quote, Session, Spec, SpecOne, SpecThree } from '../backend.ts';
 import { collect } from './collect.ts';
+import { offerOf, offersOf, quoteOf } from './priced.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
 import { createDeadlineFiles, DEADLINE_MOUNT, WATCHDOG } from './watchdog.ts';
 
@@ -18,7 +18,6 @@ const TAG_LABEL = 'purser.tag';
 const CREATED_LABEL = 'purser.created';
 /** A stream may have a little left when its process has ended; what a background process keeps open is not waited for. */
 const DRAIN_MILLISECONDS = 200;
-const MIN_SECONDS = 60;
 
 /** Errors before a byte was sent: the engine heard nothing. */
 const NEVER_SENT = new Set(['ECONNREFUSED', 'ENOENT', 'EACCES']);
@@ -239,7 +238,7 @@ export function openContainerBackend(settings: ProviderOneSettings | ProviderThr
     find: async (tag) => (await list(tag)).filter((it) => it.tag === tag),
     listOwned: list,
     quote: async (spec) => quoteOf(settings, spec),
-    offers: async () => offersOf(settings),
+    offers: async () => offersOf(settings, 'container'),
     close: async () => {},
 
     async extend(ref, deadline) {
@@ -379,68 +378,4 @@ function sizeOf(settings: ProviderOneSettings | ProviderThreeSettings, spec: Spe
   }
   const { cpus, memory_gib: memoryGib, gpus } = spec as SpecOne;
   return { cpus, memoryGib, gpus };
-}
-
-function offerOf(settings: ProviderThreeSettings, id: string) {
-  const offer = settings.offers.find((it) => it.id === id);
-  if (!offer) throw new Refusal('offer_not_found');
-  return offer;
-}
-
-function quoteOf(settings: ProviderOneSettings | ProviderThreeSettings, spec: Spec): Quote {
-  if ('offers' in settings) {
-    const three = spec as SpecThree;
-    const offer = offerOf(settings, three.offer_id);
-    if (three.disk_gb > offer.max_disk_gb)
-      throw new Refusal('invalid_request', `spec.disk_gb: this offer has at most ${offer.max_disk_gb}.`);
-    return { spec, priceHourly: offer.price_hourly_usd, maxSeconds: settings.limits.max_seconds };
-  }
-  const one = spec as SpecOne;
-  const { limits, prices } = settings;
-  const over = (['cpus', 'memory_gib', 'gpus'] as const).find((name) => one[name] > limits[name]);
-  if (over) throw new Refusal('invalid_request', `spec.${over}: at most ${limits[over]} here.`);
-  const has = (gpu: string) => Object.hasOwn(prices.gpu_hourly_usd, gpu); // And does not only inherit the name.
-  const gpuPrice = one.gpu === null ? 0n : has(one.gpu) ? prices.gpu_hourly_usd[one.gpu] : undefined;
-  if (gpuPrice === undefined)
-    throw new Refusal('offer_not_found', `There is no GPU ${JSON.stringify(one.gpu)} on offer.`);
-  // Hundredths are exact: the door admits at most two decimals.
-  const hundredths = (value: number) => BigInt(Math.round(value * 100));
-  const fractional =
-    hundredths(one.cpus) * prices.cpu_hourly_usd + hundredths(one.memory_gib) * prices.memory_gib_hourly_usd;
-  return { spec, priceHourly: (fractional + 99n) / 100n + gpuPrice * BigInt(one.gpus), maxSeconds: limits.max_seconds };
-}
-
-function offersOf(settings: ProviderOneSettings | ProviderThreeSettings): Offer[] {
-  const describeOffer = (offerId: string | null, spec: Spec, words: string): Offer => {
-    const { priceHourly, maxSeconds } = quoteOf(settings, spec);
-    return {
-      offerId,
-      description: `${words}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
-      spec,
-      priceHourly,
-      minSeconds: MIN_SECONDS,
-      maxSeconds,
-      available: true,
-    };
-  };
-  if ('offers' in settings) {
-    const seconds = Math.min(3600, settings.limits.max_seconds);
-    return settings.offers.map((it) =>
-      describeOffer(
-        it.id,
-        { offer_id: it.id, disk_gb: it.max_disk_gb, max_seconds: seconds },
-        `container with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
-      ),
-    );
-  }
-  const { limits, prices } = settings;
-  const seconds = Math.min(3600, limits.max_seconds);
-  const small = { cpus: Math.min(1, limits.cpus), memory_gib: Math.min(1, limits.memory_gib), max_seconds: seconds };
-  const plain = describeOffer(
-    null,
-    { gpu: null, gpus: 0, ...small },
-    `container, up to ${limits.cpus} CPUs and ${limits.memory_gib} GiB`,
-  );
-  const gpus = limits.gpus > 0 ? Object.keys(prices.gpu_hourly_usd) : [];
-  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `container with a ${gpu}`))];
 }

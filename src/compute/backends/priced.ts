@@ -1,0 +1,78 @@
+import type { ProviderOneSettings, ProviderThreeSettings } from '../../config-compute.ts';
+import { formatUsd, Nanos } from '../../money.ts';
+import { Refusal } from '../../refusal.ts';
+import type { Offer, Quote, Spec, SpecOne, SpecThree } from '../backend.ts';
+
+/** Prices and limits that stand in the configuration: what a backend quotes without asking anybody. */
+
+const MIN_SECONDS = 60;
+
+export type Sized = Pick<ProviderOneSettings, 'prices' | 'limits'>;
+export type Fixed = Pick<ProviderThreeSettings, 'offers' | 'limits'>;
+
+/** One of the fixed shapes. Refuses with `offer_not_found`. */
+export function offerOf(settings: Fixed, id: string) {
+  const offer = settings.offers.find((it) => it.id === id);
+  if (!offer) throw new Refusal('offer_not_found');
+  return offer;
+}
+
+/** What a spec costs, by the size asked for or by its offer. Refuses with `offer_not_found` and `invalid_request`. */
+export function quoteOf(settings: Sized | Fixed, spec: Spec): Quote {
+  if ('offers' in settings) {
+    const three = spec as SpecThree;
+    const offer = offerOf(settings, three.offer_id);
+    if (three.disk_gb > offer.max_disk_gb)
+      throw new Refusal('invalid_request', `spec.disk_gb: this offer has at most ${offer.max_disk_gb}.`);
+    return { spec, priceHourly: offer.price_hourly_usd, maxSeconds: settings.limits.max_seconds };
+  }
+  const one = spec as SpecOne;
+  const { limits, prices } = settings;
+  const over = (['cpus', 'memory_gib', 'gpus'] as const).find((name) => one[name] > limits[name]);
+  if (over) throw new Refusal('invalid_request', `spec.${over}: at most ${limits[over]} here.`);
+  const has = (gpu: string) => Object.hasOwn(prices.gpu_hourly_usd, gpu); // And does not only inherit the name.
+  const gpuPrice = one.gpu === null ? 0n : has(one.gpu) ? prices.gpu_hourly_usd[one.gpu] : undefined;
+  if (gpuPrice === undefined)
+    throw new Refusal('offer_not_found', `There is no GPU ${JSON.stringify(one.gpu)} on offer.`);
+  // Hundredths are exact: the door admits at most two decimals.
+  const hundredths = (value: number) => BigInt(Math.round(value * 100));
+  const fractional =
+    hundredths(one.cpus) * prices.cpu_hourly_usd + hundredths(one.memory_gib) * prices.memory_gib_hourly_usd;
+  return { spec, priceHourly: (fractional + 99n) / 100n + gpuPrice * BigInt(one.gpus), maxSeconds: limits.max_seconds };
+}
+
+/** What can be leased; `noun` says what a machine is here. */
+export function offersOf(settings: Sized | Fixed, noun: string): Offer[] {
+  const describeOffer = (offerId: string | null, spec: Spec, words: string): Offer => {
+    const { priceHourly, maxSeconds } = quoteOf(settings, spec);
+    return {
+      offerId,
+      description: `${words}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
+      spec,
+      priceHourly,
+      minSeconds: MIN_SECONDS,
+      maxSeconds,
+      available: true,
+    };
+  };
+  if ('offers' in settings) {
+    const seconds = Math.min(3600, settings.limits.max_seconds);
+    return settings.offers.map((it) =>
+      describeOffer(
+        it.id,
+        { offer_id: it.id, disk_gb: it.max_disk_gb, max_seconds: seconds },
+        `${noun} with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
+      ),
+    );
+  }
+  const { limits, prices } = settings;
+  const seconds = Math.min(3600, limits.max_seconds);
+  const small = { cpus: Math.min(1, limits.cpus), memory_gib: Math.min(1, limits.memory_gib), max_seconds: seconds };
+  const plain = describeOffer(
+    null,
+    { gpu: null, gpus: 0, ...small },
+    `${noun}, up to ${limits.cpus} CPUs and ${limits.memory_gib} GiB`,
+  );
+  const gpus = limits.gpus > 0 ? Object.keys(prices.gpu_hourly_usd) : [];
+  return [plain, ...gpus.map((gpu) => describeOffer(null, { gpu, gpus: 1, ...small }, `${noun} with a ${gpu}`))];
+}
