@@ -1,7 +1,7 @@
 import type { ProviderOneSettings, ProviderThreeSettings } from '../../config-compute.ts';
 import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
-import type { Offer, Quote, Spec, SpecOne, SpecThree } from '../backend.ts';
+import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
 
 /** Prices and limits that stand in the configuration: what a backend quotes without asking anybody. */
 
@@ -9,6 +9,8 @@ const MIN_SECONDS = 60;
 
 export type Sized = Pick<ProviderOneSettings, 'prices' | 'limits'>;
 export type Fixed = Pick<ProviderThreeSettings, 'offers' | 'limits'>;
+export type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
+export type Priced = Sized | ByChip | Fixed;
 
 /** One of the fixed shapes. Refuses with `offer_not_found`. */
 export function offerOf(settings: Fixed, id: string) {
@@ -17,8 +19,19 @@ export function offerOf(settings: Fixed, id: string) {
   return offer;
 }
 
-/** What a spec costs, by the size asked for or by its offer. Refuses with `offer_not_found` and `invalid_request`. */
-export function quoteOf(settings: Sized | Fixed, spec: Spec): Quote {
+/** A chip by its name. Refuses with `offer_not_found`. */
+export function chipOf<C>({ chips }: { chips: Record<string, C> }, name: string): C {
+  const chip = Object.hasOwn(chips, name) ? chips[name] : undefined;
+  if (!chip) throw new Refusal('offer_not_found', `There is no chip ${JSON.stringify(name)} on offer.`);
+  return chip;
+}
+
+/** What a spec costs, by its size, chip or offer. Refuses with `offer_not_found` and `invalid_request`. */
+export function quoteOf(settings: Priced, spec: Spec): Quote {
+  if ('chips' in settings) {
+    const { price_hourly_usd: priceHourly } = chipOf(settings, (spec as SpecTwo).chip);
+    return { spec, priceHourly, maxSeconds: settings.limits.max_seconds };
+  }
   if ('offers' in settings) {
     const three = spec as SpecThree;
     const offer = offerOf(settings, three.offer_id);
@@ -42,7 +55,7 @@ export function quoteOf(settings: Sized | Fixed, spec: Spec): Quote {
 }
 
 /** What can be leased; `noun` says what a machine is here. */
-export function offersOf(settings: Sized | Fixed, noun: string): Offer[] {
+export function offersOf(settings: Priced, noun: string): Offer[] {
   const describeOffer = (offerId: string | null, spec: Spec, words: string): Offer => {
     const { priceHourly, maxSeconds } = quoteOf(settings, spec);
     return {
@@ -55,8 +68,12 @@ export function offersOf(settings: Sized | Fixed, noun: string): Offer[] {
       available: true,
     };
   };
-  if ('offers' in settings) {
-    const seconds = Math.min(3600, settings.limits.max_seconds);
+  const seconds = Math.min(3600, settings.limits.max_seconds);
+  if ('chips' in settings)
+    return Object.keys(settings.chips).map((chip) =>
+      describeOffer(null, { chip, max_seconds: seconds }, `${noun} with a ${chip}`),
+    );
+  if ('offers' in settings)
     return settings.offers.map((it) =>
       describeOffer(
         it.id,
@@ -64,9 +81,7 @@ export function offersOf(settings: Sized | Fixed, noun: string): Offer[] {
         `${noun} with ${it.cpus} CPUs, ${it.memory_gib} GiB and ${it.max_disk_gb} GB of disk`,
       ),
     );
-  }
   const { limits, prices } = settings;
-  const seconds = Math.min(3600, limits.max_seconds);
   const small = { cpus: Math.min(1, limits.cpus), memory_gib: Math.min(1, limits.memory_gib), max_seconds: seconds };
   const plain = describeOffer(
     null,

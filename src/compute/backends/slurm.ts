@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import type { SlurmSettings } from '../../config-compute.ts';
 import { formatUsd, Nanos } from '../../money.ts';
-import { Refusal } from '../../refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../backend.ts';
+import { chipOf, quoteOf } from './priced.ts';
 import { checkSlurm } from './slurm-check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './slurm-command.ts';
 import { formatOf, type Job, parseJobs, SCRIPT } from './slurm-job.ts';
@@ -170,7 +170,7 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
     // A submission that timed out may still lie in the controller's queue of messages when a list is answered.
     absence: { lists: 3, apartSeconds: 20 },
     offers: async () => Object.keys(settings.chips).map((chip) => offerOf(settings, chip)),
-    quote: async (spec) => quoteOf(settings, spec as SpecTwo),
+    quote: async (spec) => quoteOf(settings, spec),
     create,
     inspect,
     extend,
@@ -200,17 +200,6 @@ function parseRef(ref: string): { jobId: string; tag: string } {
 function machineOf({ id, name, state, endsAt }: Job): Machine {
   if (state === 'gone') throw new Error('what is gone is no machine');
   return { ref: refOf(id, name), state, ...(endsAt === undefined ? {} : { deadline: endsAt }) };
-}
-
-function chipOf(settings: SlurmSettings, name: string) {
-  const chip = Object.hasOwn(settings.chips, name) ? settings.chips[name] : undefined;
-  if (!chip) throw new Refusal('offer_not_found', `There is no chip ${JSON.stringify(name)} on offer.`);
-  return chip;
-}
-
-function quoteOf(settings: SlurmSettings, spec: SpecTwo): Quote {
-  const { price_hourly_usd: priceHourly } = chipOf(settings, spec.chip);
-  return { spec, priceHourly, maxSeconds: settings.limits.max_seconds };
 }
 
 function offerOf(settings: SlurmSettings, name: string): Offer {
