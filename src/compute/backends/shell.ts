@@ -66,3 +66,12 @@ export function refusePath(path: string): void {
               : undefined;
   if (fault) throw new Refusal('invalid_request', `path: ${fault}.`);
 }
+
+/** One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN). */
+const COMMAND_BYTES_MAX = 120 * 1024;
+
+/** Refuses a command that no shell could be given. */
+export function refuseCommand(command: string): void {
+  if (Buffer.byteLength(command) > COMMAND_BYTES_MAX)
+    throw new Refusal('invalid_request', `command: has more than ${COMMAND_BYTES_MAX} bytes.`);
+}

@@ -4,9 +4,10 @@ import { finished, PassThrough, Transform } from 'node:stream';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collect } from './collect.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 import type { SlurmCommands, User } from './slurm-command.ts';
 import { directoryOf } from './slurm-job.ts';
+import { RESIZE, WITH_TERMINAL } from './terminal.ts';
 
 /** What runs inside a job: one `srun` each. */
 
@@ -17,7 +18,6 @@ const GRACE_MILLISECONDS = 30_000;
 /** `srun` ends a moment after its command, unless something in the background keeps its streams open. */
 const IDLE_MILLISECONDS = 2_000;
 const FINISH_MILLISECONDS = 1_000;
-const COMMAND_BYTES_MAX = 120 * 1024; // One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN).
 const KILLED = 137;
 const NOISE_BYTES_MAX = 4096;
 
@@ -32,14 +32,6 @@ umask 022
 printf '%s{' "$mark" >&2
 "$@"
 printf '%s}%d;' "$mark" "$?" >&2`;
-
-/** The terminal is made on the node: `srun --pty` wants one here, and Purser has none. */
-const WITH_TERMINAL = `export PURSER_EXEC TERM
-script -qfec 'stty sane rows "$PURSER_ROWS" columns "$PURSER_COLUMNS"; tty > "$HOME/.purser-tty-$PURSER_EXEC"
-unset PURSER_ROWS PURSER_COLUMNS
-if [ -n "$PURSER_COMMAND" ]; then exec /bin/sh -c "$PURSER_COMMAND"; else exec /bin/sh -l; fi' /dev/null
-code=$?; rm -f "$HOME/.purser-tty-$PURSER_EXEC"; exit "$code"`;
-const RESIZE = 'exec stty -F "$(cat "$HOME/.purser-tty-$1")" rows "$2" columns "$3"';
 
 type Step = {
   child: ChildProcessWithoutNullStreams;
@@ -191,8 +183,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
   return {
     async exec(jobId: string, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
       const input = Buffer.from(command);
-      if (input.length > COMMAND_BYTES_MAX)
-        throw new Refusal('invalid_request', `command: has more than ${COMMAND_BYTES_MAX} bytes.`);
+      refuseCommand(command);
       const marker = randomBytes(12).toString('hex');
       const started = performance.now();
       // The command goes over standard input, so that nobody on this machine reads it in a list of processes.

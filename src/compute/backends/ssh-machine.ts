@@ -5,7 +5,7 @@ import { Client, type ClientChannel, type ConnectConfig } from 'ssh2';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collect } from './collect.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 
 /** exec, upload and session on a machine that is reached over SSH. Each takes one connection and ends it. */
 
@@ -17,7 +17,6 @@ const KEEPALIVE_MILLISECONDS = 10_000;
 const KEEPALIVE_COUNT_MAX = 3;
 /** What a process left in its pipes still arrives; what something in the background keeps open is not waited for. */
 const IDLE_MILLISECONDS = 500;
-const COMMAND_BYTES_MAX = 120 * 1024; // One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN).
 const SIGNAL_EXIT = 128;
 const KILLED = SIGNAL_EXIT + constants.signals.SIGKILL;
 
@@ -135,8 +134,7 @@ export async function execOver(
 ): Promise<ExecResult> {
   try {
     const input = Buffer.from(command);
-    if (input.length > COMMAND_BYTES_MAX)
-      throw new Refusal('invalid_request', `command: has more than ${COMMAND_BYTES_MAX} bytes.`);
+    refuseCommand(command);
     const marker = randomBytes(12).toString('hex');
     const started = performance.now();
     // The command goes over standard input: as part of the line, its quotes could make it too long.
