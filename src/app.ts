@@ -6,6 +6,7 @@ import { readMasterKey } from './access/master-key.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
 import { openSlots } from './compute/open.ts';
 import { type Config, type Secrets, urlOf } from './config.ts';
+import type { LocalCompute } from './config-compute.ts';
 import { files, prepareDirectory } from './data-directory.ts';
 import { takeLock } from './db/lock.ts';
 import { createEvents, type Events } from './events.ts';
@@ -55,6 +56,8 @@ export type AppOptions = {
   /** Begins a new epoch where the database is behind its head file or its chain is broken. */
   acceptLoss?: boolean;
   time?: TimeSource;
+  /** What the demo rents out, in place of what is configured: nobody else has it. */
+  local?: LocalCompute;
   /** A COMMIT failed: stop the process at once. */
   fatal: (error: unknown) => void;
 };
@@ -93,7 +96,10 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
 
   const upstreams = await openUpstreams(config, secrets);
   const slots = opening.adopt(
-    await openSlots(config, secrets, { leases: at.leases, now: () => clock.now() }),
+    await openSlots({ compute: options.local ?? config.compute }, secrets, {
+      leases: at.leases,
+      now: () => clock.now(),
+    }),
     async (it) => {
       for (const { backend } of it.list) await backend.close();
     },

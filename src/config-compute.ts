@@ -29,6 +29,12 @@ const CLOUD_PROVISION_SECONDS = 900;
 /** It has what a lease needs in any case: a shell, Python and the CUDA runtime; many of Vast's hosts have it at hand. */
 const VAST_IMAGE = 'pytorch/pytorch:2.4.1-cuda12.4-cudnn9-runtime';
 
+/** What a slot cannot be served by. `local` gets a word of its own: the demo shows it, and somebody will try it. */
+const notThis = ({ expected, received }: v.BaseIssue<unknown>) =>
+  received === '"local"'
+    ? 'local is for `purser demo` only: it puts no wall between a lease and this machine'
+    : `Invalid type: Expected ${expected} but received ${received}`;
+
 const container = {
   backend: v.literal('container'),
   socket: v.optional(
@@ -185,9 +191,9 @@ const Slurm = v.strictObject({
 });
 
 export const Compute = v.strictObject({
-  provider_one: v.optional(ProviderOne),
-  provider_two: v.optional(v.variant('backend', [Ssh, Slurm])),
-  provider_three: v.optional(v.variant('backend', [ContainerThree, Vast])),
+  provider_one: v.optional(v.variant('backend', [ProviderOne], notThis)),
+  provider_two: v.optional(v.variant('backend', [Ssh, Slurm], notThis)),
+  provider_three: v.optional(v.variant('backend', [ContainerThree, Vast], notThis)),
 });
 
 export type ProviderOneSettings = v.InferOutput<typeof ProviderOne>;
@@ -199,6 +205,14 @@ type WithoutKey<S> = S extends { api_key: string } ? Omit<S, 'api_key'> : S;
 export type SshSettings = v.InferOutput<typeof Ssh>;
 export type SlurmSettings = v.InferOutput<typeof Slurm>;
 export type ComputeSettings = { [K in keyof Parsed]: WithoutKey<Parsed[K]> };
+
+/** Plain processes on this machine: `purser demo` writes this in its own code, and no file can. */
+export type LocalSettings = { backend: 'local'; provision_seconds: number } & (
+  | Pick<ProviderOneSettings, 'prices' | 'limits'>
+  | { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } }
+  | Pick<ProviderThreeSettings, 'offers' | 'limits'>
+);
+export type LocalCompute = { [K in keyof Parsed]: LocalSettings };
 
 /** The settings without their secrets, and these by the name of the slot. */
 export function partSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {

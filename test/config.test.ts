@@ -204,6 +204,11 @@ for (const [yaml, said] of [
   ['just words\n', /the file: /],
   ['transfer: { endpoint: https://s3.lan }\n', /transfer: this version of Purser has no transfer storage yet/],
   ['compute: { provider_four: {} }\n', /compute\.provider_four: unknown setting/],
+  ['compute: { provider_one: { backend: local } }\n', /provider_one\.backend: local is for `purser demo` only/],
+  ['compute: { provider_two: { backend: local } }\n', /provider_two\.backend: local is for `purser demo` only/],
+  ['compute: { provider_three: { backend: local } }\n', /provider_three\.backend: local is for `purser demo` only/],
+  ['compute: { provider_one: { backend: docker } }\n', /provider_one\.backend: Invalid type: Expected "container"$/],
+  ['compute: { provider_one: {} }\n', /provider_one\.backend: is required \("container"\)/],
   ['billing: { stripe: {} }\n', /billing: this version of Purser has no checkout yet/],
 ] as const)
   test(`${JSON.stringify(yaml)} is one fault`, (t) => {

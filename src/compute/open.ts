@@ -1,21 +1,22 @@
-import type { Config, Secrets } from '../config.ts';
+import type { Secrets } from '../config.ts';
+import type { ComputeSettings, LocalCompute, LocalSettings } from '../config-compute.ts';
 import { type Backend, SLOTS } from './backend.ts';
 import { type ConfiguredSlot, createSlots, type Slots } from './slots.ts';
 
-type SlotSettings = NonNullable<Config['compute'][keyof Config['compute']]>;
+type SlotSettings = NonNullable<ComputeSettings[keyof ComputeSettings]> | LocalSettings;
 
 /** `leases` is the directory for what a backend keeps of its machines, their deadlines above all. */
 export type Surroundings = { leases: string; now: () => number };
 
 /** Opens the backend of every configured slot. What drives it is loaded only then: commands and idle starts stay quick. */
 export async function openSlots(
-  config: Pick<Config, 'compute'>,
+  { compute }: { compute: ComputeSettings | LocalCompute },
   secrets: Pick<Secrets, 'slotKeys'>,
   around: Surroundings,
 ): Promise<Slots> {
   const list: ConfiguredSlot[] = [];
   for (const slot of SLOTS) {
-    const settings = config.compute[slot];
+    const settings = compute[slot];
     if (!settings) continue;
     const backend = await openBackend(settings, secrets.slotKeys.get(slot), around);
     list.push({ slot, backend, provisionSeconds: settings.provision_seconds });
@@ -39,6 +40,10 @@ async function openBackend(
   if (settings.backend === 'slurm') {
     const { openSlurmBackend } = await import('./backends/slurm.ts');
     return openSlurmBackend(settings);
+  }
+  if (settings.backend === 'local') {
+    const { openLocalBackend } = await import('./backends/local.ts');
+    return openLocalBackend(settings, { leases, now });
   }
   const { openContainerBackend } = await import('./backends/container.ts');
   return openContainerBackend(settings, leases);

@@ -1,0 +1,127 @@
+import { type ChildProcessWithoutNullStreams, execFile, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { constants } from 'node:os';
+import { join } from 'node:path';
+import { PassThrough } from 'node:stream';
+import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
+import { collect } from './collect.ts';
+import { KILL_MARKED, LIMITED } from './shell.ts';
+import { RESIZE, WITH_TERMINAL } from './terminal.ts';
+
+/** What runs in a lease on this machine: shells in its home, each in a session of its own. */
+
+export type Place = { home: string; env: Record<string, string> };
+type Ended = { code: number } | { signal: NodeJS.Signals };
+
+/** The guard inside ends a command at its limit; one whose guard was killed is ended from here so much later. */
+const GRACE_MILLISECONDS = 10_000;
+/** A shell that has ended may have something in the background that holds its streams: then silence is their end. */
+const SILENCE_MILLISECONDS = 1000;
+const SMALL_CALL_MILLISECONDS = 10_000;
+
+/** Starts a shell. Its streams end when it has ended; what it left in the background is not waited for. */
+function begin({ home, env }: Place, args: readonly string[], variables: Record<string, string> = {}) {
+  const child = spawn('/bin/sh', args, { cwd: home, env: { ...env, ...variables }, detached: true, stdio: 'pipe' });
+  const [stdout, stderr] = [new PassThrough(), new PassThrough()];
+  child.stdout.pipe(stdout);
+  child.stderr.pipe(stderr);
+  child.stdin.on('error', () => {}); // It need not read what it is given.
+  const ended = new Promise<Ended>((resolve, reject) => {
+    let silence: NodeJS.Timeout | undefined;
+    const silent = () => {
+      if (stdout.writableNeedDrain || stderr.writableNeedDrain)
+        silence?.refresh(); // A slow reader is no silence.
+      else release(child);
+    };
+    for (const it of [child.stdout, child.stderr]) it.on('data', () => silence?.refresh());
+    child.once('error', reject);
+    child.once('exit', () => {
+      silence = setTimeout(silent, SILENCE_MILLISECONDS);
+    });
+    child.once('close', (code, signal) => {
+      clearTimeout(silence);
+      for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
+      resolve(signal === null ? { code: code as number } : { signal });
+    });
+  });
+  ended.catch(() => {}); // Whoever waits hears of it.
+  return { child, stdout, stderr, ended };
+}
+
+/** Lets go of the streams, whoever still holds their other ends. */
+function release(child: ChildProcessWithoutNullStreams): void {
+  for (const it of child.stdio) it?.destroy();
+}
+
+/** Runs a command to its end or its limit; then all that it started is dead. */
+export async function execute(
+  place: Place,
+  { command, timeoutSeconds, streamBytesMax }: ExecOrder,
+): Promise<ExecResult> {
+  const marker = randomBytes(12).toString('hex');
+  const started = performance.now();
+  const { child, stdout, stderr, ended } = begin(place, [
+    ...['-c', LIMITED, 'purser', marker],
+    ...[String(timeoutSeconds), command],
+  ]);
+  child.stdin.end();
+  const over = setTimeout(() => kill(child, place, marker), timeoutSeconds * 1000 + GRACE_MILLISECONDS);
+  const streams = Promise.all([collect(stdout, streamBytesMax), collect(stderr, streamBytesMax)]);
+  const end = await ended.finally(() => clearTimeout(over));
+  const exitCode = 'code' in end ? end.code : 128 + constants.signals[end.signal];
+  const [out, err] = await streams;
+  return {
+    exitCode,
+    stdout: out.bytes,
+    stderr: err.bytes,
+    stdoutTruncated: out.truncated,
+    stderrTruncated: err.truncated,
+    timedOut: exitCode === 128 + constants.signals.SIGKILL && performance.now() - started >= timeoutSeconds * 1000,
+  };
+}
+
+/** Kills a shell and all that it started, and lets go of it. */
+function kill(child: ChildProcessWithoutNullStreams, place: Place, marker: string): void {
+  child.kill('SIGKILL');
+  release(child);
+  void small(place, KILL_MARKED, marker);
+}
+
+/** Opens a session. A terminal needs `script` on this machine; throws where there is none. */
+export function openSession(place: Place, { command, terminal }: SessionOrder): Session {
+  if (terminal && !hasProgram(place, 'script'))
+    throw new Error('there is no terminal here: this machine has no `script` (package util-linux). Use ssh -T.');
+  const marker = randomBytes(12).toString('hex');
+  const plain = command === undefined ? ['-l'] : ['-c', command];
+  const { child, stdout, stderr, ended } = begin(place, terminal ? ['-c', WITH_TERMINAL] : plain, {
+    PURSER_EXEC: marker,
+    ...(terminal && {
+      TERM: terminal.term,
+      PURSER_ROWS: String(terminal.rows),
+      PURSER_COLUMNS: String(terminal.columns),
+      PURSER_COMMAND: command ?? '',
+    }),
+  });
+  if (terminal) stderr.resume();
+  let resized: Promise<unknown> = Promise.resolve();
+  return {
+    stdin: child.stdin,
+    stdout,
+    stderr: terminal ? undefined : stderr,
+    resize(columns, rows) {
+      if (terminal) resized = resized.then(() => small(place, RESIZE, marker, String(rows), String(columns)));
+    },
+    ended,
+    kill: () => kill(child, place, marker),
+  };
+}
+
+const hasProgram = ({ env }: Place, name: string) => env.PATH?.split(':').some((it) => existsSync(join(it, name)));
+
+/** Runs a script of ours beside a session; that may have ended meanwhile. */
+function small({ env }: Place, script: string, ...args: string[]): Promise<void> {
+  const { PATH = '', HOME = '' } = env;
+  const options = { cwd: '/', env: { PATH, HOME }, timeout: SMALL_CALL_MILLISECONDS, killSignal: 'SIGKILL' } as const;
+  return new Promise((resolve) => execFile('/bin/sh', ['-c', script, 'purser', ...args], options, () => resolve()));
+}

@@ -1,0 +1,216 @@
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { type Backend, type SessionOrder, tagOf } from '../../src/compute/backend.ts';
+import { openLocalBackend } from '../../src/compute/backends/local.ts';
+import { openSession } from '../../src/compute/backends/local-process.ts';
+import type { LocalSettings } from '../../src/config-compute.ts';
+import { hasComponent, hasProgram } from '../helper/component.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+import { conform, until } from './conformance.ts';
+
+const now = () => Math.floor(Date.now() / 1000);
+const SETTINGS: LocalSettings = {
+  backend: 'local',
+  provision_seconds: 60,
+  chips: { h100: { price_hourly_usd: 360_000_000n } },
+  limits: { max_seconds: 3600 },
+};
+const SPEC = { chip: 'h100', max_seconds: 600 };
+
+function open(t: TestContext): { backend: Backend; leases: string } {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-leases-'));
+  const leases = join(directory, 'leases');
+  const backend = openLocalBackend(SETTINGS, { leases, now });
+  t.after(async () => {
+    await backend.close();
+    assert.deepEqual(
+      readdirSync(directory).flatMap((it) => readdirSync(join(directory, it))),
+      [],
+    );
+    rmSync(directory, { recursive: true, force: true });
+  });
+  return { backend, leases };
+}
+
+conform('local', async (t) => ({
+  backend: open(t).backend,
+  spec: SPEC,
+  unknownSpec: { ...SPEC, chip: 'constructor' },
+  room: 2,
+  extends: true,
+  deadlineSlackSeconds: 3,
+  deadlineLeastSeconds: 2,
+  seen: (folder) => `"$HOME"${folder}`,
+}));
+
+const freshTag = () => tagOf(`inst_${randomBytes(13).toString('hex')}`, 'res_1');
+
+/** A lease that runs, and what is of it on this machine. */
+async function openLease(t: TestContext) {
+  const { backend, leases } = open(t);
+  const tag = freshTag();
+  const made = await backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 });
+  assert.deepEqual(made, { kind: 'created', ref: tag });
+  const run = async (command: string) => {
+    const said = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+    return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
+  };
+  return { backend, tag, home: join(leases, tag, 'home'), directory: join(leases, tag), run };
+}
+
+/** The numbers of all processes that have a text in their environment. */
+function processesWith(text: string): string[] {
+  return readdirSync('/proc').filter((it) => {
+    if (!/^\d+$/.test(it)) return false;
+    try {
+      return readFileSync(join('/proc', it, 'environ'), 'utf8').includes(text);
+    } catch {
+      return false; // It has just ended.
+    }
+  });
+}
+
+test('a command has an environment of its own, and its home', async (t) => {
+  const canary = `canary-${randomBytes(8).toString('hex')}`;
+  process.env.PURSER_MASTER_KEY = canary;
+  t.after(() => delete process.env.PURSER_MASTER_KEY);
+  const { run, home, tag } = await openLease(t);
+  const { stdout } = await run('env; echo --; pwd');
+  const [variables = '', folder] = stdout.split('--\n');
+  const own = Object.fromEntries(variables.split('\n').map((it) => it.split(/=(.*)/s)));
+  const { PURSER_EXEC: _, PWD: __, OLDPWD: ___, '': ____, ...rest } = own;
+  assert.deepEqual(rest, {
+    PATH: '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+    HOME: home,
+    TMPDIR: `${home}/tmp`,
+    LANG: 'C.UTF-8',
+    TERM: 'dumb',
+    PURSER_LEASE: tag,
+  });
+  assert.equal(folder, `${home}\n`);
+});
+
+test('an end is the end of every process of the lease, whatever session it made for itself', async (t) => {
+  const { backend, run, tag, directory } = await openLease(t);
+  const neighbour = await openLease(t);
+  await neighbour.run('sleep 4444 &');
+  await run(
+    'setsid sleep 4444 & nohup sleep 4444 >/dev/null 2>&1 & (setsid sh -c "sleep 4444; sleep 4444" &) & sleep 0.1',
+  );
+  const session = await backend.session(tag, { command: 'exec sleep 4444', terminal: undefined });
+  const command = run('sleep 4444');
+  await until('all of them run', async () => processesWith(`PURSER_LEASE=${tag}`).length >= 6);
+  await backend.destroy(tag);
+  assert.deepEqual(processesWith(tag), [], 'nor its keeper');
+  assert.equal(existsSync(directory), false);
+  assert.deepEqual(await session.ended, { signal: 'SIGKILL' });
+  assert.deepEqual([(await command).exitCode, (await command).timedOut], [137, false]);
+  assert.equal((await neighbour.run('true')).exitCode, 0, 'a neighbour lives on');
+  await assert.rejects(run('true'), { code: 'resource_not_active' });
+  await assert.rejects(backend.upload(tag, '/x', Buffer.from('x')), { code: 'resource_not_active' });
+});
+
+test('what a command leaves in the background is not waited for, and lives as long as the lease', async (t) => {
+  const { run } = await openLease(t);
+  const said = await run('sleep 4445 & echo begun; echo $! > pid');
+  assert.deepEqual([said.exitCode, said.stdout, said.timedOut], [0, 'begun\n', false]);
+  assert.equal((await run('kill -0 "$(cat pid)"')).exitCode, 0);
+});
+
+/** Purser as another process: it makes one lease with a long command in it, and says its tag. */
+async function startPurser(t: TestContext, seconds: number) {
+  const leases = join(temporaryDirectory(t), 'leases');
+  const tag = freshTag();
+  const code = `
+    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/backends/local.ts', import.meta.url).href)};
+    const backend = openLocalBackend({ backend: 'local' }, { leases: ${JSON.stringify(leases)}, now: () => 0 });
+    await backend.create({ tag: '${tag}', deadline: Math.floor(Date.now() / 1000) + ${seconds} });
+    void backend.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });
+    console.log('made');`;
+  const purser = spawn(process.execPath, ['--input-type=module', '-e', code], { stdio: ['ignore', 'pipe', 'inherit'] });
+  t.after(() => purser.kill('SIGKILL'));
+  await once(purser.stdout, 'data');
+  await until('its command runs', async () => processesWith(`PURSER_LEASE=${tag}`).length >= 3);
+  const isGone = async () => processesWith(tag).length === 0 && !existsSync(join(leases, tag));
+  return { purser, isGone };
+}
+
+test('the deadline ends a lease while Purser does nothing', async (t) => {
+  const { purser, isGone } = await startPurser(t, 3);
+  purser.kill('SIGSTOP');
+  assert.equal(await isGone(), false);
+  await until('the lease is gone', isGone, 10_000);
+});
+
+test('a lease ends with a Purser that was killed, long before its deadline', async (t) => {
+  const { purser, isGone } = await startPurser(t, 600);
+  purser.kill('SIGKILL');
+  await until('the lease is gone', isGone, 10_000);
+});
+
+test('no link in a lease leads an upload out of it', async (t) => {
+  const { backend, run, home, directory, tag } = await openLease(t);
+  const outside = temporaryDirectory(t);
+  mkdirSync(join(outside, 'folder'));
+  writeFileSync(join(outside, 'file'), 'mine');
+  const upload = (path: string) => backend.upload(tag, path, Buffer.from('theirs'));
+  await upload('/work/a/b');
+  await upload(`${home}/work/c`);
+  assert.equal(
+    (await run('cat work/a/b ~/work/c; ls -A work')).stdout,
+    'theirstheirsa\nc\n',
+    'nothing unfinished is left',
+  );
+  await run(`ln -s ${outside} out; ln -s ${outside}/file file; ln -s .. up; ln -s /proc/self/cwd dot`);
+  for (const path of ['/out/x', '/out/folder/x', '/up/x', '/dot/x', '/work/a/b/x', `/work/${'n'.repeat(300)}`])
+    await assert.rejects(upload(path), { code: 'invalid_request' }, path);
+  await upload('/file');
+  assert.equal(readFileSync(join(outside, 'file'), 'utf8'), 'mine', 'a link is replaced, not followed');
+  assert.equal((await run('cat file; test -L file')).stdout, 'theirs');
+  await run(`mv ~ ~/../old && ln -s ${outside} ${home}`);
+  await assert.rejects(upload('/x'), { code: 'invalid_request' });
+  assert.deepEqual(readdirSync(outside).sort(), ['file', 'folder']);
+  assert.deepEqual(readdirSync(directory).sort(), ['created', 'deadline', 'home', 'keeper', 'old']);
+});
+
+test('a session with a terminal has one that can be resized, and dies when it is killed', async (t) => {
+  if (!hasComponent(t, 'script', () => hasProgram('script'))) return;
+  const { backend, tag } = await openLease(t);
+  const order: SessionOrder = { command: undefined, terminal: { term: 'vt100', columns: 91, rows: 17 } };
+  const session = await backend.session(tag, order);
+  let said = '';
+  session.stdout.on('data', (chunk: Buffer) => {
+    said += chunk;
+  });
+  const type = (line: string, answer: RegExp) => {
+    session.stdin.write(`${line}\n`);
+    return until(`the terminal says ${answer}`, async () => answer.test(said), 10_000);
+  };
+  await type('tty; stty size; echo "$TERM"', /\/dev\/pts\/\d+\s+17 91\s+vt100/);
+  session.resize(120, 40);
+  await until('the size is another', async () => {
+    session.stdin.write('stty size\n');
+    return said.includes('40 120');
+  });
+  await type('setsid sleep 4447 & echo "beg"un', /begun/);
+  const marked = processesWith('PURSER_EXEC=').length;
+  assert.ok(marked > 0);
+  session.kill();
+  await session.ended;
+  await until('all of it is dead', async () => processesWith(`PURSER_LEASE=${tag}`).length === 0);
+});
+
+test('a terminal is refused in a sentence where the machine has no `script`', (t) => {
+  const home = temporaryDirectory(t);
+  const terminal = { term: 'xterm', columns: 80, rows: 24 };
+  assert.throws(
+    () => openSession({ home, env: { PATH: home } }, { command: undefined, terminal }),
+    /no `script`.*ssh -T/,
+  );
+});
