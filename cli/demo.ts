@@ -13,13 +13,16 @@ export function demoCommand(program: Command): void {
     .action(async (options: { once?: boolean }, command: Command) => {
       const { json } = command.optsWithGlobals<Globals>();
       const { runDemo } = await import('../src/demo/demo.ts');
+      const stop = new AbortController();
+      void untilSignal().then(() => stop.abort());
       const wrong = await runDemo({
         log: createLog('warn'),
         print: json ? () => {} : print,
-        keepServing: options.once ? undefined : untilSignal,
+        signal: stop.signal,
+        keepServing: !options.once,
         fatal: stopAtOnce,
       });
-      if (json) print(JSON.stringify({ ok: wrong === 0, wrong }));
-      process.exitCode = wrong ? 1 : 0;
+      if (json) print(JSON.stringify({ ok: wrong === 0, wrong: wrong ?? null }));
+      process.exitCode = wrong === 0 ? 0 : 1;
     });
 }

@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { once } from 'node:events';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
@@ -10,21 +11,28 @@ import { type CommandInput, type CommandName, type CommandOutput, runCommand } f
 import { serve } from '../serve.ts';
 import { ECHO_MODEL, openEchoModel } from './echo-model.ts';
 import { DEMO_PRICING, liveOnce } from './life.ts';
+import { CHIP, DEMO_COMPUTE } from './providers.ts';
 
 export type DemoOptions = {
   log: Log;
   print: (line: string) => void;
-  /** After the life has been shown: resolves when the demo should end. Undefined ends it at once. */
-  keepServing: (() => Promise<void>) | undefined;
+  /** Ends the demo, wherever it is. */
+  signal: AbortSignal;
+  /** Whether it goes on serving after the life has been shown, until the signal. */
+  keepServing: boolean;
   fatal: (error: unknown) => void;
 };
 
+/** Leases of the demo are processes that are found by what the kernel tells of them (proc(5)). */
+const canRent = () => existsSync('/proc/self/environ');
+
 /**
- * The main job against embedded parts: a real server on a temporary data directory, and a model behind real HTTP on
- * loopback. Returns how many figures were wrong. The directory is gone afterwards.
+ * The main job against embedded parts: a real server on a temporary data directory, a model behind real HTTP on loopback,
+ * and leases that are processes of this machine. Returns how many figures were wrong, or undefined when the signal came
+ * before the last of them. Afterwards nothing of it is left, neither a process nor a file.
  */
-export async function runDemo(options: DemoOptions): Promise<number> {
-  const { print } = options;
+export async function runDemo(options: DemoOptions): Promise<number | undefined> {
+  const { print, signal } = options;
   await using open = new AsyncDisposableStack();
   const directory = open.adopt(mkdtempSync(join(tmpdir(), 'purser-demo-')), (it) =>
     rmSync(it, { recursive: true, force: true }),
@@ -33,6 +41,8 @@ export async function runDemo(options: DemoOptions): Promise<number> {
   const file = join(directory, 'purser.yaml');
   const settings = {
     listen: '127.0.0.1:0',
+    ssh: { listen: '127.0.0.1:0' },
+    drain_seconds: 1,
     router: {
       upstreams: [{ name: 'embedded', base_url: model.baseUrl }],
       models: [
@@ -41,9 +51,17 @@ export async function runDemo(options: DemoOptions): Promise<number> {
     },
   };
   writeFileSync(file, stringify(settings));
-  const { config, secrets } = readConfig({ data: directory, config: file });
+  const { config, secrets } = readConfig({ data: directory, config: file }, {}); // Whatever an installation here is told.
+  const rents = canRent();
+  const local = rents ? DEMO_COMPUTE : {};
   const app = open.use(
-    await serve(config, secrets, { log: options.log, who: 'purser demo', create: true, fatal: options.fatal }),
+    await serve(config, secrets, {
+      local,
+      log: options.log,
+      who: 'purser demo',
+      create: true,
+      fatal: options.fatal,
+    }),
   );
   const run = <N extends CommandName>(name: N, input: CommandInput<N>) =>
     runCommand(app, name, input) as Promise<CommandOutput<N>>;
@@ -51,26 +69,35 @@ export async function runDemo(options: DemoOptions): Promise<number> {
   const account = (await run('account.list', {})).accounts[0] as { id: string };
   const { key: operatorKey } = await run('operator-key.mint', { name: 'demo' });
   print(`Purser is serving on ${app.baseUrl} from ${directory}.`);
-  const wrong = await liveOnce(
-    {
+  if (!rents) print('Leases are left out: here they are processes, and this machine has no /proc to find them by.');
+  let wrong: number;
+  try {
+    const house = {
       baseUrl: app.baseUrl,
       operatorKey,
-      credit: async (cents) => void (await run('account.credit', { id: account.id, cents, reason: 'demo' })),
+      rents,
+      directory,
+      credit: async (cents: number) => void (await run('account.credit', { id: account.id, cents, reason: 'demo' })),
       problems: () => verifyLedger(app.ledger.client).problems,
-    },
-    print,
-  );
+    };
+    wrong = await liveOnce(house, print, signal);
+  } catch (error) {
+    if (!signal.aborted) throw error;
+    print('\nInterrupted before the end.');
+    return undefined;
+  }
   print(wrong ? `\n${wrong} figures are wrong.` : '\nEvery figure is what arithmetic says.');
 
   if (options.keepServing) {
     const wallet = await run('wallet.create', { account: account.id, name: 'yours', budget_cents: 500 });
-    print(pasteable(app.baseUrl, operatorKey, wallet.agent_token));
-    await options.keepServing();
+    const more = rents ? rentable(app.baseUrl, wallet.agent_token) : '';
+    print(pasteable(app.baseUrl, operatorKey, wallet.agent_token, more));
+    if (!signal.aborted) await once(signal, 'abort');
   }
   return wrong;
 }
 
-function pasteable(baseUrl: string, operatorKey: string, walletToken: string): string {
+function pasteable(baseUrl: string, operatorKey: string, walletToken: string, more: string): string {
   return `
 Now it is yours, until Ctrl-C. A wallet of 5 USD is open:
 
@@ -84,12 +111,23 @@ curl:
     -H 'Idempotency-Key: ${randomUUID()}' -H 'Content-Type: application/json' \\
     -d '{"model":"${ECHO_MODEL}","messages":[{"role":"user","content":"Hello, Purser."}],"max_tokens":50}'
   curl ${baseUrl}/v1/budget -H 'Authorization: Bearer ${walletToken}'
-
+${more}
 OpenAI SDK (JavaScript):
   const client = new OpenAI({ baseURL: '${baseUrl}/v1', apiKey: '${walletToken}' });
   await client.chat.completions.create(
     { model: '${ECHO_MODEL}', messages: [{ role: 'user', content: 'Hello, Purser.' }], max_tokens: 50 },
     { headers: { 'Idempotency-Key': crypto.randomUUID() } },
   );
+`;
+}
+
+function rentable(baseUrl: string, walletToken: string): string {
+  return `
+Rent ten minutes, run a command, and let go again; the lease is a process of this machine, and ends with the demo:
+  rent() { curl -s "${baseUrl}/v1/compute/$1" -H 'Authorization: Bearer ${walletToken}' \\
+    -H 'Idempotency-Key: ${randomUUID()}' -H 'Content-Type: application/json' -d "$2"; echo; }
+  rent create '{"provider":"provider_two","spec":{"chip":"${CHIP}","max_seconds":600}}'
+  rent exec '{"id":"res_…","command":"pwd"}'        # the id that create answered
+  rent stop '{"id":"res_…"}'
 `;
 }

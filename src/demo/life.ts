@@ -1,5 +1,7 @@
 import { centsToNanos, formatUsd, Nanos, nanosToCentsUp, parseUsd } from '../money.ts';
 import { ECHO_MODEL } from './echo-model.ts';
+import { rent } from './lease-life.ts';
+import { createTeller, type Told } from './teller.ts';
 
 /** Dear on purpose, so that a dollar is spent in a few calls. USD per token, and per request. */
 export const DEMO_PRICING = { prompt: '0.0005', completion: '0.002', request: '0.001' };
@@ -13,46 +15,27 @@ export type LifeHouse = {
   /** Credits the account by the operator's command, as the CLI does. */
   credit(cents: number): Promise<void>;
   operatorKey: string;
+  /** Whether it has something to rent, and a directory of its own for what a client keeps meanwhile. */
+  rents: boolean;
+  directory: string;
   /** The faults of the books. */
   problems(): string[];
 };
-
-// biome-ignore lint/suspicious/noExplicitAny: the demo reads answers as any client would.
-type Told = { status: number; replayed: boolean; body: any };
 
 /**
  * The whole life of a wallet over HTTP, printed step by step with its amounts. Every figure is computed beside the server
  * and compared. Returns how many figures were not what arithmetic says.
  */
-export async function liveOnce(house: LifeHouse, print: (line: string) => void): Promise<number> {
-  let wrong = 0;
-  const step = (title: string) => print(`\n${title}`);
-  function check(what: string, actual: unknown, expected: unknown) {
-    const same = JSON.stringify(actual) === JSON.stringify(expected);
-    if (!same) wrong++;
-    print(`  ${same ? '✓' : '✗'} ${what}: ${actual}${same ? '' : ` (arithmetic says ${expected})`}`);
-  }
+export async function liveOnce(house: LifeHouse, print: (line: string) => void, signal: AbortSignal): Promise<number> {
+  const teller = createTeller(house.baseUrl, print, signal);
+  const { step, note, check, ask } = teller;
 
-  async function ask(method: string, path: string, token: string, body?: object, key?: string): Promise<Told> {
-    const response = await fetch(house.baseUrl + path, {
-      method,
-      headers: {
-        authorization: `Bearer ${token}`,
-        ...(body ? { 'content-type': 'application/json' } : {}),
-        ...(key ? { 'idempotency-key': key } : {}),
-      },
-      ...(body ? { body: JSON.stringify(body) } : {}),
-    });
-    const replayed = response.headers.get('idempotent-replayed') === 'true';
-    return { status: response.status, replayed, body: await response.json() };
-  }
-
-  step('1. The operator credits the account.');
+  step('The operator credits the account.');
   await house.credit(CREDIT_CENTS);
   const before = await ask('GET', '/v1/account', house.operatorKey);
   check('available cents', before.body.available_cents, CREDIT_CENTS);
 
-  step('2. A wallet is carved out of it.');
+  step('A wallet is carved out of it.');
   const opened = await ask(
     'POST',
     '/v1/wallets',
@@ -66,7 +49,7 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void):
   check('available cents', set.body.available_cents, CREDIT_CENTS - BUDGET_CENTS);
   check('reserved cents', set.body.reserved_cents, BUDGET_CENTS);
 
-  step('3. The agent calls a model with its wallet token.');
+  step('The agent calls a model with its wallet token.');
   let spent = 0n;
   const call = (key: string) =>
     ask(
@@ -89,23 +72,30 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void):
   };
   const first = await call('demo-call-1');
   check('status', first.status, 200);
-  print(`    it said: ${JSON.stringify(first.body.choices?.[0]?.message?.content)}`);
-  print(
-    `    usage: ${first.body.usage?.prompt_tokens} prompt and ${first.body.usage?.completion_tokens} completion tokens`,
-  );
+  note(`it said: ${JSON.stringify(first.body.choices?.[0]?.message?.content)}`);
+  note(`usage: ${first.body.usage?.prompt_tokens} prompt and ${first.body.usage?.completion_tokens} completion tokens`);
   spent += priceOf(first);
 
-  step('4. The budget shows the exact price, and nothing is held any more.');
+  step('The budget shows the exact price, and nothing is held any more.');
   const budget = await ask('GET', '/v1/budget', token);
   check('used USD', budget.body.used_usd, formatUsd(Nanos(spent)));
   check('held USD', budget.body.held_usd, '0.00');
 
-  step('5. The same request with the same key is answered again, and paid once.');
+  step('The same request with the same key is answered again, and paid once.');
   const again = await call('demo-call-1');
   check('replayed', again.replayed, true);
   check('used USD', (await ask('GET', '/v1/budget', token)).body.used_usd, formatUsd(Nanos(spent)));
 
-  step('6. The agent goes on until the wallet cannot cover the next call.');
+  const leases = house.rents ? await rent(teller, token, { directory: house.directory, signal }) : undefined;
+  if (leases) {
+    step('The budget shows what the leases cost, to the nano-dollar.');
+    spent += leases.spent;
+    const rented = await ask('GET', '/v1/budget', token);
+    check('used USD', rented.body.used_usd, formatUsd(Nanos(spent)));
+    check('held USD', rented.body.held_usd, '0.00');
+  }
+
+  step('It goes on calling the model until the wallet cannot cover the next call.');
   let calls = 1;
   let refused: Told | undefined;
   while (!refused && calls < CALL_COUNT_MAX) {
@@ -116,23 +106,31 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void):
     } else refused = next;
   }
   check('refused with', refused?.status, 402);
-  print(`    ${refused?.body.error?.message}`);
+  note(`${refused?.body.error?.message}`);
   const left = await ask('GET', '/v1/budget', token);
   check(`used USD after ${calls} calls`, left.body.used_usd, formatUsd(Nanos(spent)));
   check('available USD', left.body.available_usd, formatUsd(Nanos(centsToNanos(BUDGET_CENTS) - spent)));
 
-  step('7. The wallet is closed: what is left returns to the account, in whole cents.');
+  step('The wallet is closed: what is left returns to the account, in whole cents.');
   const closed = await ask('POST', `/v1/wallets/${id}/close`, house.operatorKey);
   const usedCents = nanosToCentsUp(Nanos(spent));
   check('status', closed.body.status, 'closed');
   check('used cents', closed.body.used_cents, usedCents);
   check('returned cents', closed.body.returned_cents, BUDGET_CENTS - usedCents);
 
-  step('8. The account has every cent back that was not spent.');
+  if (leases) {
+    step('What still ran has ended with it.');
+    const { resources } = (await ask('GET', `/v1/wallets/${id}/resources`, house.operatorKey)).body;
+    const left = resources?.find((it: { id: string }) => it.id === leases.running);
+    check('provider_three', left?.status, 'stopped');
+    check('because', left?.end_reason, 'wallet_closed');
+  }
+
+  step('The account has every cent back that was not spent.');
   const after = await ask('GET', '/v1/account', house.operatorKey);
   check('available cents', after.body.available_cents, CREDIT_CENTS - usedCents);
   check('reserved cents', after.body.reserved_cents, 0);
   check('spent cents', after.body.spent_cents, usedCents);
   check('faults in the books', house.problems().length, 0);
-  return wrong;
+  return teller.wrong();
 }

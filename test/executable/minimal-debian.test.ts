@@ -78,4 +78,13 @@ test('the executable alone serves in a minimal Debian 12, where there is no Node
   assert.equal((await server.ask('GET', '/v1/account', { token: key })).body.available_cents, 500);
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
   assert.equal((await purser.json('ledger', 'verify')).ok, true);
+
+  const bare = await purser.cli('demo', '--once');
+  assert.deepEqual([bare.code, bare.stderr], [0, '']);
+  assert.match(bare.stdout, /^Leases are left out: .* no \/proc/m);
+  if (!hasComponent(t, 'unshare', () => hasProgram('unshare'))) return;
+  const withProc = ['unshare', '--fork', '--pid', `--mount-proc=${join(tree, 'proc')}`];
+  const demo = await run(['demo', '--once'], { command: [...withProc, ...command] });
+  assert.deepEqual([demo.code, demo.stderr], [0, ''], demo.stdout);
+  assert.match(demo.stdout, /✓ it reads the same: true\n[\s\S]*skipped: there is no ssh client/);
 });

@@ -1,0 +1,43 @@
+// biome-ignore lint/suspicious/noExplicitAny: the demo reads answers as any client would.
+export type Told = { status: number; replayed: boolean; body: any };
+
+/** Tells the life step by step, asks the server over HTTP, and compares every figure with what arithmetic says. */
+export type Teller = {
+  step(title: string): void;
+  /** A line that no figure hangs on. */
+  note(line: string): void;
+  check(what: string, actual: unknown, expected: unknown): void;
+  ask(method: string, path: string, token: string, body?: object, key?: string): Promise<Told>;
+  /** How many figures were not what arithmetic says. */
+  wrong(): number;
+};
+
+/** Every request ends with `signal`. */
+export function createTeller(baseUrl: string, print: (line: string) => void, signal: AbortSignal): Teller {
+  let steps = 0;
+  let wrong = 0;
+  return {
+    step: (title) => print(`\n${++steps}. ${title}`),
+    note: (line) => print(`    ${line}`),
+    check(what, actual, expected) {
+      const same = JSON.stringify(actual) === JSON.stringify(expected);
+      if (!same) wrong++;
+      print(`  ${same ? '✓' : '✗'} ${what}: ${actual}${same ? '' : ` (arithmetic says ${expected})`}`);
+    },
+    async ask(method, path, token, body, key) {
+      const response = await fetch(baseUrl + path, {
+        method,
+        signal,
+        headers: {
+          authorization: `Bearer ${token}`,
+          ...(body ? { 'content-type': 'application/json' } : {}),
+          ...(key ? { 'idempotency-key': key } : {}),
+        },
+        ...(body ? { body: JSON.stringify(body) } : {}),
+      });
+      const replayed = response.headers.get('idempotent-replayed') === 'true';
+      return { status: response.status, replayed, body: await response.json() };
+    },
+    wrong: () => wrong,
+  };
+}

@@ -1,0 +1,72 @@
+import assert from 'node:assert/strict';
+import test, { type TestContext } from 'node:test';
+import { runDemo } from '../../src/demo/demo.ts';
+import { createLog } from '../../src/log.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+import { leftOf } from './left.ts';
+
+/** The demo in this process, in a directory of its own. `heard` is told every line as it is printed. */
+async function run(t: TestContext, signal: AbortSignal, heard: (line: string) => void) {
+  const directory = temporaryDirectory(t);
+  const before = process.env.TMPDIR;
+  process.env.TMPDIR = directory;
+  t.after(() => {
+    process.env.TMPDIR = before;
+    if (before === undefined) delete process.env.TMPDIR;
+  });
+  const log: string[] = [];
+  const printed: string[] = [];
+  const wrong = await runDemo({
+    log: createLog('warn', [], (line) => log.push(line)),
+    print(line) {
+      printed.push(line);
+      heard(line);
+    },
+    signal,
+    keepServing: false,
+    fatal: (error) => {
+      throw error;
+    },
+  });
+  return { wrong, directory, log, printed };
+}
+
+/** A word of each step after which something has to be taken away again. */
+for (const moment of [
+  'Purser is serving',
+  'It rents ten minutes',
+  'standard output',
+  'SHA-256',
+  'refused with',
+  'Plain ssh',
+  'seconds its deadline moved',
+  'It stops both',
+  'leaves that running',
+  'It goes on calling',
+  'The wallet is closed',
+])
+  test(`interrupted at "${moment}", the demo leaves neither a process nor a file`, async (t) => {
+    const stop = new AbortController();
+    const { wrong, directory, log, printed } = await run(t, stop.signal, (line) => {
+      if (line.includes(moment)) stop.abort();
+    });
+    assert.equal(wrong, undefined);
+    assert.equal(printed.at(-1), '\nInterrupted before the end.');
+    assert.deepEqual(leftOf(directory), []);
+    assert.deepEqual(log, []);
+  });
+
+test('a figure that is wrong is marked and counted', async (t) => {
+  const { fetch } = globalThis;
+  t.mock.method(globalThis, 'fetch', async (url: string, options: RequestInit) => {
+    const response = await fetch(url, options);
+    if (!url.endsWith('/v1/compute/extend') || !response.ok) return response;
+    return Response.json({ ...((await response.json()) as object), charged_usd: '0.06' });
+  });
+  const { wrong, printed } = await run(t, new AbortController().signal, () => {});
+  assert.deepEqual(
+    printed.filter((it) => it.includes('✗')),
+    ['  ✗ charged USD in all: 0.06 (arithmetic says 0.09)'],
+  );
+  assert.deepEqual([wrong, printed.at(-1)], [1, '\n1 figures are wrong.']);
+});
