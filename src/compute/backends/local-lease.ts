@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { Refusal } from '../../refusal.ts';
 import type { Machine } from '../backend.ts';
+import { killAll, PATH } from './local-kill.ts';
 import { createDeadlineFiles } from './watchdog.ts';
 
 /** One lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
@@ -16,31 +17,28 @@ const KEEPING = 'PURSER_KEEPER';
 const START_MILLISECONDS = 10_000;
 const END_MILLISECONDS = 10_000;
 
-/** Programs of this machine, wherever Purser's own environment looks for them. */
-export const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
-
-/** Kills whoever has one of the variables `-e NAME=VALUE…` in its environment, until nobody has. */
-const KILL_ALL = `while found=$(grep -lzxsF "$@" /proc/[0-9]*/environ); [ -n "$found" ]; do
-  for it in $found; do
-    it=\${it#/proc/}; kill -KILL "\${it%/environ}"
-  done 2>/dev/null
-  sleep 0.05
-done`;
-
 /**
  * The lease's watchdog: at the deadline in the directory `$1`, or when Purser (the process `$3`) is gone, it ends
- * everything that carries the tag `$2`, and removes the directory. What cannot be read is not a reason to live.
+ * everything that carries the tag `$2`, and removes the directory. What cannot be read is not a reason to live. It begins
+ * only where this machine's grep finds what it will look for.
  */
 const KEEPER = `directory=$1 tag=$2 owner=$3
-echo $$ > "$directory/keeper" && echo ready || exit 1
+grep -qzxF "${KEEPING}=$tag" "/proc/$$/environ" && echo $$ > "$directory/keeper" && echo ready || exit 1
 exec > /dev/null 2>&1
 while read -r pid name state parent rest < "/proc/$$/stat" && [ "$parent" = "$owner" ] &&
   read -r deadline < "$directory/deadline" && [ "$(date +%s)" -lt "$deadline" ]; do
   sleep 1
 done
 rm -f "$directory/keeper"
-set -- -e "${LEASED}=$tag"
-${KILL_ALL}
+for look in 1 2; do
+  while found=$(grep -lzxsF "${LEASED}=$tag" /proc/[0-9]*/environ); [ -n "$found" ]; do
+    for it in $found; do
+      it=\${it#/proc/}; kill -KILL "\${it%/environ}"
+    done
+    sleep 0.05
+  done
+  sleep 0.05
+done
 chmod -R u+rwx "$directory"
 rm -rf "$directory"`;
 
@@ -99,14 +97,15 @@ export function createLeases(root: string) {
       });
       keeper.unref();
       const begun = Promise.withResolvers<void>();
-      const late = setTimeout(() => begun.reject(new Error('the keeper does not begin')), START_MILLISECONDS);
       keeper.once('error', begun.reject);
-      keeper.once('exit', () => begun.reject(new Error('the keeper ended at once')));
+      keeper.once('exit', () => begun.reject(new Error('its keeper, a script for sh, grep and date, ended at once')));
       keeper.stdout.once('data', () => begun.resolve());
+      const late = new Error(`its keeper did not begin within ${START_MILLISECONDS} ms`);
+      const over = setTimeout(() => begun.reject(late), START_MILLISECONDS);
       try {
         await begun.promise;
       } finally {
-        clearTimeout(late);
+        clearTimeout(over);
         keeper.stdout.destroy();
       }
     },
@@ -115,10 +114,9 @@ export function createLeases(root: string) {
     async end(tag: string): Promise<void> {
       if (!existsSync(directory(tag))) return;
       rmSync(at(tag, 'keeper'), { force: true }); // From here on nothing is begun in it.
-      const marks = [LEASED, KEEPING].flatMap((name) => ['-e', `${name}=${tag}`]);
-      await run('/bin/sh', ['-c', KILL_ALL, 'purser', ...marks], END_MILLISECONDS);
+      await killAll([`${LEASED}=${tag}`, `${KEEPING}=${tag}`]);
       if (!existsSync(directory(tag))) return; // Its keeper was quicker.
-      await run('chmod', ['-R', 'u+rwx', directory(tag)], END_MILLISECONDS).catch(() => {}); // Folders may be locked.
+      await unlock(directory(tag));
       await rm(directory(tag), { recursive: true, force: true });
     },
 
@@ -132,7 +130,8 @@ export function createLeases(root: string) {
   };
 }
 
-/** Runs a program of this machine to its end. Rejects unless it succeeds in time. */
-async function run(program: string, args: readonly string[], timeout: number): Promise<void> {
-  await promisify(execFile)(program, args, { cwd: '/', env: { PATH }, timeout, killSignal: 'SIGKILL' });
+/** A tenant may have left folders that not even he could remove. */
+async function unlock(directory: string): Promise<void> {
+  const options = { cwd: '/', env: { PATH }, timeout: END_MILLISECONDS, killSignal: 'SIGKILL' } as const;
+  await promisify(execFile)('chmod', ['-R', 'u+rwx', directory], options).catch(() => {}); // What is left, rm tells.
 }

@@ -6,7 +6,8 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collect } from './collect.ts';
-import { KILL_MARKED, LIMITED } from './shell.ts';
+import { killAll } from './local-kill.ts';
+import { LIMITED } from './shell.ts';
 import { RESIZE, WITH_TERMINAL } from './terminal.ts';
 
 /** What runs in a lease on this machine: shells in its home, each in a session of its own. */
@@ -18,35 +19,33 @@ type Ended = { code: number } | { signal: NodeJS.Signals };
 const GRACE_MILLISECONDS = 10_000;
 /** A shell that has ended may have something in the background that holds its streams: then silence is their end. */
 const SILENCE_MILLISECONDS = 1000;
-const SMALL_CALL_MILLISECONDS = 10_000;
+const RESIZE_MILLISECONDS = 10_000;
 
 /** Starts a shell. Its streams end when it has ended; what it left in the background is not waited for. */
 function begin({ home, env }: Place, args: readonly string[], variables: Record<string, string> = {}) {
   const child = spawn('/bin/sh', args, { cwd: home, env: { ...env, ...variables }, detached: true, stdio: 'pipe' });
+  const ended = Promise.withResolvers<Ended>();
+  ended.promise.catch(() => {}); // Whoever waits hears of it.
+  child.once('error', ended.reject);
   const [stdout, stderr] = [new PassThrough(), new PassThrough()];
-  child.stdout.pipe(stdout);
-  child.stderr.pipe(stderr);
+  child.stdout.on('data', () => silence?.refresh()).pipe(stdout);
+  child.stderr.on('data', () => silence?.refresh()).pipe(stderr);
   child.stdin.on('error', () => {}); // It need not read what it is given.
-  const ended = new Promise<Ended>((resolve, reject) => {
-    let silence: NodeJS.Timeout | undefined;
-    const silent = () => {
-      if (stdout.writableNeedDrain || stderr.writableNeedDrain)
-        silence?.refresh(); // A slow reader is no silence.
-      else release(child);
-    };
-    for (const it of [child.stdout, child.stderr]) it.on('data', () => silence?.refresh());
-    child.once('error', reject);
-    child.once('exit', () => {
-      silence = setTimeout(silent, SILENCE_MILLISECONDS);
-    });
-    child.once('close', (code, signal) => {
-      clearTimeout(silence);
-      for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
-      resolve(signal === null ? { code: code as number } : { signal });
-    });
+  let silence: NodeJS.Timeout | undefined;
+  const silent = () => {
+    const isRead = !stdout.writableNeedDrain && !stderr.writableNeedDrain;
+    if (isRead) release(child);
+    else silence?.refresh(); // A slow reader is no silence.
+  };
+  child.once('exit', () => {
+    silence = setTimeout(silent, SILENCE_MILLISECONDS);
   });
-  ended.catch(() => {}); // Whoever waits hears of it.
-  return { child, stdout, stderr, ended };
+  child.once('close', (code, signal) => {
+    clearTimeout(silence);
+    for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
+    ended.resolve(signal === null ? { code: code as number } : { signal });
+  });
+  return { child, stdout, stderr, ended: ended.promise };
 }
 
 /** Lets go of the streams, whoever still holds their other ends. */
@@ -61,12 +60,10 @@ export async function execute(
 ): Promise<ExecResult> {
   const marker = randomBytes(12).toString('hex');
   const started = performance.now();
-  const { child, stdout, stderr, ended } = begin(place, [
-    ...['-c', LIMITED, 'purser', marker],
-    ...[String(timeoutSeconds), command],
-  ]);
+  const script = ['-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
+  const { child, stdout, stderr, ended } = begin(place, script);
   child.stdin.end();
-  const over = setTimeout(() => kill(child, place, marker), timeoutSeconds * 1000 + GRACE_MILLISECONDS);
+  const over = setTimeout(() => kill(child, marker), timeoutSeconds * 1000 + GRACE_MILLISECONDS);
   const streams = Promise.all([collect(stdout, streamBytesMax), collect(stderr, streamBytesMax)]);
   const end = await ended.finally(() => clearTimeout(over));
   const exitCode = 'code' in end ? end.code : 128 + constants.signals[end.signal];
@@ -82,10 +79,10 @@ export async function execute(
 }
 
 /** Kills a shell and all that it started, and lets go of it. */
-function kill(child: ChildProcessWithoutNullStreams, place: Place, marker: string): void {
+function kill(child: ChildProcessWithoutNullStreams, marker: string): void {
   child.kill('SIGKILL');
   release(child);
-  void small(place, KILL_MARKED, marker);
+  void killAll([`PURSER_EXEC=${marker}`]).catch(() => {}); // The end of the lease is another chance.
 }
 
 /** Opens a session. A terminal needs `script` on this machine; throws where there is none. */
@@ -110,18 +107,18 @@ export function openSession(place: Place, { command, terminal }: SessionOrder): 
     stdout,
     stderr: terminal ? undefined : stderr,
     resize(columns, rows) {
-      if (terminal) resized = resized.then(() => small(place, RESIZE, marker, String(rows), String(columns)));
+      if (terminal) resized = resized.then(() => resizeTo(place, marker, rows, columns));
     },
     ended,
-    kill: () => kill(child, place, marker),
+    kill: () => kill(child, marker),
   };
 }
 
 const hasProgram = ({ env }: Place, name: string) => env.PATH?.split(':').some((it) => existsSync(join(it, name)));
 
-/** Runs a script of ours beside a session; that may have ended meanwhile. */
-function small({ env }: Place, script: string, ...args: string[]): Promise<void> {
-  const { PATH = '', HOME = '' } = env;
-  const options = { cwd: '/', env: { PATH, HOME }, timeout: SMALL_CALL_MILLISECONDS, killSignal: 'SIGKILL' } as const;
-  return new Promise((resolve) => execFile('/bin/sh', ['-c', script, 'purser', ...args], options, () => resolve()));
+/** Sets the size of a session's terminal; that may have ended meanwhile. */
+function resizeTo({ env }: Place, marker: string, rows: number, columns: number): Promise<void> {
+  const options = { cwd: '/', env, timeout: RESIZE_MILLISECONDS, killSignal: 'SIGKILL' } as const;
+  const args = ['-c', RESIZE, 'purser', marker, String(rows), String(columns)];
+  return new Promise((resolve) => execFile('/bin/sh', args, options, () => resolve()));
 }

@@ -26,7 +26,11 @@ export function openLocalBackend(
       const { message: reason } = error as Error;
       await leases.end(tag).catch(() => {});
       if (leases.inspect(tag)) return { kind: 'unknown', reason };
-      return { kind: 'refused', code: 'provider_unavailable', reason: `${reason}. Nothing was charged.` };
+      return {
+        kind: 'refused',
+        code: 'provider_unavailable',
+        reason: `The lease could not be made: ${reason}. Nothing was charged.`,
+      };
     }
   }
 

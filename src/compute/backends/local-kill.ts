@@ -1,0 +1,39 @@
+import { readdir, readFile } from 'node:fs/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+/** Processes of this machine, found by what stands in their environment (proc(5)). */
+
+/** Programs of this machine, wherever Purser's own environment looks for them. */
+export const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+
+const END_MILLISECONDS = 10_000;
+const LOOK_MILLISECONDS = 20;
+/** One look may miss a process that is just being born: its environment is empty for a moment. */
+const LOOK_COUNT = 2;
+
+/** Kills the processes that have one of these variables (`NAME=VALUE`), until there are none. Throws if some stay. */
+export async function killAll(variables: readonly string[]): Promise<void> {
+  const started = performance.now();
+  for (let empty = 0; empty < LOOK_COUNT; ) {
+    const found = await processesWith(variables);
+    empty = found.length ? 0 : empty + 1;
+    if (performance.now() - started > END_MILLISECONDS)
+      throw new Error(`these processes do not die: ${found.join(', ')}`);
+    for (const pid of found)
+      try {
+        process.kill(pid, 'SIGKILL');
+      } catch {} // It has just ended.
+    await sleep(LOOK_MILLISECONDS);
+  }
+}
+
+async function processesWith(variables: readonly string[]): Promise<number[]> {
+  const pids = (await readdir('/proc')).filter((it) => /^\d+$/.test(it));
+  const found = await Promise.all(
+    pids.map(async (pid) => {
+      const environment = await readFile(`/proc/${pid}/environ`, 'utf8').catch(() => ''); // Gone, or somebody else's.
+      return environment.split('\0').some((it) => variables.includes(it)) ? [Number(pid)] : [];
+    }),
+  );
+  return found.flat();
+}
