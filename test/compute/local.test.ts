@@ -103,6 +103,7 @@ test('an end is the end of every process of the lease, whatever session it made 
   await run(
     'setsid sleep 4444 & nohup sleep 4444 >/dev/null 2>&1 & (setsid sh -c "sleep 4444; sleep 4444" &) & sleep 0.1',
   );
+  await run('mkdir -p a/b/c; chmod 0 a/b; chmod 500 a ..'); // Folders that not even the tenant could remove.
   const session = await backend.session(tag, { command: 'exec sleep 4444', terminal: undefined });
   const command = run('sleep 4444');
   await until('all of them run', async () => processesWith(`PURSER_LEASE=${tag}`).length >= 6);

@@ -1,5 +1,14 @@
 import { execFile, spawn } from 'node:child_process';
-import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -10,7 +19,10 @@ import { createDeadlineFiles } from './watchdog.ts';
 
 /** One lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
 
-/** Whatever a lease starts inherits this variable with its tag: by it all of them are found. The keeper has its own. */
+/**
+ * Whatever a lease starts inherits this variable with its tag: by it all of them are found. The keeper has its own.
+ * @NOTE Who clears its environment, or hides it as ssh-agent does, is not found: a demo is not worth a namespace.
+ */
 const LEASED = 'PURSER_LEASE';
 const KEEPING = 'PURSER_KEEPER';
 
@@ -29,7 +41,7 @@ while read -r pid name state parent rest < "/proc/$$/stat" && [ "$parent" = "$ow
   read -r deadline < "$directory/deadline" && [ "$(date +%s)" -lt "$deadline" ]; do
   sleep 1
 done
-rm -f "$directory/keeper"
+chmod 700 "$directory" && rm -f "$directory/keeper"
 for look in 1 2; do
   while found=$(grep -lzxsF "${LEASED}=$tag" /proc/[0-9]*/environ); [ -n "$found" ]; do
     for it in $found; do
@@ -113,6 +125,7 @@ export function createLeases(root: string) {
     /** Kills the keeper and all that the lease started, and removes the directory when nobody is left. Throws if not. */
     async end(tag: string): Promise<void> {
       if (!existsSync(directory(tag))) return;
+      chmodSync(directory(tag), 0o700); // Its tenant may have locked it.
       rmSync(at(tag, 'keeper'), { force: true }); // From here on nothing is begun in it.
       await killAll([`${LEASED}=${tag}`, `${KEEPING}=${tag}`]);
       if (!existsSync(directory(tag))) return; // Its keeper was quicker.
