@@ -86,6 +86,8 @@ export type RefusalCode = keyof typeof REFUSALS;
 type RefusalOptions = {
   /** Whole seconds after which a retry makes sense; becomes Retry-After. */
   retryAfterSeconds?: number;
+  /** The field of the request that is at fault, as a path; OpenAI's clients show it. */
+  param?: string;
   cause?: unknown;
 };
 
@@ -93,11 +95,13 @@ type RefusalOptions = {
 export class Refusal extends Error {
   readonly code: RefusalCode;
   readonly retryAfterSeconds: number | undefined;
+  readonly param: string | undefined;
 
   constructor(code: RefusalCode, message: string = REFUSALS[code].message, options: RefusalOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.name = 'Refusal';
     this.code = code;
     this.retryAfterSeconds = options.retryAfterSeconds;
+    this.param = options.param;
   }
 }

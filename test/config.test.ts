@@ -283,7 +283,7 @@ test('a price is exact, quoted or not: it never goes by way of a binary fraction
   ] as const)
     for (const written of [text, `"${text}"`, `'${text}'`]) {
       const price = priceOf(t, `pricing: { prompt: ${written}, completion: ${written}, request: 0.000000001 }`);
-      assert.deepEqual(price, { prompt: expected, completion: expected, request: 1n });
+      assert.deepEqual(price, { prompt: expected, completion: expected, request: 1n, tiers: [] });
     }
 });
 
@@ -291,7 +291,7 @@ test('a price per million tokens is the same price as a millionth of it per toke
   const perMillion = priceOf(t, 'pricing_per_million: { prompt: 0.10, completion: 0.40 }');
   const perToken = priceOf(t, 'pricing: { prompt: 0.0000001, completion: "0.0000004" }');
   assert.deepEqual(perMillion, perToken);
-  assert.deepEqual(perToken, { prompt: 100_000_000n, completion: 400_000_000n, request: 0n });
+  assert.deepEqual(perToken, { prompt: 100_000_000n, completion: 400_000_000n, tiers: [] });
 });
 
 for (const text of [
@@ -341,7 +341,7 @@ for (const text of [
   });
 
 test('a price per request may stand alone, and a model may have no price at all', (t) => {
-  assert.deepEqual(priceOf(t, 'pricing: { request: 0.01 }'), { prompt: 0n, completion: 0n, request: 10_000_000n });
+  assert.deepEqual(priceOf(t, 'pricing: { request: 0.01 }'), { request: 10_000_000n, tiers: [] });
   assert.equal(priceOf(t), undefined);
 });
 
