@@ -105,9 +105,13 @@ const Model = v.pipe(
     image_tokens: v.optional(whole(0, 1e8)),
   }),
   v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
-  v.check(
-    ({ kind, max_output_tokens: most }) => (kind === 'chat') === (most !== undefined),
-    'a chat model needs max_output_tokens, and one of kind embeddings has none',
+  v.forward(
+    v.partialCheck(
+      [['kind'], ['max_output_tokens']],
+      ({ kind, max_output_tokens: most }) => (kind === 'chat') === (most !== undefined),
+      'is required of a chat model, and one of kind embeddings has none',
+    ),
+    ['max_output_tokens'],
   ),
   v.rawCheck(({ dataset, addIssue }) => {
     if (!dataset.typed || dataset.value.kind === 'embeddings') return;

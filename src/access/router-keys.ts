@@ -12,7 +12,7 @@ import { type Keyring, routerToken } from './keyring.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** What binds a gateway key, as it was asked for: not the holder of the wallet token, who may ask for another. */
-export type RouterKeyOptions = { models?: readonly string[]; max_price_usd?: string };
+export type RouterKeyOptions = { models?: readonly string[] | undefined; max_price_usd?: string | undefined };
 export type KeyLimits = { models: ReadonlySet<string> | undefined; maxPrice: Nanos | undefined };
 
 const reads = prepare((read: Reader) => ({
@@ -77,7 +77,11 @@ export function openRouterKey(
   now: number,
 ): { key: RouterKey; isNew: boolean } {
   refuseInactive(wallet, now);
-  const text = canonicalJson(options);
+  const { models, max_price_usd: most } = options;
+  const text = canonicalJson({
+    ...(models ? { models: [...new Set(models)].sort() } : {}),
+    ...(most === undefined ? {} : { max_price_usd: most }),
+  });
   const known = reads(tx).byOptions.get({ walletId: wallet.id, options: text });
   if (known) return { key: known, isNew: false };
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');

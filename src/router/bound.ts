@@ -77,8 +77,8 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
   if (request.functions !== undefined && !Array.isArray(request.functions))
     throw invalid('functions', 'must be an array');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
-  if (request.store !== undefined && request.store !== false && request.store !== null) throw unsupported('store');
-  if (request.service_tier != null && request.service_tier !== 'default') throw unsupported('service_tier');
+  if (request.store !== undefined && request.store !== false) throw unsupported('store');
+  if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
   if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
     throw unsupported('modalities');
 
@@ -132,7 +132,7 @@ function wholeNumber(
   most = Number.MAX_SAFE_INTEGER,
 ): number | undefined {
   const value = request[name];
-  if (value === undefined || value === null) return undefined; // Stock clients send null for what is not set.
+  if (value === undefined) return undefined;
   if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= most) return value as number;
   throw invalid(name, `must be a whole number from 1${most < 1e6 ? ` to ${most}` : ''}`);
 }

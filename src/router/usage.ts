@@ -1,3 +1,5 @@
+import type { Model } from './catalogue.ts';
+
 /** What an upstream counted. Cached and written tokens are among the prompt's, reasoning among the completion's. */
 export type Usage = {
   promptTokens: number;
@@ -14,14 +16,13 @@ type Json = Record<string, unknown>;
  * charged (design, section 8). Beside OpenAI's fields it knows the two others in use for cached prompts (DeepSeek's
  * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`), and reasoning that is counted beside the completion (xAI).
  */
-export function readUsage(answer: unknown): Usage | undefined {
+export function readUsage(answer: unknown, kind: Model['kind']): Usage | undefined {
   const usage = (answer as { usage?: unknown } | null)?.usage;
   if (!isObject(usage)) return undefined;
   const prompt = isObject(usage.prompt_tokens_details) ? usage.prompt_tokens_details : {};
   const completion = isObject(usage.completion_tokens_details) ? usage.completion_tokens_details : {};
   const promptTokens = usage.prompt_tokens;
-  // Embeddings have no completion, and say nothing of it.
-  const completionTokens = usage.completion_tokens ?? 0;
+  const completionTokens = kind === 'embeddings' ? 0 : usage.completion_tokens;
   const cacheReadTokens = prompt.cached_tokens ?? usage.prompt_cache_hit_tokens ?? 0;
   const cacheWriteTokens = prompt.cache_write_tokens ?? 0;
   const reasoningTokens = completion.reasoning_tokens ?? 0;

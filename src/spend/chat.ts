@@ -141,7 +141,7 @@ export function charge(
   route: Route,
   answer: unknown,
 ): { charge: Nanos; usage: string | null } {
-  const usage = readUsage(answer);
+  const usage = readUsage(answer, model.kind);
   if (!usage) return { charge: operation.hold, usage: null };
   const { promptTokens, completionTokens, images } = bounds.get(route) as Most;
   const counted = describeUsage(usage, images, model.routes.length > 1 ? route.upstream : undefined);

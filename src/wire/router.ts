@@ -7,20 +7,20 @@ import { Time, text } from './parts.ts';
 
 const MODEL_COUNT_MAX = 1000;
 
-/** Body of POST /v1/router/key: what binds the key (design, section 8). */
-export const RouterKeyRequest = v.strictObject({
+/** Body of POST /v1/router/key: what binds the key (design, section 8). A free-form object in the interface. */
+export const RouterKeyRequest = v.looseObject({
   models: v.optional(
     v.pipe(
       v.array(text(1, 200), 'must be an array of model ids'),
       v.minLength(1, 'must name at least one model'),
       v.maxLength(MODEL_COUNT_MAX, `must name at most ${MODEL_COUNT_MAX} models`),
-      v.transform((models) => [...new Set(models)].sort()),
     ),
   ),
   max_price_usd: v.optional(
     v.pipe(v.string('must be a decimal string'), v.check(isPrice, 'must be exact USD above 0')),
   ),
 });
+export const ROUTER_KEY_OPTIONS = Object.keys(RouterKeyRequest.entries);
 export const RouterKeyAnswer = v.object({ api_key: v.string(), base_url: v.string(), expires_at: v.nullable(Time) });
 
 function isPrice(text: string): boolean {

@@ -1,6 +1,6 @@
 import { routerToken } from '../../access/keyring.ts';
 import type { RouterPrincipal } from '../../access/principal.ts';
-import { openRouterKey, type RouterKeyOptions } from '../../access/router-keys.ts';
+import { openRouterKey } from '../../access/router-keys.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { Refusal } from '../../refusal.ts';
@@ -11,7 +11,14 @@ import { type ChatRequest, chat } from '../../spend/chat.ts';
 import { streamChat, transcriptOf } from '../../spend/stream.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
-import { Embeddings, EmbeddingsBody, RouterChatBody, RouterKeyAnswer, RouterKeyRequest } from '../../wire/router.ts';
+import {
+  Embeddings,
+  EmbeddingsBody,
+  ROUTER_KEY_OPTIONS,
+  RouterChatBody,
+  RouterKeyAnswer,
+  RouterKeyRequest,
+} from '../../wire/router.ts';
 import { type Call, type DoorApp, endpoint } from '../door.ts';
 import type { EventStream } from '../event-stream.ts';
 import { CHAT_BYTES_MAX, MODEL_EXAMPLE } from './models.ts';
@@ -26,12 +33,17 @@ export const createRouterKey = endpoint({
     body: { models: ['qwen3-8b'], max_price_usd: '0.10' },
     answer: { api_key: 'svc_router_…', base_url: 'http://127.0.0.1:7420/v1/router', expires_at: 1795086400 },
   },
-  async run(app, { principal: { wallet }, body }) {
+  async run(app, { principal: { wallet }, body, raw }) {
+    // Of what was sent, not of what valibot left of it: an option that is overlooked would bind nothing.
+    const other = Object.keys(raw as object).find((name) => !ROUTER_KEY_OPTIONS.includes(name));
+    if (other !== undefined)
+      throw new Refusal(
+        'invalid_request',
+        `${other.slice(0, 80)}: unknown option; known are ${ROUTER_KEY_OPTIONS.join(' and ')}.`,
+      );
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
-    const { key, isNew } = await app.ledger.write((tx) =>
-      openRouterKey(tx, app.keyring, wallet, body as RouterKeyOptions, now),
-    );
+    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet, body, now));
     if (isNew) app.events.routerKeyOpened(key);
     return {
       body: {
