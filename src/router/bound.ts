@@ -137,8 +137,13 @@ function wholeNumber(
   throw invalid(name, `must be a whole number from 1${most < 1e6 ? ` to ${most}` : ''}`);
 }
 
+/** What models that think aloud answer beside the content, and what clients send back in a loop of tools: text. */
+const REASONING = ['reasoning_content', 'reasoning'];
 /** What a message, a part of its content and a tool may hold; an answer of a model can be sent back as it came. */
-const MESSAGE = new Set(['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal']);
+const MESSAGE = new Set([
+  ...['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal'],
+  ...REASONING,
+]);
 const PART = new Set(['type', 'text', 'refusal']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
@@ -164,6 +169,8 @@ function refuseContent(
     refuseMembers(message, MESSAGE, `messages.${i}`);
     const { role, content } = message;
     if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
+    for (const name of REASONING)
+      if (typeof (message[name] ?? '') !== 'string') throw unsupported(`messages.${i}.${name}`);
     if (content === undefined || content === null || typeof content === 'string') return;
     if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
     content.forEach((part, k) => {

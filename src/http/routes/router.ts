@@ -115,6 +115,10 @@ function requestOf(
   };
 }
 
+/** OpenAI's clients may say null for what they leave out, and its API takes that so; the interface's own endpoint does not. */
+const withoutNulls = (body: unknown): Record<string, unknown> =>
+  Object.fromEntries(Object.entries(body as object).filter(([, value]) => value !== null));
+
 export const createRouterChatCompletion = endpoint({
   summary: 'One metered chat completion, streamed if asked for',
   scope: 'router',
@@ -124,7 +128,7 @@ export const createRouterChatCompletion = endpoint({
   answer: ChatCompletion,
   example: { answer: {} },
   async run(app, call) {
-    const raw = call.raw as Parameters<typeof boundChat>[1]; // As in routes/models.ts: before valibot left anything out.
+    const raw = withoutNulls(call.raw) as Parameters<typeof boundChat>[1]; // Before valibot left anything out.
     const isStream = call.body.stream === true;
     const request = requestOf(call, 'router/chat/completions', () => {
       const model = find(app, call.principal, call.body.model, 'chat');
@@ -156,7 +160,7 @@ export const createEmbeddings = endpoint({
   answer: Embeddings,
   example: { answer: {} },
   async run(app, call) {
-    const raw = call.raw as Record<string, unknown>;
+    const raw = withoutNulls(call.raw);
     const request = requestOf(call, 'router/embeddings', () => {
       const model = find(app, call.principal, call.body.model, 'embeddings');
       return { model, bounded: boundEmbeddings(model, raw) };
