@@ -31,7 +31,7 @@ export const REFUSALS = {
     message: 'The account is suspended: no new wallets, holds or keys until the operator resumes it.',
   },
   not_found: { status: 404, message: 'There is no such thing here.' },
-  model_not_found: { status: 404, message: 'The model is not offered here. GET /v1/models lists those that are.' },
+  model_not_found: { status: 404, message: 'The model is not offered here. The list of models has those that are.' },
   offer_not_found: { status: 404, message: 'There is no such offer. GET /v1/compute/offers lists those that are.' },
   method_not_allowed: { status: 405, message: 'The path exists, but not with this method.' },
   idempotency_conflict: {

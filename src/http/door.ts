@@ -16,7 +16,14 @@ import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 import { parseJson, type Reading, readBody, refuseMediaType, validate } from './body.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
-import { isOpenAiPath, isPassing, openAiBody, openAiStatus } from './openai-error.ts';
+import {
+  isOpenAiPath,
+  isPassing,
+  openAiBody,
+  openAiStatus,
+  RETRY_SECONDS_MAX,
+  UNCERTAIN_WITHOUT_KEY,
+} from './openai-error.ts';
 
 /** What the routes use of the App. */
 export type DoorApp = ChatApp &
@@ -216,7 +223,9 @@ function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { 
   const requestId = requestIdOf(c);
   if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
-  const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
+  const isKeyless = isOpenAiPath(c.req.path) && c.req.header('idempotency-key') === undefined;
+  const sentence = isKeyless && refusal.code === 'operation_uncertain' ? UNCERTAIN_WITHOUT_KEY : refusal.message;
+  const message = redactTokens(sentence); // It may quote what the caller sent, a token in the wrong place included.
   app.events.refused(refusal.code, requestId, message, c.req.path);
   return { refusal, message };
 }
@@ -230,7 +239,8 @@ export function onError(app: Pick<DoorApp, 'events' | 'health' | 'limits'>): Err
     const isOpenAi = isOpenAiPath(c.req.path);
     const headers = headersOf(app, c, requestId);
     if (isOpenAi) headers['x-should-retry'] = String(isPassing(code));
-    if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);
+    if (retryAfterSeconds !== undefined)
+      headers['retry-after'] = String(isOpenAi ? Math.min(retryAfterSeconds, RETRY_SECONDS_MAX) : retryAfterSeconds);
     // What is left of a body that was not read is not waited for.
     if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
