@@ -106,7 +106,8 @@ async function make() {
     }),
   );
   strippedRuntime(at('runtime'));
-  execFileSync(process.execPath, ['--experimental-sea-config', at('sea.json')], {
+  // By the runtime that goes into the file, whoever runs this: another version's code cache would crash it.
+  execFileSync(runtime(), ['--experimental-sea-config', at('sea.json')], {
     stdio: ['ignore', 'ignore', 'inherit'],
   });
   const postject = [

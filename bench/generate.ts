@@ -26,6 +26,8 @@ export type LoadResult = {
   perSecond: number;
   p50: number;
   p99: number;
+  /** To the first byte of the answer, median. */
+  firstByte: number;
   statuses: Record<string, number>;
   errors: number;
   lastRefusal?: string;

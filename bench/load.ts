@@ -11,6 +11,7 @@ const KEY_LENGTH = 32;
 const order = JSON.parse(await stdin()) as LoadOrder;
 const body = Buffer.from(order.body);
 const latencies: number[] = [];
+const firstBytes: number[] = [];
 const statuses: Record<string, number> = {};
 let errors = 0;
 let asked = 0;
@@ -34,10 +35,15 @@ function template(token: string | undefined): Template {
   return { bytes: Buffer.concat([Buffer.from(head), body]), keyAt: head.length - 4 - KEY_LENGTH };
 }
 
-type Client = { send(template: Template, key: number): Promise<Reply | undefined> };
+type Client = {
+  send(template: Template, key: number): Promise<Reply | undefined>;
+  /** When the first byte of the last answer came. */
+  firstByteAt(): number;
+};
 
 async function connect(): Promise<Client> {
   const reader = replyReader();
+  let firstByteAt: number | undefined;
   let answered: ((reply: Reply | undefined) => void) | undefined;
   const settle = (reply: Reply | undefined) => {
     const tell = answered;
@@ -51,6 +57,7 @@ async function connect(): Promise<Client> {
     onread: {
       buffer: Buffer.allocUnsafe(64 * 1024),
       callback(length, buffer) {
+        firstByteAt ??= performance.now();
         const reply = reader((buffer as Buffer).subarray(0, length));
         if (reply) settle(reply);
         return true;
@@ -62,7 +69,9 @@ async function connect(): Promise<Client> {
   await once(socket, 'connect');
   socket.unref(); // The process ends when the last answer is there.
   return {
+    firstByteAt: () => firstByteAt as number,
     send({ bytes, keyAt }, key) {
+      firstByteAt = undefined;
       bytes.write(`${order.run}${key}`.padEnd(KEY_LENGTH, '-'), keyAt, KEY_LENGTH, 'latin1');
       return new Promise((resolve) => {
         answered = resolve;
@@ -81,6 +90,7 @@ async function ask(client: Client, from: Template, key: number): Promise<boolean
     return false;
   }
   latencies.push(performance.now() - at);
+  firstBytes.push(client.firstByteAt() - at);
   statuses[reply.status] = (statuses[reply.status] ?? 0) + 1;
   if (reply.status >= 400) lastRefusal = reply.text;
   return true;
@@ -119,12 +129,14 @@ await (order.lockstep ? lockstep(clients) : Promise.all(clients.map(stream)));
 const seconds = (performance.now() - from) / 1000;
 clearInterval(keepAlive);
 const sorted = Float64Array.from(latencies).sort();
-const at = (share: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] ?? Number.NaN;
+const share = (of: Float64Array, part: number) =>
+  of[Math.min(of.length - 1, Math.floor(of.length * part))] ?? Number.NaN;
 const result: LoadResult = {
   count: sorted.length,
   perSecond: sorted.length / seconds,
-  p50: at(0.5),
-  p99: at(0.99),
+  p50: share(sorted, 0.5),
+  p99: share(sorted, 0.99),
+  firstByte: share(Float64Array.from(firstBytes).sort(), 0.5),
   statuses,
   errors,
   ...(lastRefusal === undefined ? {} : { lastRefusal }),

@@ -12,6 +12,7 @@ import { memory } from './rows/memory.ts';
 import { races } from './rows/races.ts';
 import { slowDown } from './rows/slow-down.ts';
 import { startToReady } from './rows/start-to-ready.ts';
+import { streaming } from './rows/streaming.ts';
 import { walletCreation } from './rows/wallet-creation.ts';
 import { type Line, printLines } from './table.ts';
 
@@ -27,6 +28,7 @@ const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
   h: memory,
   i: ledgerVerify,
   j: races,
+  k: streaming,
 };
 
 const flags = readFlags();

@@ -1,6 +1,7 @@
 // A model server that costs next to nothing: node:http, one canned answer. It runs as a process of its own, so that it
-// takes no time from whoever is measured. GET /count answers how many completions it has given.
-import { createServer } from 'node:http';
+// takes no time from whoever is measured. GET /count answers how many completions it has given. A body that asks for a
+// stream gets STREAM_TOKENS chunks, one a turn of the event loop.
+import { createServer, type ServerResponse } from 'node:http';
 
 const [port, delay] = process.argv.slice(2).map(Number);
 const ANSWER = Buffer.from(
@@ -15,19 +16,39 @@ const ANSWER = Buffer.from(
 );
 const HEADERS = { 'content-type': 'application/json', 'content-length': ANSWER.length };
 
+const STREAM_TOKENS = 64;
+const chunk = (rest: object) =>
+  `data: ${JSON.stringify({ id: 'chatcmpl-mock', object: 'chat.completion.chunk', created: 1, model: 'mock-1', ...rest })}\n\n`;
+const TOKEN = chunk({ choices: [{ index: 0, delta: { content: ' word' }, finish_reason: null }] });
+const LAST = `${chunk({ choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] })}${chunk({ choices: [], usage: { prompt_tokens: 12, completion_tokens: STREAM_TOKENS, total_tokens: 12 + STREAM_TOKENS } })}data: [DONE]\n\n`;
+
+function stream(response: ServerResponse): void {
+  response.writeHead(200, { 'content-type': 'text/event-stream' });
+  let left = STREAM_TOKENS;
+  const next = () => {
+    if (left-- === 0) return response.end(LAST);
+    response.write(TOKEN);
+    setImmediate(next);
+  };
+  next();
+}
+
 let count = 0;
 const server = createServer((request, response) => {
   if (request.method === 'GET') {
     response.end(String(count));
     return;
   }
+  let isStream = false;
+  request.on('data', (bytes: Buffer) => {
+    isStream ||= bytes.includes('"stream":true');
+  });
   request.on('end', () => {
     count++;
-    const answer = () => response.writeHead(200, HEADERS).end(ANSWER);
+    const answer = () => (isStream ? stream(response) : response.writeHead(200, HEADERS).end(ANSWER));
     if (delay) setTimeout(answer, delay);
     else answer();
   });
-  request.resume();
 });
 server.keepAliveTimeout = 60_000; // Longer than any pause of the bench: a closed connection would be measured as an error.
 server.listen(port, '127.0.0.1');

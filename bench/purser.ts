@@ -123,3 +123,17 @@ export async function openWallets(
   }
   return tokens;
 }
+
+/** A gateway key of each wallet. */
+export function openRouterKeys({ port }: Installation, tokens: readonly string[]): Promise<string[]> {
+  return Promise.all(
+    tokens.map(async (token) => {
+      const response = await fetch(`http://127.0.0.1:${port}/v1/router/key`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' },
+        body: '{}',
+      });
+      return ((await response.json()) as { api_key: string }).api_key;
+    }),
+  );
+}

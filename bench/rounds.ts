@@ -1,7 +1,9 @@
 import { generateGood, type Load, type Measured } from './generate.ts';
 
 /** A target's figures, each the median over the rounds, and every round by itself. */
-export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'cpu'> & { rounds: readonly Measured[] };
+export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' | 'cpu'> & {
+  rounds: readonly Measured[];
+};
 
 const WARM_UP_SECONDS = 1;
 
@@ -26,8 +28,15 @@ export async function interleave<N extends string>(
 }
 
 function figuresOf(rounds: readonly Measured[]): Figures {
-  const of = (name: 'perSecond' | 'p50' | 'p99' | 'cpu') => median(rounds.map((it) => it[name]));
-  return { perSecond: of('perSecond'), p50: of('p50'), p99: of('p99'), cpu: of('cpu'), rounds };
+  const of = (name: Exclude<keyof Figures, 'rounds'>) => median(rounds.map((it) => it[name]));
+  return {
+    perSecond: of('perSecond'),
+    p50: of('p50'),
+    p99: of('p99'),
+    firstByte: of('firstByte'),
+    cpu: of('cpu'),
+    rounds,
+  };
 }
 
 /** The median over the rounds of one target's figure divided by the other's in the same round. */

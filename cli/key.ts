@@ -1,7 +1,8 @@
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { askAndPrint, example, showRecord, showTable } from './house.ts';
 
 const COLUMNS = ['id', 'name', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at', 'minted_by'];
+const WALLET_COLUMNS = ['id', 'prefix', 'last4', 'options', 'created_at', 'revoked_at'];
 
 export function keyCommands(program: Command): void {
   const group = program.command('key').description('account keys, for hosts and CI');
@@ -16,16 +17,25 @@ export function keyCommands(program: Command): void {
     );
   group
     .command('list')
-    .description('list the latest 100 keys of an account, never their secrets')
-    .requiredOption('--account <id>', 'whose keys')
-    .addHelpText('after', example('purser key list --account acct_01k9…'))
-    .action((options: { account: string }, command: Command) =>
-      askAndPrint(command, 'key.list', options, ({ keys }) => showTable(keys, ...COLUMNS)),
-    );
+    .description('list the latest 100 keys of an account, or the gateway keys of a wallet; never their secrets')
+    .addOption(new Option('--account <id>', 'whose keys').conflicts('wallet'))
+    .addOption(new Option('--wallet <id>', 'whose gateway keys'))
+    .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
+    .action(({ account, wallet }: { account?: string; wallet?: string }, command: Command) => {
+      if (wallet !== undefined)
+        return askAndPrint(command, 'wallet.gateway-keys', { id: wallet }, ({ keys }) =>
+          showTable(
+            keys.map((key) => ({ ...key, options: JSON.stringify(key.options) })),
+            ...WALLET_COLUMNS,
+          ),
+        );
+      if (account === undefined) command.error('error: give --account <id> or --wallet <id>');
+      return askAndPrint(command, 'key.list', { account }, ({ keys }) => showTable(keys, ...COLUMNS));
+    });
   group
     .command('revoke')
     .argument('<id>')
-    .description('revoke an account key at once')
+    .description('revoke an account key or a gateway key at once')
     .addHelpText('after', example('purser key revoke key_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'key.revoke', { id }, showRecord));
 }

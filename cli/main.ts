@@ -7,6 +7,7 @@ import { freezeCommands } from './freeze.ts';
 import { example } from './house.ts';
 import { keyCommands } from './key.ts';
 import { ledgerCommands } from './ledger.ts';
+import { modelsCommands } from './models.ts';
 import { operationCommands } from './operation.ts';
 import { operatorKeyCommands } from './operator-key.ts';
 import { reportFailure } from './report.ts';
@@ -24,6 +25,7 @@ const COMMANDS = [
   keyCommands,
   walletCommands,
   resourceCommands,
+  modelsCommands,
   operationCommands,
   ledgerCommands,
   freezeCommands,

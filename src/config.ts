@@ -4,17 +4,22 @@ import { resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
 import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
+import {
+  type ModelConfig,
+  Router,
+  type UncertainPolicy,
+  type UpstreamConfig,
+  url,
+  wholeSeconds,
+} from './config-router.ts';
 import { ConfigurationFault } from './configuration-fault.ts';
 import { LOG_LEVELS, type LogLevel } from './log.ts';
-import { parseDecimal } from './money.ts';
 
 /**
  * The only reader of the environment and of purser.yaml (design, section 4). Flag beats environment beats file beats
  * default. Every fault is reported at once, with file and line.
  */
 
-const wholeSeconds = (least: number, most: number) =>
-  v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
 const perMinute = v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), 600);
 
 /** "host:port"; the host may be an IPv6 address in brackets. */
@@ -37,111 +42,6 @@ const address = v.pipe(
     return NEVER;
   }),
 );
-const url = v.pipe(
-  v.string(),
-  v.check((text) => /^https?:\/\/[^\s]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
-  // Nothing would use them, and an address is printed.
-  v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password: give the key as api_key'),
-  v.transform((text) => text.replace(/\/+$/, '')),
-);
-
-/** Prices are exact: kept as integer nano-dollars per million tokens (design, section 8). */
-const NANOS_PER_MILLION_FROM_TOKEN = 15;
-const NANOS_DECIMALS = 9;
-const PRICE_MAX = 10n ** 13n; // USD 10,000 per million tokens, or per request: beyond is a slip of the pen
-const price = (decimals: number) =>
-  v.pipe(
-    v.string(),
-    v.rawTransform(({ dataset, addIssue, NEVER }) => {
-      try {
-        const parsed = parseDecimal(dataset.value, decimals);
-        if (parsed <= PRICE_MAX) return parsed;
-        addIssue({ message: 'not a believable price: more than USD 10,000' });
-      } catch {
-        addIssue({ message: `not an exact price: a plain decimal number with at most ${decimals} decimals` });
-      }
-      return NEVER;
-    }),
-  );
-const pricing = (decimals: number) =>
-  v.pipe(
-    v.strictObject({
-      prompt: v.optional(price(decimals)),
-      completion: v.optional(price(decimals)),
-      request: v.optional(price(NANOS_DECIMALS)),
-    }),
-    v.check(
-      ({ prompt, completion, request }) =>
-        (prompt === undefined) === (completion === undefined) && (prompt !== undefined || request !== undefined),
-      'give prompt and completion, or request alone: a price that is left out would be a price of 0',
-    ),
-    v.transform(({ prompt = 0n, completion = 0n, request = 0n }) => ({ prompt, completion, request })),
-  );
-
-const Model = v.pipe(
-  v.strictObject({
-    id: v.pipe(v.string(), v.minLength(1), v.maxLength(200)),
-    upstream: v.string(),
-    upstream_model: v.optional(v.string()),
-    context_length: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(1e8)),
-    max_output_tokens: v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(1e8)),
-    /** The name by which the upstream knows the limit that was reserved for. */
-    output_limit: v.optional(v.picklist(['max_tokens', 'max_completion_tokens']), 'max_tokens'),
-    /** Above 1 for tokenizers that normalise before they split: then bytes alone are no upper bound. */
-    tokens_per_byte: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(64)), 1),
-    pricing: v.optional(pricing(NANOS_PER_MILLION_FROM_TOKEN)),
-    pricing_per_million: v.optional(pricing(NANOS_DECIMALS)),
-  }),
-  v.check((model) => !(model.pricing && model.pricing_per_million), 'give pricing or pricing_per_million, not both'),
-);
-
-const Upstream = v.strictObject({
-  name: v.pipe(v.string(), v.minLength(1)),
-  base_url: v.pipe(
-    url,
-    v.check((text) => !/[?#]/.test(text), 'must not have a query or a fragment'),
-  ),
-  api_key: v.optional(v.pipe(v.string(), v.trim(), v.regex(/^[\x20-\x7e]*$/, 'must be printable ASCII'))),
-  timeout_seconds: v.optional(wholeSeconds(1, 3600), 300),
-});
-
-const Router = v.pipe(
-  v.strictObject({
-    upstreams: v.optional(v.array(Upstream), []),
-    models: v.optional(v.array(Model), []),
-    uncertain: v.optional(
-      v.strictObject({
-        after_seconds: v.optional(wholeSeconds(0, 30 * 86_400), 900),
-        policy: v.optional(v.picklist(['charge', 'release']), 'charge'),
-      }),
-      {},
-    ),
-  }),
-  v.rawCheck(({ dataset, addIssue }) => {
-    if (!dataset.typed) return;
-    const { upstreams, models } = dataset.value;
-    const fault = (list: unknown[], key: 'upstreams' | 'models', index: number, field: string, message: string) =>
-      addIssue({
-        message,
-        path: [
-          { type: 'object', origin: 'value', input: dataset.value, key, value: list },
-          { type: 'array', origin: 'value', input: list, key: index, value: list[index] },
-          { type: 'object', origin: 'value', input: list[index] as object, key: field, value: undefined },
-        ] as never,
-      });
-    upstreams.forEach((it, i) => {
-      if (upstreams.findIndex((other) => other.name === it.name) !== i)
-        fault(upstreams, 'upstreams', i, 'name', `a second upstream is named ${JSON.stringify(it.name)}`);
-    });
-    models.forEach((it, i) => {
-      if (models.findIndex((other) => other.id === it.id) !== i)
-        fault(models, 'models', i, 'id', `a second model has the id ${JSON.stringify(it.id)}`);
-      if (!upstreams.some((upstream) => upstream.name === it.upstream))
-        fault(models, 'models', i, 'upstream', `no upstream is named ${JSON.stringify(it.upstream)}`);
-    });
-  }),
-);
-
 const proxy = v.pipe(
   v.string(),
   v.check((text) => {
@@ -185,10 +85,6 @@ const Settings = v.strictObject({
   ),
 });
 type Parsed = v.InferOutput<typeof Settings>;
-
-export type ModelConfig = Parsed['router']['models'][number];
-export type UpstreamConfig = Omit<v.InferOutput<typeof Upstream>, 'api_key'>;
-export type UncertainPolicy = Parsed['router']['uncertain'];
 
 export type Config = {
   dataDirectory: string;

@@ -1,4 +1,5 @@
 import { Counter, Gauge, Registry } from 'prom-client';
+import type { RouterKey } from './access/router-keys.ts';
 import type { Resource } from './compute/resources.ts';
 import type { Account } from './ledger/account.ts';
 import type { Operation, Outcome } from './ledger/operation.ts';
@@ -67,6 +68,12 @@ export function createEvents(log: Log) {
           returned_cents: wallet.returnedCents,
         },
         'wallet closed',
+      );
+    },
+    routerKeyOpened(key: RouterKey) {
+      log.info(
+        { event: 'router_key.opened', key: key.id, wallet: key.walletId, options: JSON.parse(key.options) },
+        'gateway key opened',
       );
     },
     funded(account: Account, kind: 'credit' | 'debit', cents: number) {
@@ -151,6 +158,13 @@ export function createEvents(log: Log) {
           reason: operation.reason,
         },
         'an uncertain operation was decided',
+      );
+    },
+    passedOver(operation: Operation, upstream: string, reason: string) {
+      failures.inc({ where: 'upstream' });
+      log.warn(
+        { event: 'upstream.passed_over', operation: operation.id, subject: operation.subject, upstream, reason },
+        'an upstream refused; the next one is asked',
       );
     },
     boundExceeded(operation: Operation, usage: string) {

@@ -31,7 +31,7 @@ export const REFUSALS = {
     message: 'The account is suspended: no new wallets, holds or keys until the operator resumes it.',
   },
   not_found: { status: 404, message: 'There is no such thing here.' },
-  model_not_found: { status: 404, message: 'The model is not offered here. GET /v1/models lists those that are.' },
+  model_not_found: { status: 404, message: 'The model is not offered here. The list of models has those that are.' },
   offer_not_found: { status: 404, message: 'There is no such offer. GET /v1/compute/offers lists those that are.' },
   method_not_allowed: { status: 405, message: 'The path exists, but not with this method.' },
   idempotency_conflict: {
@@ -86,6 +86,8 @@ export type RefusalCode = keyof typeof REFUSALS;
 type RefusalOptions = {
   /** Whole seconds after which a retry makes sense; becomes Retry-After. */
   retryAfterSeconds?: number;
+  /** The field of the request that is at fault, as a path; OpenAI's clients show it. */
+  param?: string;
   cause?: unknown;
 };
 
@@ -93,11 +95,13 @@ type RefusalOptions = {
 export class Refusal extends Error {
   readonly code: RefusalCode;
   readonly retryAfterSeconds: number | undefined;
+  readonly param: string | undefined;
 
   constructor(code: RefusalCode, message: string = REFUSALS[code].message, options: RefusalOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.name = 'Refusal';
     this.code = code;
     this.retryAfterSeconds = options.retryAfterSeconds;
+    this.param = options.param;
   }
 }

@@ -148,7 +148,7 @@ limits:
     'yaml:4: trusted_proxies.1:',
     'yaml:7: router.upstreams.0.base_url:',
     'yaml:10: router.upstreams.1.timeout_seconds:',
-    'yaml:12: router.models.0.max_output_tokens: is required',
+    'yaml:12: router.models.0.max_output_tokens: is required of a chat model',
     'yaml:15: router.uncertain.policy:',
     'yaml:17: limits.wallet_requests_per_minute:',
     'environment: PURSER_LOG_LEVEL:',
@@ -288,7 +288,7 @@ test('a price is exact, quoted or not: it never goes by way of a binary fraction
   ] as const)
     for (const written of [text, `"${text}"`, `'${text}'`]) {
       const price = priceOf(t, `pricing: { prompt: ${written}, completion: ${written}, request: 0.000000001 }`);
-      assert.deepEqual(price, { prompt: expected, completion: expected, request: 1n });
+      assert.deepEqual(price, { prompt: expected, completion: expected, request: 1n, tiers: [] });
     }
 });
 
@@ -296,7 +296,7 @@ test('a price per million tokens is the same price as a millionth of it per toke
   const perMillion = priceOf(t, 'pricing_per_million: { prompt: 0.10, completion: 0.40 }');
   const perToken = priceOf(t, 'pricing: { prompt: 0.0000001, completion: "0.0000004" }');
   assert.deepEqual(perMillion, perToken);
-  assert.deepEqual(perToken, { prompt: 100_000_000n, completion: 400_000_000n, request: 0n });
+  assert.deepEqual(perToken, { prompt: 100_000_000n, completion: 400_000_000n, tiers: [] });
 });
 
 for (const text of [
@@ -346,7 +346,7 @@ for (const text of [
   });
 
 test('a price per request may stand alone, and a model may have no price at all', (t) => {
-  assert.deepEqual(priceOf(t, 'pricing: { request: 0.01 }'), { prompt: 0n, completion: 0n, request: 10_000_000n });
+  assert.deepEqual(priceOf(t, 'pricing: { request: 0.01 }'), { request: 10_000_000n, tiers: [] });
   assert.equal(priceOf(t), undefined);
 });
 

@@ -11,8 +11,9 @@ import {
   parseDecimal,
   parseUsd,
   sum,
+  ZERO,
 } from '../src/money.ts';
-import { affordableCompletion, priceOf } from '../src/router/price.ts';
+import { affordableCompletion, costOf, holdOf, type Price } from '../src/router/price.ts';
 
 const INT64_MAX = 2n ** 63n - 1n;
 const NANOS_PER_USD = 10n ** 9n;
@@ -178,27 +179,77 @@ test('an amount that an INTEGER cannot hold is refused, in a value and in a sum'
   assert.equal(sum(INT64_MAX, -INT64_MAX, 3n), 3n);
 });
 
-/** Prices as the configuration keeps them, whole nano-dollars per million tokens: from one to USD 10,000. */
-const price = fc.record({
-  promptPerMillion: fc.bigInt({ min: 0n, max: 10n ** 13n }),
-  completionPerMillion: fc.bigInt({ min: 0n, max: 10n ** 13n }),
-  request: fc.bigInt({ min: 0n, max: 10n ** 13n }).map(Nanos),
-});
+/** Rates as the configuration keeps them, whole nano-dollars per million tokens: from one to USD 10,000. */
+const rate = fc.bigInt({ min: 0n, max: 10n ** 13n });
+const rates = fc.record({ prompt: rate, completion: rate, cacheRead: rate, cacheWrite: rate, reasoning: rate });
+const request = fc.bigInt({ min: 0n, max: 10n ** 13n }).map(Nanos);
 const tokens = fc.oneof(fc.integer({ min: 0, max: 1000 }), fc.integer({ min: 0, max: 100_000_000 }));
 const MILLION = 1_000_000n;
+
+/** A price of one tier, whose special rates are the plain ones. */
+const plainPrice = (prompt: bigint, completion: bigint, each: bigint): Price => ({
+  tiers: [{ above: 0, rates: { prompt, completion, cacheRead: prompt, cacheWrite: prompt, reasoning: completion } }],
+  request: Nanos(each),
+  image: ZERO,
+});
+const price = fc.tuple(rate, rate, request).map(([prompt, completion, each]) => plainPrice(prompt, completion, each));
+const affordable = (it: Price, promptTokens: number, left: Nanos) =>
+  affordableCompletion(it, { promptTokens, images: 0 }, left);
+const priceOf = (it: Price, promptTokens: number, completionTokens: number) =>
+  holdOf(it, { promptTokens, completionTokens, images: 0 });
 
 test('tokens cost their exact price, rounded up to one nano, once', () => {
   fc.assert(
     fc.property(price, tokens, tokens, (it, prompt, completion) => {
-      const exact = it.promptPerMillion * BigInt(prompt) + it.completionPerMillion * BigInt(completion);
+      const { rates } = it.tiers[0] as Price['tiers'][number];
+      const exact = rates.prompt * BigInt(prompt) + rates.completion * BigInt(completion);
       const paid = (priceOf(it, prompt, completion) - it.request) * MILLION;
       assert(paid >= exact && paid < exact + MILLION);
     }),
   );
 });
 
+test('whatever an upstream counts within the bound costs at most the hold: cached, written, reasoning, any tier', () => {
+  const tiered = fc
+    .tuple(
+      rates,
+      fc.array(fc.tuple(fc.integer({ min: 1, max: 100_000_000 }), rates), { maxLength: 3 }),
+      request,
+      request,
+    )
+    .map(([plain, longer, each, image]): Price => {
+      const above = [...new Map(longer)].sort(([a], [b]) => a - b);
+      return {
+        tiers: [{ above: 0, rates: plain }, ...above.map(([above, it]) => ({ above, rates: it }))],
+        request: each,
+        image,
+      };
+    });
+  const share = fc.double({ min: 0, max: 1, noNaN: true });
+  fc.assert(
+    fc.property(
+      tiered,
+      tokens,
+      tokens,
+      fc.nat(10),
+      fc.array(share, { minLength: 5, maxLength: 5 }),
+      (it, p, c, images, s) => {
+        const [a, b, d, e, f] = s as [number, number, number, number, number];
+        const promptTokens = Math.floor(p * a);
+        const cacheReadTokens = Math.floor(promptTokens * b);
+        const cacheWriteTokens = Math.floor((promptTokens - cacheReadTokens) * d);
+        const completionTokens = Math.floor(c * e);
+        const reasoningTokens = Math.floor(completionTokens * f);
+        const usage = { promptTokens, completionTokens, cacheReadTokens, cacheWriteTokens, reasoningTokens };
+        assert(costOf(it, usage, images) <= holdOf(it, { promptTokens: p, completionTokens: c, images }));
+      },
+    ),
+    { numRuns: 2000 },
+  );
+});
+
 test('two halves of a nano are one nano, not two', () => {
-  const half = { promptPerMillion: 500_000n, completionPerMillion: 500_000n, request: Nanos(7n) };
+  const half = plainPrice(500_000n, 500_000n, 7n);
   assert.equal(priceOf(half, 1, 1), 8n);
   assert.equal(priceOf(half, 1, 0), 8n);
   assert.equal(priceOf(half, 0, 0), 7n);
@@ -215,14 +266,16 @@ test('nobody pays less for more tokens', () => {
 
 test('the affordable output fits into what is left, and one token more does not', () => {
   const left = fc.oneof(fc.bigInt({ min: 0n, max: 10n ** 13n }), fc.bigInt({ min: 0n, max: 10n ** 9n })).map(Nanos);
-  const cheap = fc.record({
-    promptPerMillion: fc.bigInt({ min: 0n, max: 10n ** 9n }),
-    completionPerMillion: fc.bigInt({ min: 1n, max: 10n ** 9n }),
-    request: fc.bigInt({ min: 0n, max: 10n ** 6n }).map(Nanos),
-  });
+  const cheap = fc
+    .tuple(
+      fc.bigInt({ min: 0n, max: 10n ** 9n }),
+      fc.bigInt({ min: 1n, max: 10n ** 9n }),
+      fc.bigInt({ min: 0n, max: 10n ** 6n }),
+    )
+    .map(([prompt, completion, each]) => plainPrice(prompt, completion, each));
   fc.assert(
     fc.property(fc.oneof(cheap, price), tokens, left, (it, prompt, available) => {
-      const count = affordableCompletion(it, prompt, available);
+      const count = affordable(it, prompt, available);
       assert(Number.isSafeInteger(count) && count >= 0);
       if (priceOf(it, prompt, 0) > available) return assert.equal(count, 0);
       assert(priceOf(it, prompt, count) <= available, 'it fits');
@@ -233,12 +286,12 @@ test('the affordable output fits into what is left, and one token more does not'
 });
 
 test('where output costs nothing any amount of it is affordable, if the rest is', () => {
-  const free = { promptPerMillion: 1_000_000n, completionPerMillion: 0n, request: Nanos(5n) };
-  assert.equal(affordableCompletion(free, 10, Nanos(15n)), Number.MAX_SAFE_INTEGER);
-  assert.equal(affordableCompletion(free, 10, Nanos(14n)), 0);
+  const free = plainPrice(1_000_000n, 0n, 5n);
+  assert.equal(affordable(free, 10, Nanos(15n)), Number.MAX_SAFE_INTEGER);
+  assert.equal(affordable(free, 10, Nanos(14n)), 0);
 });
 
 test('the largest affordable count is a whole number even at the lowest price and the largest budget', () => {
-  const lowest = { promptPerMillion: 0n, completionPerMillion: 1n, request: Nanos(0n) };
-  assert.equal(affordableCompletion(lowest, 0, centsToNanos(1_000_000)), Number.MAX_SAFE_INTEGER);
+  const lowest = plainPrice(0n, 1n, 0n);
+  assert.equal(affordable(lowest, 0, centsToNanos(1_000_000)), Number.MAX_SAFE_INTEGER);
 });

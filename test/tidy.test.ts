@@ -52,7 +52,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /\binteger\(/,
-    /^(src\/(config|config-compute|wire\/\w+)\.ts|test\/)/,
+    /^(src\/(config|config-compute|config-router|wire\/\w+)\.ts|test\/)/,
     'a plain integer column reads a bigint as if it were a number',
   ],
   [/Date\.now\(\)/, /^(src\/(clock|id|doctor)\.ts|src\/demo\/|test\/|bench\/)/, 'time is handed in'],
@@ -87,7 +87,9 @@ const FLOORS: RegExp[][] = [
   [/^src\/(router|access|compute)\//],
   [/^src\/ledger\//],
   [/^src\/db\//],
-  [/^src\/(config|config-compute|configuration-fault|data-directory|clock|health|log|asset|fingerprint)\.ts$/],
+  [
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint)\.ts$/,
+  ],
   [/^src\/(money|refusal|token|id|ssh-key|in-time)\.ts$/],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));

@@ -15,9 +15,16 @@ export function walletCredential(keyring: Keyring, walletId: string) {
   return { token, row: { masterKeyId: keyring.current.id, tokenHash: hashToken(token), tokenHint: lastFour(token) } };
 }
 
+type Row = { id: string; masterKeyId: string };
+
 /** A wallet's token once more: derived, never stored (design, section 1). */
-export function walletToken(keyring: Keyring, wallet: { id: string; masterKeyId: string }): string {
-  const key = keyring.find(wallet.masterKeyId);
+export const walletToken = (keyring: Keyring, wallet: Row): string => derive(keyring, 'wallet', wallet);
+
+/** The token of a gateway key, in the same way. */
+export const routerToken = (keyring: Keyring, key: Row): string => derive(keyring, 'router', key);
+
+function derive(keyring: Keyring, kind: 'wallet' | 'router', { id, masterKeyId }: Row): string {
+  const key = keyring.find(masterKeyId);
   assert(key, 'a master key is kept until the last wallet that needs it is closed');
-  return deriveToken('wallet', key, wallet.id);
+  return deriveToken(kind, key, id);
 }

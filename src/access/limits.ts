@@ -10,15 +10,23 @@ const ROUNDING_MILLISECONDS = 1e-3;
 export type Limit = {
   /** Takes one from the caller's bucket. Refuses with `rate_limited` and the seconds until there is one again. */
   take(caller: string): void;
+  /** What is left in the caller's bucket; undefined where there is no limit. */
+  left(caller: string): Left | undefined;
 };
+export type Left = { limit: number; remaining: number; fullInSeconds: number };
 
 /** `milliseconds` is a monotonic clock. */
 export function createLimit(perMinute: number, milliseconds: () => number): Limit {
-  if (perMinute === 0) return { take() {} };
+  if (perMinute === 0) return { take() {}, left: () => undefined };
   const interval = MINUTE_MILLISECONDS / perMinute;
   // When each caller's bucket will be full again. What is refused leaves it as it was, so no rounding adds up.
   const fullAt = new Map<string, number>();
   return {
+    left(caller) {
+      const owed = Math.max(0, (fullAt.get(caller) ?? 0) - milliseconds());
+      const remaining = Math.max(0, Math.floor((MINUTE_MILLISECONDS - owed) / interval + ROUNDING_MILLISECONDS));
+      return { limit: perMinute, remaining, fullInSeconds: Math.ceil(owed / 1000) };
+    },
     take(caller) {
       const at = milliseconds();
       const before = Math.max(fullAt.get(caller) ?? at, at);

@@ -1,21 +1,26 @@
 import type { Reader } from '../db/handle.ts';
-import { findWalletByToken, type Wallet } from '../ledger/wallet.ts';
+import { findWallet, findWalletByToken, type Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
 import { hashToken, kindOfToken } from '../token.ts';
 import { findKeyByToken } from './keys.ts';
+import { findRouterKeyByToken, type KeyLimits, limitsOf } from './router-keys.ts';
 
 /** Who asks. An operator key acts for the account it was bound to at minting (design 2.12). */
 export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
-  | { kind: 'wallet'; wallet: Wallet };
+  | { kind: 'wallet'; wallet: Wallet }
+  | { kind: 'router'; wallet: Wallet; limits: KeyLimits };
 
-/** What a route demands (interface, section 4): an account key, a signed-in session, or a wallet token. */
-export type Scope = 'account' | 'session' | 'wallet';
+/**
+ * What a route demands (interface, section 4): an account key, a signed-in session, or a wallet token; `router` is
+ * what stands under the gateway's own base URL (design, section 8). */
+export type Scope = 'account' | 'session' | 'wallet' | 'router';
 
 const ADMITS: Record<Scope, Record<Principal['kind'], boolean>> = {
-  account: { account: true, operator: true, wallet: false },
-  session: { account: false, operator: true, wallet: false },
-  wallet: { account: false, operator: false, wallet: true },
+  account: { account: true, operator: true, wallet: false, router: false },
+  session: { account: false, operator: true, wallet: false, router: false },
+  wallet: { account: false, operator: false, wallet: true, router: false },
+  router: { account: false, operator: false, wallet: false, router: true },
 };
 
 const BEARER = /^bearer +([^\s]+) *$/i;
@@ -32,13 +37,21 @@ export function authenticate(read: Reader, authorization: string | undefined): P
   } else if (kind === 'wallet') {
     const wallet = findWalletByToken(read, hashToken(token));
     if (wallet) return { kind, wallet };
+  } else if (kind === 'router') {
+    const key = findRouterKeyByToken(read, hashToken(token));
+    if (key) return { kind, wallet: findWallet(read, key.walletId) as Wallet, limits: limitsOf(key) };
   }
   throw new Refusal('unauthenticated');
 }
 
 export type AccountPrincipal = Extract<Principal, { accountId: string }>;
-export type WalletPrincipal = Extract<Principal, { wallet: Wallet }>;
-export type PrincipalFor<S extends Scope> = S extends 'wallet' ? WalletPrincipal : AccountPrincipal;
+export type WalletPrincipal = Extract<Principal, { kind: 'wallet' }>;
+export type RouterPrincipal = Extract<Principal, { kind: 'router' }>;
+export type PrincipalFor<S extends Scope> = S extends 'router'
+  ? RouterPrincipal
+  : S extends 'wallet'
+    ? WalletPrincipal
+    : AccountPrincipal;
 
 /** Refuses a known token in the wrong place with `wrong_token_scope`. */
 export function admit<S extends Scope>(principal: Principal, scope: S): PrincipalFor<S> {
@@ -47,6 +60,7 @@ export function admit<S extends Scope>(principal: Principal, scope: S): Principa
     account: 'an account key',
     session: 'a signed-in session or an operator key',
     wallet: 'a wallet token',
+    router: 'a gateway key, which POST /v1/router/key answers',
   };
   throw new Refusal('wrong_token_scope', `This endpoint takes ${wanted[scope]}.`);
 }

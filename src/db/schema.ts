@@ -176,6 +176,30 @@ export const wallets = sqliteTable(
   ],
 );
 
+/** Gateway keys of wallets: chat and models only. The secret is derived from the row; `options` bind the key. */
+export const routerKeys = sqliteTable(
+  'router_key',
+  {
+    id: text().primaryKey(),
+    walletId: text('wallet_id')
+      .notNull()
+      .references(() => wallets.id),
+    masterKeyId: text('master_key_id')
+      .notNull()
+      .references(() => masterKeys.id),
+    tokenHash: hash('token_hash').notNull(),
+    last4: text().notNull(),
+    /** Canonical JSON: the same options answer the same key. */
+    options: text().notNull(),
+    createdAt: count('created_at').notNull(),
+    revokedAt: count('revoked_at'),
+  },
+  (t) => [
+    uniqueIndex('router_key_token').on(t.tokenHash),
+    uniqueIndex('router_key_options').on(t.walletId, t.options).where(sql`${t.revokedAt} is null`),
+  ],
+);
+
 export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;

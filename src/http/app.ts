@@ -7,8 +7,9 @@ import { closeRun, readBudget } from './routes/agent.ts';
 import * as compute from './routes/compute.ts';
 import { createAccountKey, deleteKey, listKeys } from './routes/keys.ts';
 import { createChatCompletion, listModels } from './routes/models.ts';
-import { createCheckout, createRouterKey, signTransfer } from './routes/outside.ts';
+import { createCheckout, signTransfer } from './routes/outside.ts';
 import { listResources, listWalletResources } from './routes/resources.ts';
+import * as router from './routes/router.ts';
 import { closeWallet, createWallet, listWallets, readWallet, readWalletToken } from './routes/wallets.ts';
 
 export type Method = 'GET' | 'POST' | 'DELETE';
@@ -41,15 +42,24 @@ export const ROUTES: readonly [Method, string, Endpoint][] = [
   ['POST', '/v1/compute/exec', compute.execCompute],
   ['POST', '/v1/compute/upload', compute.uploadCompute],
   ['POST', '/v1/transfer/sign', signTransfer],
-  ['POST', '/v1/router/key', createRouterKey],
+  ['POST', '/v1/router/key', router.createRouterKey],
   ['POST', '/v1/chat/completions', createChatCompletion],
+];
+
+/** What stands under the gateway's base URL, for clients that speak OpenAI's API (design, section 8). */
+const ROUTER_ROUTES: typeof ROUTES = [
+  ['GET', '/v1/router/models', router.listRouterModels],
+  ['GET', '/v1/router/models/:id{.+}', router.readRouterModel],
+  ['POST', '/v1/router/chat/completions', router.createRouterChatCompletion],
+  ['POST', '/v1/router/embeddings', router.createEmbeddings],
 ];
 
 /** The door: everything that listens on `listen`. */
 export function createDoor(app: DoorApp): Hono<Env> {
   const door = new Hono<Env>();
   door.onError(onError(app));
-  for (const [method, path, endpoint] of ROUTES) door.on(method, path, open(app, endpoint));
+  const routes = [...ROUTES, ...ROUTER_ROUTES];
+  for (const [method, path, endpoint] of routes) door.on(method, path, open(app, endpoint));
 
   let document: string | undefined;
   const plain: Record<string, (c: Context<Env>) => Response> = {
@@ -66,7 +76,7 @@ export function createDoor(app: DoorApp): Hono<Env> {
   for (const [path, handle] of Object.entries(plain)) door.get(path, handle);
 
   const allowed = new Map<string, string[]>(Object.keys(plain).map((path) => [path, ['GET']]));
-  for (const [method, path] of ROUTES) allowed.set(path, [...(allowed.get(path) ?? []), method]);
+  for (const [method, path] of routes) allowed.set(path, [...(allowed.get(path) ?? []), method]);
   for (const [path, methods] of allowed)
     door.all(path, (c) => {
       c.set('allow', methods.join(', '));

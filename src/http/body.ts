@@ -122,7 +122,8 @@ export function validate<S extends v.GenericSchema>(schema: S, value: unknown): 
   if (parsed.success) return parsed.output;
   const [fault] = parsed.issues;
   if (isStreaming(fault)) throw new Refusal('streaming_not_supported');
-  throw new Refusal('invalid_request', `${describe(fault)}.`);
+  const param = v.getDotPath(fault)?.slice(0, 120);
+  throw new Refusal('invalid_request', `${describe(fault)}.`, param === undefined ? {} : { param });
 }
 
 const isStreaming = (issue: v.BaseIssue<unknown>) => v.getDotPath(issue) === 'stream' && issue.input === true;

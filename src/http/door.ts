@@ -1,24 +1,29 @@
+import type { ServerResponse } from 'node:http';
 import type { HttpBindings } from '@hono/node-server';
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
 import type { createAddressReader } from '../access/address.ts';
 import type { Limit } from '../access/limits.ts';
-import {
-  type AccountPrincipal,
-  admit,
-  authenticate,
-  type Principal,
-  type PrincipalFor,
-  type Scope,
-} from '../access/principal.ts';
+import { admit, authenticate, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
 import { redactTokens } from '../log.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
+import { eventOf } from '../router/sse.ts';
 import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 import { parseJson, type Reading, readBody, refuseMediaType, validate } from './body.ts';
+import { type EventStream, openEventStream } from './event-stream.ts';
+import {
+  isOpenAiPath,
+  isPassing,
+  openAiBody,
+  openAiStatus,
+  RETRY_SECONDS_MAX,
+  UNCERTAIN_WITHOUT_KEY,
+} from './openai-error.ts';
 
 /** What the routes use of the App. */
 export type DoorApp = ChatApp &
@@ -37,7 +42,11 @@ export type DoorApp = ChatApp &
     used: (keyId: string, now: number) => void;
   };
 
-export type Env = { Bindings: HttpBindings; Variables: { requestId?: string; allow?: string } };
+export type Env = {
+  Bindings: HttpBindings;
+  /** `routerWallet`: whose gateway key it is, for the headers that tell of its limit. */
+  Variables: { requestId?: string; allow?: string; routerWallet?: string };
+};
 
 /** Bodies are 64 KiB unless the endpoint says otherwise (design 2.20). */
 const BODY_BYTES_MAX = 64 * 1024;
@@ -48,14 +57,19 @@ export type Call<S extends Scope, B> = {
   body: B;
   /** The body as it was parsed, before defaults: what the fingerprint is taken of. */
   raw: unknown;
-  /** The Idempotency-Key, on endpoints that demand one. */
+  /** The Idempotency-Key, on endpoints that take one. */
   idempotencyKey: string;
+  /** The caller sent none, and never will: it is this request's alone. */
+  isKeyMadeUp: boolean;
   requestId: string;
   params: Record<string, string>;
   query: Record<string, string>;
 };
 
-export type Reply = { body: Buffer | object; replayed?: boolean };
+export type Reply =
+  | { body: Buffer | object; replayed?: boolean }
+  /** Streams its answer; what it throws before it has begun is answered like any other refusal. */
+  | { stream(events: EventStream): Promise<void> };
 
 /** One endpoint of the interface: what it takes, what it answers, and what it does. The API document is made of these. */
 export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
@@ -64,8 +78,8 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   body?: B;
   bodyBytesMax?: number;
   query?: v.GenericSchema;
-  /** Whether the header Idempotency-Key is required. */
-  idempotent?: boolean;
+  /** Whether the header Idempotency-Key is required, or taken where it is sent. */
+  idempotent?: boolean | 'optional';
   status?: 200 | 201;
   answer: v.GenericSchema;
   /** The refusals that are this endpoint's own, beside those that every endpoint has. */
@@ -94,13 +108,17 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
       refuseMediaType(incoming);
       raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, app.reading, callerOf(principal)));
     }
-    const idempotencyKey = it.idempotent ? readIdempotencyKey(c.req.header('idempotency-key')) : '';
+    const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
+    const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
+    const idempotencyKey = isKeyMadeUp ? requestId : it.idempotent ? readIdempotencyKey(key) : '';
     const body = it.body ? validate(it.body, raw) : undefined;
     const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
 
     const params = c.req.param() as Record<string, string>;
-    const reply = await it.run(app, { principal: caller, body, raw, idempotencyKey, requestId, params, query });
-    const headers = headersOf(app, requestId);
+    const call = { principal: caller, body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query };
+    const reply = await it.run(app, call);
+    if ('stream' in reply) return respondWithEvents(app, c, requestId, reply.stream);
+    const headers = headersOf(app, c, requestId);
     if (reply.replayed) headers['idempotent-replayed'] = 'true';
     const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
     return new Response(bytes as string, { status: it.status ?? 200, headers });
@@ -114,11 +132,42 @@ export function requestIdOf(c: Context<Env>): string {
   return id;
 }
 
-const callerOf = (principal: Principal) => (principal.kind === 'wallet' ? principal.wallet.id : principal.keyId);
+/** Streams an answer. What breaks when it has begun is its last event; the client sees that the end is missing. */
+async function respondWithEvents(
+  app: DoorApp,
+  c: Context<Env>,
+  requestId: string,
+  stream: (events: EventStream) => Promise<void>,
+): Promise<Response> {
+  const events = openEventStream(c.env.outgoing as ServerResponse, () => headersOf(app, c, requestId));
+  try {
+    await stream(events);
+  } catch (error) {
+    if (!events.hasBegun()) throw error;
+    const { refusal, message } = told(app, c, error);
+    await events.write(eventOf(openAiBody(refusal, message, requestId)));
+  }
+  events.end();
+  return RESPONSE_ALREADY_SENT;
+}
 
-function headersOf({ health }: Pick<DoorApp, 'health'>, requestId: string): Record<string, string> {
-  const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': requestId };
+type Headers = Record<string, string>;
+
+const callerOf = (principal: Principal) => ('wallet' in principal ? principal.wallet.id : principal.keyId);
+
+function headersOf(
+  { health, limits }: Pick<DoorApp, 'health' | 'limits'>,
+  c: Context<Env>,
+  requestId: string,
+): Headers {
+  const headers: Headers = { 'content-type': 'application/json', 'x-request-id': requestId };
   if (health.stopping) headers.connection = 'close';
+  const left = c.var.routerWallet && limits.wallet.left(c.var.routerWallet);
+  if (left) {
+    headers['x-ratelimit-limit-requests'] = String(left.limit);
+    headers['x-ratelimit-remaining-requests'] = String(left.remaining);
+    headers['x-ratelimit-reset-requests'] = `${left.fullInSeconds}s`;
+  }
   return headers;
 }
 
@@ -127,10 +176,11 @@ function enter(app: DoorApp, c: Context<Env>) {
   const { incoming } = c.env;
   try {
     const principal = authenticate(app.ledger.read, incoming.headers.authorization);
-    if (principal.kind === 'wallet') app.limits.wallet.take(principal.wallet.id);
+    if (principal.kind === 'router') c.set('routerWallet', principal.wallet.id);
+    if ('wallet' in principal) app.limits.wallet.take(principal.wallet.id);
     else {
       app.limits.account.take(principal.keyId);
-      app.used((principal as AccountPrincipal).keyId, app.clock.now());
+      app.used(principal.keyId, app.clock.now());
     }
     return principal;
   } catch (error) {
@@ -168,22 +218,37 @@ export function unrouted(app: Pick<DoorApp, 'events'>, fault?: unknown) {
   };
 }
 
-/** The answer for whatever was thrown. A 500 says nothing of the inside. */
-export function onError(app: Pick<DoorApp, 'events' | 'health'>): ErrorHandler<Env> {
+/** What is said of whatever was thrown, in the log and to the caller. A 500 says nothing of the inside. */
+function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { refusal: Refusal; message: string } {
+  const requestId = requestIdOf(c);
+  if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
+  const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
+  const isKeyless = isOpenAiPath(c.req.path) && c.req.header('idempotency-key') === undefined;
+  const sentence = isKeyless && refusal.code === 'operation_uncertain' ? UNCERTAIN_WITHOUT_KEY : refusal.message;
+  const message = redactTokens(sentence); // It may quote what the caller sent, a token in the wrong place included.
+  app.events.refused(refusal.code, requestId, message, c.req.path);
+  return { refusal, message };
+}
+
+/** The answer for whatever was thrown. */
+export function onError(app: Pick<DoorApp, 'events' | 'health' | 'limits'>): ErrorHandler<Env> {
   return (error, c) => {
     const requestId = requestIdOf(c);
-    if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
-    const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
+    const { refusal, message } = told(app, c, error);
     const { code, retryAfterSeconds } = refusal;
-    const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
-    app.events.refused(code, requestId, message, c.req.path);
-    const headers = headersOf(app, requestId);
-    if (retryAfterSeconds !== undefined) headers['retry-after'] = String(retryAfterSeconds);
+    const isOpenAi = isOpenAiPath(c.req.path);
+    const headers = headersOf(app, c, requestId);
+    if (isOpenAi) headers['x-should-retry'] = String(isPassing(code));
+    if (retryAfterSeconds !== undefined)
+      headers['retry-after'] = String(isOpenAi ? Math.min(retryAfterSeconds, RETRY_SECONDS_MAX) : retryAfterSeconds);
     // What is left of a body that was not read is not waited for.
     if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
     if (c.var.allow) headers.allow = c.var.allow;
-    const body = { error: { code, message }, request_id: requestId };
-    return new Response(JSON.stringify(body), { status: REFUSALS[code].status, headers });
+    const body = isOpenAi
+      ? openAiBody(refusal, message, requestId)
+      : { error: { code, message }, request_id: requestId };
+    const status = isOpenAi ? openAiStatus(code) : REFUSALS[code].status;
+    return new Response(JSON.stringify(body), { status, headers });
   };
 }

@@ -37,6 +37,7 @@ const SECURITY = {
   account: [{ accountKey: [] }, { session: [] }, { operatorKey: [] }],
   session: [{ session: [] }, { operatorKey: [] }],
   wallet: [{ walletToken: [] }],
+  router: [{ routerKey: [] }],
 };
 const bearer = (description: string) => ({ type: 'http', scheme: 'bearer', description });
 
@@ -68,6 +69,7 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
         operatorKey: bearer('An operator key of this installation, cnv_operator_…'),
         session: bearer('An access token of the configured identity provider'),
         walletToken: bearer('A wallet token, svc_agent_…'),
+        routerKey: bearer('A gateway key, svc_router_…'),
       },
     },
   };

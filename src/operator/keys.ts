@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import { createKey, type Key, listKeys, listOperatorKeys, revokeKey } from '../access/keys.ts';
+import { revokeRouterKey } from '../access/router-keys.ts';
 import { accountOf } from '../ledger/account.ts';
 import { installationOf } from '../ledger/installation.ts';
 import { Refusal } from '../refusal.ts';
@@ -46,5 +47,10 @@ export const keys = {
   'key.list': command(v.strictObject({ account: Id }), (app, { account }) => ({
     keys: listKeys(app.ledger.read, accountOf(app.ledger.read, account).id).map(record),
   })),
-  'key.revoke': command(v.strictObject({ id: Id }), (app, { id }) => revoke(app, 'account', id)),
+  /** An account key's id or a gateway key's. */
+  'key.revoke': command(v.strictObject({ id: Id }), async (app, { id }) => {
+    const now = app.clock.now();
+    const gatewayKey = await app.ledger.write((tx) => revokeRouterKey(tx, id, now));
+    return gatewayKey ? revokedKey(gatewayKey) : revoke(app, 'account', id);
+  }),
 };

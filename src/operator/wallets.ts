@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import { walletToken } from '../access/keyring.ts';
+import { listRouterKeys } from '../access/router-keys.ts';
 import { fingerprint } from '../fingerprint.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
@@ -10,6 +11,7 @@ import { Refusal } from '../refusal.ts';
 import { close } from '../spend/close.ts';
 import { open } from '../spend/open.ts';
 import { operationRecord, timelineStep } from '../wire/operation.ts';
+import { routerKeyRecord } from '../wire/router.ts';
 import { allocation, WalletRequest, walletRecord } from '../wire/wallet.ts';
 import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 
@@ -49,6 +51,9 @@ export const wallets = {
     refuseInactive(wallet, app.clock.now());
     return { agent_token: walletToken(app.keyring, wallet) };
   }),
+  'wallet.gateway-keys': command(v.strictObject({ id: Id }), (app, { id }) => ({
+    keys: listRouterKeys(app.ledger.read, walletWith(app, id).id).map(routerKeyRecord),
+  })),
   /** One attempt of at most `close_wait_seconds`; the terminal repeats it with --wait. */
   'wallet.close': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const wallet = await close(app, walletWith(app, id).id, 'operator');

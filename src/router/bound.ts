@@ -1,5 +1,6 @@
 import { Refusal } from '../refusal.ts';
-import type { Model } from './catalogue.ts';
+import type { Model, Route } from './catalogue.ts';
+import type { Most } from './price.ts';
 
 /**
  * Constants beside the byte count. A message's own framing (about 4 tokens, plus 3 a request) is covered by its JSON,
@@ -50,22 +51,31 @@ export type ChatBody = Readonly<Record<string, unknown>> & {
   model: string;
   messages: readonly Record<string, unknown>[];
 };
-export type Bounded = { body: Buffer; promptTokens: number; completionTokens: number; choices: number };
+
+/** A request with a true upper bound of what it can use, by each of its model's routes (design, section 8). */
+export type Bounded = {
+  /** How many answers were asked for. */
+  choices: number;
+  images: number;
+  most(route: Route): Most;
+  /** The body as it goes upstream by this route. */
+  bodyFor(route: Route): Buffer;
+};
 
 /**
- * The request as it goes upstream, with a true upper bound of its tokens (design, section 8). A byte-level token covers
- * at least one byte, so the body's bytes bound the prompt; the output limit that is reserved for is written into the body.
+ * Bounds a chat completion. A byte-level token covers at least one byte, so the body's bytes bound the prompt; the output
+ * limit that is reserved for is written into the body. With `stream` the upstream is told to stream, its usage included.
  * Refuses with `unsupported_parameter` what is not priced and with `invalid_request` what is malformed.
  */
-export function bound(model: Model, request: ChatBody): Bounded {
-  const forwarded: Record<string, unknown> = { model: model.upstreamModel };
+export function boundChat(model: Model, request: ChatBody, stream = false): Bounded {
+  const forwarded: Record<string, unknown> = { model: '' };
   for (const [name, value] of Object.entries(request)) {
     if (FORWARDED.has(name)) forwarded[name] = value;
-    else if (!HANDLED.has(name)) throw unsupported(name);
+    else if (!HANDLED.has(name) && !(stream && name === 'stream_options')) throw unsupported(name);
   }
-  refuseContent(request.messages);
+  const { images, imageBytes } = refuseContent(request.messages, model.imageTokens !== undefined);
   if (request.functions !== undefined && !Array.isArray(request.functions))
-    throw new Refusal('invalid_request', 'functions: must be an array.');
+    throw invalid('functions', 'must be an array');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
   if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
@@ -76,66 +86,122 @@ export function bound(model: Model, request: ChatBody): Bounded {
   if (choices > 1) forwarded.n = choices;
   const asked = [wholeNumber(request, 'max_tokens'), wholeNumber(request, 'max_completion_tokens')];
   const perChoice = Math.min(model.maxOutputTokens, ...asked.filter((it) => it !== undefined));
-  forwarded[model.outputLimit] = perChoice;
-  forwarded.stream = false;
+  forwarded.stream = stream;
+  if (stream) forwarded.stream_options = { include_usage: true };
 
-  const body = Buffer.from(JSON.stringify(forwarded));
-  const counted =
-    body.length * model.tokensPerByte +
-    PROMPT_TOKENS_PER_REQUEST +
-    PROMPT_TOKENS_PER_MESSAGE * request.messages.length +
-    PROMPT_TOKENS_PER_TOOL * tools;
-  return { body, promptTokens: Math.min(counted, model.contextLength), completionTokens: choices * perChoice, choices };
+  const extra =
+    PROMPT_TOKENS_PER_REQUEST + PROMPT_TOKENS_PER_MESSAGE * request.messages.length + PROMPT_TOKENS_PER_TOOL * tools;
+  const imageTokens = images * (model.imageTokens ?? 0);
+  const bodyFor = bodies(forwarded, (route) => ({ [route.outputLimit]: perChoice }));
+  const most = (route: Route): Most => {
+    const counted = (bodyFor(route).length - imageBytes) * route.tokensPerByte + extra + imageTokens;
+    const promptTokens = Math.min(counted, model.contextLength);
+    return { promptTokens, completionTokens: choices * perChoice, images };
+  };
+  return { choices, images, bodyFor, most };
+}
+
+/** Bodies by route, each made once: they differ in a name or two. */
+function bodies(forwarded: Record<string, unknown>, own: (route: Route) => Record<string, unknown>) {
+  let last: { route: Route; body: Buffer } | undefined;
+  return (route: Route): Buffer => {
+    if (last?.route !== route)
+      last = {
+        route,
+        body: Buffer.from(JSON.stringify({ ...forwarded, ...own(route), model: route.upstreamModel })),
+      };
+    return last.body;
+  };
 }
 
 function unsupported(name: string): Refusal {
   return new Refusal(
     'unsupported_parameter',
     `"${name.slice(0, 80)}" is not priced here, so it is not forwarded. Leave it out.`,
+    { param: name.slice(0, 80) },
   );
 }
 
-function wholeNumber(request: ChatBody, name: string, most = Number.MAX_SAFE_INTEGER): number | undefined {
+function invalid(field: string, what: string): Refusal {
+  return new Refusal('invalid_request', `${field}: ${what}.`, { param: field });
+}
+
+function wholeNumber(
+  request: Readonly<Record<string, unknown>>,
+  name: string,
+  most = Number.MAX_SAFE_INTEGER,
+): number | undefined {
   const value = request[name];
   if (value === undefined) return undefined;
   if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= most) return value as number;
-  throw new Refusal('invalid_request', `${name}: must be a whole number from 1${most < 1e6 ? ` to ${most}` : ''}.`);
+  throw invalid(name, `must be a whole number from 1${most < 1e6 ? ` to ${most}` : ''}`);
 }
 
+/** What models that think aloud answer beside the content, and what clients send back in a loop of tools: text. */
+const REASONING = ['reasoning_content', 'reasoning'];
 /** What a message, a part of its content and a tool may hold; an answer of a model can be sent back as it came. */
-const MESSAGE = new Set(['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal']);
+const MESSAGE = new Set([
+  ...['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal'],
+  ...REASONING,
+]);
 const PART = new Set(['type', 'text', 'refusal']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
 /** Refuses members that are not known to be text: bytes bound text only, not images, audio, files or cache orders. */
 function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string): void {
-  if (typeof value !== 'object' || value === null || Array.isArray(value))
-    throw new Refusal('invalid_request', `${where}: must be an object.`);
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(where, 'must be an object');
   for (const [name, it] of Object.entries(value)) {
     const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // As stock clients send an answer back.
     if (!allowed.has(name) && !isEmpty) throw unsupported(`${where}.${name}`);
   }
 }
 
-function refuseContent(messages: readonly Record<string, unknown>[]): void {
+const IMAGE = new Set(['type', 'image_url']);
+const IMAGE_URL = new Set(['url', 'detail']);
+
+/** Looks at every message; images are counted where they are sold, their bytes apart: those bound nothing. */
+function refuseContent(
+  messages: readonly Record<string, unknown>[],
+  sellsImages: boolean,
+): { images: number; imageBytes: number } {
+  let [images, imageBytes] = [0, 0];
   messages.forEach((message, i) => {
     refuseMembers(message, MESSAGE, `messages.${i}`);
     const { role, content } = message;
-    if (typeof role !== 'string') throw new Refusal('invalid_request', `messages.${i}.role: must be a string.`);
+    if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
+    for (const name of REASONING)
+      if (typeof (message[name] ?? '') !== 'string') throw unsupported(`messages.${i}.${name}`);
     if (content === undefined || content === null || typeof content === 'string') return;
     if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
     content.forEach((part, k) => {
-      if (typeof part !== 'object' || part === null) throw unsupported(`messages.${i}.content.${k}`);
-      refuseMembers(part, PART, `messages.${i}.content.${k}`);
-      if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(`messages.${i}.content.${k}`);
+      const where = `messages.${i}.content.${k}`;
+      if (typeof part !== 'object' || part === null) throw unsupported(where);
+      if (sellsImages && part.type === 'image_url') {
+        images++;
+        imageBytes += bytesOfImage(part, where);
+        return;
+      }
+      refuseMembers(part, PART, where);
+      if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(where);
     });
   });
+  return { images, imageBytes };
+}
+
+function bytesOfImage(part: Record<string, unknown>, where: string): number {
+  refuseMembers(part, IMAGE, where);
+  const image = part.image_url;
+  refuseMembers(image, IMAGE_URL, `${where}.image_url`);
+  const { url } = image as { url?: unknown };
+  if (typeof url !== 'string' || !/^(data:image\/|https?:\/\/)/.test(url))
+    throw invalid(`${where}.image_url.url`, 'must be a data:image/… or http(s) address');
+  return url.length; // Never more than its bytes in the body: what is longer there is counted as text.
 }
 
 /** Tools that the caller runs are text; tools that the provider runs have a price of their own. */
 function refuseTools(tools: unknown): number {
   if (tools === undefined) return 0;
-  if (!Array.isArray(tools)) throw new Refusal('invalid_request', 'tools: must be an array.');
+  if (!Array.isArray(tools)) throw invalid('tools', 'must be an array');
   tools.forEach((tool, i) => {
     if (typeof tool !== 'object' || tool === null) throw unsupported(`tools.${i}`);
     refuseMembers(tool, TOOL, `tools.${i}`);
@@ -143,4 +209,45 @@ function refuseTools(tools: unknown): number {
     if (type !== 'function' && type !== 'custom') throw unsupported(`tools.${i}`);
   });
   return tools.length;
+}
+
+/** What may go upstream of a request for embeddings. */
+const EMBEDDED = new Set(['input', 'encoding_format', 'dimensions', 'user']);
+const INPUT_COUNT_MAX = 2048;
+
+/** Bounds a request for embeddings: texts by their bytes, token lists by their length, each at most one context. */
+export function boundEmbeddings(model: Model, request: Readonly<Record<string, unknown>>): Bounded {
+  const forwarded: Record<string, unknown> = { model: '' };
+  for (const [name, value] of Object.entries(request)) {
+    if (EMBEDDED.has(name)) forwarded[name] = value;
+    else if (name !== 'model') throw unsupported(name);
+  }
+  wholeNumber(request, 'dimensions');
+  const inputs = inputsOf(request.input);
+  return {
+    choices: 1,
+    images: 0,
+    bodyFor: bodies(forwarded, () => ({})),
+    most({ tokensPerByte }) {
+      const tokens = inputs.map((it) =>
+        Math.min(it.bytes * tokensPerByte + it.tokens + PROMPT_TOKENS_PER_MESSAGE, model.contextLength),
+      );
+      return { promptTokens: tokens.reduce((sum, it) => sum + it, 0), completionTokens: 0, images: 0 };
+    },
+  };
+}
+
+/** A text, a list of texts, a list of tokens, or a list of such lists. */
+function inputsOf(input: unknown): { bytes: number; tokens: number }[] {
+  const isTokens = (it: unknown): it is number[] =>
+    Array.isArray(it) && it.length > 0 && it.every((token) => Number.isSafeInteger(token) && token >= 0);
+  const list = typeof input === 'string' || isTokens(input) ? [input] : input;
+  if (!Array.isArray(list) || list.length === 0)
+    throw invalid('input', 'must be a text, a list of texts, a list of tokens, or a list of such lists');
+  if (list.length > INPUT_COUNT_MAX) throw invalid('input', `must have at most ${INPUT_COUNT_MAX} entries`);
+  return list.map((it, i) => {
+    if (typeof it === 'string') return { bytes: Buffer.byteLength(it), tokens: 0 };
+    if (isTokens(it)) return { bytes: 0, tokens: it.length };
+    throw invalid(`input.${i}`, 'must be a text or a list of tokens');
+  });
 }

@@ -1,53 +1,113 @@
-import type { Config, ModelConfig } from '../config.ts';
+import type { Config } from '../config.ts';
+import type { ModelConfig, PricingConfig } from '../config-router.ts';
 import { Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
+import { describePrice, type Price, type Rates } from './price.ts';
 
-/** Token prices are whole nano-dollars per million tokens; the request price is whole nano-dollars (design, section 8). */
-export type Price = { promptPerMillion: bigint; completionPerMillion: bigint; request: Nanos };
-
-export type Model = {
-  id: string;
+/** One way to a model: an upstream, the name it has there, and what it costs there. */
+export type Route = {
   upstream: string;
   upstreamModel: string;
-  contextLength: number;
-  maxOutputTokens: number;
   outputLimit: 'max_tokens' | 'max_completion_tokens';
   tokensPerByte: number;
   price: Price;
 };
 
+export type Model = {
+  id: string;
+  kind: 'chat' | 'embeddings';
+  contextLength: number;
+  /** 0 for embeddings. */
+  maxOutputTokens: number;
+  /** The most prompt tokens that one image can become. Undefined: images are not sold. */
+  imageTokens: number | undefined;
+  /** In the order in which they are asked; at least one. */
+  routes: readonly [Route, ...Route[]];
+  /** The prices of all routes, for the rows of operations: JSON without its closing brace. */
+  priceText: string;
+};
+
 export type Catalogue = {
   list: readonly Model[];
-  /** The model with this id. Refuses with `model_not_found`. */
-  find(id: string): Model;
+  /** The model with this id. Refuses with `model_not_found`; with `kind`, also one of another kind. */
+  find(id: string, kind?: Model['kind']): Model;
 };
 
 /** The models on offer: those of the configuration that have a price. What has no price is not offered. */
 export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
-  const list = config.router.models.flatMap((it) => {
-    const price = it.pricing ?? it.pricing_per_million;
-    return price ? [toModel(it, price)] : [];
-  });
+  const list = config.router.models.flatMap((it) => toModel(it) ?? []);
   const byId = new Map(list.map((model) => [model.id, model]));
   return {
     list,
-    find(id) {
+    find(id, kind) {
       const model = byId.get(id);
-      if (!model) throw new Refusal('model_not_found');
+      if (!model) throw new Refusal('model_not_found', undefined, { param: 'model' });
+      if (kind && model.kind !== kind)
+        throw new Refusal('model_not_found', `The model is offered for ${model.kind} only.`, { param: 'model' });
       return model;
     },
   };
 }
 
-function toModel(it: ModelConfig, price: NonNullable<ModelConfig['pricing']>): Model {
-  return {
-    id: it.id,
+function toModel(it: ModelConfig): Model | undefined {
+  const pricing = pricingOf(it);
+  if (!pricing) return undefined;
+  const first: Route = {
     upstream: it.upstream,
     upstreamModel: it.upstream_model ?? it.id,
+    outputLimit: it.output_limit ?? 'max_tokens',
+    tokensPerByte: it.tokens_per_byte ?? 1,
+    price: toPrice(pricing),
+  };
+  const fallbacks = it.fallbacks.map((way): Route => {
+    const own = pricingOf(way);
+    return {
+      upstream: way.upstream,
+      upstreamModel: way.upstream_model ?? first.upstreamModel,
+      outputLimit: way.output_limit ?? first.outputLimit,
+      tokensPerByte: way.tokens_per_byte ?? first.tokensPerByte,
+      price: own ? toPrice(own) : first.price,
+    };
+  });
+  const sellsImages = [pricing, ...it.fallbacks.map((way) => pricingOf(way) ?? pricing)].every(
+    ({ image }) => image !== undefined,
+  );
+  const text = fallbacks.length
+    ? { routes: [first, ...fallbacks].map(({ upstream, price }) => ({ upstream, ...describePrice(price) })) }
+    : describePrice(first.price);
+  return {
+    id: it.id,
+    kind: it.kind,
     contextLength: it.context_length,
-    maxOutputTokens: it.max_output_tokens,
-    outputLimit: it.output_limit,
-    tokensPerByte: it.tokens_per_byte,
-    price: { promptPerMillion: price.prompt, completionPerMillion: price.completion, request: Nanos(price.request) },
+    maxOutputTokens: it.max_output_tokens ?? 0,
+    imageTokens: sellsImages ? (it.image_tokens ?? it.context_length) : undefined,
+    routes: [first, ...fallbacks],
+    priceText: JSON.stringify(text).slice(0, -1),
+  };
+}
+
+type Priced = { pricing?: PricingConfig | undefined; pricing_per_million?: PricingConfig | undefined };
+const pricingOf = (it: Priced) => it.pricing ?? it.pricing_per_million;
+
+function toPrice({ tiers, request = 0n, image = 0n, ...plain }: PricingConfig): Price {
+  return {
+    tiers: [
+      { above: 0, rates: toRates(plain) },
+      ...tiers.map(({ above_tokens: above, ...it }) => ({ above, rates: toRates(it) })),
+    ],
+    request: Nanos(request),
+    image: Nanos(image),
+  };
+}
+
+/** A special rate that is not given is the plain one. */
+function toRates(it: Omit<PricingConfig, 'tiers' | 'request' | 'image'>): Rates {
+  const { prompt = 0n, completion = 0n } = it;
+  return {
+    prompt,
+    completion,
+    cacheRead: it.input_cache_read ?? prompt,
+    cacheWrite: it.input_cache_write ?? prompt,
+    reasoning: it.internal_reasoning ?? completion,
   };
 }

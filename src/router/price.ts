@@ -1,45 +1,99 @@
-import { Nanos } from '../money.ts';
-import type { Price } from './catalogue.ts';
+import { Nanos, ZERO } from '../money.ts';
+import type { Usage } from './usage.ts';
 
 const MILLION = 1_000_000n;
 
-/** The price of so many tokens: summed exactly, then rounded up to one nano, once (design 2.1). */
-export function priceOf(price: Price, promptTokens: number, completionTokens: number): Nanos {
-  return Nanos(rawPriceOf(price, promptTokens, completionTokens));
+/** Whole nano-dollars per million tokens (design, section 8). */
+export type Rates = {
+  prompt: bigint;
+  completion: bigint;
+  cacheRead: bigint;
+  cacheWrite: bigint;
+  reasoning: bigint;
+};
+/** `tiers` ascend from one above 0: a prompt longer than `above` is charged at its rates, completion and all. */
+export type Price = {
+  tiers: readonly { above: number; rates: Rates }[];
+  request: Nanos;
+  image: Nanos;
+};
+/** What a request can come to at most. */
+export type Most = { promptTokens: number; completionTokens: number; images: number };
+
+/** The most it can cost: each token at the dearest rate that it can have. Rounded up to one nano, once (design 2.1). */
+export function holdOf(price: Price, { promptTokens, completionTokens, images }: Most): Nanos {
+  const { prompt, completion } = worst(price, promptTokens);
+  return Nanos(nanosOf(prompt * BigInt(promptTokens) + completion * BigInt(completionTokens)) + fixed(price, images));
 }
 
-/** How many completion tokens `left` pays for beside `promptTokens`; 0 when not even one. */
-export function affordableCompletion(price: Price, promptTokens: number, left: Nanos): number {
-  const forTokens = (left - price.request) * MILLION - price.promptPerMillion * BigInt(promptTokens);
+/** What was counted costs, in nano-dollars, however absurd the figures: for a comparison, before it is money. */
+export function costOf(price: Price, usage: Usage, images: number): bigint {
+  const { rates } = price.tiers.findLast(
+    ({ above }) => above === 0 || usage.promptTokens > above,
+  ) as Price['tiers'][number];
+  const plainPrompt = usage.promptTokens - usage.cacheReadTokens - usage.cacheWriteTokens;
+  const plainCompletion = usage.completionTokens - usage.reasoningTokens;
+  return (
+    nanosOf(
+      rates.prompt * BigInt(plainPrompt) +
+        rates.cacheRead * BigInt(usage.cacheReadTokens) +
+        rates.cacheWrite * BigInt(usage.cacheWriteTokens) +
+        rates.completion * BigInt(plainCompletion) +
+        rates.reasoning * BigInt(usage.reasoningTokens),
+    ) + fixed(price, images)
+  );
+}
+
+/** How many completion tokens `left` pays for beside the rest of `most`; 0 when not even one. */
+export function affordableCompletion(
+  price: Price,
+  { promptTokens, images }: Omit<Most, 'completionTokens'>,
+  left: Nanos,
+): number {
+  const { prompt, completion } = worst(price, promptTokens);
+  const forTokens = (left - fixed(price, images)) * MILLION - prompt * BigInt(promptTokens);
   if (forTokens < 0n) return 0;
-  if (price.completionPerMillion === 0n) return Number.MAX_SAFE_INTEGER;
-  const count = forTokens / price.completionPerMillion;
+  if (completion === 0n) return Number.MAX_SAFE_INTEGER;
+  const count = forTokens / completion;
   return count < Number.MAX_SAFE_INTEGER ? Number(count) : Number.MAX_SAFE_INTEGER;
 }
 
-/** What so many tokens cost, in nano-dollars, however absurd the figures: for a comparison, before it is money. */
-export function rawPriceOf(price: Price, promptTokens: number, completionTokens: number): bigint {
-  const millionths =
-    price.promptPerMillion * BigInt(promptTokens) + price.completionPerMillion * BigInt(completionTokens);
-  return (millionths + MILLION - 1n) / MILLION + price.request;
+/** The dearest rates that a prompt of at most so many tokens can meet. */
+function worst({ tiers }: Price, promptTokens: number): { prompt: bigint; completion: bigint } {
+  let [prompt, completion] = [0n, 0n];
+  for (const { above, rates } of tiers) {
+    if (above > 0 && promptTokens <= above) break;
+    prompt = max(prompt, rates.prompt, rates.cacheRead, rates.cacheWrite);
+    completion = max(completion, rates.completion, rates.reasoning);
+  }
+  return { prompt, completion };
 }
 
-/** Everything needed to compute a hold and a charge again, for the operation's row. */
-export function priceSnapshot(price: Price, bound: { promptTokens: number; completionTokens: number }): string {
-  return `{"prompt_nanos_per_million":"${price.promptPerMillion}","completion_nanos_per_million":"${price.completionPerMillion}","request_nanos":"${price.request}","bound_prompt_tokens":${bound.promptTokens},"bound_completion_tokens":${bound.completionTokens}}`;
+const max = (...values: bigint[]) => values.reduce((most, it) => (it > most ? it : most));
+const nanosOf = (millionths: bigint) => (millionths + MILLION - 1n) / MILLION;
+const fixed = ({ request, image }: Price, images: number): bigint => request + image * BigInt(images);
+
+/** A price in words for an operation's row: with the bound and the usage, enough to compute hold and charge again. */
+export function describePrice({ tiers, request, image }: Price): Record<string, unknown> {
+  const [{ rates: plain }, ...longer] = tiers as [Price['tiers'][number], ...Price['tiers'][number][]];
+  return {
+    ...describeRates(plain),
+    request_nanos: String(request),
+    ...(image === ZERO ? {} : { image_nanos: String(image) }),
+    ...(longer.length
+      ? { tiers: longer.map(({ above, rates }) => ({ above_tokens: above, ...describeRates(rates) })) }
+      : {}),
+  };
 }
 
-export type Usage = { promptTokens: number; completionTokens: number };
-
-/** The usage of an answer, or undefined when it is absent, negative or not whole: then the hold is charged. */
-export function readUsage(answer: unknown): Usage | undefined {
-  const usage = (answer as { usage?: unknown } | null)?.usage;
-  if (typeof usage !== 'object' || usage === null) return undefined;
-  const { prompt_tokens: promptTokens, completion_tokens: completionTokens } = usage as Record<string, unknown>;
-  if (!isTokenCount(promptTokens) || !isTokenCount(completionTokens)) return undefined;
-  return { promptTokens, completionTokens };
-}
-
-function isTokenCount(value: unknown): value is number {
-  return Number.isSafeInteger(value) && (value as number) >= 0;
+function describeRates(rates: Rates): Record<string, string> {
+  const special = (name: string, rate: bigint, plain: bigint) =>
+    rate === plain ? {} : { [`${name}_nanos_per_million`]: String(rate) };
+  return {
+    prompt_nanos_per_million: String(rates.prompt),
+    completion_nanos_per_million: String(rates.completion),
+    ...special('cache_read', rates.cacheRead, rates.prompt),
+    ...special('cache_write', rates.cacheWrite, rates.prompt),
+    ...special('reasoning', rates.reasoning, rates.completion),
+  };
 }

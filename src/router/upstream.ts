@@ -1,23 +1,39 @@
 import { buildConnector, type Dispatcher, Pool } from 'undici';
-import type { UpstreamConfig } from '../config.ts';
+import type { UpstreamConfig } from '../config-router.ts';
 import { redact } from '../log.ts';
 import type { RefusalCode } from '../refusal.ts';
+import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 
 /** A longer answer is not read to its end: it counts as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
-const CONNECT_MILLISECONDS = 10_000;
 const MESSAGE_CHARACTERS_MAX = 500;
+const BUSY_RETRY_SECONDS = 1;
+/** What follows after the end of a stream is waited for no longer than this. */
+const REST_MILLISECONDS = 2000;
 
+/** A clear no. `elsewhere` says that another upstream may do better: it is not the request that is at fault. */
+export type Refused = {
+  kind: 'refused';
+  code: RefusalCode;
+  reason: string;
+  retryAfterSeconds?: number;
+  elsewhere: boolean;
+};
 /** What an upstream answered. Only `answered` has cost anything for certain; `unknown` may have. */
 export type Reply =
   | { kind: 'answered'; body: Buffer; json: unknown }
-  | { kind: 'refused'; code: RefusalCode; reason: string; retryAfterSeconds?: number }
+  /** Its first event has come. What breaks later is thrown while it is read; it has to be read or returned. */
+  | { kind: 'streaming'; events: AsyncGenerator<SseEvent, void, void> }
+  | Refused
   | { kind: 'unknown'; reason: string };
 
+/** The only paths that are ever asked. */
+export type UpstreamPath = 'chat/completions' | 'embeddings';
+
 export type Upstream = {
-  /** Posts one chat completion. `operationId` goes along as the Idempotency-Key. Never throws. */
-  chat(body: Buffer, operationId: string): Promise<Reply>;
+  /** Posts one request. `operationId` goes along as the Idempotency-Key. Never throws. */
+  ask(path: UpstreamPath, body: Buffer, operationId: string, stream?: boolean): Promise<Reply>;
   close(): Promise<void>;
 };
 
@@ -25,9 +41,9 @@ export type Upstream = {
  * Opens connections, and remembers which errors came of that: then not a byte of a request was sent, for certain. An error
  * code alone does not say so: Linux reports EHOSTUNREACH on an established connection too.
  */
-function watchedConnector() {
+function watchedConnector(milliseconds: number) {
   const neverSent = new WeakSet<object>();
-  const connect = buildConnector({ timeout: CONNECT_MILLISECONDS });
+  const connect = buildConnector({ timeout: milliseconds });
   const connector: buildConnector.connector = (options, callback) =>
     connect(options, (...[error, socket]) => {
       if (error) neverSent.add(error);
@@ -41,54 +57,174 @@ const SAID_UNAVAILABLE = new Set([500, 503, 529]);
 
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
   const { origin, pathname } = new URL(config.base_url);
-  const path = `${pathname.replace(/\/$/, '')}/chat/completions`;
-  const { connector, neverSent } = watchedConnector();
+  const base = pathname.replace(/\/$/, '');
+  const { connector, neverSent } = watchedConnector(config.connect_timeout_seconds * 1000);
   const pool = new Pool(origin, { pipelining: 1, connect: connector });
   const headers = {
     'content-type': 'application/json',
-    accept: 'application/json',
     ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
   };
   const clean = (text: string) => {
     const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
     return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a secret that was cut first would not be recognised.
   };
+  const name = `upstream ${config.name}`;
+  let running = 0;
+
+  function failed(error: unknown, limits: Limits): Reply {
+    const { code, message } = error as NodeJS.ErrnoException;
+    // What undici itself refuses to send (a key with a line feed in it) never left either.
+    if (neverSent.has(error as object) || code === 'UND_ERR_INVALID_ARG')
+      return {
+        kind: 'refused',
+        code: 'gateway_unavailable',
+        reason: `The model server cannot be reached (${code ?? 'no connection'}). Nothing was charged.`,
+        elsewhere: true,
+      };
+    return { kind: 'unknown', reason: `${name}: ${limits.exceeded() ?? clean(code ?? message)}` };
+  }
 
   return {
-    async chat(body, operationId) {
-      const limit = new AbortController();
-      const timer = setTimeout(() => limit.abort(), config.timeout_seconds * 1000);
+    async ask(path, body, operationId, stream = false) {
+      if (running >= (config.max_concurrent ?? Number.POSITIVE_INFINITY))
+        return {
+          kind: 'refused',
+          code: 'rate_limited',
+          reason: `The model server has ${running} requests in flight, as many as it may. Nothing was charged.`,
+          retryAfterSeconds: BUSY_RETRY_SECONDS,
+          elsewhere: true,
+        };
+      running++;
+      const limits = startLimits(config);
+      const over = () => {
+        limits.clear();
+        running--;
+      };
+      let streams = false;
       try {
         const response = await pool.request({
-          path,
+          path: `${base}/${path}`,
           method: 'POST',
-          headers: { ...headers, 'idempotency-key': operationId },
+          headers: {
+            ...headers,
+            accept: stream ? 'text/event-stream' : 'application/json',
+            'idempotency-key': operationId,
+          },
           body,
-          signal: limit.signal,
-          headersTimeout: 0, // One limit for the whole call, above.
+          signal: limits.signal,
+          headersTimeout: 0, // The limits are our own, above.
           bodyTimeout: 0,
         });
+        if (stream && response.statusCode === 200 && isEventStream(response)) {
+          const reply = await begin(response, limits, clean, over);
+          streams = reply.kind === 'streaming';
+          return reply;
+        }
+        limits.firstByte();
         return await read(response, config.name, clean);
       } catch (error) {
-        const { code, message } = error as NodeJS.ErrnoException;
-        const name = `upstream ${config.name}`;
-        // What undici itself refuses to send (a key with a line feed in it) never left either.
-        if (neverSent.has(error as object) || code === 'UND_ERR_INVALID_ARG')
-          return {
-            kind: 'refused',
-            code: 'gateway_unavailable',
-            reason: `The model server cannot be reached (${code ?? 'no connection'}). Nothing was charged.`,
-          };
-        if (limit.signal.aborted)
-          return { kind: 'unknown', reason: `${name}: no answer within ${config.timeout_seconds} s` };
-        return { kind: 'unknown', reason: `${name}: ${clean(code ?? message)}` };
+        return failed(error, limits);
       } finally {
-        clearTimeout(timer);
+        if (!streams) over();
       }
     },
     close: () => pool.destroy(),
   };
+
+  /** Waits for the first event: an error there is a clear no, before anything was forwarded. */
+  async function begin(
+    response: Dispatcher.ResponseData,
+    limits: Limits,
+    clean: (text: string) => string,
+    over: () => void,
+  ): Promise<Reply> {
+    const source = eventsOf(response.body, limits);
+    const early: SseEvent[] = [];
+    for (;;) {
+      const { value: event } = await source.next();
+      if (!event) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
+      early.push(event);
+      if (event.data === undefined) continue; // A comment, to keep the connection alive.
+      const error = errorIn(event.data);
+      if (error) {
+        await source.return();
+        const said = clean(messageIn(error));
+        const status = Number(error.error.code);
+        if (status >= 400 && status < 500) return { kind: 'refused', ...refusal(status, said, undefined) };
+        return {
+          kind: 'refused',
+          code: 'gateway_unavailable',
+          reason: 'The model server refused to answer. Nothing was charged.',
+          elsewhere: true,
+        };
+      }
+      return { kind: 'streaming', events: follow(early, source, limits, over) };
+    }
+  }
+
+  async function* follow(
+    early: SseEvent[],
+    rest: AsyncGenerator<SseEvent, void, void>,
+    limits: Limits,
+    over: () => void,
+  ): AsyncGenerator<SseEvent, void, void> {
+    try {
+      yield* early;
+      yield* rest;
+    } catch (error) {
+      const { code, message } = error as NodeJS.ErrnoException;
+      throw new Error(`${name}: ${limits.exceeded() ?? clean(code ?? message)}`);
+    } finally {
+      await rest.return();
+      over();
+    }
+  }
 }
+
+/** The time limits of one call: to its first byte, and for the whole of it. */
+type Limits = { signal: AbortSignal; firstByte(): void; exceeded(): string | undefined; clear(): void };
+
+function startLimits(config: UpstreamConfig): Limits {
+  const controller = new AbortController();
+  let exceeded: string | undefined;
+  const after = (seconds: number, what: string) =>
+    setTimeout(() => {
+      exceeded = `${what} within ${seconds} s`;
+      controller.abort();
+    }, seconds * 1000);
+  const whole = after(config.timeout_seconds, 'no answer');
+  const first =
+    config.first_byte_timeout_seconds === undefined
+      ? undefined
+      : after(config.first_byte_timeout_seconds, 'no first byte');
+  return {
+    signal: controller.signal,
+    firstByte: () => clearTimeout(first),
+    exceeded: () => exceeded,
+    clear() {
+      clearTimeout(whole);
+      clearTimeout(first);
+    },
+  };
+}
+
+/** The events of a body. Leaving it early reads the little that is left, so that the connection can be used again. */
+async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits): AsyncGenerator<SseEvent, void, void> {
+  const splitter = createEventSplitter();
+  try {
+    for await (const chunk of body.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
+      limits.firstByte();
+      yield* splitter.push(chunk);
+    }
+    if (splitter.left()) throw new Error('the stream ended inside an event');
+  } finally {
+    if (!body.readableEnded && !body.destroyed)
+      void body.dump({ limit: ERROR_BYTES_MAX, signal: AbortSignal.timeout(REST_MILLISECONDS) }).catch(() => {});
+  }
+}
+
+const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
+  String(headers['content-type'] ?? '').startsWith('text/event-stream');
 
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
   const { statusCode: status } = response;
@@ -108,31 +244,37 @@ async function read(response: Dispatcher.ResponseData, name: string, clean: (tex
       kind: 'refused',
       code: 'gateway_unavailable',
       reason: `The model server answered ${status}. Nothing was charged.`,
+      elsewhere: true,
     };
   return { kind: 'unknown', reason: `upstream ${name} answered ${status}` };
 }
 
 /** A 4xx is a clear no. The caller hears what it can mend; the rest is between the operator and the upstream. */
-function refusal(status: number, said: string, retryAfterSeconds: number | undefined) {
+function refusal(status: number, said: string, retryAfterSeconds: number | undefined): Omit<Refused, 'kind'> {
   const told = said ? `: ${said}` : '.';
   if (status === 400 || status === 422)
-    return { code: 'invalid_request' as const, reason: `The model server refused the request${told}` };
+    return { code: 'invalid_request', reason: `The model server refused the request${told}`, elsewhere: false };
   if (status === 404)
-    return { code: 'model_not_found' as const, reason: `The model server does not know the model${told}` };
+    return { code: 'model_not_found', reason: `The model server does not know the model${told}`, elsewhere: true };
   if (status === 413)
-    return { code: 'payload_too_large' as const, reason: `The model server finds the request too large${told}` };
+    return {
+      code: 'payload_too_large',
+      reason: `The model server finds the request too large${told}`,
+      elsewhere: false,
+    };
   if (status === 429)
     return {
-      code: 'rate_limited' as const,
+      code: 'rate_limited',
       reason: `The model server is busy${told}`,
       retryAfterSeconds: retryAfterSeconds ?? 5,
+      elsewhere: true,
     };
   return {
-    code: 'gateway_unavailable' as const,
+    code: 'gateway_unavailable',
     reason: `The model server refused this gateway (${status}). Nothing was charged.`,
+    elsewhere: true,
   };
 }
-
 /** The body, or undefined when it is longer than `most` or ends early. What is too long is not read on. */
 async function readUpTo(body: Dispatcher.ResponseData['body'], most: number): Promise<Buffer | undefined> {
   const chunks: Buffer[] = [];

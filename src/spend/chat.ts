@@ -1,67 +1,130 @@
-import type { Events } from '../events.ts';
 import { findAnswer, type Operation, type Outcome, settle } from '../ledger/operation.ts';
 import { formatUsd, Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import { type Bounded, bound, type ChatBody } from '../router/bound.ts';
-import type { Catalogue, Model } from '../router/catalogue.ts';
-import { affordableCompletion, priceOf, priceSnapshot, rawPriceOf, readUsage } from '../router/price.ts';
-import type { Upstream } from '../router/upstream.ts';
+import type { Bounded } from '../router/bound.ts';
+import { callInOrder } from '../router/call.ts';
+import type { Catalogue, Model, Route } from '../router/catalogue.ts';
+import { affordableCompletion, costOf, holdOf, type Most } from '../router/price.ts';
+import type { Reply, Upstream } from '../router/upstream.ts';
+import { describeUsage, readUsage } from '../router/usage.ts';
 import { type Answered, type PaidRequest, type Quote, type RoadApp, spend, uncertain, writeOutcome } from './road.ts';
 import type { GiveUp } from './running.ts';
 
 export type ChatApp = RoadApp & { catalogue: Catalogue; upstreams: ReadonlyMap<string, Upstream> };
-export type ChatRequest = Omit<PaidRequest, 'kind'> & { body: ChatBody };
-type Detail = { model: Model; bounded: Bounded };
+export type ChatRequest = Omit<PaidRequest, 'kind'> & {
+  /** Finds the model and bounds the request; refuses what is not offered, malformed or not priced. Not asked for a replay. */
+  prepare: () => { model: Model; bounded: Bounded };
+  /** The most that one request may cost, where the caller's key has such a limit. */
+  maxPrice?: Nanos | undefined;
+  /** Whether the answer is kept for replays: a key that was made up for one request is never sent again. */
+  keep?: boolean;
+};
+export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean; bounds: ReadonlyMap<Route, Most> };
 
 /**
- * One metered chat completion: hold the bound, ask the upstream once, settle by its usage (design, section 8). Answers
- * the upstream's body unchanged. Refusals: `model_not_found`, `unsupported_parameter`, `idempotency_key_expired`,
- * `answer_lost`, `operation_uncertain`, and those of the road.
+ * One metered request to a model: hold the bound, ask upstream, settle by the usage (design, section 8). Answers the
+ * upstream's body unchanged. Refusals: `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`,
+ * `operation_uncertain`, what the upstream clearly refused with, and those of the road.
  */
-export function chat(app: ChatApp, { body, ...request }: ChatRequest): Promise<Answered<Buffer>> {
+export function chat(
+  app: ChatApp,
+  { prepare, maxPrice, keep = true, ...request }: ChatRequest,
+): Promise<Answered<Buffer>> {
   return spend<Detail, Buffer>(
     app,
     { ...request, kind: 'chat' },
     {
-      quote: () => quote(app, body),
+      quote: () => quoteChat(prepare(), keep, maxPrice),
       finish: (operation, { detail }, giveUp) => finish(app, operation, detail, giveUp),
-      replay: (operation) => replay(app, operation),
+      replay: (operation) => replayChat(app, operation),
     },
   );
 }
 
-function quote(app: ChatApp, body: ChatBody): Quote<Detail> {
-  const model = app.catalogue.find(body.model);
-  const bounded = bound(model, body);
-  const { promptTokens, completionTokens, choices } = bounded;
+/** Holds the dearest of the model's routes: any of them may be the one that answers. */
+export function quoteChat(
+  { model, bounded }: ReturnType<ChatRequest['prepare']>,
+  keep: boolean,
+  maxPrice: Nanos | undefined,
+): Quote<Detail> {
+  // The first route last: its body is the one that is sent, and is made once.
+  const bounds = model.routes.toReversed().map((route) => {
+    const most = bounded.most(route);
+    return { route, most, hold: holdOf(route.price, most) };
+  });
+  const { hold, most, route } = bounds.reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
+  const advice = (left: Nanos) => {
+    const { choices } = bounded;
+    if (model.kind !== 'chat') return '';
+    const fits = Math.floor(affordableCompletion(route.price, most, left) / choices);
+    const asked = `It asked for up to ${most.completionTokens / choices} output tokens`;
+    return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+  };
   return {
-    hold: priceOf(model.price, promptTokens, completionTokens),
-    price: priceSnapshot(model.price, bounded),
+    hold,
+    price: `${model.priceText},"bound_prompt_tokens":${most.promptTokens},"bound_completion_tokens":${most.completionTokens}}`,
     subject: model.id,
-    detail: { model, bounded },
-    advice(left) {
-      const fits = Math.floor(affordableCompletion(model.price, promptTokens, left) / choices);
-      const asked = `It asked for up to ${completionTokens / choices} output tokens`;
-      return fits >= 1
-        ? `${asked}; with max_tokens ${fits} it would fit.`
-        : `${asked}; no max_tokens would make it fit.`;
+    detail: { model, bounded, keep, bounds: new Map(bounds.map((it) => [it.route, it.most])) },
+    advice,
+    limits() {
+      if (maxPrice !== undefined && hold > maxPrice)
+        throw new Refusal(
+          'insufficient_funds',
+          `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(maxPrice)}`.trim(),
+        );
     },
   };
 }
 
 async function finish(app: ChatApp, operation: Operation, detail: Detail, giveUp: GiveUp): Promise<Buffer> {
-  let outcome: Outcome<Buffer>;
-  try {
-    outcome = await call(app, operation, detail);
-  } catch (cause) {
-    outcome = { kind: 'unknown', reason: `the call ended without an answer: ${(cause as Error).message}` };
-  }
+  const { route, reply } = await call(app, operation, detail, false);
+  if (reply.kind !== 'answered') return settleChat(app, operation, noAnswer(reply), giveUp);
+  const charged = charge(app, operation, detail, route, reply.json);
+  await settleChat(app, operation, { kind: 'done', ...charged, answer: detail.keep ? reply.body : null }, giveUp);
+  return reply.body;
+}
 
+/** Asks upstream; whatever goes wrong on the way is an outcome that nobody knows. */
+export async function call(
+  app: ChatApp,
+  operation: Operation,
+  { model, bounded }: Detail,
+  stream: boolean,
+): Promise<{ route: Route; reply: Reply }> {
+  try {
+    return await callInOrder(app.upstreams, model, bounded, operation.id, stream, (route, { reason }) =>
+      app.events.passedOver(operation, route.upstream, reason),
+    );
+  } catch (cause) {
+    const reason = `the call ended without an answer: ${(cause as Error).message}`;
+    return { route: model.routes[0], reply: { kind: 'unknown', reason } };
+  }
+}
+
+/** A reply that cannot be charged, as the outcome that it is. */
+export function noAnswer(reply: Reply): Exclude<Outcome<never>, { kind: 'done' }> {
+  if (reply.kind === 'refused') {
+    const { elsewhere: _, ...outcome } = reply;
+    return outcome;
+  }
+  return {
+    kind: 'unknown',
+    reason: reply.kind === 'unknown' ? reply.reason : 'a stream came where none was asked for',
+  };
+}
+
+/** Writes the outcome. Throws what the caller is told where it is not `done`. */
+export async function settleChat<O extends Outcome<Buffer | null>>(
+  app: ChatApp,
+  operation: Operation,
+  outcome: O,
+  giveUp: GiveUp,
+): Promise<O extends { kind: 'done' } ? void : never> {
   const now = app.clock.now();
   const moved = await writeOutcome(app, (tx) => settle(tx, operation.id, outcome, 'answer', now), giveUp);
   app.events.settled(operation, outcome, moved);
   if (!moved) throw uncertain();
-  if (outcome.kind === 'done') return outcome.answer;
+  if (outcome.kind === 'done') return undefined as never;
   if (outcome.kind === 'unknown') {
     app.wakeAt(now);
     throw uncertain();
@@ -70,33 +133,27 @@ async function finish(app: ChatApp, operation: Operation, detail: Detail, giveUp
   throw new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }
 
-async function call(app: ChatApp, operation: Operation, { model, bounded }: Detail): Promise<Outcome<Buffer>> {
-  const upstream = app.upstreams.get(model.upstream);
-  if (!upstream) throw new Error(`no upstream ${model.upstream}`);
-  const reply = await upstream.chat(bounded.body, operation.id);
-  if (reply.kind !== 'answered') return reply;
-  return { kind: 'done', ...charge(app.events, operation, model, bounded, reply.json), answer: reply.body };
-}
-
 /** What the answer costs by its usage: never above the hold, and the whole hold when it does not say. */
-function charge(
-  events: Events,
+export function charge(
+  app: Pick<ChatApp, 'events'>,
   operation: Operation,
-  model: Model,
-  bounded: Bounded,
+  { model, bounds }: Detail,
+  route: Route,
   answer: unknown,
-): Pick<Outcome<never> & { kind: 'done' }, 'charge' | 'usage'> {
-  const usage = readUsage(answer);
+): { charge: Nanos; usage: string | null } {
+  const usage = readUsage(answer, model.kind);
   if (!usage) return { charge: operation.hold, usage: null };
-  const counted = JSON.stringify({ prompt_tokens: usage.promptTokens, completion_tokens: usage.completionTokens });
+  const { promptTokens, completionTokens, images } = bounds.get(route) as Most;
+  const counted = describeUsage(usage, images, model.routes.length > 1 ? route.upstream : undefined);
   // A count above its bound says that the bound is none, whatever the sum comes to: tokens_per_byte is wrong.
-  const isAbove = usage.promptTokens > bounded.promptTokens || usage.completionTokens > bounded.completionTokens;
-  if (isAbove) events.boundExceeded(operation, counted);
-  const cost = rawPriceOf(model.price, usage.promptTokens, usage.completionTokens);
+  const isAbove = usage.promptTokens > promptTokens || usage.completionTokens > completionTokens;
+  if (isAbove) app.events.boundExceeded(operation, counted);
+  const cost = costOf(route.price, usage, images);
   return { charge: isAbove || cost > operation.hold ? operation.hold : Nanos(cost), usage: counted };
 }
 
-function replay(app: ChatApp, operation: Operation): Buffer {
+/** The stored answer of an operation that is not running any more. */
+export function replayChat(app: ChatApp, operation: Operation): Buffer {
   if (operation.state !== 'settled') throw uncertain();
   const answer = findAnswer(app.ledger.read, operation.id, app.clock.now());
   if (answer) return answer;

@@ -4,18 +4,20 @@ import { wholeNumber } from './parts.ts';
 /** Counted before they are looked at. */
 const MESSAGE_COUNT_MAX = 10_000;
 
+export const Messages = v.pipe(
+  v.array(v.unknown(), 'must be an array of objects'),
+  v.minLength(1, 'must have at least one message'),
+  v.maxLength(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
+  v.array(v.record(v.string(), v.unknown(), 'must be an object')),
+);
+
 /**
  * Body of POST /v1/chat/completions (interface, section 4). Other members are looked at after the model is known: what
  * is not on the priced allow-list is `unsupported_parameter`.
  */
 export const ChatBody = v.looseObject({
   model: v.pipe(v.string('must be a string'), v.minLength(1, 'must not be empty')),
-  messages: v.pipe(
-    v.array(v.unknown(), 'must be an array of objects'),
-    v.minLength(1, 'must have at least one message'),
-    v.maxLength(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
-    v.array(v.record(v.string(), v.unknown(), 'must be an object')),
-  ),
+  messages: Messages,
   max_tokens: v.optional(wholeNumber(1, Number.MAX_SAFE_INTEGER)),
   stream: v.optional(v.literal(false, 'must be false or left out')),
 });

@@ -34,6 +34,6 @@ export function keyRecord(key: Key): v.InferOutput<typeof KeyRecord> {
   };
 }
 
-export function revokedKey(key: Key): v.InferOutput<typeof RevokedKey> {
+export function revokedKey(key: Pick<Key, 'id' | 'revokedAt'>): v.InferOutput<typeof RevokedKey> {
   return { id: key.id, revoked: true, revoked_at: key.revokedAt as number };
 }

@@ -25,7 +25,3 @@ export const SignedUrl = v.object({
   headers: v.record(v.string(), v.string()),
   expires_at: Time,
 });
-
-/** Body and answer of POST /v1/router/key. */
-export const RouterKeyRequest = v.record(v.string(), v.unknown());
-export const RouterKey = v.object({ api_key: v.string(), base_url: v.string(), expires_at: v.nullable(Time) });

@@ -22,6 +22,8 @@ const COMMANDS: Record<string, string[]> = {
   'ledger export': [],
   'ledger head': [],
   'ledger verify': [],
+  'models check': [],
+  'models list': [],
   'operation list': [],
   'operation show': ['op_1'],
   'operation resolve': ['op_1', '--release', '--reason', 'never sent'],
@@ -43,7 +45,7 @@ const COMMANDS: Record<string, string[]> = {
   version: [],
 };
 /** These answer without a database, and change nothing. */
-const WITHOUT_DATABASE = ['config check', 'config print', 'version'];
+const WITHOUT_DATABASE = ['config check', 'config print', 'models check', 'version'];
 
 /** The names that a help text lists under "Commands:". */
 function commandsIn(help: string): string[] {

@@ -3,7 +3,7 @@ import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 
 export type UpstreamCall = { path: string; headers: http.IncomingHttpHeaders; body: Record<string, unknown> };
-type Handler = (call: UpstreamCall, response: http.ServerResponse) => unknown;
+export type Handler = (call: UpstreamCall, response: http.ServerResponse) => unknown;
 
 /** A real HTTP server in a test's hand: it answers, refuses, hangs, resets or answers late, as it is told. */
 export type FakeUpstream = {

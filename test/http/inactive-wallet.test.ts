@@ -56,7 +56,7 @@ const AFTERWARDS: Record<string, 'works' | 'not_found' | 'not_configured' | 'ref
   'POST /v1/compute/upload': 'not_found',
   'POST /v1/compute/create': 'not_configured',
   'POST /v1/transfer/sign': 'not_configured',
-  'POST /v1/router/key': 'not_configured',
+  'POST /v1/router/key': 'refused',
   'POST /v1/chat/completions': 'refused',
 };
 

@@ -1,32 +1,27 @@
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
+import { boundChat } from '../../router/bound.ts';
 import { chat } from '../../spend/chat.ts';
 import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, modelRecord } from '../../wire/models.ts';
 import { endpoint } from '../door.ts';
 
-const CHAT_BYTES_MAX = 8 * 1024 * 1024;
+export const CHAT_BYTES_MAX = 8 * 1024 * 1024;
+export const MODEL_EXAMPLE = {
+  id: 'qwen3-8b',
+  object: 'model',
+  created: 1795000000,
+  owned_by: 'purser',
+  context_length: 32768,
+  max_output_tokens: 8192,
+  pricing: { prompt: '0.0000001', completion: '0.0000004', request: '0.00' },
+};
 
 export const listModels = endpoint({
   summary: 'List the metered models with their limits and prices',
   scope: 'wallet',
   answer: ModelList,
-  example: {
-    answer: {
-      object: 'list',
-      data: [
-        {
-          id: 'qwen3-8b',
-          object: 'model',
-          created: 1795000000,
-          owned_by: 'purser',
-          context_length: 32768,
-          max_output_tokens: 8192,
-          pricing: { prompt: '0.0000001', completion: '0.0000004', request: '0.00' },
-        },
-      ],
-    },
-  },
+  example: { answer: { object: 'list', data: [MODEL_EXAMPLE] } },
   run(app) {
     const { createdAt } = installationOf(app.ledger.read);
     return { body: { object: 'list', data: app.catalogue.list.map((model) => modelRecord(model, createdAt)) } };
@@ -74,8 +69,11 @@ export const createChatCompletion = endpoint({
       idempotencyKey,
       fingerprint: fingerprint(raw),
       requestId,
-      // valibot leaves "__proto__" and "constructor" out of its output; what is not priced has to be seen to be refused.
-      body: raw as typeof body,
+      prepare() {
+        const model = app.catalogue.find(body.model, 'chat');
+        // valibot leaves "__proto__" and "constructor" out of its output; what is not priced has to be seen to be refused.
+        return { model, bounded: boundChat(model, raw as typeof body) };
+      },
     });
     return { body: answer, replayed };
   },

@@ -1,8 +1,8 @@
 import { Refusal } from '../../refusal.ts';
-import { Checkout, CheckoutRequest, RouterKey, RouterKeyRequest, SignedUrl, SignRequest } from '../../wire/outside.ts';
+import { Checkout, CheckoutRequest, SignedUrl, SignRequest } from '../../wire/outside.ts';
 import { endpoint } from '../door.ts';
 
-// Checkout, transfer and gateway keys have their routes and schemas; what stands behind them comes with their rooms.
+// Checkout and transfer have their routes and schemas; what stands behind them comes with their rooms.
 
 export const createCheckout = endpoint({
   summary: 'Create a hosted checkout session of the payment provider',
@@ -48,23 +48,5 @@ export const signTransfer = endpoint({
   },
   run() {
     throw new Refusal('transfer_not_configured');
-  },
-});
-
-export const createRouterKey = endpoint({
-  summary: 'Get a wallet-scoped gateway key and its chat-completion-compatible base URL',
-  scope: 'wallet',
-  body: RouterKeyRequest,
-  answer: RouterKey,
-  refusals: ['provider_not_configured', 'wallet_closed', 'wallet_expired'],
-  example: {
-    body: {},
-    answer: { api_key: 'svc_router_…', base_url: 'http://127.0.0.1:7420/v1/router', expires_at: 1795086400 },
-  },
-  run() {
-    throw new Refusal(
-      'provider_not_configured',
-      'This version of Purser has no gateway keys yet: use the wallet token with /v1/chat/completions.',
-    );
   },
 });

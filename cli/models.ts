@@ -1,0 +1,48 @@
+import type { Command } from 'commander';
+import { askAndPrint, example, readHouse, showTable } from './house.ts';
+import { print } from './report.ts';
+
+const COLUMNS = ['id', 'kind', 'upstreams', 'context_length', 'max_output_tokens', 'prompt', 'completion', 'request'];
+
+export function modelsCommands(program: Command): void {
+  const group = program.command('models').description('the models on offer, and whether their upstreams keep to it');
+  group
+    .command('list')
+    .description('list the models that have a price, with their limits; USD per token and per request')
+    .addHelpText('after', example('purser models list'))
+    .action((_, command: Command) =>
+      askAndPrint(command, 'models.list', {}, ({ data }) =>
+        showTable(
+          data.map(({ pricing, upstreams, ...it }) => ({ ...it, ...pricing, upstreams: upstreams.join(', ') })),
+          ...COLUMNS,
+        ),
+      ),
+    );
+  group
+    .command('check')
+    .description('send a request of one token to each model; compare what was counted, and the price')
+    .addHelpText('after', example('purser models check'))
+    .action(async (_, command: Command) => {
+      const { config, secrets, globals } = await readHouse(command);
+      const [{ checkModels, statedPrices }, { createCatalogue }, { openUpstream }] = await Promise.all([
+        import('../src/router/check.ts'),
+        import('../src/router/catalogue.ts'),
+        import('../src/router/upstream.ts'),
+      ]);
+      const keyOf = (name: string) => secrets.upstreamKeys.get(name);
+      const configs = new Map(config.router.upstreams.map((it) => [it.name, it]));
+      const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it, keyOf(name))]));
+      const checks = await checkModels(createCatalogue(config), upstreams, async (name) => {
+        const upstream = configs.get(name);
+        return upstream ? statedPrices(upstream, keyOf(name)) : new Map();
+      });
+      for (const upstream of upstreams.values()) await upstream.close();
+      const unpriced = config.router.models.filter((it) => !it.pricing && !it.pricing_per_million);
+      for (const { id } of unpriced)
+        checks.push({ name: id, ok: false, detail: 'It has no price, so it is not offered. Give it pricing.' });
+      const ok = checks.every((check) => check.ok);
+      if (globals.json) print(JSON.stringify({ ok, checks }));
+      else for (const { name, ok, detail } of checks) print(`${ok ? 'ok  ' : 'BAD '} ${name}: ${detail}`);
+      process.exitCode = ok ? 0 : 1;
+    });
+}

@@ -1,0 +1,112 @@
+import { and, desc, eq, isNull, sql } from 'drizzle-orm';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { routerKeys } from '../db/schema.ts';
+import { canonicalJson } from '../fingerprint.ts';
+import { newId } from '../id.ts';
+import { accountOf } from '../ledger/account.ts';
+import { LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import { type Nanos, parseUsd } from '../money.ts';
+import { Refusal } from '../refusal.ts';
+import { hashToken, lastFour } from '../token.ts';
+import { type Keyring, routerToken } from './keyring.ts';
+
+export type RouterKey = typeof routerKeys.$inferSelect;
+/** What binds a gateway key, as it was asked for: not the holder of the wallet token, who may ask for another. */
+export type RouterKeyOptions = { models?: readonly string[] | undefined; max_price_usd?: string | undefined };
+export type KeyLimits = { models: ReadonlySet<string> | undefined; maxPrice: Nanos | undefined };
+
+const reads = prepare((read: Reader) => ({
+  byToken: read
+    .select()
+    .from(routerKeys)
+    .where(eq(routerKeys.tokenHash, sql.placeholder('tokenHash')))
+    .prepare(),
+  byId: read
+    .select()
+    .from(routerKeys)
+    .where(eq(routerKeys.id, sql.placeholder('id')))
+    .prepare(),
+  byOptions: read
+    .select()
+    .from(routerKeys)
+    .where(
+      and(
+        eq(routerKeys.walletId, sql.placeholder('walletId')),
+        eq(routerKeys.options, sql.placeholder('options')),
+        isNull(routerKeys.revokedAt),
+      ),
+    )
+    .prepare(),
+  ofWallet: read
+    .select()
+    .from(routerKeys)
+    .where(eq(routerKeys.walletId, sql.placeholder('walletId')))
+    .orderBy(desc(routerKeys.id))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+}));
+
+/** The gateway key with this token, unless it is unknown or revoked. */
+export function findRouterKeyByToken(read: Reader, tokenHash: Buffer): RouterKey | undefined {
+  const key = reads(read).byToken.get({ tokenHash });
+  return key?.revokedAt === null ? key : undefined;
+}
+
+/** The latest 100 gateway keys of a wallet, newest first. */
+export function listRouterKeys(read: Reader, walletId: string): RouterKey[] {
+  return reads(read).ofWallet.all({ walletId });
+}
+
+export function limitsOf({ options }: RouterKey): KeyLimits {
+  const { models, max_price_usd: most } = JSON.parse(options) as RouterKeyOptions;
+  return {
+    models: models && new Set(models),
+    maxPrice: most === undefined ? undefined : parseUsd(most),
+  };
+}
+
+/**
+ * The wallet's gateway key with these options: the one that is there, or a new one. Refuses with `wallet_closed`,
+ * `wallet_expired`, and for a new one with `account_suspended`, or `invalid_request` beyond 100 keys.
+ */
+export function openRouterKey(
+  tx: Tx,
+  keyring: Keyring,
+  wallet: Wallet,
+  options: RouterKeyOptions,
+  now: number,
+): { key: RouterKey; isNew: boolean } {
+  refuseInactive(wallet, now);
+  const { models, max_price_usd: most } = options;
+  const text = canonicalJson({
+    ...(models ? { models: [...new Set(models)].sort() } : {}),
+    ...(most === undefined ? {} : { max_price_usd: most }),
+  });
+  const known = reads(tx).byOptions.get({ walletId: wallet.id, options: text });
+  if (known) return { key: known, isNew: false };
+  if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
+  if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
+    throw new Refusal('invalid_request', `A wallet has at most ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
+  const id = newId('key');
+  const masterKeyId = wallet.masterKeyId;
+  const token = routerToken(keyring, { id, masterKeyId });
+  const key: RouterKey = {
+    id,
+    walletId: wallet.id,
+    masterKeyId,
+    tokenHash: hashToken(token),
+    last4: lastFour(token),
+    options: text,
+    createdAt: now,
+    revokedAt: null,
+  };
+  tx.insert(routerKeys).values(key).run();
+  return { key, isNew: true };
+}
+
+/** Revokes a gateway key at once; the second time it changes nothing. Undefined when there is no such gateway key. */
+export function revokeRouterKey(tx: Tx, id: string, now: number): RouterKey | undefined {
+  const key = reads(tx).byId.get({ id });
+  if (!key || key.revokedAt !== null) return key;
+  return tx.update(routerKeys).set({ revokedAt: now }).where(eq(routerKeys.id, id)).returning().get();
+}

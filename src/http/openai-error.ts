@@ -1,0 +1,42 @@
+import { REFUSALS, type Refusal, type RefusalCode } from '../refusal.ts';
+
+/** Under the gateway's base URL errors have the shape that OpenAI's clients read (design, section 8). */
+export const isOpenAiPath = (path: string) => path.startsWith('/v1/router/') && path !== '/v1/router/key';
+
+/** Clients wait these out by themselves, or come back to a better answer. Of everything else a repetition is no use. */
+const PASSING = new Set<RefusalCode>([
+  'funds_held',
+  'rate_limited',
+  'idempotency_in_progress',
+  'gateway_unavailable',
+  'read_only',
+]);
+
+/** Stock clients give up above it, or wait two seconds instead. */
+export const RETRY_SECONDS_MAX = 59;
+
+/** Who sent no Idempotency-Key cannot ask again for the same. */
+export const UNCERTAIN_WITHOUT_KEY =
+  'The outcome is not known; what it can cost at most stays held until it is decided. The same request again would be a new one, held and paid by itself: send an Idempotency-Key to be able to ask again.';
+
+const TYPES: Record<number, string> = {
+  401: 'authentication_error',
+  402: 'billing_error',
+  403: 'permission_error',
+  429: 'rate_limit_error',
+};
+
+/** `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). */
+export function openAiStatus(code: RefusalCode): number {
+  return code === 'funds_held' ? REFUSALS.rate_limited.status : REFUSALS[code].status;
+}
+
+/** The body, with `type` and `param` beside what every refusal has. */
+export function openAiBody({ code, param }: Refusal, message: string, requestId: string) {
+  const status = openAiStatus(code);
+  const type = TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error');
+  return { error: { message, type, param: param ?? null, code }, request_id: requestId };
+}
+
+/** For `x-should-retry`, which openai's clients obey whatever the status says. */
+export const isPassing = (code: RefusalCode): boolean => PASSING.has(code);

@@ -1,0 +1,171 @@
+import { routerToken } from '../../access/keyring.ts';
+import type { RouterPrincipal } from '../../access/principal.ts';
+import { openRouterKey } from '../../access/router-keys.ts';
+import { fingerprint } from '../../fingerprint.ts';
+import { installationOf } from '../../ledger/installation.ts';
+import { Refusal } from '../../refusal.ts';
+import { boundChat, boundEmbeddings } from '../../router/bound.ts';
+import type { Model } from '../../router/catalogue.ts';
+import { readTranscript } from '../../router/transcript.ts';
+import { type ChatRequest, chat } from '../../spend/chat.ts';
+import { streamChat, transcriptOf } from '../../spend/stream.ts';
+import { ChatCompletion } from '../../wire/chat.ts';
+import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
+import {
+  Embeddings,
+  EmbeddingsBody,
+  ROUTER_KEY_OPTIONS,
+  RouterChatBody,
+  RouterKeyAnswer,
+  RouterKeyRequest,
+} from '../../wire/router.ts';
+import { type Call, type DoorApp, endpoint } from '../door.ts';
+import type { EventStream } from '../event-stream.ts';
+import { CHAT_BYTES_MAX, MODEL_EXAMPLE } from './models.ts';
+
+export const createRouterKey = endpoint({
+  summary: 'Get a wallet-scoped gateway key and its chat-completion-compatible base URL',
+  scope: 'wallet',
+  body: RouterKeyRequest,
+  answer: RouterKeyAnswer,
+  refusals: ['model_not_found', 'wallet_closed', 'wallet_expired', 'account_suspended'],
+  example: {
+    body: { models: ['qwen3-8b'], max_price_usd: '0.10' },
+    answer: { api_key: 'svc_router_…', base_url: 'http://127.0.0.1:7420/v1/router', expires_at: 1795086400 },
+  },
+  async run(app, { principal: { wallet }, body, raw }) {
+    // Of what was sent, not of what valibot left of it: an option that is overlooked would bind nothing.
+    const other = Object.keys(raw as object).find((name) => !ROUTER_KEY_OPTIONS.includes(name));
+    if (other !== undefined)
+      throw new Refusal(
+        'invalid_request',
+        `${other.slice(0, 80)}: unknown option; known are ${ROUTER_KEY_OPTIONS.join(' and ')}.`,
+      );
+    for (const id of body.models ?? []) app.catalogue.find(id);
+    const now = app.clock.now();
+    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet, body, now));
+    if (isNew) app.events.routerKeyOpened(key);
+    return {
+      body: {
+        api_key: routerToken(app.keyring, key),
+        base_url: `${app.baseUrl}/v1/router`,
+        expires_at: wallet.expiresAt,
+      },
+    };
+  },
+});
+
+/** The models that the key may use: what it may not use is not there. */
+const offered = (app: DoorApp, { limits }: RouterPrincipal): readonly Model[] =>
+  app.catalogue.list.filter(({ id }) => limits.models?.has(id) ?? true);
+
+function find(app: DoorApp, { limits }: RouterPrincipal, id: string, kind?: Model['kind']): Model {
+  const model = app.catalogue.find(id, kind);
+  if (limits.models && !limits.models.has(id))
+    throw new Refusal(
+      'model_not_found',
+      'This gateway key is not for that model. GET /models lists those that it is for.',
+      {
+        param: 'model',
+      },
+    );
+  return model;
+}
+
+const createdAt = (app: DoorApp) => installationOf(app.ledger.read).createdAt;
+
+export const listRouterModels = endpoint({
+  summary: 'List the models that this gateway key may use',
+  scope: 'router',
+  answer: ModelList,
+  example: { answer: { object: 'list', data: [MODEL_EXAMPLE] } },
+  run: (app, { principal }) => ({
+    body: { object: 'list', data: offered(app, principal).map((model) => modelRecord(model, createdAt(app))) },
+  }),
+});
+
+export const readRouterModel = endpoint({
+  summary: 'Read one model',
+  scope: 'router',
+  answer: ModelRecord,
+  refusals: ['model_not_found'],
+  example: { answer: MODEL_EXAMPLE },
+  run: (app, { principal, params }) => ({
+    body: modelRecord(find(app, principal, params.id as string), createdAt(app)),
+  }),
+});
+
+type RouterCall = Pick<Call<'router', unknown>, 'principal' | 'raw' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId'>;
+
+/** What the two ways of asking have in common. */
+function requestOf(
+  { principal, raw, idempotencyKey, isKeyMadeUp, requestId }: RouterCall,
+  route: string,
+  prepare: ChatRequest['prepare'],
+): ChatRequest {
+  return {
+    walletId: principal.wallet.id,
+    route,
+    idempotencyKey,
+    fingerprint: fingerprint(raw),
+    requestId,
+    prepare,
+    maxPrice: principal.limits.maxPrice,
+    keep: !isKeyMadeUp,
+  };
+}
+
+/** OpenAI's clients may say null for what they leave out, and its API takes that so; the interface's own endpoint does not. */
+const withoutNulls = (body: unknown): Record<string, unknown> =>
+  Object.fromEntries(Object.entries(body as object).filter(([, value]) => value !== null));
+
+export const createRouterChatCompletion = endpoint({
+  summary: 'One metered chat completion, streamed if asked for',
+  scope: 'router',
+  idempotent: 'optional',
+  body: RouterChatBody,
+  bodyBytesMax: CHAT_BYTES_MAX,
+  answer: ChatCompletion,
+  example: { answer: {} },
+  async run(app, call) {
+    const raw = withoutNulls(call.raw) as Parameters<typeof boundChat>[1]; // Before valibot left anything out.
+    const isStream = call.body.stream === true;
+    const request = requestOf(call, 'router/chat/completions', () => {
+      const model = find(app, call.principal, call.body.model, 'chat');
+      return { model, bounded: boundChat(model, raw, isStream) };
+    });
+    if (!isStream) {
+      const { answer, replayed } = await chat(app, request);
+      return { body: answer, replayed };
+    }
+    const includeUsage = call.body.stream_options?.include_usage === true;
+    return {
+      async stream(events: EventStream) {
+        const { answer, replayed } = await streamChat(app, { ...request, includeUsage }, events);
+        if (!replayed) return;
+        const transcript = transcriptOf(answer);
+        events.begin({ 'idempotent-replayed': 'true' });
+        for await (const piece of readTranscript(transcript)) await events.write(piece);
+      },
+    };
+  },
+});
+
+export const createEmbeddings = endpoint({
+  summary: 'Metered embeddings',
+  scope: 'router',
+  idempotent: 'optional',
+  body: EmbeddingsBody,
+  bodyBytesMax: CHAT_BYTES_MAX,
+  answer: Embeddings,
+  example: { answer: {} },
+  async run(app, call) {
+    const raw = withoutNulls(call.raw);
+    const request = requestOf(call, 'router/embeddings', () => {
+      const model = find(app, call.principal, call.body.model, 'embeddings');
+      return { model, bounded: boundEmbeddings(model, raw) };
+    });
+    const { answer, replayed } = await chat(app, request);
+    return { body: answer, replayed };
+  },
+});

@@ -1,0 +1,108 @@
+import { request } from 'undici';
+import type { UpstreamConfig } from '../config-router.ts';
+import { newId } from '../id.ts';
+import { formatUsd, Nanos, parseDecimal } from '../money.ts';
+import { boundChat, boundEmbeddings } from './bound.ts';
+import type { Catalogue, Model, Route } from './catalogue.ts';
+import { costOf, type Price } from './price.ts';
+import type { Upstream } from './upstream.ts';
+import { readUsage } from './usage.ts';
+
+/** What a request of one token showed of a model: `detail` says what is so, or what is wrong and what to do about it. */
+export type ModelCheck = { name: string; ok: boolean; detail: string };
+
+const LIST_MILLISECONDS = 10_000;
+const NANOS_PER_MILLION_FROM_TOKEN = 15;
+const PROBE = { role: 'user', content: 'Say ok.' };
+
+/**
+ * Sends a request of one token to every model by each of its routes, outside of any wallet, and compares what was counted
+ * with the bound, and the price with the one that the upstream states, if it does. It costs what such requests cost.
+ */
+export async function checkModels(
+  catalogue: Catalogue,
+  upstreams: ReadonlyMap<string, Upstream>,
+  pricesOf: (upstream: string) => Promise<ReadonlyMap<string, unknown>>,
+): Promise<ModelCheck[]> {
+  const checks: ModelCheck[] = [];
+  const stated = new Map<string, ReadonlyMap<string, unknown>>();
+  for (const model of catalogue.list)
+    for (const route of model.routes) {
+      const prices = stated.get(route.upstream) ?? (await pricesOf(route.upstream));
+      stated.set(route.upstream, prices);
+      const faults: string[] = [];
+      const said = await tryRoute(model, route, upstreams.get(route.upstream) as Upstream, faults);
+      comparePrice(route.price, prices.get(route.upstreamModel), faults);
+      checks.push({
+        name: `${model.id} on ${route.upstream}`,
+        ok: faults.length === 0,
+        detail: faults.length ? faults.join(' ') : said,
+      });
+    }
+  return checks;
+}
+
+async function tryRoute(model: Model, route: Route, upstream: Upstream, faults: string[]): Promise<string> {
+  const bounded =
+    model.kind === 'chat'
+      ? boundChat(model, { model: model.id, messages: [PROBE], max_tokens: 1 })
+      : boundEmbeddings(model, { model: model.id, input: PROBE.content });
+  const path = model.kind === 'chat' ? 'chat/completions' : 'embeddings';
+  const reply = await upstream.ask(path, bounded.bodyFor(route), newId('op'));
+  if (reply.kind !== 'answered') {
+    faults.push(reply.kind === 'streaming' ? 'It streams where no stream was asked for.' : reply.reason);
+    return '';
+  }
+  const usage = readUsage(reply.json, model.kind);
+  if (!usage) {
+    faults.push('It reports no readable usage: every request would be charged at its hold.');
+    return '';
+  }
+  const most = bounded.most(route);
+  if (usage.promptTokens > most.promptTokens)
+    faults.push(
+      `It counted ${usage.promptTokens} prompt tokens where the bound is ${most.promptTokens}: raise tokens_per_byte.`,
+    );
+  if (usage.completionTokens > most.completionTokens)
+    faults.push(
+      `It counted ${usage.completionTokens} completion tokens though ${route.outputLimit} was ${most.completionTokens}: set output_limit to the name that it obeys.`,
+    );
+  const cost = Nanos(costOf(route.price, usage, 0));
+  const { cost: statedCost } = (reply.json as { usage: { cost?: unknown } }).usage;
+  if (typeof statedCost === 'number' && statedCost > Number(cost) / 1e9)
+    faults.push(`It says that this cost ${statedCost} USD; by our price it is ${formatUsd(cost)} USD.`);
+  return `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
+}
+
+/** Prices are the operator's: one below what the upstream states sells at a loss, and is said. */
+function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void {
+  const { rates } = tiers[0] as Price['tiers'][number];
+  for (const name of ['prompt', 'completion'] as const) {
+    const text = (stated as Record<string, unknown> | undefined)?.[name];
+    let theirs: bigint;
+    try {
+      theirs = parseDecimal(String(text), NANOS_PER_MILLION_FROM_TOKEN);
+    } catch {
+      continue; // It states none, or one that is not exact.
+    }
+    if (theirs > rates[name])
+      faults.push(
+        `It states ${text} USD for a ${name} token, and the price here is lower: it would be sold at a loss.`,
+      );
+  }
+}
+
+/** The prices that an upstream states beside its models, by their names there; empty when it states none. */
+export async function statedPrices(config: UpstreamConfig, apiKey: string | undefined): Promise<Map<string, unknown>> {
+  try {
+    const response = await request(`${config.base_url}/models`, {
+      headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
+      signal: AbortSignal.timeout(LIST_MILLISECONDS),
+    });
+    const { data } = (await response.body.json()) as { data?: unknown };
+    const list = Array.isArray(data) ? (data as { id?: unknown; pricing?: unknown }[]) : [];
+    return new Map(list.flatMap((it) => (typeof it?.id === 'string' && it.pricing ? [[it.id, it.pricing]] : [])));
+  } catch {
+    return new Map(); // What is wrong with the upstream is told by the request of one token.
+  }
+}

@@ -1,0 +1,30 @@
+import { DONE, DONE_EVENT, eventOf, type SseEvent } from './sse.ts';
+
+type Json = Record<string, unknown>;
+
+/**
+ * A whole chat completion as the events of a stream, for an upstream that does not stream: a chunk for each choice, one
+ * for how it finished, and one for the usage.
+ */
+export async function* eventsOfCompletion(completion: unknown): AsyncGenerator<SseEvent, void, void> {
+  const { choices, usage, object: _, ...head } = completion as Json;
+  const chunk = (rest: Json) => toEvent({ ...head, object: 'chat.completion.chunk', ...rest });
+  for (const choice of Array.isArray(choices) ? (choices as Json[]) : []) {
+    const { message, finish_reason: reason, index = 0, ...rest } = choice;
+    yield chunk({ choices: [{ index, delta: toDelta(message), ...rest, finish_reason: null }] });
+    yield chunk({ choices: [{ index, delta: {}, finish_reason: reason ?? 'stop' }] });
+  }
+  if (usage !== undefined) yield chunk({ choices: [], usage });
+  yield { raw: DONE_EVENT, data: DONE };
+}
+
+/** In a stream tool calls carry their number: clients put their pieces together by it. */
+function toDelta(message: unknown): unknown {
+  if (typeof message !== 'object' || message === null) return {};
+  const { tool_calls: calls } = message as { tool_calls?: unknown };
+  return Array.isArray(calls) ? { ...message, tool_calls: calls.map((it, index) => ({ index, ...it })) } : message;
+}
+
+function toEvent(value: Json): SseEvent {
+  return { raw: eventOf(value), data: JSON.stringify(value) };
+}

@@ -1,0 +1,62 @@
+import type { Model } from './catalogue.ts';
+
+/** What an upstream counted. Cached and written tokens are among the prompt's, reasoning among the completion's. */
+export type Usage = {
+  promptTokens: number;
+  completionTokens: number;
+  cacheReadTokens: number;
+  cacheWriteTokens: number;
+  reasoningTokens: number;
+};
+
+type Json = Record<string, unknown>;
+
+/**
+ * The usage of an answer, or undefined when it is absent, negative, not whole, or contradicts itself: then the hold is
+ * charged (design, section 8). Beside OpenAI's fields it knows the two others in use for cached prompts (DeepSeek's
+ * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`), and reasoning that is counted beside the completion (xAI).
+ */
+export function readUsage(answer: unknown, kind: Model['kind']): Usage | undefined {
+  const usage = (answer as { usage?: unknown } | null)?.usage;
+  if (!isObject(usage)) return undefined;
+  const prompt = isObject(usage.prompt_tokens_details) ? usage.prompt_tokens_details : {};
+  const completion = isObject(usage.completion_tokens_details) ? usage.completion_tokens_details : {};
+  const promptTokens = usage.prompt_tokens;
+  const completionTokens = kind === 'embeddings' ? 0 : usage.completion_tokens;
+  const cacheReadTokens = prompt.cached_tokens ?? usage.prompt_cache_hit_tokens ?? 0;
+  const cacheWriteTokens = prompt.cache_write_tokens ?? 0;
+  const reasoningTokens = completion.reasoning_tokens ?? 0;
+  if (
+    !isCount(promptTokens) ||
+    !isCount(completionTokens) ||
+    !isCount(cacheReadTokens) ||
+    !isCount(cacheWriteTokens) ||
+    !isCount(reasoningTokens) ||
+    cacheReadTokens + cacheWriteTokens > promptTokens
+  )
+    return undefined;
+  const isBeside = reasoningTokens > 0 && usage.total_tokens === promptTokens + completionTokens + reasoningTokens;
+  const all = isBeside ? completionTokens + reasoningTokens : completionTokens;
+  if (reasoningTokens > all || !Number.isSafeInteger(all)) return undefined;
+  return { promptTokens, completionTokens: all, cacheReadTokens, cacheWriteTokens, reasoningTokens };
+}
+
+/** What was counted, for the operation's row; `upstream` says who counted where there was a choice. */
+export function describeUsage(usage: Usage, images: number, upstream: string | undefined): string {
+  return JSON.stringify({
+    prompt_tokens: usage.promptTokens,
+    completion_tokens: usage.completionTokens,
+    ...(usage.cacheReadTokens ? { cache_read_tokens: usage.cacheReadTokens } : {}),
+    ...(usage.cacheWriteTokens ? { cache_write_tokens: usage.cacheWriteTokens } : {}),
+    ...(usage.reasoningTokens ? { reasoning_tokens: usage.reasoningTokens } : {}),
+    ...(images ? { images } : {}),
+    ...(upstream === undefined ? {} : { upstream }),
+  });
+}
+
+const isObject = (value: unknown): value is Json =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+function isCount(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 0;
+}

@@ -1,0 +1,61 @@
+import * as v from 'valibot';
+import type { RouterKey } from '../access/router-keys.ts';
+import { parseUsd } from '../money.ts';
+import { TOKEN_PREFIX } from '../token.ts';
+import { ChatBody, Messages } from './chat.ts';
+import { Time, text } from './parts.ts';
+
+const MODEL_COUNT_MAX = 1000;
+
+/** Body of POST /v1/router/key: what binds the key (design, section 8). A free-form object in the interface. */
+export const RouterKeyRequest = v.looseObject({
+  models: v.optional(
+    v.pipe(
+      v.array(text(1, 200), 'must be an array of model ids'),
+      v.minLength(1, 'must name at least one model'),
+      v.maxLength(MODEL_COUNT_MAX, `must name at most ${MODEL_COUNT_MAX} models`),
+    ),
+  ),
+  max_price_usd: v.optional(
+    v.pipe(v.string('must be a decimal string'), v.check(isPrice, 'must be exact USD above 0')),
+  ),
+});
+export const ROUTER_KEY_OPTIONS = Object.keys(RouterKeyRequest.entries);
+export const RouterKeyAnswer = v.object({ api_key: v.string(), base_url: v.string(), expires_at: v.nullable(Time) });
+
+function isPrice(text: string): boolean {
+  try {
+    return parseUsd(text) > 0n;
+  } catch {
+    return false;
+  }
+}
+
+/** Body of POST /v1/router/chat/completions: as OpenAI's; what is not priced is refused when the model is known. */
+export const RouterChatBody = v.looseObject({
+  model: ChatBody.entries.model,
+  messages: Messages,
+  stream: v.nullish(v.boolean('must be true or false')),
+  stream_options: v.nullish(
+    v.strictObject({ include_usage: v.nullish(v.boolean('must be true or false')) }, 'must be an object'),
+  ),
+});
+
+/** Body of POST /v1/router/embeddings. */
+export const EmbeddingsBody = v.looseObject({ model: ChatBody.entries.model });
+
+/** The upstream's answer, unchanged. */
+export const Embeddings = v.looseObject({ data: v.optional(v.array(v.unknown())) });
+
+/** A gateway key as the operator sees it: never its secret. */
+export function routerKeyRecord(key: RouterKey) {
+  return {
+    id: key.id,
+    wallet_id: key.walletId,
+    prefix: TOKEN_PREFIX.router,
+    last4: key.last4,
+    options: JSON.parse(key.options) as unknown,
+    created_at: key.createdAt,
+    revoked_at: key.revokedAt,
+  };
+}

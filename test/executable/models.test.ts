@@ -1,0 +1,92 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { installation } from '../helper/executable.ts';
+import { completion, failure, openUpstream } from '../helper/upstream.ts';
+
+const PRICE = { prompt: '0.000001', completion: '0.000002' };
+const CHAT = { context_length: 1000, max_output_tokens: 100, pricing: PRICE };
+
+test('models check tries every route of every model with one token, and names what would cost money', async (t) => {
+  const [good, bad] = [await openUpstream(t), await openUpstream(t)];
+  const usage = completion({ prompt_tokens: 9, completion_tokens: 1, total_tokens: 10 });
+  good.handle = (call, response) => {
+    if (call.path === '/v1/models')
+      return response.end(
+        JSON.stringify({
+          data: [
+            { id: 'fine', pricing: PRICE },
+            { id: 'dear', pricing: { ...PRICE, completion: '0.000003' } },
+          ],
+        }),
+      );
+    if (call.body.model === 'disobedient')
+      return completion({ prompt_tokens: 9, completion_tokens: 40 })(call, response);
+    if (call.body.model === 'silent') return completion(null)(call, response);
+    if (call.body.model === 'counts-more')
+      return completion({ prompt_tokens: 900, completion_tokens: 1 })(call, response);
+    if (call.path === '/v1/embeddings')
+      return response.end(JSON.stringify({ data: [], usage: { prompt_tokens: 3, total_tokens: 3 } }));
+    return usage(call, response);
+  };
+  bad.handle = failure(401);
+  const of = (id: string, more: object = {}) => ({ id, upstream: 'good', ...CHAT, ...more });
+  const purser = installation(t, {
+    settings: {
+      router: {
+        upstreams: [
+          { name: 'good', base_url: good.url },
+          { name: 'bad', base_url: bad.url },
+        ],
+        models: [
+          of('fine', { fallbacks: [{ upstream: 'bad' }] }),
+          of('dear'),
+          of('disobedient'),
+          of('silent'),
+          of('counts-more'),
+          { id: 'vectors', kind: 'embeddings', upstream: 'good', context_length: 512, pricing: { prompt: '0.000001' } },
+          { id: 'unpriced', upstream: 'good', context_length: 1000, max_output_tokens: 100 },
+        ],
+      },
+    },
+  });
+  const said = await purser.cli('--json', 'models', 'check');
+  assert.equal(said.code, 1, said.stderr);
+  const { ok, checks } = JSON.parse(said.stdout) as {
+    ok: boolean;
+    checks: { name: string; ok: boolean; detail: string }[];
+  };
+  assert.equal(ok, false);
+  const details = Object.fromEntries(checks.map((it) => [it.name, `${it.ok ? 'ok' : 'bad'}: ${it.detail}`]));
+  assert.equal(details['fine on good'], 'ok: 9 prompt and 1 completion tokens, 0.000011 USD by our price');
+  assert.match(details['fine on bad'] as string, /^bad: The model server refused this gateway \(401\)/);
+  assert.match(details['dear on good'] as string, /^bad: It states 0\.000003 USD for a completion token.*at a loss/);
+  assert.match(
+    details['disobedient on good'] as string,
+    /^bad: It counted 40 completion tokens though max_tokens was 1/,
+  );
+  assert.match(details['silent on good'] as string, /^bad: It reports no readable usage/);
+  assert.match(details['counts-more on good'] as string, /^bad: It counted 900 prompt tokens.*raise tokens_per_byte/);
+  assert.equal(details['vectors on good'], 'ok: 3 prompt and 0 completion tokens, 0.000003 USD by our price');
+  assert.match(details.unpriced as string, /^bad: It has no price/);
+  const asked = good.calls.filter((it) => it.path === '/v1/chat/completions');
+  assert.ok(
+    asked.every((it) => it.body.max_tokens === 1),
+    'one token of each',
+  );
+
+  await (await purser.serve()).stop();
+  const { data } = await purser.json('models', 'list');
+  assert.deepEqual(
+    data.map((it: { id: string; upstreams: string[] }) => [it.id, it.upstreams.join()]),
+    [
+      ['fine', 'good,bad'],
+      ['dear', 'good'],
+      ['disobedient', 'good'],
+      ['silent', 'good'],
+      ['counts-more', 'good'],
+      ['vectors', 'good'],
+    ],
+  );
+  const table = await purser.cli('models', 'list');
+  assert.match(table.stdout, /^ID +KIND +UPSTREAMS +CONTEXT LENGTH/);
+});

@@ -1,0 +1,92 @@
+import type { ServerResponse } from 'node:http';
+import type { Handler } from './upstream.ts';
+
+/** What the model server counted for one answer, in tokens; `cached` of them are among the prompt's. */
+export type Counted = { model: string; prompt: number; cached: number; completion: number };
+
+type Json = Record<string, any>;
+
+/**
+ * A model server as OpenAI's clients know it: plain and streamed chat that says what it was told, tools, structured output,
+ * embeddings. It keeps a count of its own of everything that it answered.
+ */
+export function openModelServer(): { handle: Handler; counted: Counted[] } {
+  const counted: Counted[] = [];
+
+  const count = ({ model, messages, input }: Json, completion: number) => {
+    const prompt = Math.ceil(Buffer.byteLength(JSON.stringify(messages ?? input)) / 4);
+    const cached = messages ? Math.floor(prompt / 3) : 0;
+    counted.push({ model, prompt, cached, completion });
+    return {
+      prompt_tokens: prompt,
+      prompt_tokens_details: { cached_tokens: cached },
+      completion_tokens: completion,
+      total_tokens: prompt + completion,
+    };
+  };
+
+  return {
+    counted,
+    handle({ path, body }, response) {
+      if (path.endsWith('/embeddings')) return sendJson(response, embeddings(body, count(body, 0)));
+      const message = answerTo(body);
+      const usage = count(body, Math.ceil(JSON.stringify(message).length / 4));
+      if (body.stream) return sendStream(response, body, message, usage);
+      const choices = [{ index: 0, message, finish_reason: finishOf(message) }];
+      sendJson(response, { ...head(body), object: 'chat.completion', choices, usage });
+    },
+  };
+}
+
+const head = ({ model }: Json) => ({ id: 'chatcmpl-test', created: 1, model });
+const finishOf = ({ tool_calls: calls }: Json) => (calls ? 'tool_calls' : 'stop');
+
+function sendJson(response: ServerResponse, body: unknown): void {
+  response.writeHead(200, { 'content-type': 'application/json' });
+  response.end(JSON.stringify(body));
+}
+
+/** Calls the first tool, once; fills in the schema, if there is one; else says what it was told. */
+function answerTo({ messages, tools, response_format: format }: Json): Json {
+  const last = messages.at(-1);
+  if (tools && last.role !== 'tool') {
+    const { name, parameters } = tools[0].function;
+    const call = { name, arguments: JSON.stringify(sample(parameters)) };
+    return { role: 'assistant', content: null, tool_calls: [{ id: 'call_1', type: 'function', function: call }] };
+  }
+  const schema = format?.json_schema?.schema;
+  return { role: 'assistant', content: schema ? JSON.stringify(sample(schema)) : `You said: ${last.content}` };
+}
+
+/** A value of this JSON schema. */
+function sample({ type, properties = {} }: Json): unknown {
+  if (type === 'integer') return 1815;
+  if (type !== 'object') return 'Ada';
+  return Object.fromEntries(Object.entries<Json>(properties).map(([name, it]) => [name, sample(it)]));
+}
+
+/** A server-sent event. */
+const eventOf = (data: unknown) => `data: ${JSON.stringify(data)}\n\n`;
+
+function sendStream(response: ServerResponse, body: Json, { tool_calls: calls, ...message }: Json, usage: Json): void {
+  const chunk = (rest: Json) => response.write(eventOf({ ...head(body), object: 'chat.completion.chunk', ...rest }));
+  const delta = (it: Json, finish: string | null = null) =>
+    chunk({ choices: [{ index: 0, delta: it, finish_reason: finish }] });
+  response.writeHead(200, { 'content-type': 'text/event-stream' });
+  delta({ role: 'assistant', content: '' });
+  for (const word of (message.content ?? '').split(/(?<= )/)) delta({ content: word });
+  if (calls) delta({ tool_calls: calls.map((it: Json, index: number) => ({ index, ...it })) });
+  delta({}, finishOf({ tool_calls: calls }));
+  if (body.stream_options?.include_usage) chunk({ choices: [], usage });
+  response.end('data: [DONE]\n\n');
+}
+
+/** Vectors of as many numbers as a text has characters, as numbers or as their bytes in base64. */
+function embeddings({ input, model, encoding_format: format }: Json, usage: Json) {
+  const data = [input].flat().map((text: string, index: number) => {
+    const numbers = Float32Array.from(text, (it) => it.charCodeAt(0));
+    const embedding = format === 'base64' ? Buffer.from(numbers.buffer).toString('base64') : [...numbers];
+    return { object: 'embedding', index, embedding };
+  });
+  return { object: 'list', data, model, usage };
+}

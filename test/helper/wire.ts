@@ -1,0 +1,56 @@
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
+import type { TestContext } from 'node:test';
+
+/** The wire between clients and a server, with a line for each client: every answer is seen on its way, and none changed. */
+export type Wire = {
+  /** The base URL for a client of its own (`name` stands in it): what is asked below it is asked below `target`. */
+  line(name: string): string;
+  /** The answers to a client so far: status, and when its head came, in milliseconds. */
+  answers(name: string): { status: number; at: number }[];
+  /** Resolves when a client has got the head of so many answers. */
+  answered(name: string, count: number): Promise<void>;
+};
+
+export async function openWire(t: Pick<TestContext, 'after'>, target: string): Promise<Wire> {
+  const seen = new Map<string, { status: number; at: number }[]>();
+  const waiting = new Set<() => void>();
+  const answers = (name: string) => seen.get(name) ?? [];
+  const server = http.createServer((request, response) => {
+    const [, name, rest] = String(request.url).match(/^\/([^/]+)(\/.*)$/) as RegExpMatchArray;
+    const { host: _, ...headers } = request.headers;
+    const onward = http.request(`${target}${rest}`, { method: request.method, headers }, (answer) => {
+      seen.set(name as string, [
+        ...answers(name as string),
+        { status: answer.statusCode as number, at: performance.now() },
+      ]);
+      response.writeHead(answer.statusCode as number, answer.headers);
+      answer.pipe(response);
+      answer.once('error', () => response.destroy());
+      for (const look of [...waiting]) look();
+    });
+    onward.once('error', () => response.destroy());
+    response.once('close', () => onward.destroy());
+    request.pipe(onward);
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.after(() => {
+    server.closeAllConnections();
+    return new Promise((resolve) => server.close(resolve));
+  });
+  return {
+    line: (name) => `http://127.0.0.1:${(server.address() as AddressInfo).port}/${name}`,
+    answers,
+    answered(name, count) {
+      const { promise, resolve } = Promise.withResolvers<void>();
+      const look = () => {
+        if (answers(name).length < count) return;
+        waiting.delete(look);
+        resolve();
+      };
+      waiting.add(look);
+      look();
+      return promise;
+    },
+  };
+}
