@@ -4,6 +4,7 @@ import { createKeyring, type Keyring } from './access/keyring.ts';
 import { createLimit } from './access/limits.ts';
 import { readMasterKey } from './access/master-key.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
+import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
 import { type Config, type Secrets, urlOf } from './config.ts';
 import type { LocalCompute } from './config-compute.ts';
@@ -95,9 +96,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   if (!health.fault) await headKeeper.flush();
 
   const upstreams = await openUpstreams(config, secrets);
+  const { installationId } = installationOf(ledger.read);
   const slots = opening.adopt(
     await openSlots({ compute: options.local ?? config.compute }, secrets, {
       leases: at.leases,
+      prefix: tagPrefix(installationId),
       now: () => clock.now(),
     }),
     async (it) => {
@@ -130,7 +133,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     ssh: undefined as DoorApp['ssh'],
     slots,
     serially: createSerially(),
-    installationId: installationOf(ledger.read).installationId,
+    installationId,
     catalogue: createCatalogue(config),
     keyring: createKeyring(masterKey),
     baseUrl: config.publicUrl ?? urlOf(config.listen),

@@ -48,20 +48,73 @@ const container = {
   provision_seconds: v.optional(whole(1, 86_400), CONTAINER_PROVISION_SECONDS),
 };
 
-const ProviderOne = v.strictObject({
-  ...container,
-  prices: v.strictObject({
-    cpu_hourly_usd: hourly,
-    memory_gib_hourly_usd: hourly,
-    gpu_hourly_usd: v.optional(v.record(v.string(), hourly), {}),
+/** A device as the GPU's vendor names it: an index, `GPU-` and its UUID, or a part of one. */
+const device = v.pipe(
+  v.string(),
+  v.regex(/^[A-Za-z0-9][\w:.-]*$/, 'must be an index or a UUID, as nvidia-smi -L shows them'),
+);
+
+/** The devices of each GPU type; each is leased to one at a time. */
+const gpuDevices = v.pipe(
+  v.record(v.string(), v.pipe(v.array(device), v.minLength(1, 'has no device'))),
+  v.check((types) => {
+    const all = Object.values(types).flat();
+    return new Set(all).size === all.length;
+  }, 'has a device twice'),
+);
+
+const ProviderOne = v.pipe(
+  v.strictObject({
+    ...container,
+    prices: v.strictObject({
+      cpu_hourly_usd: hourly,
+      memory_gib_hourly_usd: hourly,
+      gpu_hourly_usd: v.optional(v.record(v.string(), hourly), {}),
+    }),
+    /** Of one lease. */
+    limits: v.strictObject({
+      cpus: above0,
+      memory_gib: above0,
+      gpus: v.optional(whole(0, 64), 0),
+      max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400),
+    }),
+    /** Of all leases together. */
+    capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
+    gpu_devices: v.optional(gpuDevices),
+    /** How Docker is asked for GPUs; Podman is always asked by their CDI names. */
+    gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
   }),
-  limits: v.strictObject({
-    cpus: above0,
-    memory_gib: above0,
-    gpus: v.optional(whole(0, 64), 0),
-    max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400),
-  }),
-});
+  v.forward(
+    v.check(
+      ({ limits, prices, gpu_devices }) =>
+        limits.gpus === 0 || gpu_devices !== undefined || Object.keys(prices.gpu_hourly_usd).length <= 1,
+      'several GPU types are priced: say in gpu_devices which devices are of which type',
+    ),
+    ['prices'],
+  ),
+  v.forward(
+    v.check(
+      ({ limits, gpu_devices }) => gpu_devices === undefined || limits.gpus > 0,
+      'limits.gpus is 0: nobody can lease these',
+    ),
+    ['gpu_devices'],
+  ),
+  v.forward(
+    v.check(({ prices, gpu_devices }) => {
+      const types = Object.keys(prices.gpu_hourly_usd);
+      return gpu_devices === undefined || Object.keys(gpu_devices).sort().join() === types.sort().join();
+    }, 'does not name the same GPU types as prices.gpu_hourly_usd'),
+    ['gpu_devices'],
+  ),
+  v.forward(
+    v.check(
+      ({ limits, capacity }) =>
+        capacity === undefined || (limits.cpus <= capacity.cpus && limits.memory_gib <= capacity.memory_gib),
+      'one lease may be larger than this: lower its limits',
+    ),
+    ['capacity'],
+  ),
+);
 
 const Vast = v.strictObject({
   backend: v.literal('vast'),

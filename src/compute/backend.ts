@@ -40,8 +40,13 @@ export type Created =
   | { kind: 'refused'; code: 'capacity_unavailable' | 'provider_unavailable' | 'offer_not_found'; reason: string }
   | { kind: 'unknown'; reason: string };
 
-/** A machine as the backend sees it. `ended` still has to be destroyed. */
-export type Machine = { ref: Ref; state: 'provisioning' | 'running' | 'ended'; deadline?: number };
+/** A machine as the backend sees it. `ended` still has to be destroyed; `note` says for people why it does not run. */
+export type Machine = {
+  ref: Ref;
+  state: 'provisioning' | 'running' | 'ended';
+  deadline?: number;
+  note?: string | undefined;
+};
 /** One that carries this installation's tag. */
 export type Owned = Machine & { tag: string; createdAt: number };
 

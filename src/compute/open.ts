@@ -5,8 +5,11 @@ import { type ConfiguredSlot, createSlots, type Slots } from './slots.ts';
 
 type SlotSettings = NonNullable<ComputeSettings[keyof ComputeSettings]> | LocalSettings;
 
-/** `leases` is the directory for what a backend keeps of its machines, their deadlines above all. */
-export type Surroundings = { leases: string; now: () => number };
+/**
+ * `leases` is the directory for what a backend keeps of its machines, their deadlines above all; `prefix` is what the
+ * tags of this installation begin with.
+ */
+export type Surroundings = { leases: string; prefix: string; now: () => number };
 
 /** Opens the backend of every configured slot. What drives it is loaded only then: commands and idle starts stay quick. */
 export async function openSlots(
@@ -27,7 +30,7 @@ export async function openSlots(
 async function openBackend(
   settings: SlotSettings,
   key: string | undefined,
-  { leases, now }: Surroundings,
+  { leases, prefix, now }: Surroundings,
 ): Promise<Backend> {
   if (settings.backend === 'vast') {
     const { openVastBackend } = await import('./backends/vast.ts');
@@ -46,5 +49,5 @@ async function openBackend(
     return openLocalBackend(settings, { leases, now });
   }
   const { openContainerBackend } = await import('./backends/container.ts');
-  return openContainerBackend(settings, leases);
+  return openContainerBackend(settings, { leases, prefix });
 }

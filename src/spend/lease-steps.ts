@@ -96,12 +96,13 @@ async function watch(app: LeaseApp, backend: Backend, resource: Resource, ref: s
   if (!machine || machine.state === 'ended') {
     const reason =
       resource.readyAt === null ? 'create_failed' : now >= resource.expiresAt ? 'lease_expired' : 'provider_ended';
-    await change(app, resource.id, { endWanted: reason, status: 'stopping', dueAt: now });
+    const lastError = machine?.note ?? resource.lastError;
+    await change(app, resource.id, { endWanted: reason, status: 'stopping', dueAt: now, lastError });
     return stepLease(app, resource.id);
   }
   if (resource.readyAt === null) {
     if (machine.state !== 'running')
-      return change(app, resource.id, { dueAt: now + LOOK_SECONDS, attempts: 0, lastError: null });
+      return change(app, resource.id, { dueAt: now + LOOK_SECONDS, attempts: 0, lastError: machine.note ?? null });
     return capture(app, backend, resource, ref);
   }
   for (const operation of openExtensions(app, resource.id)) {
@@ -177,7 +178,7 @@ export async function conclude(
   const outcome: Outcome<null> = {
     kind: 'refused',
     code: 'provider_unavailable',
-    reason: `the lease never became ready (${reason})`,
+    reason: `the lease never became ready (${[reason, resource.lastError].filter(Boolean).join(': ')})`,
   };
   const concluded = await app.ledger.write((tx) => {
     for (const id of unresolved(tx, resource))

@@ -1,0 +1,56 @@
+import { type Claim, type ContainerSettings, fit, type Size } from './container-claim.ts';
+
+/** A create whose outcome nobody knows may still make its container: for so long it keeps what it took. */
+const DOUBT_MILLISECONDS = 60_000;
+
+/** What is about to be made beside what is there: two creates that race for the last one do not both get it. */
+export type Room = {
+  /** Takes room for a container that is to carry `tag`, or says what is lacking. Throws when the engine cannot be asked. */
+  take(tag: string, size: Size): Promise<Claim | { lacking: string }>;
+  /** The engine's list speaks for it now, or there is none; in doubt it is kept for a minute. */
+  leave(tag: string, doubt?: boolean): void;
+  /** Everything that is taken, where anything can run out. Throws when the engine cannot be asked. */
+  taken(milliseconds?: number): Promise<Claim[]>;
+};
+
+/** `list` answers what the engine's containers claim, of all installations. */
+export function createRoom(
+  settings: ContainerSettings,
+  prefix: string,
+  list: (milliseconds?: number) => Promise<Claim[]>,
+): Room {
+  const isBounded = 'offers' in settings || settings.capacity !== undefined || settings.limits.gpus > 0;
+  const coming = new Map<string, Claim>();
+  let last: Promise<unknown> = Promise.resolve();
+
+  async function taken(milliseconds?: number): Promise<Claim[]> {
+    if (!isBounded) return [];
+    // Read before the list: what arrives on the engine meanwhile is in one of the two, or in both.
+    const before = [...coming.values()];
+    const there = await list(milliseconds);
+    return [...there, ...before.filter(({ tag }) => !there.some((it) => it.tag === tag))];
+  }
+
+  async function decide(tag: string, size: Size): Promise<Claim | { lacking: string }> {
+    const others = (await taken()).filter((it) => it.tag !== tag);
+    const found = fit(settings, prefix, others, size);
+    if ('lacking' in found) return found;
+    const { cpus, memoryGib, offer } = size;
+    const claim = { tag, cpus, memoryGib, offer, devices: found.devices };
+    coming.set(tag, claim);
+    return claim;
+  }
+
+  return {
+    taken,
+    take(tag, size) {
+      const mine = last.then(() => decide(tag, size));
+      last = mine.catch(() => {});
+      return mine;
+    },
+    leave(tag, doubt = false) {
+      if (doubt) setTimeout(() => coming.delete(tag), DOUBT_MILLISECONDS).unref();
+      else coming.delete(tag);
+    },
+  };
+}

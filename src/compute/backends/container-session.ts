@@ -1,0 +1,140 @@
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { PassThrough } from 'node:stream';
+import type Docker from 'dockerode';
+import { Refusal } from '../../refusal.ts';
+import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
+import { collect } from './collect.ts';
+import type { Engine } from './container-engine.ts';
+import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+
+const UPLOAD_MILLISECONDS = 120_000;
+/** A stream may have a little left when its process has ended; what a background process keeps open is not waited for. */
+const DRAIN_MILLISECONDS = 200;
+const WAIT_MILLISECONDS_MAX = 1000;
+
+const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
+
+/** Starts a command inside; its streams apart, or one with a terminal. */
+async function begin({ docker, ask }: Engine, ref: Ref, argv: string[], terminal?: SessionOrder['terminal']) {
+  const exec = await ask('exec', (abortSignal) =>
+    docker.getContainer(ref).exec({
+      Cmd: argv,
+      AttachStdin: true,
+      AttachStdout: true,
+      AttachStderr: true,
+      Tty: terminal !== undefined,
+      ...(terminal ? { Env: [`TERM=${terminal.term}`] } : {}),
+      abortSignal,
+    }),
+  );
+  const stream = await ask('exec', (abortSignal) =>
+    exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
+  );
+  const stdout = new PassThrough();
+  const stderr = new PassThrough();
+  if (terminal) stream.pipe(stdout);
+  else docker.modem.demuxStream(stream, stdout, stderr);
+  const ended = waitForEnd(ask, exec, stream).finally(() => {
+    stdout.end();
+    stderr.end();
+    stream.destroy(); // A hijacked socket keeps the process alive.
+  });
+  return { exec, stream, stdout, stderr, ended };
+}
+
+/** The exit code: the stream's end tells, or the engine when something in the background keeps the stream open. */
+async function waitForEnd(ask: Engine['ask'], exec: Docker.Exec, stream: NodeJS.ReadWriteStream): Promise<number> {
+  let over = false;
+  const closed = new Promise<void>((resolve) =>
+    stream
+      .once('end', resolve)
+      .once('close', resolve)
+      .once('error', () => resolve()),
+  );
+  void closed.then(() => {
+    over = true;
+  });
+  // An idle session of an hour must not be asked about ten times a second.
+  for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
+    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal }));
+    if (!Running && ExitCode !== null) {
+      if (!over) await Promise.race([closed, pause(DRAIN_MILLISECONDS)]);
+      return ExitCode;
+    }
+    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
+  }
+}
+
+/** Runs a command with a limit that holds inside the container. */
+export async function runInside(
+  engine: Engine,
+  ref: Ref,
+  { command, timeoutSeconds, streamBytesMax }: ExecOrder,
+): Promise<ExecResult> {
+  const marker = randomBytes(12).toString('hex');
+  const started = performance.now();
+  const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
+  stream.end();
+  const [out, err] = [collect(stdout, streamBytesMax), collect(stderr, streamBytesMax)];
+  const exitCode = await ended;
+  const timedOut = exitCode === 137 && performance.now() - started >= timeoutSeconds * 1000;
+  const [a, b] = [await out, await err];
+  return {
+    exitCode,
+    stdout: a.bytes,
+    stderr: b.bytes,
+    stdoutTruncated: a.truncated,
+    stderrTruncated: b.truncated,
+    timedOut,
+  };
+}
+
+/** Writes a file through a shell inside: an engine's own archive upload follows links and accepts what it cannot write. */
+export async function uploadInto(engine: Engine, ref: Ref, path: string, content: Buffer): Promise<void> {
+  refusePath(path);
+  const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
+  stdout.resume();
+  const said = collect(stderr, 4096);
+  const over = setTimeout(
+    () => (stream as NodeJS.ReadWriteStream & { destroy(): void }).destroy(),
+    UPLOAD_MILLISECONDS,
+  );
+  if (!stream.write(content)) await Promise.race([once(stream, 'drain'), ended]);
+  stream.end();
+  const code = await ended.finally(() => clearTimeout(over));
+  if (code === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
+  if (code === CUT_SHORT) throw new Error('the connection to the engine was lost during an upload');
+  if (code !== 0)
+    throw new Refusal(
+      'invalid_request',
+      `path: cannot be written there: ${(await said).bytes.toString().trim().slice(0, 200)}`,
+    );
+}
+
+/** One live session; `kill` also kills what it started. */
+export async function openSession(engine: Engine, ref: Ref, { command, terminal }: SessionOrder): Promise<Session> {
+  const marker = randomBytes(12).toString('hex');
+  const shell =
+    command === undefined
+      ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
+      : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
+  const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
+  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, terminal);
+  if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
+  return {
+    stdin: stream,
+    stdout,
+    stderr: terminal ? undefined : stderr,
+    resize: (columns, rows) => void exec.resize({ w: columns, h: rows }).catch(() => {}),
+    ended: ended.then((code) => ({ code })),
+    kill() {
+      stream.destroy();
+      void begin(engine, ref, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker])
+        .then((it) => it.ended)
+        .catch(() => {}); // The lease may be gone: then so is what it ran.
+    },
+  };
+}
