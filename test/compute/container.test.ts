@@ -1,7 +1,8 @@
+import assert from 'node:assert/strict';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { after, before } from 'node:test';
+import test, { after, before, type TestContext } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { conform, type Subject } from './conformance.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
@@ -47,12 +48,44 @@ function subject(engine: Engine | undefined): Subject | undefined {
   };
 }
 
-conform('container on Docker', async (t) => {
+async function openSharedDocker(t: TestContext): Promise<Engine | undefined> {
   engines.docker ??= await openDocker(t, { shared: true });
-  return subject(engines.docker);
-});
-
-conform('container on Podman', async (t) => {
+  return engines.docker;
+}
+async function openSharedPodman(t: TestContext): Promise<Engine | undefined> {
   engines.podman ??= await openPodman(t);
-  return subject(engines.podman);
-});
+  return engines.podman;
+}
+
+conform('container on Docker', async (t) => subject(await openSharedDocker(t)));
+conform('container on Podman', async (t) => subject(await openSharedPodman(t)));
+
+for (const name of ['Docker', 'Podman'] as const)
+  test(`${name}: a container is limited, without capabilities and network, and says nothing into a log`, async (t) => {
+    const opened = subject(await (name === 'Docker' ? openSharedDocker(t) : openSharedPodman(t)));
+    if (!opened) return;
+    const { backend, spec } = opened;
+    const tag = 'purser-inst-conformance-res-limits';
+    const deadline = Math.floor(Date.now() / 1000) + 600;
+    const created = await backend.create({ tag, quote: await backend.quote(spec), deadline });
+    assert.deepEqual(created, { kind: 'created', ref: tag });
+    const sh = async (command: string) => {
+      const said = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+      return `${said.stdout}${said.stderr}${said.exitCode}`.trim();
+    };
+    assert.equal(
+      await sh("awk '/^Cap(Prm|Eff|Bnd)|^NoNewPrivs/ { print $2 }' /proc/1/status"),
+      [...Array(3).fill('0'.repeat(16)), '1', '0'].join('\n'),
+    );
+    assert.equal(await sh('ls /sys/class/net; hostname; pwd; echo $NVIDIA_VISIBLE_DEVICES'), 'lo\nlease\n/\nvoid\n0');
+    assert.match(await sh('echo x > /run/purser/deadline'), /Read-only file system/);
+    assert.match(await sh('dd if=/dev/zero of=/dev/null bs=300M count=1'), /137$/, 'more than its memory kills it');
+    assert.match(await sh('for i in $(seq 80); do sleep 1 & done; wait'), /can't fork/);
+    await sh('for i in $(seq 1000); do echo noise > /proc/1/fd/1; done');
+    const { HostConfig, LogPath } = await (engines[name === 'Docker' ? 'docker' : 'podman'] as Engine).docker
+      .getContainer(tag)
+      .inspect();
+    assert.deepEqual([HostConfig.LogConfig?.Type, LogPath], ['none', '']);
+    assert.equal(HostConfig.NanoCpus || (HostConfig.CpuQuota ?? 0) * 1e4, 5e8);
+    await backend.destroy(tag);
+  });

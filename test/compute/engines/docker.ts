@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFileSync, mkdirSync, mkdtempSync, rmSync, symlinkSync } from 'node:fs';
+import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -91,8 +91,28 @@ export async function stopEngine({
     child.kill('SIGTERM');
     await ended;
   }
+  await until('what it left has ended', async () => endLeft(directory) === 0);
   unmountBelow(directory);
   rmSync(directory, { recursive: true, force: true });
+}
+
+/**
+ * Podman's monitor of an exec stays for five minutes after it, and its cleanup writes where we are about to remove. What
+ * names this directory is ours; it is ended by its id. Answers how many there still were.
+ */
+function endLeft(directory: string): number {
+  const left = readdirSync('/proc').filter((pid) => {
+    try {
+      return /^\d+$/.test(pid) && readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes(`${directory}/`);
+    } catch {
+      return false; // It has ended meanwhile.
+    }
+  });
+  for (const pid of left)
+    try {
+      process.kill(Number(pid), 'SIGKILL');
+    } catch {}
+  return left.length;
 }
 
 export function unmountBelow(directory: string): void {
@@ -102,6 +122,14 @@ export function unmountBelow(directory: string): void {
 
 /** An image without a registry: busybox and a link for each of its commands. */
 export async function importBusybox(docker: Docker, directory: string): Promise<void> {
+  const stream = await docker.importImage(packBusybox(directory), { repo: IMAGE }); // Podman takes no tag of its own.
+  await new Promise<void>((resolve, reject) =>
+    docker.modem.followProgress(stream, (error) => (error ? reject(error) : resolve())),
+  );
+}
+
+/** Packs the files of that image below `directory`. */
+export function packBusybox(directory: string): string {
   const bin = join(directory, 'rootfs', 'bin');
   mkdirSync(bin, { recursive: true });
   mkdirSync(join(directory, 'rootfs', 'tmp'), { mode: 0o1777 });
@@ -111,8 +139,5 @@ export async function importBusybox(docker: Docker, directory: string): Promise<
     if (name !== 'busybox') symlinkSync('busybox', join(bin, name));
   const archive = join(directory, 'busybox.tar');
   execFileSync('tar', ['-C', join(directory, 'rootfs'), '-cf', archive, '.']);
-  const stream = (await docker.importImage(archive, { repo: IMAGE })) as NodeJS.ReadableStream; // Podman takes no tag.
-  await new Promise<void>((resolve, reject) =>
-    docker.modem.followProgress(stream, (error) => (error ? reject(error) : resolve())),
-  );
+  return archive;
 }

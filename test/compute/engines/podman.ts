@@ -1,5 +1,5 @@
 import { spawn } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -20,36 +20,44 @@ events_logger = "file"
 network_backend = "netavark"
 `;
 
+export type PodmanOptions = {
+  /** A host that it may pull from without TLS. */
+  registry?: string;
+  driver?: string;
+  /** Where its data lies, if not in its own directory. */
+  data?: string;
+};
+
 /** Starts a real Podman service in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
-export async function openPodman(t: TestContext): Promise<Engine | undefined> {
+export async function openPodman(
+  t: TestContext,
+  { registry = 'localhost', driver = 'overlay', data }: PodmanOptions = {},
+): Promise<Engine | undefined> {
   const isThere = () =>
     process.getuid?.() === 0 && ['podman', '/usr/lib/podman/netavark', 'runc', 'busybox'].every(hasProgram);
   if (!hasComponent(t, 'podman', isThere)) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-podman-'));
   const conf = join(directory, 'containers.conf');
   writeFileSync(conf, CONTAINERS_CONF);
+  const registries = join(directory, 'registries.conf');
+  writeFileSync(registries, `[[registry]]\nlocation = "${registry}"\ninsecure = true\n`);
   const socket = `unix://${directory}/podman.sock`;
   // Flags, not CONTAINERS_STORAGE_CONF: conmon's last command would not inherit that.
-  const storage = ['--root', `${directory}/graph`, '--runroot', `${directory}/run`, '--tmpdir', `${directory}/libpod`];
-  const child = spawn('podman', [...storage, '--storage-driver', 'overlay', 'system', 'service', '--time=0', socket], {
+  const storage = [
+    '--root',
+    data ?? `${directory}/graph`,
+    '--runroot',
+    `${directory}/run`,
+    '--tmpdir',
+    `${directory}/libpod`,
+  ];
+  const child = spawn('podman', [...storage, '--storage-driver', driver, 'system', 'service', '--time=0', socket], {
     stdio: ['ignore', 'ignore', 'pipe'],
-    env: { ...process.env, CONTAINERS_CONF: conf },
+    env: { ...process.env, CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries },
   });
   const docker = new Docker({ socketPath: `${directory}/podman.sock` });
-  async function stop() {
-    await stopEngine({ docker, child, directory });
-    endMonitors(directory);
-  }
+  const stop = () => stopEngine({ docker, child, directory });
   await untilReady(docker, child);
   await importBusybox(docker, directory);
   return { socket, docker, directory, stop };
-}
-
-/** The monitor of an exec stays for five minutes after it: those of this directory are ours, and are ended by their ids. */
-function endMonitors(directory: string): void {
-  for (const pid of readdirSync('/proc').filter((it) => /^\d+$/.test(it)))
-    try {
-      const commandLine = readFileSync(`/proc/${pid}/cmdline`, 'utf8');
-      if (commandLine.includes('conmon') && commandLine.includes(`${directory}/`)) process.kill(Number(pid), 'SIGKILL');
-    } catch {} // It has ended meanwhile.
 }

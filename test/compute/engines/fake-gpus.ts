@@ -1,0 +1,56 @@
+import { randomBytes } from 'node:crypto';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+const CDI_DIRECTORY = '/var/run/cdi';
+/** Lists what was put into the container; like the real one it fails where there is none. */
+const NVIDIA_SMI = `#!/bin/sh
+n=0
+for gpu in /run/fake-gpus/*; do
+  [ -e "$gpu" ] || { echo 'No devices were found' >&2; exit 6; }
+  echo "GPU $n: Fake H100 (UUID: \${gpu##*/})"
+  n=$((n + 1))
+done
+`;
+
+/** GPUs for Podman on a machine that has none, by a CDI specification of NVIDIA's kind with names that nobody else has. */
+export type FakeGpus = {
+  /** Devices of which each shows in the `nvidia-smi` of its container. */
+  names: string[];
+  /** One that the specification knows, and that never arrives inside. */
+  absent: string;
+  remove(): void;
+};
+
+export function openFakeGpus(count: number): FakeGpus {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-gpus-'));
+  const id = randomBytes(6).toString('hex');
+  const names = Array.from({ length: count }, (_, index) => `GPU-${id}-${index}`);
+  const absent = `GPU-${id}-absent`;
+  const script = join(directory, 'nvidia-smi');
+  writeFileSync(script, NVIDIA_SMI, { mode: 0o755 });
+  const bind = (hostPath: string, containerPath: string) => ({ hostPath, containerPath, options: ['bind', 'ro'] });
+  const devices = names.map((name) => {
+    writeFileSync(join(directory, name), '');
+    return { name, containerEdits: { mounts: [bind(join(directory, name), `/run/fake-gpus/${name}`)] } };
+  });
+  const specification = {
+    cdiVersion: '0.3.0',
+    kind: 'nvidia.com/gpu',
+    devices: [...devices, { name: absent, containerEdits: { env: ['FAKE_GPU=absent'] } }],
+    containerEdits: { mounts: [bind(script, '/bin/nvidia-smi')] },
+  };
+  const made = mkdirSync(CDI_DIRECTORY, { recursive: true });
+  const file = join(CDI_DIRECTORY, `purser-test-${id}.json`);
+  writeFileSync(file, JSON.stringify(specification));
+  return {
+    names,
+    absent,
+    remove() {
+      rmSync(file);
+      if (made !== undefined) rmSync(made, { recursive: true });
+      rmSync(directory, { recursive: true });
+    },
+  };
+}
