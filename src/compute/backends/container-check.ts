@@ -42,7 +42,9 @@ export async function checkContainers(engine: Engine, settings: ContainerSetting
     checkLimits(info),
     checkRestart(info, podman !== undefined),
     checkUsers(info),
-    ...('offers' in settings ? [await checkDisk(engine, settings.image)] : checkGpus(settings)),
+    ...('offers' in settings
+      ? [{ name: 'disk', ok: true, detail: (await checkDisk(engine, settings.image)).detail }]
+      : checkGpus(settings)),
   ];
 }
 
@@ -108,37 +110,36 @@ function checkUsers({ SecurityOptions }: Info): Finding {
 }
 
 /** Whether `disk_gb` is enforced, tried on a container that is never started and at once removed. Never throws. */
-export async function checkDisk(engine: Engine, image: string): Promise<Finding> {
-  const found = (detail: string, ok = true) => ({ name: 'disk', ok, detail });
+export async function checkDisk(engine: Engine, image: string): Promise<{ isEnforced: boolean; detail: string }> {
+  const no = (detail: string) => ({ isEnforced: false, detail });
   try {
     const info = await engine.request<Info>('GET', '/info', undefined, LOOK_MILLISECONDS);
     const status = new Map(info.DriverStatus ?? []);
     // It takes the limit and leaves it out without a word (moby/moby#51222).
     if (/snapshotter/.test(status.get('driver-type') ?? ''))
-      return found(`disk_gb is not enforced: the containerd image store (${info.Driver}) has no limits`);
+      return no(`disk_gb is not enforced: the containerd image store (${info.Driver}) has no limits`);
     const driver = [info.Driver, status.get('Backing Filesystem')].filter(Boolean).join(' on ');
-    const name = `purser-disk-${randomBytes(8).toString('hex')}`;
-    const probe = { name, Image: image, Cmd: ['/bin/sh'], HostConfig: { StorageOpt: { size: '1G' } } };
-    try {
-      await engine.ask(
-        'create',
-        (abortSignal) => engine.docker.createContainer({ ...probe, abortSignal }),
-        LOOK_MILLISECONDS,
-      );
-    } catch (error) {
-      if (lacksImage(error)) return found('whether disk_gb is enforced can be told when the image is there');
-      if (!cannotLimitDisk(error)) throw error;
-      return found(`disk_gb is not enforced: ${driver} has no limits. overlay2 on xfs with pquota has, btrfs and zfs`);
-    } finally {
-      await engine.docker
-        .getContainer(name)
-        .remove({ force: true })
-        .catch(() => {});
-    }
-    return found(`disk_gb is enforced by ${driver}`);
+    const error = await tryDisk(engine, image);
+    if (error === undefined) return { isEnforced: true, detail: `disk_gb is enforced by ${driver}` };
+    if (lacksImage(error)) return no('whether disk_gb is enforced can be told when the image is there');
+    if (!cannotLimitDisk(error)) throw error;
+    return no(`disk_gb is not enforced: ${driver} has no limits. overlay2 on xfs with pquota has, btrfs and zfs`);
   } catch (error) {
-    return found(`whether disk_gb is enforced cannot be told: ${textOf(error)}`, false);
+    return no(`whether disk_gb is enforced cannot be told: ${textOf(error)}`);
   }
+}
+
+/** What the engine says against a container with a disk limit. */
+async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {
+  const name = `purser-disk-${randomBytes(8).toString('hex')}`;
+  const limited = { name, Image: image, Cmd: ['/bin/sh'], HostConfig: { StorageOpt: { size: '1G' } } };
+  try {
+    await ask('create', (abortSignal) => docker.createContainer({ ...limited, abortSignal }), LOOK_MILLISECONDS);
+  } catch (error) {
+    return error;
+  }
+  await ask('remove', (abortSignal) => docker.getContainer(name).remove({ abortSignal }), LOOK_MILLISECONDS);
+  return undefined;
 }
 
 function checkGpus(settings: Exclude<ContainerSettings, { offers: unknown }>): Finding[] {

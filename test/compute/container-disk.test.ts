@@ -1,0 +1,122 @@
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after, type TestContext } from 'node:test';
+import { promisify } from 'node:util';
+import { stringify } from 'yaml';
+import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { openContainerBackend } from '../../src/compute/backends/container.ts';
+import { openBtrfs } from './engines/btrfs.ts';
+import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+import { openPodman } from './engines/podman.ts';
+
+const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
+after(() => rmSync(leases, { recursive: true, force: true }));
+
+const run = promisify(execFile);
+const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
+
+/** A backend that leases one GB of disk, and one machine of it. */
+async function rent(engine: Engine) {
+  const offer = { id: 'small', count: 1, cpus: 1, memory_gib: 0.25, max_disk_gb: 1, price_hourly_usd: 1n };
+  const backend = openContainerBackend(
+    {
+      backend: 'container',
+      socket: engine.socket,
+      image: IMAGE,
+      pull: 'never',
+      network: 'none',
+      pids: 64,
+      provision_seconds: 60,
+      limits: { max_seconds: 3600 },
+      offers: [offer],
+    },
+    { leases, prefix: tagPrefix(INSTALLATION) },
+  );
+  const disk = (await backend.check?.())?.find(({ name }) => name === 'disk');
+  const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });
+  const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
+  const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });
+  assert.equal(created.kind, 'created', JSON.stringify(created));
+  const reserve = (megabytes: number) =>
+    backend.exec(tag, {
+      command: `fallocate -l ${megabytes}M /tmp/file`,
+      timeoutSeconds: 60,
+      streamBytesMax: 4096,
+    });
+  return {
+    disk,
+    reserve,
+    left: () => engine.docker.listContainers({ all: true }),
+    destroy: () => backend.destroy(tag),
+  };
+}
+
+/** What `purser config check --json` says of such a slot. */
+async function configCheck(engine: Engine): Promise<{ ok: boolean; notes: string[] }> {
+  const offers = [{ id: 'small', cpus: 1, memory_gib: 1, max_disk_gb: 1, price_hourly_usd: '0.01' }];
+  const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
+  const file = join(leases, `${randomBytes(4).toString('hex')}.yaml`);
+  writeFileSync(file, stringify({ compute: { provider_three } }));
+  const main = join(import.meta.dirname, '../../cli/main.ts');
+  const { stdout } = await run(process.execPath, [
+    main,
+    '--json',
+    '--config',
+    file,
+    '--data',
+    leases,
+    'config',
+    'check',
+  ]);
+  return JSON.parse(stdout);
+}
+
+const ENGINES: [name: string, open: (t: TestContext, data?: string) => Promise<Engine | undefined>, driver: string][] =
+  [
+    [
+      'Docker',
+      (t, data) =>
+        openDocker(t, { shared: true, ...(data === undefined ? {} : { data, flags: ['--storage-driver=btrfs'] }) }),
+      'overlay2',
+    ],
+    ['Podman', (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }), 'overlay'],
+  ];
+
+for (const [name, open, driver] of ENGINES) {
+  test(`${name}: disk_gb is what a lease can write where the storage driver has limits`, async (t) => {
+    const btrfs = openBtrfs(t);
+    if (!btrfs) return;
+    const engine = await open(t, btrfs.directory);
+    t.after(async () => {
+      await engine?.stop();
+      btrfs.close();
+    });
+    if (!engine) return;
+    const { disk, reserve, left, destroy } = await rent(engine);
+    assert.deepEqual(disk, { name: 'disk', ok: true, detail: 'disk_gb is enforced by btrfs' });
+    assert.equal((await reserve(900)).exitCode, 0);
+    const over = await reserve(1100);
+    assert.notEqual(over.exitCode, 0);
+    assert.match(over.stderr.toString(), /quota exceeded/i);
+    await destroy();
+    assert.deepEqual(await left(), [], 'the trial of the limit leaves nothing');
+  });
+
+  test(`${name}: where the storage driver has no limits a lease is made all the same, and check says so`, async (t) => {
+    const engine = await open(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    const { disk, reserve, left, destroy } = await rent(engine);
+    assert.equal(disk?.ok, true, 'it is as it is, and no fault');
+    assert.match(disk?.detail ?? '', new RegExp(`^disk_gb is not enforced: ${driver} on \\w+ has no limits`));
+    assert.equal((await reserve(1100)).exitCode, 0);
+    const { ok, notes } = await configCheck(engine);
+    assert.deepEqual([ok, notes], [true, [`compute.provider_three: ${disk?.detail}`]]);
+    await destroy();
+    assert.deepEqual(await left(), []);
+  });
+}

@@ -1,0 +1,40 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { hasComponent, hasProgram } from '../../helper/component.ts';
+import { unmountBelow } from './docker.ts';
+
+const BYTES = 4 * 1024 ** 3; // Sparse: it takes what is written.
+
+/** A btrfs in a file: a file system on which both engines can limit a container's disk. Undefined, and the test skipped, without one. */
+export function openBtrfs(t: TestContext): { directory: string; close(): void } | undefined {
+  const below = mkdtempSync(join(tmpdir(), 'purser-btrfs-'));
+  const directory = join(below, 'mount');
+  const mount = () => {
+    if (process.getuid?.() !== 0 || !hasProgram('mkfs.btrfs')) return false;
+    const file = join(below, 'image');
+    writeFileSync(file, '');
+    truncateSync(file, BYTES);
+    mkdirSync(directory);
+    try {
+      execFileSync('mkfs.btrfs', ['-q', file], { stdio: 'ignore' });
+      execFileSync('mount', ['-o', 'loop', file, directory], { stdio: 'ignore' });
+      return true;
+    } catch {
+      return false; // The kernel has no btrfs or no loop devices.
+    }
+  };
+  const isMounted = hasComponent(t, 'btrfs', mount);
+  const close = () => {
+    if (isMounted) {
+      unmountBelow(directory);
+      execFileSync('umount', [directory]);
+    }
+    rmSync(below, { recursive: true, force: true });
+  };
+  if (isMounted) return { directory, close };
+  close();
+  return undefined;
+}
