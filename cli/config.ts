@@ -16,7 +16,9 @@ export function configCommands(program: Command): void {
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
         const { adviceOn } = await import('../src/compute/advice.ts');
-        for (const note of adviceOn(config.compute)) say(`note: ${note}`);
+        const { diskNotes } = await import('../src/compute/disk-notes.ts');
+        const notes = [...adviceOn(config.compute), ...(await diskNotes(config.compute))];
+        for (const note of notes) say(`note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;
         print(JSON.stringify({ ok: false, file: null, faults: error.faults }));

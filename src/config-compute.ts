@@ -43,7 +43,13 @@ const container = {
   ),
   image: v.pipe(v.string(), v.minLength(1)),
   pull: v.optional(v.picklist(['never', 'missing']), 'never'),
-  network: v.optional(v.pipe(v.string(), v.minLength(1)), 'none'),
+  network: v.optional(
+    v.pipe(
+      v.string(),
+      v.regex(/^(?!host$)[A-Za-z0-9][\w.-]*$/, 'must be none, or the name of a network that you made on the engine'),
+    ),
+    'none',
+  ),
   pids: v.optional(whole(16, 1_000_000), 512),
   provision_seconds: v.optional(whole(1, 86_400), CONTAINER_PROVISION_SECONDS),
 };

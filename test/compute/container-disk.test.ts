@@ -10,7 +10,7 @@ import { stringify } from 'yaml';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { openBtrfs } from './engines/btrfs.ts';
-import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
 const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
@@ -20,13 +20,13 @@ const run = promisify(execFile);
 const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
 
 /** A backend that leases one GB of disk, and one machine of it. */
-async function rent(engine: Engine) {
+async function rent(engine: Engine, image = IMAGE) {
   const offer = { id: 'small', count: 1, cpus: 1, memory_gib: 0.25, max_disk_gb: 1, price_hourly_usd: 1n };
   const backend = openContainerBackend(
     {
       backend: 'container',
       socket: engine.socket,
-      image: IMAGE,
+      image,
       pull: 'never',
       network: 'none',
       pids: 64,
@@ -36,57 +36,49 @@ async function rent(engine: Engine) {
     },
     { leases, prefix: tagPrefix(INSTALLATION) },
   );
-  const disk = (await backend.check?.())?.find(({ name }) => name === 'disk');
+  const findings = new Map((await backend.check?.())?.map((it) => [it.name, it]));
   const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });
   const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
   const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });
   assert.equal(created.kind, 'created', JSON.stringify(created));
-  const reserve = (megabytes: number) =>
+  const reserve = (megabytes: number, file = '/tmp/file') =>
     backend.exec(tag, {
-      command: `fallocate -l ${megabytes}M /tmp/file`,
+      command: `fallocate -l ${megabytes}M ${file}`,
       timeoutSeconds: 60,
       streamBytesMax: 4096,
     });
   return {
-    disk,
+    disk: findings.get('disk'),
+    image: findings.get('image'),
     reserve,
     left: () => engine.docker.listContainers({ all: true }),
     destroy: () => backend.destroy(tag),
   };
 }
 
-/** What `purser config check --json` says of such a slot. */
-async function configCheck(engine: Engine): Promise<{ ok: boolean; notes: string[] }> {
+/** What `purser config check` says of such a slot. */
+async function configCheck(engine: Engine): Promise<string> {
   const offers = [{ id: 'small', cpus: 1, memory_gib: 1, max_disk_gb: 1, price_hourly_usd: '0.01' }];
   const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
   const file = join(leases, `${randomBytes(4).toString('hex')}.yaml`);
   writeFileSync(file, stringify({ compute: { provider_three } }));
   const main = join(import.meta.dirname, '../../cli/main.ts');
-  const { stdout } = await run(process.execPath, [
-    main,
-    '--json',
-    '--config',
-    file,
-    '--data',
-    leases,
-    'config',
-    'check',
-  ]);
-  return JSON.parse(stdout);
+  const { stderr } = await run(process.execPath, [main, '--config', file, '--data', leases, 'config', 'check']);
+  return stderr;
 }
 
-const ENGINES: [name: string, open: (t: TestContext, data?: string) => Promise<Engine | undefined>, driver: string][] =
-  [
-    [
-      'Docker',
-      (t, data) =>
-        openDocker(t, { shared: true, ...(data === undefined ? {} : { data, flags: ['--storage-driver=btrfs'] }) }),
-      'overlay2',
-    ],
-    ['Podman', (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }), 'overlay'],
-  ];
+type Open = (t: TestContext, data?: string) => Promise<Engine | undefined>;
+const openOn: Record<'Docker' | 'Podman', Open> = {
+  Docker: (t, data) =>
+    openDocker(t, { shared: true, ...(data === undefined ? {} : { data, flags: ['--storage-driver=btrfs'] }) }),
+  Podman: (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }),
+};
 
-for (const [name, open, driver] of ENGINES) {
+for (const [name, driver, volumes] of [
+  ['Docker', 'overlay2', 'beside'],
+  ['Podman', 'overlay', 'ignored'],
+] as const) {
+  const open = openOn[name];
   test(`${name}: disk_gb is what a lease can write where the storage driver has limits`, async (t) => {
     const btrfs = openBtrfs(t);
     if (!btrfs) return;
@@ -98,12 +90,19 @@ for (const [name, open, driver] of ENGINES) {
     if (!engine) return;
     const { disk, reserve, left, destroy } = await rent(engine);
     assert.deepEqual(disk, { name: 'disk', ok: true, detail: 'disk_gb is enforced by btrfs' });
+    assert.doesNotMatch(await configCheck(engine), /disk_gb/);
     assert.equal((await reserve(900)).exitCode, 0);
     const over = await reserve(1100);
     assert.notEqual(over.exitCode, 0);
     assert.match(over.stderr.toString(), /quota exceeded/i);
     await destroy();
     assert.deepEqual(await left(), [], 'the trial of the limit leaves nothing');
+
+    const other = await rent(engine, IMAGE_WITH_VOLUME);
+    const isBeside = (await other.reserve(1100, '/data/file')).exitCode === 0;
+    assert.equal(isBeside, volumes === 'beside', 'whether a volume of the image lies beside the limit');
+    assert.equal(/its volumes \/data lie beside/.test(other.image?.detail ?? ''), isBeside, other.image?.detail);
+    await other.destroy();
   });
 
   test(`${name}: where the storage driver has no limits a lease is made all the same, and check says so`, async (t) => {
@@ -114,8 +113,7 @@ for (const [name, open, driver] of ENGINES) {
     assert.equal(disk?.ok, true, 'it is as it is, and no fault');
     assert.match(disk?.detail ?? '', new RegExp(`^disk_gb is not enforced: ${driver} on \\w+ has no limits`));
     assert.equal((await reserve(1100)).exitCode, 0);
-    const { ok, notes } = await configCheck(engine);
-    assert.deepEqual([ok, notes], [true, [`compute.provider_three: ${disk?.detail}`]]);
+    assert.ok((await configCheck(engine)).includes(`Note: compute.provider_three: ${disk?.detail}.`));
     await destroy();
     assert.deepEqual(await left(), []);
   });

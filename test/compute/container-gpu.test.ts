@@ -26,7 +26,7 @@ const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
 const freshTag = () => tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
 const SPEC = { gpu: 'h100', gpus: 1, cpus: 0.25, memory_gib: 0.12, max_seconds: 600 };
 
-function openBackend(engine: Engine, devices: string[]) {
+function openBackend(engine: Engine, devices: string[], prefix = tagPrefix(INSTALLATION)) {
   const backend = openContainerBackend(
     {
       backend: 'container',
@@ -41,7 +41,7 @@ function openBackend(engine: Engine, devices: string[]) {
       gpu_devices: { h100: devices },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix: tagPrefix(INSTALLATION) },
+    { leases, prefix },
   );
   const create = async (gpus = 1, tag = freshTag()) => {
     const quote = await backend.quote({ ...SPEC, gpus });
@@ -105,7 +105,7 @@ test('after a restart the engine’s containers tell which GPUs are leased, whoe
   const { engine, gpus } = opened;
   const before = openBackend(engine, gpus.names);
   const first = await before.rent();
-  const after = openBackend(engine, gpus.names);
+  const after = openBackend(engine, gpus.names, 'purser-inst-another-');
   const second = await after.rent();
   assert.deepEqual(await after.seen(second), [gpus.names[1]]);
   assert.equal((await after.order()).kind, 'refused');

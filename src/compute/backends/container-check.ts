@@ -37,7 +37,7 @@ export async function checkContainers(engine: Engine, settings: ContainerSetting
   const name = podman ? `Podman ${podman.Version}` : `Docker Engine ${version.Version}`;
   return [
     { name: 'engine', ok: true, detail: `${name} on ${settings.socket}` },
-    await checkImage(ask, settings),
+    await checkImage(ask, settings, podman !== undefined),
     await checkNetwork(ask, settings.network),
     checkLimits(info),
     checkRestart(info, podman !== undefined),
@@ -50,13 +50,13 @@ export async function checkContainers(engine: Engine, settings: ContainerSetting
 
 type Ask = <T>(path: string) => Promise<T>;
 
-async function checkImage(ask: Ask, settings: ContainerSettings): Promise<Finding> {
+async function checkImage(ask: Ask, settings: ContainerSettings, isPodman: boolean): Promise<Finding> {
   const { image, pull } = settings;
   try {
     const { Config } = await ask<ImageConfig>(`/images/${image}/json`);
     const volumes = Object.keys(Config?.Volumes ?? {});
-    const beside =
-      'offers' in settings && volumes.length ? `; its volumes ${volumes.join(', ')} may lie beside the disk limit` : '';
+    const isBeside = 'offers' in settings && !isPodman && volumes.length > 0;
+    const beside = isBeside ? `; its volumes ${volumes.join(', ')} lie beside any disk limit` : '';
     return { name: 'image', ok: true, detail: `${image} is there${beside}` };
   } catch (error) {
     if (statusOf(error) !== 404) return { name: 'image', ok: false, detail: textOf(error) };

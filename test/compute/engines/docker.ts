@@ -10,6 +10,7 @@ import { hasComponent, hasProgram } from '../../helper/component.ts';
 import { until } from '../conformance.ts';
 
 export const IMAGE = 'localhost/busybox:1';
+export const IMAGE_WITH_VOLUME = 'localhost/busybox-volume:1';
 const READY_MILLISECONDS = 30_000;
 const LEAVES_THE_NETWORK_ALONE = [
   '--bridge=none',
@@ -29,29 +30,48 @@ export type DockerOptions = {
   /** Where its data lies, if not in its own directory. */
   data?: string;
   flags?: string[];
+  /** In a network namespace of its own, where it may make networks. */
+  apart?: boolean;
 };
 
 /** Starts a real dockerd in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
 export async function openDocker(
   t: TestContext,
-  { shared = false, data, flags = [] }: DockerOptions = {},
+  { shared = false, data, flags = [], apart = false }: DockerOptions = {},
 ): Promise<Engine | undefined> {
   const isThere = () => process.getuid?.() === 0 && hasProgram('dockerd') && hasProgram('busybox');
   if (!hasComponent(t, 'docker', isThere)) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-docker-'));
   const socket = `unix://${directory}/docker.sock`;
   const places = ['--data-root', data ?? `${directory}/data`, '--exec-root', `${directory}/exec`];
-  const child = spawn(
+  const command = [
     'dockerd',
-    ['-H', socket, ...places, '--pidfile', `${directory}/pid`, ...LEAVES_THE_NETWORK_ALONE, ...flags],
-    { stdio: ['ignore', 'ignore', 'pipe'] },
-  );
+    '-H',
+    socket,
+    ...places,
+    '--pidfile',
+    `${directory}/pid`,
+    ...LEAVES_THE_NETWORK_ALONE,
+    ...flags,
+  ];
+  const child = startEngine(command, apart);
   const docker = new Docker({ socketPath: `${directory}/docker.sock` });
   const stop = () => stopEngine({ docker, child, directory });
+  try {
+    await untilReady(docker, child);
+    await importBusybox(docker, directory);
+  } catch (error) {
+    await stop();
+    throw error;
+  }
   if (!shared) t.after(stop);
-  await untilReady(docker, child);
-  await importBusybox(docker, directory);
   return { socket, docker, directory, stop };
+}
+
+/** Starts an engine; `apart` in a network namespace of its own. */
+export function startEngine(command: string[], apart: boolean, env = process.env): ChildProcess {
+  const [program, ...args] = apart ? ['unshare', '--net', ...command] : command;
+  return spawn(program as string, args, { stdio: ['ignore', 'ignore', 'pipe'], env });
 }
 
 /** Waits until an engine that was just started answers. */
@@ -122,7 +142,13 @@ export function unmountBelow(directory: string): void {
 
 /** An image without a registry: busybox and a link for each of its commands. */
 export async function importBusybox(docker: Docker, directory: string): Promise<void> {
-  const stream = await docker.importImage(packBusybox(directory), { repo: IMAGE }); // Podman takes no tag of its own.
+  const archive = packBusybox(directory);
+  await importImage(docker, archive, { repo: IMAGE }); // Podman takes no tag of its own.
+  await importImage(docker, archive, { repo: IMAGE_WITH_VOLUME, changes: 'VOLUME /data' });
+}
+
+async function importImage(docker: Docker, archive: string, options: object): Promise<void> {
+  const stream = await docker.importImage(archive, options);
   await new Promise<void>((resolve, reject) =>
     docker.modem.followProgress(stream, (error) => (error ? reject(error) : resolve())),
   );

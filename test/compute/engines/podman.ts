@@ -1,11 +1,10 @@
-import { spawn } from 'node:child_process';
 import { mkdtempSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import Docker from 'dockerode';
 import { hasComponent, hasProgram } from '../../helper/component.ts';
-import { type Engine, importBusybox, stopEngine, untilReady } from './docker.ts';
+import { type Engine, importBusybox, startEngine, stopEngine, untilReady } from './docker.ts';
 
 /** Limits that a host without CAP_SYS_RESOURCE can give, a runtime for hybrid cgroups, and no systemd. */
 const CONTAINERS_CONF = `[containers]
@@ -26,12 +25,14 @@ export type PodmanOptions = {
   driver?: string;
   /** Where its data lies, if not in its own directory. */
   data?: string;
+  /** In a network namespace of its own, where it may make networks. */
+  apart?: boolean;
 };
 
 /** Starts a real Podman service in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
 export async function openPodman(
   t: TestContext,
-  { registry = 'localhost', driver = 'overlay', data }: PodmanOptions = {},
+  { registry = 'localhost', driver = 'overlay', data, apart = false }: PodmanOptions = {},
 ): Promise<Engine | undefined> {
   const isThere = () =>
     process.getuid?.() === 0 && ['podman', '/usr/lib/podman/netavark', 'runc', 'busybox'].every(hasProgram);
@@ -51,13 +52,17 @@ export async function openPodman(
     '--tmpdir',
     `${directory}/libpod`,
   ];
-  const child = spawn('podman', [...storage, '--storage-driver', driver, 'system', 'service', '--time=0', socket], {
-    stdio: ['ignore', 'ignore', 'pipe'],
-    env: { ...process.env, CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries },
-  });
+  const places = [...storage, '--storage-driver', driver, '--network-config-dir', `${directory}/networks`];
+  const env = { ...process.env, CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries };
+  const child = startEngine(['podman', ...places, 'system', 'service', '--time=0', socket], apart, env);
   const docker = new Docker({ socketPath: `${directory}/podman.sock` });
   const stop = () => stopEngine({ docker, child, directory });
-  await untilReady(docker, child);
-  await importBusybox(docker, directory);
+  try {
+    await untilReady(docker, child);
+    await importBusybox(docker, directory);
+  } catch (error) {
+    await stop();
+    throw error;
+  }
   return { socket, docker, directory, stop };
 }
