@@ -56,7 +56,8 @@ const container = {
 
 /** A device as the GPU's vendor names it: an index, `GPU-` and its UUID, or a part of one. */
 const device = v.pipe(
-  v.string(),
+  v.union([v.string(), v.number()], 'must be an index or a UUID'),
+  v.transform(String),
   v.regex(/^[A-Za-z0-9][\w:.-]*$/, 'must be an index or a UUID, as nvidia-smi -L shows them'),
 );
 

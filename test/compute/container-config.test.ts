@@ -76,6 +76,7 @@ test('devices are those that are named, or the first indexes of the only type', 
     return gpuDevices(settings);
   };
   assert.deepEqual(devices(ONE_PRICE, LIMITS), { h100: ['0', '1'] });
+  assert.deepEqual(devices(ONE_PRICE, LIMITS, 'gpu_devices: { h100: [2, 3] }'), { h100: ['2', '3'] });
   const named = { h100: ['GPU-8d2f', '3'], l4: ['MIG-1'] };
   assert.deepEqual(devices(PRICES, LIMITS, `gpu_devices: ${JSON.stringify(named)}`), named);
 });

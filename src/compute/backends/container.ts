@@ -44,11 +44,12 @@ export function openContainerBackend(
     try {
       await engine.isPodman();
       claim = await room.take(order.tag, sizeOf(settings, order.quote.spec));
+      if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, 'capacity_unavailable');
+      deadlines.write(order.tag, order.deadline);
     } catch (error) {
-      return refused(`The engine cannot be asked: ${textOf(error)}`);
+      // Nothing was asked for yet.
+      return settle(order.tag, refused(`The container cannot be ordered: ${textOf(error)}`));
     }
-    if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, 'capacity_unavailable');
-    deadlines.write(order.tag, order.deadline);
     const made = await make(order, claim).catch(unknown);
     if (made !== 'no_image') return settle(order.tag, made);
     if (settings.pull === 'missing') return awaitImage(order, claim);
