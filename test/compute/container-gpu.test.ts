@@ -201,7 +201,15 @@ test('a lease whose GPU never arrives is never sold, and its reason reaches the 
   if (!opened) return;
   const house = await openGpuHouse(t, opened.engine, [opened.gpus.absent]);
   const asked = house.lease('k');
-  await until('the machine is there', async () => (await house.machines()) === 1);
+  const seen = await until('its GPUs were counted', async () => {
+    const [resource] = (await house.run('resource.list', {})).resources;
+    return resource?.last_error ? resource : undefined;
+  });
+  assert.deepEqual(
+    [seen.status, seen.last_error],
+    ['provisioning', 'nvidia-smi -L shows 0 of 1 GPUs inside (No devices were found)'],
+  );
+  assert.equal(await house.machines(), 1);
   assert.equal((await house.budget(house.token)).used_usd, '0.00');
   house.clock.advance(61);
   const answer = await asked;
