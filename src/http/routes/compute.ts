@@ -5,7 +5,8 @@ import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/
 import { fingerprint } from '../../fingerprint.ts';
 import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
-import { createLease, extendLease, stopLease } from '../../spend/lease.ts';
+import { createLease, stopLease } from '../../spend/lease.ts';
+import { extendLease } from '../../spend/lease-extend.ts';
 import {
   ComputeRequest,
   ExecRequest,
@@ -74,6 +75,15 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
       cause,
     });
   }
+}
+
+/** The same for what changes a machine: it is waited for when the server stops, and answered before that is over. */
+function reachInside<T>(app: DoorApp, call: () => Promise<T>): Promise<T> {
+  const cutShort = () =>
+    new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
+      retryAfterSeconds: 5,
+    });
+  return app.running.attend(() => reach(call), cutShort);
 }
 
 export const listOffers = endpoint({
@@ -233,7 +243,7 @@ export const execCompute = endpoint({
   scope: 'wallet',
   body: ExecRequest,
   answer: ExecResult,
-  refusals: ['not_found', 'resource_not_active'],
+  refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
   example: {
     body: { id: ID, command: 'uname -s', timeout: 60 },
     answer: {
@@ -251,7 +261,7 @@ export const execCompute = endpoint({
     const { backend, ref } = active(app, principal.wallet, body.id);
     const started = performance.now();
     const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
-    const it = await reach(() => backend.exec(ref, order));
+    const it = await reachInside(app, () => backend.exec(ref, order));
     return {
       body: {
         id: body.id,
@@ -273,7 +283,7 @@ export const uploadCompute = endpoint({
   body: UploadRequest,
   bodyBytesMax: UPLOAD_BYTES_MAX,
   answer: UploadResult,
-  refusals: ['not_found', 'resource_not_active'],
+  refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
   example: {
     body: { id: ID, path: '/work/hello.txt', content_base64: 'aGVsbG8K' },
     answer: {
@@ -288,7 +298,7 @@ export const uploadCompute = endpoint({
     if (content.length > CONTENT_BYTES_MAX)
       throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
     const { backend, ref } = active(app, principal.wallet, body.id);
-    await reach(() => backend.upload(ref, body.path, content));
+    await reachInside(app, () => backend.upload(ref, body.path, content));
     return { body: { id: body.id, path: body.path, bytes: content.length, sha256: hash('sha256', content, 'hex') } };
   },
 });
