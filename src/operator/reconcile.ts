@@ -2,7 +2,7 @@ import type { Machine } from '../compute/backend.ts';
 import { findResource, questionedResources, type Resource } from '../compute/resources.ts';
 import { cautionOf, endCaution } from '../spend/caution.ts';
 import { step, whyToEnd } from '../spend/lease-steps.ts';
-import { sweep } from '../spend/sweep.ts';
+import { newPass, sweep } from '../spend/sweep.ts';
 import type { OperatorApp } from './command.ts';
 
 /** So long a backend may take to say what it has; the answer names those that did not. */
@@ -26,10 +26,10 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
     await app.running.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
     app.wakeAt(now);
   }
-  const seen = new Set<string>();
+  const pass = newPass({ report: !apply });
   const orphans = await Promise.all(
     app.slots.list.map(async ({ slot, backend }) => {
-      const found = sweep(app, backend, app.clock.now(), { report: !apply, seen }).then(
+      const found = sweep(app, backend, app.clock.now(), pass).then(
         (list) => ({ list }),
         (error: Error) => ({ error: error.message }),
       );

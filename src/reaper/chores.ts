@@ -19,7 +19,7 @@ import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry }
 import { windUp } from '../spend/close.ts';
 import { step } from '../spend/lease-steps.ts';
 import { recover } from '../spend/recover.ts';
-import { sweep } from '../spend/sweep.ts';
+import { newPass, type Pass, sweep } from '../spend/sweep.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Orphans are looked for this often. */
@@ -71,21 +71,16 @@ export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void
   const now = app.clock.now();
   if (!app.slots.list.length || now < app.sweepAt || app.clock.expiryBlocked()) return;
   app.sweepAt = now + SWEEP_SECONDS;
-  const seen = new Set<string>();
+  const pass = newPass();
   const idle = app.slots.list.filter(({ backend }) => !sweeping.has(backend));
-  const sweeps = idle.map((it) => sweepOne(app, reaped, it, seen));
+  const sweeps = idle.map((it) => sweepOne(app, reaped, it, pass));
   await app.running.waitFor(Promise.all(sweeps), WAIT_SECONDS);
 }
 
-async function sweepOne(
-  app: ReaperApp,
-  reaped: Reaped,
-  { slot, backend }: ConfiguredSlot,
-  seen: Set<string>,
-): Promise<void> {
+async function sweepOne(app: ReaperApp, reaped: Reaped, { slot, backend }: ConfiguredSlot, pass: Pass): Promise<void> {
   sweeping.add(backend);
   try {
-    for (const orphan of await sweep(app, backend, app.clock.now(), { seen })) {
+    for (const orphan of await sweep(app, backend, app.clock.now(), pass)) {
       if (orphan.destroyed) reaped.orphans++;
       else app.events.orphanSeen(backend.name, orphan.ref, orphan.tag);
     }

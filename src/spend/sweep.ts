@@ -10,29 +10,31 @@ const KILL_COUNT_MAX = 10;
 
 export type Orphan = Owned & { resourceId: string; destroyed: boolean };
 
+/** One look at all backends: two slots may have one engine behind them, and what the first has seen is its affair. */
+export type Pass = { seen: Set<string>; killsLeft: number };
+/** `report` looks only, and destroys nothing. */
+export const newPass = ({ report = false } = {}): Pass => ({
+  seen: new Set(),
+  killsLeft: report ? 0 : KILL_COUNT_MAX,
+});
+
 /**
  * Lists the backend by this installation's tag and destroys what no live row knows: older than a grace period, a few in
- * one pass, nothing when the list failed or is partial (design, section 7). With `report`, and while the installation
- * only reports, nothing is touched. Two slots may have one engine behind them: what is in `seen` is the other's affair.
+ * one pass, nothing when the list failed or is partial (design, section 7), and nothing while the installation only
+ * reports.
  */
-export async function sweep(
-  app: LeaseApp,
-  backend: Backend,
-  now: number,
-  { report = false, seen = new Set<string>() } = {},
-): Promise<Orphan[]> {
+export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: Pass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
   const orphans: Orphan[] = [];
-  let tried = 0;
   for (const owned of await backend.listOwned(prefix)) {
     const resourceId = resourceIdOf(prefix, owned.tag);
     const resource = findResource(app.ledger.read, resourceId);
     const known = resource && resource.endedAt === null && (resource.ref === null || resource.ref === owned.ref);
     const name = `${backend.name} ${owned.ref}`;
-    if (known || now - owned.createdAt < GRACE_SECONDS || seen.has(name)) continue;
-    seen.add(name);
-    const spared = report || reportOnlyOf(app.ledger.read) !== undefined || tried >= KILL_COUNT_MAX;
-    if (!spared) tried++;
+    if (known || now - owned.createdAt < GRACE_SECONDS || pass.seen.has(name)) continue;
+    pass.seen.add(name);
+    const spared = pass.killsLeft <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
+    if (!spared) pass.killsLeft--;
     orphans.push({ ...owned, resourceId, destroyed: !spared && (await destroy(app, backend, owned)) });
   }
   return orphans;
