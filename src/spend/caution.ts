@@ -26,6 +26,7 @@ export function cautionOf(read: Reader): (ReportOnly & { leases: number; sentenc
   const state = reportOnlyOf(read);
   if (!state) return undefined;
   const leases = questionedResources(read).length;
-  const sentence = `report only: ${state.reason}. ${leases} leases of before are in question; no orphan and none of them is ended before \`purser resource reconcile --apply\``;
+  const count = `${leases} live ${leases === 1 ? 'lease' : 'leases'} of before`;
+  const sentence = `report only: ${state.reason}; ${count} and every orphan are left alone until \`purser resource reconcile --apply\``;
   return { ...state, leases, sentence };
 }
