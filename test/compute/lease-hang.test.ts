@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from './conformance.ts';
-import { hold, LONG, openMemoryHouse, PRICE } from './leases.ts';
+import { openEngineProxy } from './engines/proxy.ts';
+import { hold, LONG, openLeaseHouse, openMemoryHouse, PRICE, sharedDocker } from './leases.ts';
 
 /** What has to answer at once does so within this, on a machine that does much else. */
 const AT_ONCE_MILLISECONDS = 700;
@@ -228,4 +229,47 @@ test('a command that ends while the server drains is answered as ever', async (t
   late.go();
   assert.deepEqual([(await exec).status, (await exec).body.stdout], [200, 'hello\n']);
   await closing;
+});
+
+test('a command that never ends, because its own guard was stopped, is answered all the same', async (t) => {
+  const house = await openMemoryHouse(t);
+  const { token } = await house.openWallet(LONG);
+  const { id } = (await house.lease(token)).body;
+  const never = hold();
+  house.memory.before.exec = never.wait;
+  t.after(never.go);
+  const { answer, milliseconds } = await timed(() =>
+    house.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true', timeout: 1 } }),
+  );
+  assert.deepEqual([answer.status, answer.body.error.code], [503, 'provider_unavailable']);
+  assert.ok(milliseconds >= 1000 && milliseconds < 20_000, `${milliseconds} ms`);
+});
+
+test('a real engine that does not answer: close names it in time, and all ends by itself when it is back', async (t) => {
+  const engine = await sharedDocker(t);
+  if (!engine) return;
+  const proxy = await openEngineProxy(t, engine);
+  const house = await openLeaseHouse(t, { socket: proxy.socket });
+  assert.ok(house);
+  const { id: walletId, token } = await house.openWallet(LONG);
+  const { id } = (await house.lease(token)).body;
+  proxy.hang(true);
+  const { answer: closed, milliseconds } = await timed(() => house.closeWallet(walletId));
+  assert.deepEqual([closed.status, closed.body.error.code], [409, 'cleanup_pending']);
+  assert.ok(milliseconds < 1000 + AT_ONCE_MILLISECONDS, `close_wait_seconds is 1, and it took ${milliseconds} ms`);
+  const { answer: stopped, milliseconds: stopMilliseconds } = await timed(() => house.stop(token, id));
+  assert.equal(stopped.body.status, 'stopping');
+  assert.ok(stopMilliseconds < 1000 + AT_ONCE_MILLISECONDS);
+  const read = async () => (await house.ask('GET', `/v1/wallets/${walletId}`, { token: house.accountKey })).body;
+  const waiting = await read();
+  assert.deepEqual([waiting.status, waiting.cleanup.pending, waiting.cleanup.attempts > 0], ['closing', true, true]);
+  assert.match(waiting.cleanup.last_error, new RegExp(`${id} on container: .*not answered`));
+  assert.equal((await house.machines()).length, 1);
+
+  house.app.reaper.start();
+  proxy.hang(false);
+  await until('it is closed, without anybody asking', async () => (await read()).status === 'closed');
+  assert.deepEqual(await house.machines(), []);
+  assert.deepEqual([(await read()).used_usd, (await read()).returned_cents], [PRICE, 499]);
+  assert.deepEqual(house.problems(), []);
 });

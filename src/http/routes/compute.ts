@@ -77,13 +77,27 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
   }
 }
 
-/** The same for what changes a machine: it is waited for when the server stops, and answered before that is over. */
-function reachInside<T>(app: DoorApp, call: () => Promise<T>): Promise<T> {
+/**
+ * A machine's own guard ends a command at its limit. What has not ended so long afterwards is not waited for: a tenant may
+ * have stopped that guard.
+ */
+const GRACE_SECONDS = 15;
+const UPLOAD_SECONDS = 120;
+
+/** The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is over. */
+function reachInside<T>(app: DoorApp, seconds: number, call: () => Promise<T>): Promise<T> {
   const cutShort = () =>
     new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
       retryAfterSeconds: 5,
     });
-  return app.running.attend(() => reach(call), cutShort);
+  return app.running.attend(async () => {
+    const answer = await app.running.waitFor(
+      reach(call).then((value) => ({ value })),
+      seconds + GRACE_SECONDS,
+    );
+    if (answer) return answer.value;
+    throw new Refusal('provider_unavailable', `The resource has not answered within ${seconds + GRACE_SECONDS} s.`);
+  }, cutShort);
 }
 
 export const listOffers = endpoint({
@@ -261,7 +275,7 @@ export const execCompute = endpoint({
     const { backend, ref } = active(app, principal.wallet, body.id);
     const started = performance.now();
     const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
-    const it = await reachInside(app, () => backend.exec(ref, order));
+    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order));
     return {
       body: {
         id: body.id,
@@ -298,7 +312,7 @@ export const uploadCompute = endpoint({
     if (content.length > CONTENT_BYTES_MAX)
       throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
     const { backend, ref } = active(app, principal.wallet, body.id);
-    await reachInside(app, () => backend.upload(ref, body.path, content));
+    await reachInside(app, UPLOAD_SECONDS, () => backend.upload(ref, body.path, content));
     return { body: { id: body.id, path: body.path, bytes: content.length, sha256: hash('sha256', content, 'hex') } };
   },
 });
