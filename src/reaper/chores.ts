@@ -26,6 +26,8 @@ import type { Reaped, ReaperApp } from './reaper.ts';
 const SWEEP_SECONDS = 60;
 /** So long a chore waits for a backend. One that hangs goes on by itself, and holds up nothing of the others. */
 const WAIT_SECONDS = 15;
+/** Steps that an earlier pass has waited for in vain. */
+const hung = new WeakSet<object>();
 /** Backends whose last sweep has not ended yet. */
 const sweeping = new WeakSet<Backend>();
 
@@ -97,11 +99,11 @@ export async function recoverLeft(app: ReaperApp): Promise<void> {
   await recover(app);
 }
 
-/** Drives `closing` and `expired` wallets to `closed`. */
+/** Drives `closing` and `expired` wallets to `closed`; their leases have just been looked after, those that were due. */
 export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   for (let after = ''; ; ) {
     const page = endingWallets(app.ledger.read, after);
-    const wound = await Promise.allSettled(page.map(({ id }) => windUp(app, id, WAIT_SECONDS)));
+    const wound = await Promise.allSettled(page.map(({ id }) => windUp(app, id)));
     for (const it of wound)
       tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
     after = page.at(-1)?.id ?? '';
@@ -151,13 +153,14 @@ export function nextDue(app: ReaperApp): number {
   );
 }
 
-/** How each has ended within the time of one chore; undefined is what still runs. */
+/** How each has ended within the time of one chore; undefined is what still runs. What hung in an earlier pass is not waited for again. */
 async function inTime<T>(app: ReaperApp, runs: Promise<T>[]): Promise<(PromiseSettledResult<T> | undefined)[]> {
   const results = runs.map((): PromiseSettledResult<T> | undefined => undefined);
   const all = runs.map(async (run, i) => {
     [results[i]] = await Promise.allSettled([run]);
   });
-  await app.running.waitFor(Promise.all(all), WAIT_SECONDS);
+  await app.running.waitFor(Promise.all(all.filter((_, i) => !hung.has(runs[i] as object))), WAIT_SECONDS);
+  for (const [i, run] of runs.entries()) if (!results[i]) hung.add(run);
   return results;
 }
 

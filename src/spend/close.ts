@@ -28,11 +28,13 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   if (frozen.status === 'closed') return frozen;
   const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
   const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
-  const wallet = await windUp(app, walletId, secondsLeft());
+  await endLeases(app, walletId, secondsLeft());
+  const wallet = await windUp(app, walletId);
   if (wallet.status === 'closed') return wallet;
   await app.running.quiet(walletId, secondsLeft());
   for (;;) {
-    const wound = await windUp(app, walletId, secondsLeft());
+    await endLeases(app, walletId, secondsLeft());
+    const wound = await windUp(app, walletId);
     if (wound.status === 'closed') return wound;
     const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.questionedAt !== null);
     if (isHeldBack || secondsLeft() === 0 || app.running.isCutOff()) {
@@ -43,14 +45,17 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   }
 }
 
+/** One step of each lease of a wallet, at most for so many seconds: a backend that hangs goes on by itself. */
+async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
+  const steps = liveResources(app.ledger.read, walletId).map(({ id }) => step(app, id));
+  await app.running.waitFor(Promise.all(steps), seconds);
+}
+
 /**
  * One attempt to bring a frozen wallet to its end: decides what no evidence will ever decide, and closes it when nothing
- * is left. A backend is waited for at most so many seconds; what hangs goes on by itself. What this process is driving is
- * left to end by itself.
+ * is left. What this process is driving is left to end by itself.
  */
-export async function windUp(app: CloseApp, walletId: string, waitSeconds: number): Promise<Wallet> {
-  const steps = liveResources(app.ledger.read, walletId).map(({ id }) => step(app, id));
-  const heard = await app.running.waitFor(Promise.all(steps), waitSeconds);
+export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
   // A lease waits for evidence; what is reserved is about to be driven, or to be found in doubt.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
@@ -66,7 +71,7 @@ export async function windUp(app: CloseApp, walletId: string, waitSeconds: numbe
     if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Somebody else was first, and told of it.
     const [live] = liveResources(tx, walletId);
     if (live || hasOpenOperations(tx, walletId)) {
-      noteCleanup(tx, walletId, live ? troubleOf(live, heard !== undefined) : 'requests are still in flight');
+      noteCleanup(tx, walletId, live ? troubleOf(app, live) : 'requests are still in flight');
       return undefined;
     }
     return closeWallet(tx, walletId, now);
@@ -76,6 +81,7 @@ export async function windUp(app: CloseApp, walletId: string, waitSeconds: numbe
 }
 
 /** Why a wallet waits for this lease. */
-function troubleOf({ id, backend, lastError, status }: Resource, hasAnswered: boolean): string {
-  return `${id} on ${backend}: ${lastError ?? (hasAnswered ? status : 'the backend has not answered yet')}`;
+function troubleOf({ serially }: CloseApp, { id, backend, lastError, status }: Resource): string {
+  const now = serially.isBusy(id) ? 'the backend has not answered yet' : status;
+  return `${id} on ${backend}: ${lastError ?? now}`;
 }

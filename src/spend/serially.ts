@@ -6,6 +6,8 @@ export type Serially = {
    * gathers no queue behind it. All that share an id have to ask for the same.
    */
   shared<T>(id: string, run: () => Promise<T>): Promise<T>;
+  /** Whether anything runs or waits. */
+  isBusy(id: string): boolean;
 };
 
 export function createSerially(): Serially {
@@ -22,6 +24,7 @@ export function createSerially(): Serially {
     return mine;
   }
   return Object.assign(serially, {
+    isBusy: (id: string) => last.has(id),
     shared<T>(id: string, run: () => Promise<T>): Promise<T> {
       const before = waiting.get(id) as Promise<T> | undefined;
       if (before) return before;

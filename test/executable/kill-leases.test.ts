@@ -156,7 +156,7 @@ async function undisturbed(bench: Bench, name: string, phase: Phase): Promise<st
   bench.proxy.watch();
   const answer = await phase.order(bench.server(), wallet, id);
   assert.ok(phase.isDone(answer), answer.text);
-  const { asked } = bench.proxy;
+  const asked = [...bench.proxy.asked];
   assert.equal((await bench.closeWallet(wallet.id)).status, 200);
   return asked;
 }
