@@ -1,5 +1,7 @@
 import type { Command } from 'commander';
+import type { CommandOutput } from '../src/operator/commands.ts';
 import { askAndPrint, example, showRecord, showTable } from './house.ts';
+import { when } from './report.ts';
 
 export function resourceCommands(program: Command): void {
   const group = program.command('resource').description('leases: machines that wallets paid for');
@@ -33,13 +35,11 @@ export function resourceCommands(program: Command): void {
     .action((id: string, _, command: Command) => askAndPrint(command, 'resource.stop', { id }, showRecord));
   group
     .command('reconcile')
-    .description('show what the backends have of ours that no row knows')
-    .option('--apply', 'destroy it')
+    .description('hold what the backends have of ours against the rows')
+    .option('--apply', 'destroy what no row knows; after a restore, a loss or a move, trust the rows again')
     .addHelpText('after', example('purser resource reconcile', 'purser resource reconcile --apply'))
     .action((options: { apply?: boolean }, command: Command) =>
-      askAndPrint(command, 'resource.reconcile', options, ({ orphans }) =>
-        showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at', 'destroyed'),
-      ),
+      askAndPrint(command, 'resource.reconcile', options, showReconciliation),
     );
   group
     .command('abandon')
@@ -50,4 +50,36 @@ export function resourceCommands(program: Command): void {
     .action((id: string, options: { reason: string }, command: Command) =>
       askAndPrint(command, 'resource.abandon', { id, reason: options.reason }, showRecord),
     );
+}
+
+function showReconciliation({
+  applied,
+  report_only: state,
+  leases,
+  orphans,
+  faults,
+}: CommandOutput<'resource.reconcile'>): string {
+  const parts = [
+    `Machines that no row knows:\n${showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at', 'destroyed')}`,
+  ];
+  if (state) {
+    const since = `Since ${when(state.since)} this installation only reports: ${state.reason}.`;
+    const next = applied ? 'That is over.' : 'Nothing below is ended before: purser resource reconcile --apply';
+    const table = showTable(
+      leases,
+      'id',
+      'wallet_id',
+      'provider',
+      'backend',
+      'status',
+      'expires_at',
+      'machine',
+      'deadline_at',
+      'would_end',
+    );
+    parts.unshift(`${since} ${next}`, `Leases of before:\n${table}`);
+  }
+  if (faults.length)
+    parts.push(`Backends that could not be asked:\n${showTable(faults, 'provider', 'backend', 'error')}`);
+  return parts.join('\n\n');
 }

@@ -2,6 +2,7 @@ import { existsSync } from 'node:fs';
 import { createAddressReader } from './access/address.ts';
 import { createKeyring, type Keyring } from './access/keyring.ts';
 import { createLimit } from './access/limits.ts';
+import { machineHash, readMachineId } from './access/machine-id.ts';
 import { readMasterKey } from './access/master-key.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
 import { tagPrefix } from './compute/backend.ts';
@@ -16,7 +17,14 @@ import { createReading } from './http/body.ts';
 import type { DoorApp } from './http/door.ts';
 import { openAccount } from './ledger/account.ts';
 import { findGap, readHeadFile } from './ledger/head.ts';
-import { beginEpoch, findInstallation, install, installationOf, setDefaultAccount } from './ledger/installation.ts';
+import {
+  beginEpoch,
+  findInstallation,
+  install,
+  installationOf,
+  setDefaultAccount,
+  setMachineHash,
+} from './ledger/installation.ts';
 import { journalHead, lastJournalAt } from './ledger/journal.ts';
 import { type Ledger, openLedger } from './ledger/ledger.ts';
 import type { Log } from './log.ts';
@@ -25,6 +33,7 @@ import { createHeadKeeper } from './reaper/head-keeper.ts';
 import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
 import { createCatalogue } from './router/catalogue.ts';
 import type { Upstream } from './router/upstream.ts';
+import { beginCaution, cautionOf } from './spend/caution.ts';
 import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/road.ts';
 import { createRunning } from './spend/running.ts';
@@ -59,9 +68,16 @@ export type AppOptions = {
   time?: TimeSource;
   /** What the demo rents out, in place of what is configured: nobody else has it. */
   local?: LocalCompute;
+  /** Says which machine this is; what /etc/machine-id says unless given. */
+  machineId?: () => string | undefined;
   /** A COMMIT failed: stop the process at once. */
   fatal: (error: unknown) => void;
 };
+
+/** `POST /v1/compute/create` answers within this, ready or not (design 2.18). */
+const ANSWER_SECONDS = 30;
+/** After the cut-off, so long what is still driven may take to be written; the next start finds what was not. */
+const LAST_WORDS_MILLISECONDS = 5000;
 
 /** Opens everything but the listeners, in the order below; it closes in the opposite order. */
 export async function openApp(config: Config, secrets: Secrets, options: AppOptions): Promise<App> {
@@ -109,8 +125,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   );
   const running = createRunning();
   opening.defer(async () => {
+    running.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
-    await running.drained();
+    await atMost(LAST_WORDS_MILLISECONDS, running.drained()); // A backend that hangs is not waited for.
   });
 
   const keysUsed = new Map<string, number>();
@@ -134,6 +151,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     slots,
     serially: createSerially(),
     installationId,
+    answerSeconds: ANSWER_SECONDS,
     catalogue: createCatalogue(config),
     keyring: createKeyring(masterKey),
     baseUrl: config.publicUrl ?? urlOf(config.listen),
@@ -153,9 +171,12 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     if (left)
       log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
   }
+  const caution = cautionOf(ledger.read);
+  if (caution) events.reportOnly(caution.reason, caution.leases);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
+  events.gauge('report_only', '1 while leases of before are only reported.', () => (cautionOf(ledger.read) ? 1 : 0));
   events.gauge('requests_running', 'Paid requests in flight.', running.count);
 
   const opened = opening.move();
@@ -164,14 +185,18 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     reaper,
     chain,
     async drain() {
-      const over = Promise.withResolvers<void>();
-      const timer = setTimeout(over.resolve, config.drainSeconds * 1000);
-      await Promise.race([running.drained(), over.promise]);
-      clearTimeout(timer);
+      await atMost(config.drainSeconds * 1000, running.drained());
       running.cutOff(() => uncertain());
     },
     [Symbol.asyncDispose]: () => opened.disposeAsync(),
   };
+}
+
+async function atMost(milliseconds: number, promise: Promise<void>): Promise<void> {
+  const over = Promise.withResolvers<void>();
+  const timer = setTimeout(over.resolve, milliseconds);
+  await Promise.race([promise, over.promise]);
+  clearTimeout(timer);
 }
 
 /** The pools to the model servers. Their client is loaded only when there are any: commands and idle starts stay quick. */
@@ -206,7 +231,10 @@ async function examine(
   if (fault && options.acceptLoss) {
     options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
     const reason = fault;
-    await ledger.write((tx) => beginEpoch(tx, journalHead(tx).seq, reason, now));
+    await ledger.write((tx) => {
+      beginEpoch(tx, journalHead(tx).seq, reason, now);
+      beginCaution(tx, 'the loss of entries was accepted', now);
+    });
     fault = undefined;
   }
   if (fault)
@@ -214,7 +242,22 @@ async function examine(
       { event: 'not_served', fault },
       'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
     );
-  else if (options.create && installationOf(ledger.read).defaultAccountId === null)
-    await ledger.write((tx) => setDefaultAccount(tx, openAccount(tx, 'default', now).id));
+  else {
+    if (options.create && installationOf(ledger.read).defaultAccountId === null)
+      await ledger.write((tx) => setDefaultAccount(tx, openAccount(tx, 'default', now).id));
+    await recognise(ledger, (options.machineId ?? readMachineId)(), now);
+  }
   return { fault };
+}
+
+/** On another machine than before these books may be a copy: nothing is destroyed that they may not own. */
+async function recognise(ledger: Ledger, machineId: string | undefined, now: number): Promise<void> {
+  if (machineId === undefined) return;
+  const { installationId, machineHash: known } = installationOf(ledger.read);
+  const found = machineHash(machineId, installationId);
+  if (known?.equals(found)) return;
+  await ledger.write((tx) => {
+    setMachineHash(tx, found);
+    if (known !== null) beginCaution(tx, 'this is another machine than at the last start', now);
+  });
 }

@@ -1,4 +1,4 @@
-import { type Finding, SLOTS, type Slot } from './compute/backend.ts';
+import { type Finding, SLOTS, type Slot, tagPrefix } from './compute/backend.ts';
 import { finding } from './compute/finding.ts';
 import { openSlots } from './compute/open.ts';
 import type { ConfiguredSlot } from './compute/slots.ts';
@@ -35,7 +35,9 @@ async function examineSlot(
 ): Promise<Finding[]> {
   const settings = config.compute[slot];
   if (!settings) return [];
-  const around = { leases: files(config.dataDirectory).leases, now };
+  // Without a database nothing is this installation's.
+  const prefix = tagPrefix(installationId ?? 'inst_none');
+  const around = { leases: files(config.dataDirectory).leases, prefix, now };
   const named = (it: Finding) => ({ ...it, name: `${slot} ${settings.backend}: ${it.name}` });
   let configured: ConfiguredSlot | undefined;
   const opened = await finding('settings', async () => {

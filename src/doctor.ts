@@ -12,6 +12,7 @@ import { findInstallation } from './ledger/installation.ts';
 import { lastJournalAt } from './ledger/journal.ts';
 import { uncertainOperations } from './ledger/operation.ts';
 import { askSocket } from './operator/ask.ts';
+import { cautionOf } from './spend/caution.ts';
 
 export type Check = Finding;
 
@@ -135,6 +136,11 @@ async function examineBooks(
       const { path } = secrets.masterKey;
       if (path && statSync(path).mode & 0o077) throw new Error(`${path} can be read by others. Run: chmod 600 ${path}`);
       return `${key.id}, from the ${secrets.masterKey.from}`;
+    });
+    await check('leases', () => {
+      const caution = cautionOf(read);
+      if (caution) throw new Error(`${caution.sentence}. Look first: purser resource reconcile`);
+      return 'ended when their time is over';
     });
     await check('clock', () => {
       const ahead = lastJournalAt(read) - Math.floor(Date.now() / 1000);

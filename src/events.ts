@@ -232,6 +232,29 @@ export function createEvents(log: Log) {
       leases.inc({ slot: 'none', event: 'orphan' });
       log.error({ event: 'lease.orphan', backend, ref, tag }, 'a machine of ours that no row knows was destroyed');
     },
+    orphanSeen(backend: string, ref: string, tag: string) {
+      leases.inc({ slot: 'none', event: 'orphan_seen' });
+      log.warn({ event: 'lease.orphan_seen', backend, ref, tag }, 'a machine of ours that no row knows was left alone');
+    },
+    leaseHeldBack(it: Resource, reason: string) {
+      leases.inc({ slot: it.slot, event: 'held_back' });
+      log.warn(
+        { event: 'lease.held_back', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref, reason },
+        'a lease is to end, and its machine was left alone: it may be another installation’s',
+      );
+    },
+    reportOnly(reason: string, leaseCount: number) {
+      log.warn(
+        { event: 'report_only', reason, leases: leaseCount },
+        'orphans and leases of before are only reported; `purser resource reconcile` shows them, --apply ends this state',
+      );
+    },
+    trusted(leaseCount: number) {
+      log.warn(
+        { event: 'report_only.over', leases: leaseCount },
+        'the operator has looked: orphans and leases are ended again',
+      );
+    },
     leaseTrouble(it: Resource, error: string, attempts: number) {
       failures.inc({ where: 'lease' });
       log.error(

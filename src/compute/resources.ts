@@ -1,4 +1,4 @@
-import { and, asc, desc, eq, isNull, lt, lte, sql } from 'drizzle-orm';
+import { and, asc, desc, eq, gt, isNotNull, isNull, lt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { type END_REASONS, resources, wallets } from '../db/schema.ts';
 import { Refusal } from '../refusal.ts';
@@ -35,10 +35,19 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
   live: read.select().from(resources).where(isNull(resources.endedAt)).orderBy(asc(resources.id)).prepare(),
   due: read
-    .select({ id: resources.id })
+    .select({ id: resources.id, dueAt: resources.dueAt })
     .from(resources)
-    .where(and(isNull(resources.endedAt), lte(resources.dueAt, sql.placeholder('now'))))
-    .orderBy(asc(resources.dueAt))
+    .where(
+      and(
+        isNull(resources.endedAt),
+        lte(resources.dueAt, sql.placeholder('now')),
+        or(
+          gt(resources.dueAt, sql.placeholder('afterAt')),
+          and(eq(resources.dueAt, sql.placeholder('afterAt')), gt(resources.id, sql.placeholder('afterId'))),
+        ),
+      ),
+    )
+    .orderBy(asc(resources.dueAt), asc(resources.id))
     .limit(PAGE_COUNT)
     .prepare(),
   nextDue: read
@@ -120,11 +129,11 @@ export function pageResources(
     .map((row) => row.resource);
 }
 
-/** Ids of live resources that somebody has to look after by `now`, at most 100. */
-export function dueResources(read: Reader, now: number): string[] {
-  return reads(read)
-    .due.all({ now })
-    .map(({ id }) => id);
+export type DueResource = { id: string; dueAt: number };
+
+/** Live resources that somebody has to look after by `now`, earliest first, at most 100, after `cursor`. */
+export function dueResources(read: Reader, now: number, cursor: DueResource = { id: '', dueAt: -1 }): DueResource[] {
+  return reads(read).due.all({ now, afterAt: cursor.dueAt, afterId: cursor.id });
 }
 
 /** Unix seconds at which the next live resource is due. */
@@ -139,4 +148,43 @@ export function insertResource(tx: Tx, row: typeof resources.$inferInsert): void
 /** Changes a live resource. What has ended is final: the database refuses. */
 export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
   return tx.update(resources).set(change).where(eq(resources.id, id)).returning().get();
+}
+
+/**
+ * Changes a lease by what somebody found out who looked at it a while ago. What has ended meanwhile stays as it is; what
+ * is to end is `stopping` until then, and keeps the reason that came first.
+ */
+export function alterResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+  const row = findResource(tx, id) as Resource;
+  if (row.endedAt !== null) return row;
+  const endWanted = row.endWanted ?? change.endWanted ?? null;
+  const status = endWanted === null || change.endedAt != null ? (change.status ?? row.status) : 'stopping';
+  return updateResource(tx, id, { ...change, endWanted, status });
+}
+
+/** Notes of every lease of a wallet that it is to end. */
+export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {
+  for (const { id, endWanted } of liveResources(tx, walletId))
+    if (endWanted === null) alterResource(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
+}
+
+/** Puts every lease that lives into question: its machine may be another installation's (docs/decisions/0010). */
+export function questionResources(tx: Tx, now: number): void {
+  tx.update(resources)
+    .set({ questionedAt: now })
+    .where(and(isNull(resources.endedAt), isNull(resources.questionedAt)))
+    .run();
+}
+
+/** Takes every lease out of question: each is looked after at once. */
+export function trustResources(tx: Tx, now: number): void {
+  tx.update(resources)
+    .set({ questionedAt: null, dueAt: now, attempts: 0, lastError: null })
+    .where(and(isNull(resources.endedAt), isNotNull(resources.questionedAt)))
+    .run();
+}
+
+/** The live leases that are in question. */
+export function questionedResources(read: Reader): Resource[] {
+  return allLiveResources(read).filter((it) => it.questionedAt !== null);
 }

@@ -36,8 +36,16 @@ export const installation = sqliteTable(
     defaultAccountId: text('default_account_id'),
     masterKeyId: text('master_key_id').notNull(),
     frozenAt: count('frozen_at'),
+    /** Since when, and why, leases of before are only reported and none is ended (docs/decisions/0010). */
+    reportOnlySince: count('report_only_since'),
+    reportOnlyReason: text('report_only_reason'),
+    /** Of the machine that the last start was on; null until one was known. */
+    machineHash: hash('machine_hash'),
   },
-  (t) => [check('installation_one', sql`${t.id} = 1`)],
+  (t) => [
+    check('installation_one', sql`${t.id} = 1`),
+    check('installation_report_only', sql`(${t.reportOnlySince} is null) = (${t.reportOnlyReason} is null)`),
+  ],
 );
 
 /** Master keys by fingerprint. A retired one is kept, sealed under its successor, while a live wallet needs it. */
@@ -321,6 +329,8 @@ export const resources = sqliteTable(
     absentSince: count('absent_since'),
     /** Let go by the operator: nobody confirmed that it is gone. */
     abandonedReason: text('abandoned_reason'),
+    /** Since when its machine may be another installation's: nothing is done to it (docs/decisions/0010). */
+    questionedAt: count('questioned_at'),
   },
   (t) => [
     uniqueIndex('resource_tag').on(t.tag),

@@ -1,5 +1,6 @@
 import { type Context, Hono } from 'hono';
 import { Refusal } from '../refusal.ts';
+import { cautionOf } from '../spend/caution.ts';
 import { type DoorApp, type Endpoint, type Env, onError, open, requestIdOf } from './door.ts';
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
@@ -70,7 +71,9 @@ export function createDoor(app: DoorApp): Hono<Env> {
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
     '/readyz': (c) => {
       const fault = app.health.fault ?? app.ledger.failure() ?? app.clock.holdsBlocked();
-      return fault ? json(c, 503, JSON.stringify({ ready: false, reason: fault })) : json(c, 200, '{"ready":true}');
+      if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
+      const caution = cautionOf(app.ledger.read)?.sentence; // It serves money all the same.
+      return json(c, 200, JSON.stringify({ ready: true, ...(caution ? { report_only: caution } : {}) }));
     },
   };
   for (const [path, handle] of Object.entries(plain)) door.get(path, handle);

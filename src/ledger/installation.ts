@@ -66,3 +66,22 @@ export function beginEpoch(tx: Tx, afterSeq: number, reason: string, now: number
   const number = currentEpoch(tx).number + 1;
   tx.insert(epochs).values({ number, afterSeq, startedAt: now, reason }).run();
 }
+
+/** Why leases of before are only reported, and since when (Unix seconds); undefined when nothing is in question. */
+export type ReportOnly = { since: number; reason: string };
+
+export function reportOnlyOf(read: Reader): ReportOnly | undefined {
+  const { reportOnlySince: since, reportOnlyReason: reason } = installationOf(read);
+  return since === null || reason === null ? undefined : { since, reason };
+}
+
+export function setReportOnly(tx: Tx, state: ReportOnly | null): void {
+  tx.update(installation)
+    .set({ reportOnlySince: state?.since ?? null, reportOnlyReason: state?.reason ?? null })
+    .run();
+}
+
+/** Notes on which machine this installation runs. */
+export function setMachineHash(tx: Tx, machineHash: Buffer): void {
+  tx.update(installation).set({ machineHash }).run();
+}

@@ -1,6 +1,7 @@
 import * as v from 'valibot';
 import { decide, listOperations, operationOf, uncertainOperations } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
+import { followDecision } from '../spend/extension.ts';
 import { operationRecord } from '../wire/operation.ts';
 import { command, Id, Reason } from './command.ts';
 
@@ -25,9 +26,12 @@ export const operations = {
           throw new Refusal('conflict', `The operation ${id} is settled (${before.outcome}). That is final.`);
         if (app.running.drives(id))
           throw new Refusal('conflict', `The operation ${id} is still running. Its answer will decide it.`);
-        return decide(tx, id, decision, 'operator', reason, now);
+        const decided = decide(tx, id, decision, 'operator', reason, now);
+        followDecision(tx, decided.operation, now);
+        return decided;
       });
       app.events.decided(decided.operation);
+      app.wakeAt(now);
       return operationRecord(decided.operation);
     },
   ),

@@ -2,9 +2,9 @@ import * as v from 'valibot';
 import { allLiveResources, findResource, latestResources, type Resource } from '../compute/resources.ts';
 import { Refusal } from '../refusal.ts';
 import { abandonLease, stopLease } from '../spend/lease.ts';
-import { sweep } from '../spend/sweep.ts';
 import { summaryOf } from '../wire/compute.ts';
 import { command, Id, type OperatorApp, Reason } from './command.ts';
+import { reconcile } from './reconcile.ts';
 
 /** The resource summary, and what the operator may know beside it. */
 function record(app: OperatorApp, it: Resource) {
@@ -35,22 +35,10 @@ export const resources = {
   'resource.stop': command(v.strictObject({ id: Id }), async (app, { id }) =>
     record(app, await stopLease(app, resourceWith(app, id).id)),
   ),
-  /** What the backends have of ours that no live row knows; with `apply`, it is destroyed. */
-  'resource.reconcile': command(v.strictObject({ apply: v.optional(v.boolean(), false) }), async (app, { apply }) => {
-    const now = app.clock.now();
-    const orphans = [];
-    for (const { slot, backend } of app.slots.list)
-      for (const it of await sweep(app, backend, now, !apply))
-        orphans.push({
-          provider: slot,
-          backend: backend.name,
-          ref: it.ref,
-          tag: it.tag,
-          created_at: it.createdAt,
-          destroyed: it.destroyed,
-        });
-    return { applied: apply, orphans };
-  }),
+  /** What the backends have of ours that no live row knows, and what is in question; with `apply`, both are ended. */
+  'resource.reconcile': command(v.strictObject({ apply: v.optional(v.boolean(), false) }), (app, { apply }) =>
+    reconcile(app, apply),
+  ),
   /** Lets go of a resource whose backend is gone for good: nobody confirmed that it ended. */
   'resource.abandon': command(v.strictObject({ id: Id, reason: Reason }), async (app, { id, reason }) => {
     const resource = resourceWith(app, id);

@@ -1,4 +1,12 @@
-import { dueResources, nextDueResource, PAGE_COUNT } from '../compute/resources.ts';
+import type { Backend } from '../compute/backend.ts';
+import {
+  type DueResource,
+  dueResources,
+  endResourcesOfWallet,
+  nextDueResource,
+  PAGE_COUNT,
+} from '../compute/resources.ts';
+import type { ConfiguredSlot } from '../compute/slots.ts';
 import { freezeWallet } from '../ledger/closing.ts';
 import {
   decide,
@@ -9,13 +17,19 @@ import {
 } from '../ledger/operation.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { windUp } from '../spend/close.ts';
-import { stepLease } from '../spend/lease-steps.ts';
+import { step } from '../spend/lease-steps.ts';
 import { recover } from '../spend/recover.ts';
-import { sweep } from '../spend/sweep.ts';
+import { newPass, type Pass, sweep } from '../spend/sweep.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Orphans are looked for this often. */
 const SWEEP_SECONDS = 60;
+/** So long a chore waits for a backend. One that hangs goes on by itself, and holds up nothing of the others. */
+const WAIT_SECONDS = 15;
+/** Steps that an earlier pass has waited for in vain. */
+const hung = new WeakSet<object>();
+/** Backends whose last sweep has not ended yet. */
+const sweeping = new WeakSet<Backend>();
 
 /** The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing hides no other. */
 
@@ -26,7 +40,12 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   for (let cursor: DueCursor | undefined; ; ) {
     const page = dueWallets(app.ledger.read, now, cursor);
     const frozen = await Promise.allSettled(
-      page.map(({ id }) => app.ledger.write((tx) => freezeWallet(tx, id, 'expired', now))),
+      page.map(({ id }) =>
+        app.ledger.write((tx) => {
+          freezeWallet(tx, id, 'expired', now);
+          endResourcesOfWallet(tx, id, 'wallet_closed', now);
+        }),
+      ),
     );
     for (const it of frozen) tally(app, reaped, it, 'expired');
     cursor = page.at(-1);
@@ -36,12 +55,15 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
 
 /** Looks after every lease that is due: ends those whose time is over, captures those that are ready. */
 export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
-  const seen = new Set<string>();
-  for (;;) {
-    const page = dueResources(app.ledger.read, app.clock.now()).filter((id) => !seen.has(id));
-    const stepped = await Promise.allSettled(page.map((id) => app.serially(id, () => stepLease(app, id))));
-    for (const it of stepped) tally(app, reaped, it, 'leases');
-    for (const id of page) seen.add(id);
+  const now = app.clock.now();
+  for (let cursor: DueResource | undefined; ; ) {
+    const page = dueResources(app.ledger.read, now, cursor);
+    for (const it of await inTime(
+      app,
+      page.map(({ id }) => step(app, id)),
+    ))
+      tally(app, reaped, it, 'leases');
+    cursor = page.at(-1);
     if (page.length < PAGE_COUNT) return;
   }
 }
@@ -51,13 +73,24 @@ export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void
   const now = app.clock.now();
   if (!app.slots.list.length || now < app.sweepAt || app.clock.expiryBlocked()) return;
   app.sweepAt = now + SWEEP_SECONDS;
-  for (const { slot, backend } of app.slots.list) {
-    try {
-      for (const orphan of await sweep(app, backend, now)) if (orphan.destroyed) reaped.orphans++;
-    } catch (error) {
-      reaped.failed++;
-      app.events.failed('sweep', error, { slot, backend: backend.name });
+  const pass = newPass();
+  const idle = app.slots.list.filter(({ backend }) => !sweeping.has(backend));
+  const sweeps = idle.map((it) => sweepOne(app, reaped, it, pass));
+  await app.running.waitFor(Promise.all(sweeps), WAIT_SECONDS);
+}
+
+async function sweepOne(app: ReaperApp, reaped: Reaped, { slot, backend }: ConfiguredSlot, pass: Pass): Promise<void> {
+  sweeping.add(backend);
+  try {
+    for (const orphan of await sweep(app, backend, app.clock.now(), pass)) {
+      if (orphan.destroyed) reaped.orphans++;
+      else app.events.orphanSeen(backend.name, orphan.ref, orphan.tag);
     }
+  } catch (error) {
+    reaped.failed++;
+    app.events.failed('sweep', error, { slot, backend: backend.name });
+  } finally {
+    sweeping.delete(backend);
   }
 }
 
@@ -66,7 +99,7 @@ export async function recoverLeft(app: ReaperApp): Promise<void> {
   await recover(app);
 }
 
-/** Drives `closing` and `expired` wallets to `closed`. */
+/** Drives `closing` and `expired` wallets to `closed`; their leases have just been looked after, those that were due. */
 export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   for (let after = ''; ; ) {
     const page = endingWallets(app.ledger.read, after);
@@ -120,8 +153,25 @@ export function nextDue(app: ReaperApp): number {
   );
 }
 
-function tally(app: ReaperApp, reaped: Reaped, result: PromiseSettledResult<unknown>, what: keyof Reaped): void {
-  if (result.status === 'fulfilled') reaped[what]++;
+/** How each has ended within the time of one chore; undefined is what still runs. What hung in an earlier pass is not waited for again. */
+async function inTime<T>(app: ReaperApp, runs: Promise<T>[]): Promise<(PromiseSettledResult<T> | undefined)[]> {
+  const results = runs.map((): PromiseSettledResult<T> | undefined => undefined);
+  const all = runs.map(async (run, i) => {
+    [results[i]] = await Promise.allSettled([run]);
+  });
+  await app.running.waitFor(Promise.all(all.filter((_, i) => !hung.has(runs[i] as object))), WAIT_SECONDS);
+  for (const [i, run] of runs.entries()) if (!results[i]) hung.add(run);
+  return results;
+}
+
+function tally(
+  app: ReaperApp,
+  reaped: Reaped,
+  result: PromiseSettledResult<unknown> | undefined,
+  what: keyof Reaped,
+): void {
+  if (!result) reaped.pending++;
+  else if (result.status === 'fulfilled') reaped[what]++;
   else {
     reaped.failed++;
     app.events.failed('reaper', result.reason);

@@ -1,10 +1,10 @@
-import { liveResources } from '../compute/resources.ts';
+import { endResourcesOfWallet, liveResources, type Resource } from '../compute/resources.ts';
 import type { Config } from '../config.ts';
 import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../ledger/closing.ts';
 import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from './lease.ts';
-import { stepLease } from './lease-steps.ts';
+import { step } from './lease-steps.ts';
 
 export type CloseApp = LeaseApp & {
   config: Pick<Config, 'closeWaitSeconds' | 'router'>;
@@ -20,16 +20,24 @@ const AGAIN_MILLISECONDS = 250;
  */
 export async function close(app: CloseApp, walletId: string, reason: CloseReason): Promise<Wallet> {
   const now = app.clock.now();
-  const frozen = await app.ledger.write((tx) => freezeWallet(tx, walletId, reason, now));
+  const frozen = await app.ledger.write((tx) => {
+    const wallet = freezeWallet(tx, walletId, reason, now);
+    if (wallet.status !== 'closed') endResourcesOfWallet(tx, walletId, 'wallet_closed', now);
+    return wallet;
+  });
   if (frozen.status === 'closed') return frozen;
+  const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
+  const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
+  await endLeases(app, walletId, secondsLeft());
   const wallet = await windUp(app, walletId);
   if (wallet.status === 'closed') return wallet;
-  const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
-  await app.running.quiet(walletId, app.config.closeWaitSeconds);
+  await app.running.quiet(walletId, secondsLeft());
   for (;;) {
+    await endLeases(app, walletId, secondsLeft());
     const wound = await windUp(app, walletId);
     if (wound.status === 'closed') return wound;
-    if (performance.now() > deadline || app.running.isCutOff()) {
+    const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.questionedAt !== null);
+    if (isHeldBack || secondsLeft() === 0 || app.running.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper goes on.
       return wound;
     }
@@ -37,14 +45,17 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   }
 }
 
+/** One step of each lease of a wallet, at most for so many seconds: a backend that hangs goes on by itself. */
+async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
+  const steps = liveResources(app.ledger.read, walletId).map(({ id }) => step(app, id));
+  await app.running.waitFor(Promise.all(steps), seconds);
+}
+
 /**
  * One attempt to bring a frozen wallet to its end: decides what no evidence will ever decide, and closes it when nothing
  * is left. What this process is driving is left to end by itself.
  */
 export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
-  await Promise.all(
-    liveResources(app.ledger.read, walletId).map(({ id }) => app.serially(id, () => stepLease(app, id))),
-  );
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
   // A lease waits for evidence; what is reserved is about to be driven, or to be found in doubt.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
@@ -60,15 +71,17 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
     if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Somebody else was first, and told of it.
     const [live] = liveResources(tx, walletId);
     if (live || hasOpenOperations(tx, walletId)) {
-      noteCleanup(
-        tx,
-        walletId,
-        live ? `${live.id} on ${live.backend}: ${live.lastError ?? live.status}` : 'requests are still in flight',
-      );
+      noteCleanup(tx, walletId, live ? troubleOf(app, live) : 'requests are still in flight');
       return undefined;
     }
     return closeWallet(tx, walletId, now);
   });
   if (closed) app.events.walletClosed(closed);
   return closed ?? (findWallet(app.ledger.read, walletId) as Wallet);
+}
+
+/** Why a wallet waits for this lease. */
+function troubleOf({ serially }: CloseApp, { id, backend, lastError, status }: Resource): string {
+  const now = serially.isBusy(id) ? 'the backend has not answered yet' : status;
+  return `${id} on ${backend}: ${lastError ?? now}`;
 }

@@ -1,8 +1,8 @@
 import type { Clock } from '../clock.ts';
-import { resourceOfOperation } from '../compute/resources.ts';
+import { alterResource, resourceOfOperation } from '../compute/resources.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { findOperation, reservedOperations, settle } from '../ledger/operation.ts';
+import { findOperation, operationOf, reservedOperations, settle } from '../ledger/operation.ts';
 import type { Running } from './running.ts';
 
 /**
@@ -24,9 +24,13 @@ export async function recover(app: {
     const now = app.clock.now();
     await Promise.all(
       page.map(({ id }) =>
-        app.ledger.write((tx) =>
-          settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now),
-        ),
+        app.ledger.write((tx) => {
+          settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now);
+          const { resourceId, kind } = operationOf(tx, id);
+          if (resourceId === null) return;
+          // Evidence is looked for at once.
+          alterResource(tx, resourceId, { dueAt: now, ...(kind === 'compute_create' ? { status: 'unknown' } : {}) });
+        }),
       ),
     );
     for (const { id } of page) {

@@ -6,7 +6,7 @@ import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperationByKey, type HoldOrder, type Operation, placeHold } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
-import type { GiveUp, Running, Started } from './running.ts';
+import type { AnswerNow, GiveUp, Running, Started } from './running.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
 const UNCERTAIN_RETRY_SECONDS = 30;
@@ -27,12 +27,14 @@ export type Quote<Q> = Pick<
 
 /** What differs between one paid request and another. */
 export type Walk<Q, A> = {
+  /** Runs the whole walk when it is its turn, where it must not overlap with another. */
+  inTurn?: (walk: () => Promise<A>) => Promise<A>;
   /** What it costs at most. Asked only for a new attempt; refuses what the catalogue does not allow. */
   quote: () => Quote<Q> | Promise<Quote<Q>>;
   /** Rows that stand or fall with the hold. */
   intend?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
   /** Asks the outside, once, and settles by what came back. Whatever it cannot know it leaves `uncertain`. */
-  finish: (operation: Operation, quote: Quote<Q>, giveUp: GiveUp) => Promise<A>;
+  finish: (operation: Operation, quote: Quote<Q>, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>;
   /** What an operation that is not running any more answers to its key; refuses while it is not decided. */
   replay: (operation: Operation) => A | Promise<A>;
 };
@@ -68,7 +70,10 @@ export async function spend<Q, A>(app: RoadApp, request: PaidRequest, walk: Walk
   }
   // No await since the look: in this process nobody else can drive this key, and there is no other process.
   return {
-    answer: await app.running.drive(request, (started, giveUp) => drive(app, request, walk, started, giveUp)),
+    answer: await app.running.drive<A>(request, (started, giveUp, answerNow) => {
+      const go = () => drive(app, request, walk, started, giveUp, answerNow);
+      return walk.inTurn ? walk.inTurn(go) : go();
+    }),
     replayed: false,
   };
 }
@@ -88,6 +93,7 @@ async function drive<Q, A>(
   walk: Walk<Q, A>,
   started: Started,
   giveUp: GiveUp,
+  answerNow: AnswerNow<A>,
 ): Promise<A> {
   const quote = await walk.quote();
   const { detail: _, ...hold } = quote;
@@ -101,7 +107,7 @@ async function drive<Q, A>(
     return placed;
   });
   app.events.held(operation);
-  return walk.finish(operation, quote, giveUp);
+  return walk.finish(operation, quote, giveUp, answerNow);
 }
 
 const AGAIN_MILLISECONDS = 500;

@@ -6,6 +6,7 @@ type Key = { walletId: string; route: string; idempotencyKey: string; fingerprin
 export type Started = (operationId: string) => void;
 /** Answers whoever waits, while the attempt itself goes on. */
 export type GiveUp = (refusal: Refusal) => void;
+export type AnswerNow<A> = (answer: A) => void;
 
 /** One attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
@@ -20,13 +21,17 @@ export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
 export type Running = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /** Registers the attempt before its first await, and forgets it when it has ended. */
-  drive<A>(key: Key, run: (started: Started, giveUp: GiveUp) => Promise<A>): Promise<A>;
+  drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>): Promise<A>;
+  /** Runs what is no attempt and is waited for all the same when the server stops; at the cut-off it is refused. */
+  attend<A>(run: () => Promise<A>, refusal: () => Refusal): Promise<A>;
+  /** The value, or undefined after `seconds` or at the cut-off; what is waited for goes on. */
+  waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined>;
   drives(operationId: string): boolean;
   /** Resolves when no attempt of this wallet runs any more, after `seconds`, or at the cut-off. */
   quiet(walletId: string, seconds: number): Promise<void>;
   /** Answers everybody who waits with `refusal`; the attempts themselves go on. Nothing new is driven afterwards. */
   cutOff(refusal: () => Refusal): void;
-  /** Resolves when nothing runs. */
+  /** Resolves when nothing runs; after the cut-off, when no attempt does. */
   drained(): Promise<void>;
   count(): number;
   isCutOff(): boolean;
@@ -36,8 +41,25 @@ export function createRunning(): Running {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
   const operationIds = new Set<string>();
+  const attended = new Map<Promise<void>, () => void>();
   let isCutOff = false;
   const hurry = new Set<() => void>();
+  const stopping = () =>
+    new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
+  async function waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined> {
+    promise.catch(() => {}); // Whoever waits hears of it; afterwards it is nobody's error.
+    if (isCutOff) return undefined;
+    const over = Promise.withResolvers<undefined>();
+    const stop = () => over.resolve(undefined);
+    const timer = setTimeout(stop, seconds * 1000);
+    hurry.add(stop);
+    try {
+      return await Promise.race([promise, over.promise]);
+    } finally {
+      hurry.delete(stop);
+      clearTimeout(timer);
+    }
+  }
   const nameOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
   return {
@@ -46,11 +68,8 @@ export function createRunning(): Running {
     count: () => byKey.size,
     isCutOff: () => isCutOff,
 
-    drive<A>(key: Key, run: (started: Started, giveUp: GiveUp) => Promise<A>) {
-      if (isCutOff)
-        return Promise.reject(
-          new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 }),
-        );
+    drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>) {
+      if (isCutOff) return Promise.reject(stopping());
       const name = nameOf(key.walletId, key.route, key.idempotencyKey);
       const answer = Promise.withResolvers<A>();
       const end = Promise.withResolvers<void>();
@@ -67,7 +86,7 @@ export function createRunning(): Running {
         operationId = id;
         operationIds.add(id);
       };
-      run(started, answer.reject)
+      run(started, answer.reject, answer.resolve)
         .then(answer.resolve, answer.reject)
         .finally(() => {
           byKey.delete(name);
@@ -77,26 +96,37 @@ export function createRunning(): Running {
       return answer.promise;
     },
 
+    async attend(run, refusal) {
+      if (isCutOff) throw stopping();
+      const cut = Promise.withResolvers<never>();
+      const running = run();
+      const ended = running.then(
+        () => {},
+        () => {},
+      );
+      attended.set(ended, () => cut.reject(refusal()));
+      void ended.then(() => attended.delete(ended));
+      return Promise.race([running, cut.promise]);
+    },
+
+    waitFor,
     async quiet(walletId, seconds) {
       const ends = [...byKey.values()].filter((it) => it.walletId === walletId).map((it) => it.ended);
-      if (!ends.length || isCutOff) return;
-      const over = Promise.withResolvers<void>();
-      const timer = setTimeout(over.resolve, seconds * 1000);
-      hurry.add(over.resolve);
-      await Promise.race([Promise.all(ends), over.promise]);
-      hurry.delete(over.resolve);
-      clearTimeout(timer);
+      await waitFor(Promise.all(ends), seconds);
     },
 
     cutOff(refusal) {
       isCutOff = true;
       for (const entry of byKey.values()) entry.cut(refusal());
+      for (const cut of attended.values()) cut();
+      attended.clear();
       for (const go of hurry) go();
     },
 
     async drained() {
       // Some may have begun meanwhile.
-      while (byKey.size) await Promise.all([...byKey.values()].map((it) => it.ended));
+      while (byKey.size + attended.size)
+        await Promise.all([...[...byKey.values()].map((it) => it.ended), ...attended.keys()]);
     },
   };
 }

@@ -1,5 +1,6 @@
 import { type Backend, type Owned, resourceIdOf, tagPrefix } from '../compute/backend.ts';
 import { findResource } from '../compute/resources.ts';
+import { reportOnlyOf } from '../ledger/installation.ts';
 import type { LeaseApp } from './lease.ts';
 
 /** What was made a moment ago may not have its row's reference yet; it is spared. */
@@ -9,24 +10,44 @@ const KILL_COUNT_MAX = 10;
 
 export type Orphan = Owned & { resourceId: string; destroyed: boolean };
 
+/** One look at all backends: two slots may have one engine behind them, and what the first has seen is its affair. */
+export type Pass = { seen: Set<string>; killsLeft: number };
+/** `report` looks only, and destroys nothing. */
+export const newPass = ({ report = false } = {}): Pass => ({
+  seen: new Set(),
+  killsLeft: report ? 0 : KILL_COUNT_MAX,
+});
+
 /**
  * Lists the backend by this installation's tag and destroys what no live row knows: older than a grace period, a few in
- * one pass, nothing when the list failed or is partial (design, section 7). With `report` nothing is touched.
+ * one pass, nothing when the list failed or is partial (design, section 7), and nothing while the installation only
+ * reports.
  */
-export async function sweep(app: LeaseApp, backend: Backend, now: number, report = false): Promise<Orphan[]> {
+export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: Pass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
   const orphans: Orphan[] = [];
   for (const owned of await backend.listOwned(prefix)) {
     const resourceId = resourceIdOf(prefix, owned.tag);
     const resource = findResource(app.ledger.read, resourceId);
     const known = resource && resource.endedAt === null && (resource.ref === null || resource.ref === owned.ref);
-    if (known || now - owned.createdAt < GRACE_SECONDS) continue;
-    const destroyed = !report && orphans.filter((it) => it.destroyed).length < KILL_COUNT_MAX;
-    if (destroyed) {
-      await backend.destroy(owned.ref);
-      app.events.orphan(backend.name, owned.ref, owned.tag);
-    }
-    orphans.push({ ...owned, resourceId, destroyed });
+    const name = `${backend.name} ${owned.ref}`;
+    if (known || now - owned.createdAt < GRACE_SECONDS || pass.seen.has(name)) continue;
+    pass.seen.add(name);
+    const spared = pass.killsLeft <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
+    if (!spared) pass.killsLeft--;
+    orphans.push({ ...owned, resourceId, destroyed: !spared && (await destroy(app, backend, owned)) });
   }
   return orphans;
+}
+
+/** One that cannot be destroyed hides no other: it is tried again in the next pass. */
+async function destroy(app: LeaseApp, backend: Backend, { ref, tag }: Owned): Promise<boolean> {
+  try {
+    await backend.destroy(ref);
+    app.events.orphan(backend.name, ref, tag);
+    return true;
+  } catch (error) {
+    app.events.failed('sweep', error, { backend: backend.name, ref, tag });
+    return false;
+  }
 }

@@ -1,61 +1,8 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
-import test, { after, type TestContext } from 'node:test';
-import { type Backend, tagPrefix } from '../../src/compute/backend.ts';
-import { type House, openHouse } from '../helper/house.ts';
-import { until } from './conformance.ts';
-import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
-
-let engine: Engine | undefined;
-after(() => engine?.stop());
-
-const SPEC = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
-const PRICE = '0.003541667'; // (0.5 × 0.04 + 0.25 × 0.005) an hour, for 600 s, rounded up to a nano
-
-type LeaseHouse = House & {
-  backend: Backend;
-  lease(token: string, key?: string, spec?: Record<string, unknown>): ReturnType<House['ask']>;
-  machines(): Promise<string[]>;
-};
-
-async function openLeaseHouse(t: TestContext, over: Record<string, unknown> = {}): Promise<LeaseHouse | undefined> {
-  engine ??= await openDocker(t, { shared: true });
-  if (!engine) return undefined;
-  const container = { backend: 'container', socket: engine.socket, image: IMAGE };
-  const compute = {
-    provider_one: {
-      ...container,
-      prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
-      limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
-    },
-    provider_three: {
-      ...container,
-      offers: [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }],
-    },
-    ...over,
-  };
-  const house = await openHouse(t, { settings: { compute } });
-  await house.app.reaper.stop(); // Passes run when a test says so: none looks for a machine between two of its lines.
-  const { docker } = engine;
-  return Object.assign(house, {
-    get backend() {
-      return house.app.slots.list[0]?.backend as Backend;
-    },
-    lease: (token: string, key = randomUUID(), spec: Record<string, unknown> = {}) =>
-      house.ask('POST', '/v1/compute/create', {
-        token,
-        key,
-        body: { provider: 'provider_one', spec: { ...SPEC, ...spec } },
-      }),
-    /** The names of this house's own containers: the engine is shared by the tests of this file. */
-    machines: async () =>
-      (await docker.listContainers({ all: true }))
-        .map((it) => it.Names[0] as string)
-        .filter((name) => name.startsWith(`/${tagPrefix(house.app.installationId)}`)),
-  });
-}
-
-const LONG = { budget_cents: 500, expires_in_seconds: 7200 };
+import test from 'node:test';
+import { tagPrefix } from '../../src/compute/backend.ts';
+import { LONG, openLeaseHouse, PRICE, SPEC } from './leases.ts';
 
 test('a lease is prepaid, captured when ready, ended on request, and not refunded', async (t) => {
   const house = await openLeaseHouse(t);
@@ -253,7 +200,7 @@ test('what ends at the backend by itself is noticed, and never called running', 
   if (!house) return;
   const { token } = await house.openWallet(LONG);
   const { id, provider_id: ref } = (await house.lease(token)).body;
-  await engine?.docker.getContainer(ref).kill();
+  await house.engine.docker.getContainer(ref).kill();
   house.clock.advance(61);
   await house.app.reaper.runOnce();
   const ended = (await house.ask('POST', '/v1/compute/status', { token, body: { id } })).body;
@@ -280,52 +227,3 @@ test('an orphan with our tag is destroyed after its grace, and nothing else is t
   assert.ok(await house.backend.inspect('purser-inst-somebodyelse-res-1'));
   await house.backend.destroy('purser-inst-somebodyelse-res-1');
 });
-
-/** Every await of a life at which the process may die: the wrapped call never returns. */
-const DEATHS = ['create', 'inspect', 'extend', 'destroy', 'find'] as const;
-for (const [when, name] of DEATHS.flatMap(
-  (it) =>
-    [
-      ['before', it],
-      ['after', it],
-    ] as const,
-)) {
-  test(`dying ${when} ${name} leaves no machine that no row knows, and the books balance`, async (t) => {
-    const house = await openLeaseHouse(t);
-    if (!house) return;
-    const { id, token } = await house.openWallet(LONG);
-    const died = Promise.withResolvers<void>();
-    const never = Promise.withResolvers<never>();
-    const real = house.backend[name] as (...args: never[]) => Promise<unknown>;
-    (house.backend as Record<string, unknown>)[name] = async (...args: never[]) => {
-      if (when === 'after') await real(...args);
-      died.resolve();
-      return never.promise;
-    };
-    const life = async () => {
-      const made = await house.lease(token, 'k');
-      await house.ask('POST', '/v1/compute/stop', { token, body: { id: made.body.id } });
-    };
-    void life().catch(() => {});
-    await died.promise;
-    await house.crash(() => never.reject(new Error('it is dead')));
-    const again = await house.lease(token, 'k');
-    assert.ok([200, 503].includes(again.status), again.text);
-    for (let i = 0; i < 3; i++) {
-      house.clock.advance(house.backend.absence.apartSeconds);
-      await house.app.reaper.runOnce();
-    }
-    const { resources } = (await house.ask('GET', `/v1/wallets/${id}/resources`, { token: house.accountKey })).body;
-    const live = resources.filter((it: { ended_at: number | null }) => it.ended_at === null);
-    assert.equal((await house.machines()).length, live.length, JSON.stringify(resources));
-    assert.deepEqual(house.problems(), []);
-    const closed = await until('the wallet is closed', async () => {
-      house.clock.advance(10);
-      const answer = await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
-      return answer.status === 200 && answer;
-    });
-    assert.ok(closed.body.used_cents <= 1);
-    assert.deepEqual(await house.machines(), []);
-    assert.deepEqual(house.problems(), []);
-  });
-}

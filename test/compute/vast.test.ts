@@ -390,6 +390,22 @@ test('an extension never passes the end of the contract, nor goes to a machine t
   assert.equal((await backend.extend(far, now() + 100)).kind, 'refused');
 });
 
+test('an extension whose line dies in the middle is unknown, and then the machine itself says what its deadline is', async (t) => {
+  const bench = await openBench(t);
+  if (!bench) return;
+  const { vast, backend } = bench;
+  const ref = refOf(await bench.buy());
+  await until('it runs', async () => (await backend.inspect(ref))?.state === 'running');
+  const instance = vast.instances.get(Number(ref));
+  assert.ok(instance);
+  const deadline = now() + 4000;
+  instance.cutsLines = true;
+  assert.equal((await backend.extend(ref, deadline)).kind, 'unknown');
+  assert.equal((await backend.inspect(ref))?.deadline, undefined, 'nobody knows');
+  instance.cutsLines = false;
+  assert.equal((await backend.inspect(ref))?.deadline, deadline);
+});
+
 test('a machine that shows another host key than before is not talked to', async (t) => {
   const bench = await openBench(t);
   if (!bench) return;
@@ -416,7 +432,7 @@ test('another process of ours finds the machine again: its key, its host key and
   for (const directory of [leases, mkdtempSync(join(tmpdir(), 'purser-leases-'))]) {
     const next = openVastBackend(settingsOf(vast.url), VAST_KEY, { leases: directory, now, spacing: QUICK });
     const machine = await next.inspect(ref);
-    assert.deepEqual([machine?.state, machine?.deadline], ['running', directory === leases ? deadline : undefined]);
+    assert.deepEqual([machine?.state, machine?.deadline], ['running', deadline]);
     assert.equal((await next.exec(ref, order)).stdout.toString(), 'hi\n');
     await next.close();
   }

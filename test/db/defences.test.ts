@@ -169,6 +169,8 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['entry_amount', 'entry', { ...ENTRY, amount_nanos: 0 }],
   ['entry_books', 'entry', { ...ENTRY, credit: 'a' }],
   ['installation_one', 'installation', { ...INSTALLATION, id: 2 }],
+  ['installation_report_only', 'installation', { ...INSTALLATION, report_only_since: 1 }],
+  ['installation_report_only', 'installation', { ...INSTALLATION, report_only_reason: 'restored' }],
 ];
 
 /** What is final: a statement that the database refuses, on top of these rows. */

@@ -68,6 +68,8 @@ export type HouseOptions = {
   settings?: Record<string, unknown>;
   time?: HandClock;
   env?: Record<string, string>;
+  /** The id of the machine, from the next start on; that of this machine unless given. */
+  machine?: { id: string | undefined };
 };
 
 export type Answer = {
@@ -109,8 +111,8 @@ export type House = {
   wallet(id: string): Wallet;
   /** `ledger verify` on the open file; empty when the books agree. */
   problems(): string[];
-  /** Closes and opens again on the same file. */
-  reopen(): Promise<void>;
+  /** Closes and opens again on the same file; in between, `meanwhile` may do something to the files. */
+  reopen(meanwhile?: () => void, options?: { acceptLoss?: boolean }): Promise<void>;
   /**
    * Leaves the house for dead in the middle of whatever it does, and opens another on a copy of its files as they are at
    * this moment. `release` ends what the dead one still waits for, after the test.
@@ -140,13 +142,15 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
   };
   writeFileSync(join(directory, 'purser.yaml'), stringify(settings));
 
-  async function start(): Promise<Served> {
+  async function start({ acceptLoss = false } = {}): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
     const hidden = [...secrets.upstreamKeys.values(), ...secrets.slotKeys.values()];
     return serve(config, secrets, {
       log: createLog('debug', hidden, (line) => log.push(line)),
       who: 'a test',
       create: true,
+      acceptLoss,
+      ...(options.machine ? { machineId: () => options.machine?.id } : {}),
       time: clock,
       fatal: (error) => {
         throw error;
@@ -205,9 +209,10 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
     run: (name, input) => runCommand(house.app, name, input) as Promise<never>,
     wallet: (id) => findWallet(house.app.ledger.read, id) as Wallet,
     problems: () => verifyLedger(house.app.ledger.client).problems,
-    async reopen() {
+    async reopen(meanwhile = () => {}, over = {}) {
       await house.app[Symbol.asyncDispose]();
-      house.app = await start();
+      meanwhile();
+      house.app = await start(over);
       house.url = `http://${house.app.address.host}:${house.app.address.port}`;
     },
     async crash(release) {

@@ -54,6 +54,7 @@ async function openReaper(t: TestContext) {
     slots: createSlots([]),
     serially: createSerially(),
     installationId: 'inst_test',
+    answerSeconds: 30,
     sweepAt: 0,
     health: { fault: undefined },
     keysUsed: {

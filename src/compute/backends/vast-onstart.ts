@@ -42,3 +42,6 @@ export function setDeadline(deadline: number): string {
   const file = `${DIRECTORY}/deadline`;
   return `mkdir -p ${DIRECTORY} && echo ${deadline} > ${file}.new && mv -f ${file}.new ${file} && cat ${file}`;
 }
+
+/** One line of shell that says what deadline the machine has. */
+export const SHOW_DEADLINE = `cat ${DIRECTORY}/deadline`;

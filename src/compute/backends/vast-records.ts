@@ -13,13 +13,13 @@ export type VastRecord = {
   attached: boolean;
   /** The host key that it showed first, base64. */
   hostKey: string | undefined;
-  /** What stands in the machine's deadline file. */
+  /** What stands in the machine's deadline file, where that is known here. */
   deadline: number | undefined;
 };
 
 /**
- * One small file a machine, readable by the owner alone. It may be lost: then the machine gets another key, and an
- * extension in doubt is released.
+ * One small file a machine, readable by the owner alone. It may be lost: then the machine gets another key, and is asked
+ * for its deadline.
  */
 export function createVastRecords(root: string) {
   const file = (ref: string) => join(root, `vast-${ref}.json`);

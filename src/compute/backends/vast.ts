@@ -14,7 +14,7 @@ import {
 } from './vast-api.ts';
 import { checkVast } from './vast-check.ts';
 import { createVastOffers, idOf, numberOf, textOf } from './vast-offers.ts';
-import { onstart, setDeadline } from './vast-onstart.ts';
+import { onstart, SHOW_DEADLINE, setDeadline } from './vast-onstart.ts';
 import { createVastRecords, type VastRecord } from './vast-records.ts';
 
 const LIST_LIMIT = 25;
@@ -189,7 +189,24 @@ export function openVastBackend(
       doomed.delete(ref);
       return undefined;
     }
-    return machineOf(instance, await stateOf(instance));
+    const state = await stateOf(instance);
+    if (state === 'running' && records.read(ref)?.deadline === undefined) await readDeadline(ref);
+    return machineOf(instance, state);
+  }
+
+  /** Where nobody here knows the machine's deadline, after a line that died or with a lost record, the machine does. */
+  async function readDeadline(ref: string): Promise<void> {
+    try {
+      const client = await connect(ref, PROBE_MILLISECONDS);
+      try {
+        const order = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: DEADLINE_MILLISECONDS };
+        const { exitCode, stdout } = await runOver(client, SHOW_DEADLINE, order);
+        const deadline = stdout.toString().trim();
+        if (exitCode === 0 && /^\d{1,12}$/.test(deadline)) records.change(ref, { deadline: Number(deadline) });
+      } finally {
+        client.end();
+      }
+    } catch {} // It stays unknown, and whoever needs it waits.
   }
 
   /** An absence needs two witnesses: a single look may be a reader that lags, or one that is ill. */
@@ -318,6 +335,7 @@ export function openVastBackend(
           reason: `the machine did not take it: ${textOf(stderr.toString().trim()) ?? exitCode}`,
         };
     } catch (error) {
+      records.change(ref, { deadline: undefined }); // The line died in the middle: only the machine knows.
       return { kind: 'unknown', reason: (error as Error).message };
     } finally {
       client.end();

@@ -7,7 +7,8 @@ import { fingerprint } from '../../fingerprint.ts';
 import { inTime } from '../../in-time.ts';
 import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
-import { createLease, extendLease, stopLease } from '../../spend/lease.ts';
+import { createLease, stopLease } from '../../spend/lease.ts';
+import { extendLease } from '../../spend/lease-extend.ts';
 import {
   ComputeRequest,
   ExecRequest,
@@ -89,6 +90,29 @@ async function offersOf(app: DoorApp, { slot, backend }: ConfiguredSlot) {
     app.events.failed('offers', error, { slot, backend: backend.name });
     return undefined;
   }
+}
+
+/**
+ * A machine's own guard ends a command at its limit. What has not ended so long afterwards is not waited for: a tenant may
+ * have stopped that guard.
+ */
+const GRACE_SECONDS = 15;
+const UPLOAD_SECONDS = 120;
+
+/** The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is over. */
+function reachInside<T>(app: DoorApp, seconds: number, call: () => Promise<T>): Promise<T> {
+  const cutShort = () =>
+    new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
+      retryAfterSeconds: 5,
+    });
+  return app.running.attend(async () => {
+    const answer = await app.running.waitFor(
+      reach(call).then((value) => ({ value })),
+      seconds + GRACE_SECONDS,
+    );
+    if (answer) return answer.value;
+    throw new Refusal('provider_unavailable', `The resource has not answered within ${seconds + GRACE_SECONDS} s.`);
+  }, cutShort);
 }
 
 export const listOffers = endpoint({
@@ -249,7 +273,7 @@ export const execCompute = endpoint({
   scope: 'wallet',
   body: ExecRequest,
   answer: ExecResult,
-  refusals: ['not_found', 'resource_not_active'],
+  refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
   example: {
     body: { id: ID, command: 'uname -s', timeout: 60 },
     answer: {
@@ -267,7 +291,7 @@ export const execCompute = endpoint({
     const { backend, ref } = active(app, principal.wallet, body.id);
     const started = performance.now();
     const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
-    const it = await reach(() => backend.exec(ref, order));
+    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order));
     return {
       body: {
         id: body.id,
@@ -289,7 +313,7 @@ export const uploadCompute = endpoint({
   body: UploadRequest,
   bodyBytesMax: UPLOAD_BYTES_MAX,
   answer: UploadResult,
-  refusals: ['not_found', 'resource_not_active'],
+  refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
   example: {
     body: { id: ID, path: '/work/hello.txt', content_base64: 'aGVsbG8K' },
     answer: {
@@ -304,7 +328,7 @@ export const uploadCompute = endpoint({
     if (content.length > CONTENT_BYTES_MAX)
       throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
     const { backend, ref } = active(app, principal.wallet, body.id);
-    await reach(() => backend.upload(ref, body.path, content));
+    await reachInside(app, UPLOAD_SECONDS, () => backend.upload(ref, body.path, content));
     return { body: { id: body.id, path: body.path, bytes: content.length, sha256: hash('sha256', content, 'hex') } };
   },
 });

@@ -70,6 +70,8 @@ type Instance = {
   notYet: number;
   keys: string[];
   port: number;
+  /** Commands run, and their lines die before they say so. */
+  cutsLines: boolean;
   end(): Promise<void>;
 };
 
@@ -128,6 +130,7 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
       notYet: faults.notYet,
       keys: [],
       port: 0,
+      cutsLines: false,
       row: {
         actual_status: null,
         intended_status: 'running',
@@ -438,6 +441,7 @@ async function boot(instance: Instance): Promise<void> {
         child.stdout.pipe(channel, { end: false });
         child.stderr.pipe(channel.stderr, { end: false });
         child.once('exit', (code, signal) => {
+          if (instance.cutsLines) return client.end(); // It was done, and nobody hears of it.
           if (code !== null) channel.exit(code);
           else channel.exit((signal ?? 'SIGKILL').slice(3), false, '');
         });

@@ -1,0 +1,85 @@
+import type { Machine } from '../compute/backend.ts';
+import { findResource, questionedResources, type Resource } from '../compute/resources.ts';
+import { cautionOf, endCaution } from '../spend/caution.ts';
+import { step, whyToEnd } from '../spend/lease-steps.ts';
+import { newPass, sweep } from '../spend/sweep.ts';
+import type { OperatorApp } from './command.ts';
+
+/** So long a backend may take to say what it has; the answer names those that did not. */
+const ASK_SECONDS = 30;
+
+/**
+ * Holds the rows against the backends. Without `apply` it only looks: the orphans that a sweep would destroy, and of each
+ * lease in question what its machine is and what would become of it. With `apply` the installation trusts its rows again
+ * (docs/decisions/0010) and does so; what takes longer than `close_wait_seconds` the reaper goes on with.
+ */
+export async function reconcile(app: OperatorApp, apply: boolean) {
+  const caution = cautionOf(app.ledger.read);
+  const questioned = questionedResources(app.ledger.read);
+  const faults: { provider: string; backend: string; error: string }[] = [];
+  const leases = await Promise.all(questioned.map((it) => examine(app, it)));
+  if (apply && caution) {
+    const now = app.clock.now();
+    await app.ledger.write((tx) => endCaution(tx, now));
+    app.events.trusted(leases.length);
+    const steps = questioned.map(({ id }) => step(app, id));
+    await app.running.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
+    app.wakeAt(now);
+  }
+  const pass = newPass({ report: !apply });
+  const orphans = await Promise.all(
+    app.slots.list.map(async ({ slot, backend }) => {
+      const found = sweep(app, backend, app.clock.now(), pass).then(
+        (list) => ({ list }),
+        (error: Error) => ({ error: error.message }),
+      );
+      const answer = (await app.running.waitFor(found, ASK_SECONDS)) ?? { error: 'it has not answered yet' };
+      if ('error' in answer) {
+        faults.push({ provider: slot, backend: backend.name, error: answer.error });
+        return [];
+      }
+      return answer.list.map(({ ref, tag, createdAt, destroyed }) => {
+        return { provider: slot, backend: backend.name, ref, tag, created_at: createdAt, destroyed };
+      });
+    }),
+  );
+  return {
+    applied: apply,
+    report_only: caution ? { since: caution.since, reason: caution.reason } : null,
+    leases: leases.map((it) => ({ ...it, status: (findResource(app.ledger.read, it.id) as Resource).status })),
+    orphans: orphans.flat(),
+    faults,
+  };
+}
+
+/** One lease in question: what stands at its backend, and what would become of it. */
+async function examine(app: OperatorApp, row: Resource) {
+  const found = look(app, row).catch((error: Error) => ({
+    machine: `cannot be asked: ${error.message}`,
+    deadline: null,
+  }));
+  const { machine, deadline } = (await app.running.waitFor(found, ASK_SECONDS)) ?? {
+    machine: 'cannot be asked: it has not answered yet',
+    deadline: null,
+  };
+  const lost = row.readyAt === null ? 'create_failed' : 'provider_ended';
+  const end = whyToEnd(app, row) ?? (machine === 'absent' || machine === 'ended' ? lost : null);
+  return {
+    id: row.id,
+    wallet_id: row.walletId,
+    provider: row.slot,
+    backend: row.backend,
+    ref: row.ref,
+    expires_at: row.expiresAt,
+    machine,
+    deadline_at: deadline,
+    would_end: end,
+  };
+}
+
+async function look(app: OperatorApp, { ref, tag, ...row }: Resource) {
+  const backend = app.slots.backendOf(row);
+  if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
+  const machine: Machine | undefined = ref === null ? (await backend.find(tag))[0] : await backend.inspect(ref);
+  return { machine: machine?.state ?? 'absent', deadline: machine?.deadline ?? null };
+}

@@ -1,0 +1,93 @@
+import type { Backend, Machine, Owned } from '../../../src/compute/backend.ts';
+
+type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check'>;
+type Kept = Owned & { deadline: number };
+
+/** Machines that are only remembered, in a test's hand: what many of them do, and what a backend does at its worst. */
+export type Memory = {
+  machines: Map<string, Kept>;
+  /** Every call that arrived, in order. */
+  calls: Asked[];
+  /** What a call does before it does its work; it may wait, or throw. Nothing unless told otherwise. */
+  before: Partial<Record<Asked, (...args: never[]) => Promise<unknown> | unknown>>;
+  /** What a call does when its work is done, before it answers. */
+  after: Partial<Record<Asked, (...args: never[]) => Promise<unknown> | unknown>>;
+  /** So many machines at most; what is too much is refused. */
+  room: number;
+  /** Whether a machine runs as soon as it is made. */
+  ready: boolean;
+  /** What `inspect` shows of the deadline: a backend may be unable to read it. */
+  readable: boolean;
+};
+
+export function createMemory(): Memory {
+  return {
+    machines: new Map(),
+    calls: [],
+    before: {},
+    after: {},
+    room: Number.POSITIVE_INFINITY,
+    ready: true,
+    readable: true,
+  };
+}
+
+/** Puts the machines of `memory` behind an opened backend, by replacing what it does. `now` is in Unix seconds. */
+export function replaceBackend(backend: Backend, memory: Memory, now: () => number): void {
+  let count = memory.machines.size;
+  /** What has passed its deadline has ended by itself, as with a real one. */
+  const show = (it: Kept): Machine => ({
+    ref: it.ref,
+    state: it.deadline <= now() ? 'ended' : it.state,
+    ...(memory.readable ? { deadline: it.deadline } : {}),
+  });
+  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec'> = {
+    async create({ tag, deadline }) {
+      if (memory.machines.size >= memory.room)
+        return { kind: 'refused', code: 'capacity_unavailable', reason: 'No room. Nothing was charged.' };
+      const ref = `m${++count}`;
+      memory.machines.set(ref, {
+        ref,
+        tag,
+        deadline,
+        state: memory.ready ? 'running' : 'provisioning',
+        createdAt: now(),
+      });
+      return { kind: 'created', ref };
+    },
+    find: async (tag) => [...memory.machines.values()].filter((it) => it.tag === tag).map(show),
+    async inspect(ref) {
+      const found = memory.machines.get(ref);
+      return found && show(found);
+    },
+    async extend(ref, deadline) {
+      const found = memory.machines.get(ref);
+      if (!found || show(found).state === 'ended') return { kind: 'refused', reason: 'the machine has ended' };
+      found.deadline = deadline;
+      return { kind: 'done' };
+    },
+    destroy: async (ref) => void memory.machines.delete(ref),
+    listOwned: async (prefix) =>
+      [...memory.machines.values()]
+        .filter((it) => it.tag.startsWith(prefix))
+        .map((it) => ({ ...show(it), tag: it.tag, createdAt: it.createdAt })),
+    exec: async () => ({
+      exitCode: 0,
+      stdout: Buffer.from('hello\n'),
+      stderr: Buffer.alloc(0),
+      stdoutTruncated: false,
+      stderrTruncated: false,
+      timedOut: false,
+    }),
+  };
+  for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
+    Object.assign(backend, {
+      async [name](...args: never[]) {
+        memory.calls.push(name);
+        await memory.before[name]?.(...args);
+        const answer = await call(...args);
+        await memory.after[name]?.(...args);
+        return answer;
+      },
+    });
+}

@@ -1,0 +1,73 @@
+import http from 'node:http';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import type { Engine } from './docker.ts';
+
+/** When somebody who talks to an engine is to die: before it hears of a request, before it answers, or after. */
+export const MOMENTS = ['before it arrives', 'before it is answered', 'after it was answered'] as const;
+export type Moment = (typeof MOMENTS)[number];
+
+/** Stands between Purser and an engine: counts what is asked, and stops the world at a place. */
+export type EngineProxy = {
+  socket: string;
+  /** What was asked since `watch`, in order: method and path. */
+  asked: string[];
+  /** Counts from now on; `strike` runs once, at that moment of the n-th request, and the request is then dropped. */
+  watch(place?: { nth: number; moment: Moment; strike: () => void }): void;
+  /** Leaves every request unanswered, or forwards those that wait and all others again. */
+  hang(isHanging: boolean): void;
+};
+
+let count = 0;
+
+export async function openEngineProxy(t: TestContext, engine: Engine): Promise<EngineProxy> {
+  const socketPath = join(engine.directory, `proxy-${++count}.sock`);
+  const agent = new http.Agent({ keepAlive: false });
+  let place: Parameters<EngineProxy['watch']>[0];
+  let waiting: (() => void)[] | undefined;
+
+  const server = http.createServer(async (request, response) => {
+    proxy.asked.push(`${request.method} ${request.url?.replace(/\?.*/, '').replace(/[0-9a-f]{64}/, ':id')}`);
+    const struck = place && proxy.asked.length === place.nth ? place : undefined;
+    const chunks: Buffer[] = [];
+    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
+    if (waiting) await new Promise<void>((resolve) => waiting?.push(resolve));
+    const drop = () => {
+      struck?.strike();
+      response.socket?.destroy();
+    };
+    if (struck?.moment === 'before it arrives') return drop();
+    const { method, url: path, headers } = request;
+    const forwarded = http.request({ socketPath: `${engine.directory}/docker.sock`, agent, method, path, headers });
+    forwarded.on('error', () => response.socket?.destroy());
+    forwarded.on('response', async (answer) => {
+      const body: Buffer[] = [];
+      for await (const chunk of answer as AsyncIterable<Buffer>) body.push(chunk);
+      if (struck?.moment === 'before it is answered') return drop();
+      const { 'transfer-encoding': _, ...fields } = answer.headers;
+      response.writeHead(answer.statusCode ?? 500, fields);
+      response.end(Buffer.concat(body), () => struck?.strike());
+    });
+    forwarded.end(Buffer.concat(chunks));
+  });
+  await new Promise<void>((resolve) => server.listen(socketPath, resolve));
+  const proxy: EngineProxy = {
+    socket: `unix://${socketPath}`,
+    asked: [],
+    watch(at) {
+      proxy.asked = [];
+      place = at;
+    },
+    hang(isHanging) {
+      const freed = waiting ?? [];
+      waiting = isHanging ? [] : undefined;
+      for (const go of freed) go();
+    },
+  };
+  t.after(async () => {
+    proxy.hang(false);
+    server.closeAllConnections();
+    await new Promise((resolve) => server.close(resolve));
+  });
+  return proxy;
+}

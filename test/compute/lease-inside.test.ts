@@ -1,0 +1,126 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { until } from './conformance.ts';
+import { type LeaseHouse, LONG, openLeaseHouse } from './leases.ts';
+
+/** A lease of a wallet of its own, and a shell in it. */
+async function enter(house: LeaseHouse) {
+  const { token } = await house.openWallet(LONG);
+  const { id, provider_id: ref } = (await house.lease(token)).body;
+  return {
+    id,
+    ref,
+    token,
+    async sh(command: string, timeout = 20): Promise<string> {
+      const { status, body, text } = await house.ask('POST', '/v1/compute/exec', {
+        token,
+        body: { id, command, timeout },
+      });
+      assert.equal(status, 200, text);
+      return (body.stdout + body.stderr).trim();
+    },
+  };
+}
+
+test('whoever is in a lease sees nothing of Purser, of its machine’s secrets or of other tenants', async (t) => {
+  const house = await openLeaseHouse(t, { env: { CANARY_IN_PURSERS_ENVIRONMENT: 'canary' } });
+  if (!house) return;
+  process.env.CANARY_OF_THE_PROCESS = 'canary';
+  t.after(() => delete process.env.CANARY_OF_THE_PROCESS);
+  const [one, two] = [await enter(house), await enter(house)];
+  await two.sh('echo the-secret-of-two > /secret; (exec -a neighbour sleep 999 || sleep 999) >/dev/null 2>&1 &');
+
+  const environment = await one.sh('cat /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u; env');
+  for (const name of environment.split('\n').map((line) => line.split('=')[0]))
+    assert.match(
+      String(name),
+      /^(PATH|HOME|HOSTNAME|PWD|SHLVL|OLDPWD|PURSER_EXEC|USER|SHELL|LOGNAME|_|)$/,
+      'no name of ours',
+    );
+  assert.doesNotMatch(environment, /canary|svc_|cnv_/i);
+
+  const processes = await one.sh('for it in /proc/[0-9]*; do tr "\\0" " " < $it/cmdline; echo; done');
+  assert.doesNotMatch(processes, /neighbour|sleep 999|node|dockerd|containerd/);
+  const files = await one.sh('find / -xdev -type f 2>/dev/null | grep -v "^/\\(bin\\|proc\\|sys\\)/" | sort');
+  assert.doesNotMatch(files, /secret|purser\.(db|yaml|sock)|master|docker\.sock|ssh_host|authorized/);
+  assert.match(await one.sh('ls -a /run/purser'), /^\.\n\.\.\ndeadline$/);
+  assert.equal(await one.sh('hostname'), 'lease');
+
+  // Only loopback, and no way to the engine, the host, or the neighbour.
+  assert.equal(await one.sh("ip -o link | awk '{print $2}'"), 'lo:');
+  assert.equal(await one.sh('ip route'), '');
+
+  const status = await one.sh('grep -E "^(CapEff|CapPrm|CapBnd|NoNewPrivs)" /proc/self/status | tr "\\t\\n" "  "');
+  assert.match(status, /CapPrm: 0+ +CapEff: 0+ +CapBnd: 0+ +NoNewPrivs: 1/);
+});
+
+test('whoever is in a lease cannot write what is not his, nor move his deadline or the clock', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { sh, id, token } = await enter(house);
+  const end = (await house.status(token, id)).expires_at;
+  for (const command of [
+    'echo 9999999999 > /run/purser/deadline',
+    'echo 9999999999 > /run/purser/new && mv /run/purser/new /run/purser/deadline',
+    'rm -f /run/purser/deadline',
+    'mount -o remount,rw /run/purser',
+    'umount /run/purser',
+    'mount -t tmpfs none /run/purser',
+    'date -s "2001-01-01 00:00:00" && [ "$(date +%Y)" = 2001 ]', // busybox calls it a success.
+    'hostname other',
+    'mknod /tmp/disk b 8 0',
+    'echo 1 > /proc/sys/kernel/panic',
+    'echo c > /proc/sysrq-trigger',
+    'unshare -m true',
+    'chroot / true && unshare -p true',
+    'kill -KILL 1; kill -STOP 1; kill -0 1 && test ! -e /proc/1/exe', // Neither has an effect on the first process.
+  ])
+    assert.match(await sh(`(${command}) >/dev/null 2>&1 && echo DONE || echo refused`), /^refused$/, command);
+  assert.equal(await sh('cat /run/purser/deadline'), String(end));
+  assert.equal((await house.status(token, id)).status, 'running');
+});
+
+test('whoever ends or stops his own watchdog does not outlive his deadline, nor is he refunded', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const [one, two] = [await enter(house), await enter(house)];
+  // Its own first process ended, where that is allowed, is the end of the lease.
+  await house.ask('POST', '/v1/compute/exec', {
+    token: one.token,
+    body: { id: one.id, command: 'kill -TERM 1; sleep 3', timeout: 5 },
+  });
+  // Its helpers stopped: the watchdog may wait for ever, Purser does not.
+  const others =
+    // biome-ignore lint/suspicious/noTemplateCurlyInString: it is a shell's
+    'for it in /proc/[0-9]*; do tr "\\0" " " <$it/cmdline | grep -q "^sleep 1 $" && kill -STOP ${it#/proc/}; done';
+  await two.sh(`${others} 2>/dev/null; true`);
+  house.clock.advance(600);
+  await house.app.reaper.runOnce();
+  for (const { token, id } of [one, two])
+    await until('it has ended', async () => {
+      await house.app.reaper.runOnce();
+      const { ended_at: endedAt, charged_usd: charged } = await house.status(token, id);
+      assert.equal(charged, '0.003541667');
+      return endedAt !== null;
+    });
+  assert.deepEqual(await house.machines(), []);
+});
+
+test('a command whose client has gone does not outlive its timeout', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { sh, id, token } = await enter(house);
+  const gone = new AbortController();
+  const left = fetch(`${house.url}/v1/compute/exec`, {
+    method: 'POST',
+    signal: gone.signal,
+    headers: { authorization: `Bearer ${token}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ id, command: 'sleep 4321 & setsid sleep 4321 & sleep 4321', timeout: 2 }),
+  });
+  const running = () => sh('ps -o args | grep -c "^sleep 4321$"; true');
+  await until('it runs', async () => (await running()) === '3');
+  gone.abort();
+  await assert.rejects(left);
+  assert.equal(await running(), '3', 'it has its time all the same');
+  await until('it is over', async () => (await running()) === '0', 10_000);
+});
