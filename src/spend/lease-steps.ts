@@ -186,7 +186,7 @@ async function finishEnding(app: LeaseApp, backend: Backend, resource: Resource,
   const others = wasDoubted ? (await backend.find(resource.tag)).filter((it) => it.ref !== ref) : [];
   if (!machine && !others.length) return conclude(app, resource, resource.endWanted as EndReason);
   for (const other of others) await backend.destroy(other.ref);
-  return change(app, resource.id, { dueAt: app.clock.now() + LOOK_SECONDS, lastError: null });
+  return change(app, resource.id, { dueAt: app.clock.now() + LOOK_SECONDS });
 }
 
 /** The backend confirmed that nothing is there: the row ends, and what was never captured is released. */

@@ -34,7 +34,7 @@ test('whoever is in a lease sees nothing of Purser, of its machine’s secrets o
   for (const name of environment.split('\n').map((line) => line.split('=')[0]))
     assert.match(
       String(name),
-      /^(PATH|HOME|HOSTNAME|PWD|SHLVL|OLDPWD|PURSER_EXEC|USER|SHELL|LOGNAME|_|)$/,
+      /^(PATH|HOME|HOSTNAME|PWD|SHLVL|OLDPWD|PURSER_EXEC|NVIDIA_VISIBLE_DEVICES|USER|SHELL|LOGNAME|_|)$/,
       'no name of ours',
     );
   assert.doesNotMatch(environment, /canary|svc_|cnv_/i);
@@ -90,10 +90,8 @@ test('whoever ends or stops his own watchdog does not outlive his deadline, nor 
     body: { id: one.id, command: 'kill -TERM 1; sleep 3', timeout: 5 },
   });
   // Its helpers stopped: the watchdog may wait for ever, Purser does not.
-  const others =
-    // biome-ignore lint/suspicious/noTemplateCurlyInString: it is a shell's
-    'for it in /proc/[0-9]*; do tr "\\0" " " <$it/cmdline | grep -q "^sleep 1 $" && kill -STOP ${it#/proc/}; done';
-  await two.sh(`${others} 2>/dev/null; true`);
+  const stop = 'grep -q "^sleep.1.$" "$it/cmdline" && kill -STOP "$(basename "$it")"';
+  await two.sh(`for it in /proc/[0-9]*; do ${stop}; done 2>/dev/null; true`);
   house.clock.advance(600);
   await house.app.reaper.runOnce();
   for (const { token, id } of [one, two])

@@ -380,7 +380,10 @@ test('a lease of provider_two through the door: made, used, extended, stopped, a
   if (!sshd) return;
   const { price_hourly_usd: _, ...host } = sshd.host;
   const house = await openHouse(t, {
-    settings: { compute: { provider_two: { backend: 'ssh', hosts: [{ ...host, price_hourly_usd: '0.36' }] } } },
+    settings: {
+      close_wait_seconds: 20,
+      compute: { provider_two: { backend: 'ssh', hosts: [{ ...host, price_hourly_usd: '0.36' }] } },
+    },
   });
   const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const [offer] = (await house.ask('GET', '/v1/compute/offers', { token })).body.offers;

@@ -33,6 +33,12 @@ const STREAM_BYTES_MAX = 1024 * 1024;
 const CONTENT_BYTES_MAX = 8 * 1024 * 1024;
 /** A slot whose backend takes longer is left out of the list, so that it does not hold up the others. */
 const OFFERS_MILLISECONDS = 20_000;
+/**
+ * A machine's own guard ends a command at its limit. What has not ended so long afterwards is not waited for: a tenant may
+ * have stopped that guard.
+ */
+const GRACE_SECONDS = 15;
+const UPLOAD_SECONDS = 120;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
   id: ID,
@@ -92,27 +98,14 @@ async function offersOf(app: DoorApp, { slot, backend }: ConfiguredSlot) {
   }
 }
 
-/**
- * A machine's own guard ends a command at its limit. What has not ended so long afterwards is not waited for: a tenant may
- * have stopped that guard.
- */
-const GRACE_SECONDS = 15;
-const UPLOAD_SECONDS = 120;
-
 /** The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is over. */
 function reachInside<T>(app: DoorApp, seconds: number, call: () => Promise<T>): Promise<T> {
   const cutShort = () =>
     new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
       retryAfterSeconds: 5,
     });
-  return app.running.attend(async () => {
-    const answer = await app.running.waitFor(
-      reach(call).then((value) => ({ value })),
-      seconds + GRACE_SECONDS,
-    );
-    if (answer) return answer.value;
-    throw new Refusal('provider_unavailable', `The resource has not answered within ${seconds + GRACE_SECONDS} s.`);
-  }, cutShort);
+  const milliseconds = (seconds + GRACE_SECONDS) * 1000;
+  return app.running.attend(() => reach(() => inTime(call(), milliseconds, 'The resource')), cutShort);
 }
 
 export const listOffers = endpoint({
