@@ -16,8 +16,8 @@ export function configCommands(program: Command): void {
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
         const { adviceOn } = await import('../src/compute/advice.ts');
-        const { diskNotes } = await import('../src/compute/disk-notes.ts');
-        const notes = [...adviceOn(config.compute), ...(await diskNotes(config.compute))];
+        const { adviceOnDisk } = await import('../src/compute/disk-advice.ts');
+        const notes = [...adviceOn(config.compute), ...(await adviceOnDisk(config.compute))];
         for (const note of notes) say(`note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;

@@ -6,9 +6,6 @@ type Of<B extends Settings['backend']> = Extract<Settings, { backend: B }>;
 
 const NOTES: { [B in Settings['backend']]: (settings: Of<B>) => string[] } = {
   container: (it) => [
-    ...('offers' in it
-      ? ['disk_gb is enforced only where the storage driver of the engine can; `purser doctor` says whether yours does']
-      : []),
     ...(it.network === 'none'
       ? []
       : [`leases reach whatever the network ${it.network} reaches; Purser filters nothing`]),

@@ -85,16 +85,18 @@ async function use(
   const waited = () => Math.ceil((performance.now() - started) / 1000);
   for (;;) {
     const machine = await backend.inspect(ref);
-    if (!machine || machine.state === 'ended') throw new Error(`it was made, and ended by itself after ${waited()} s`);
+    const why = machine?.note === undefined ? '' : `: ${machine.note}`;
+    if (!machine || machine.state === 'ended')
+      throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
     if (machine.state === 'running') break;
     if (performance.now() - started > Math.min(RUN_MILLISECONDS, provisionSeconds * 1000)) {
       // Whoever may take so long is not wrong yet: a cluster may be full.
       if (provisionSeconds * 1000 > RUN_MILLISECONDS)
         return {
           ok: true,
-          detail: `it was made, and did not run yet after ${waited()} s (it may take ${provisionSeconds} s), so nothing was run in it`,
+          detail: `it was made, and did not run yet after ${waited()} s (it may take ${provisionSeconds} s), so nothing was run in it${why}`,
         };
-      throw new Error(`it was made, and did not run within ${provisionSeconds} s (provision_seconds)`);
+      throw new Error(`it was made, and did not run within ${provisionSeconds} s (provision_seconds)${why}`);
     }
     await sleep(LOOK_MILLISECONDS);
   }

@@ -6,6 +6,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
+import { readConfig } from '../../src/config.ts';
+import { examine } from '../../src/doctor.ts';
+import { openHouse } from '../helper/house.ts';
 import { IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
@@ -53,6 +56,25 @@ test('Docker: check names what is wrong, and what a lease cannot count on', asyn
   assert.equal(unfit.get('network'), 'bad: nowhere is not there. Make it: network create nowhere');
   const pulled = await check(socket, { image: 'localhost/nothing:1', pull: 'missing' });
   assert.equal(pulled.get('image'), 'ok: localhost/nothing:1 is not there yet: the first lease pulls it');
+  assert.deepEqual(await engine.docker.listContainers({ all: true }), []);
+});
+
+test('Docker: doctor says what check finds, and tries a lease', async (t) => {
+  const engine = await openDocker(t);
+  if (!engine) return;
+  const offers = [{ id: 'small', cpus: 0.1, memory_gib: 0.05, max_disk_gb: 1, price_hourly_usd: '0.01' }];
+  const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
+  const house = await openHouse(t, { settings: { compute: { provider_three } } });
+  const { config, secrets } = readConfig({ data: house.directory }, {});
+  const found = new Map((await examine(config, secrets)).map((it) => [it.name, it]));
+  const detail = (name: string) => {
+    const it = found.get(`provider_three container: ${name}`);
+    assert.equal(it?.ok, true, JSON.stringify(it));
+    return it?.detail ?? '';
+  };
+  assert.match(detail('engine'), /^Docker Engine/);
+  assert.match(detail('disk'), /^disk_gb is not enforced: overlay2 on /);
+  assert.match(detail('trial'), /was found by its tag and ran a command; it was destroyed and is gone$/);
   assert.deepEqual(await engine.docker.listContainers({ all: true }), []);
 });
 

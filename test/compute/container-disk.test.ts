@@ -113,7 +113,7 @@ for (const [name, driver, volumes] of [
     assert.equal(disk?.ok, true, 'it is as it is, and no fault');
     assert.match(disk?.detail ?? '', new RegExp(`^disk_gb is not enforced: ${driver} on \\w+ has no limits`));
     assert.equal((await reserve(1100)).exitCode, 0);
-    assert.ok((await configCheck(engine)).includes(`Note: compute.provider_three: ${disk?.detail}.`));
+    assert.ok((await configCheck(engine)).includes(`note: compute.provider_three: ${disk?.detail}.`));
     await destroy();
     assert.deepEqual(await left(), []);
   });

@@ -1,7 +1,7 @@
 import type { ComputeSettings } from '../config-compute.ts';
 
 /** Whether the disk that offers promise is kept, asked of the engine: in words, and no fault of the settings. Never throws. */
-export async function diskNotes({ provider_three: three }: ComputeSettings): Promise<string[]> {
+export async function adviceOnDisk({ provider_three: three }: ComputeSettings): Promise<string[]> {
   if (three?.backend !== 'container') return [];
   const { checkDisk } = await import('./backends/container-check.ts');
   const { openEngine } = await import('./backends/container-engine.ts');
