@@ -28,6 +28,8 @@ export type DoorApp = ChatApp &
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
     /** Bodies that are being read. */
     reading: Reading;
+    /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
+    stallMilliseconds: number;
     /** Where the SSH gateway is reached, once it listens. */
     ssh: { host: string; port: number; hostKey: string } | undefined;
     addressOf: ReturnType<typeof createAddressReader>;
@@ -132,15 +134,17 @@ async function respondWithEvents(
   requestId: string,
   stream: (events: EventStream) => Promise<void>,
 ): Promise<Response> {
-  const events = openEventStream(c.env.outgoing as ServerResponse, () => headersOf(app, c, requestId));
+  const headers = () => headersOf(app, c, requestId);
+  const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
   try {
     await stream(events);
   } catch (error) {
     if (!events.hasBegun()) throw error;
     const { refusal, message } = told(app, c, error);
     await events.write(eventOf(openAiBody(refusal, message, requestId)));
+  } finally {
+    events.end(); // The attempt may go on without its client; from here the answer is not its own any more.
   }
-  events.end();
   return RESPONSE_ALREADY_SENT;
 }
 

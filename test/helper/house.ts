@@ -67,6 +67,8 @@ export type HouseOptions = {
   /** Settings of purser.yaml, laid over the defaults of a test house. */
   settings?: Record<string, unknown>;
   time?: HandClock;
+  /** How long a client of a stream may take nothing. */
+  stallMilliseconds?: number;
   env?: Record<string, string>;
 };
 
@@ -148,6 +150,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
       who: 'a test',
       create: true,
       time: clock,
+      ...(options.stallMilliseconds === undefined ? {} : { stallMilliseconds: options.stallMilliseconds }),
       fatal: (error) => {
         throw error;
       },
