@@ -1,4 +1,4 @@
-import { buildConnector, type Dispatcher, Pool } from 'undici';
+import { type Dispatcher, Pool } from 'undici';
 import type { UpstreamConfig } from '../config-router.ts';
 import { redact } from '../log.ts';
 import type { RefusalCode } from '../refusal.ts';
@@ -38,18 +38,22 @@ export type Upstream = {
 };
 
 /**
- * Opens connections, and remembers which errors came of that: then not a byte of a request was sent, for certain. An error
- * code alone does not say so: Linux reports EHOSTUNREACH on an established connection too.
+ * Connections to an upstream, and which requests (by their signals) have begun to be written to one. Of every other not a
+ * byte was sent, whatever became of it. No error says so: Linux reports EHOSTUNREACH on an established connection too.
  */
-function watchedConnector(milliseconds: number) {
-  const neverSent = new WeakSet<object>();
-  const connect = buildConnector({ timeout: milliseconds });
-  const connector: buildConnector.connector = (options, callback) =>
-    connect(options, (...[error, socket]) => {
-      if (error) neverSent.add(error);
-      (callback as (error: Error | null, socket: unknown) => void)(error, socket);
-    });
-  return { connector, neverSent };
+function watchedPool(origin: string, connectMilliseconds: number) {
+  const begun = new WeakSet<object>();
+  const pool = new Pool(origin, { pipelining: 1, connect: { timeout: connectMilliseconds } });
+  const dispatcher = pool.compose((dispatch) => (options, handler) => {
+    const begin = handler.onRequestStart?.bind(handler);
+    handler.onRequestStart = (...args) => {
+      const { signal } = options as Dispatcher.RequestOptions;
+      if (signal instanceof AbortSignal && !signal.aborted) begun.add(signal); // An aborted one ends here.
+      begin?.(...args);
+    };
+    return dispatch(options, handler);
+  });
+  return { dispatcher, begun, close: () => pool.destroy() };
 }
 
 /** The model server's own clear no, when its body can be read; nothing was generated (design, section 8). */
@@ -58,8 +62,12 @@ const SAID_UNAVAILABLE = new Set([500, 503, 529]);
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
   const { origin, pathname } = new URL(config.base_url);
   const base = pathname.replace(/\/$/, '');
-  const { connector, neverSent } = watchedConnector(config.connect_timeout_seconds * 1000);
-  const pool = new Pool(origin, { pipelining: 1, connect: connector });
+  const {
+    connect_timeout_seconds: connect,
+    timeout_seconds: whole,
+    first_byte_timeout_seconds: first = whole,
+  } = config;
+  const { dispatcher, begun, close } = watchedPool(origin, Math.min(connect, first, whole) * 1000);
   const headers = {
     'content-type': 'application/json',
     ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
@@ -73,8 +81,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
 
   function failed(error: unknown, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
-    // What undici itself refuses to send (a key with a line feed in it) never left either.
-    if (neverSent.has(error as object) || code === 'UND_ERR_INVALID_ARG')
+    if (!begun.has(limits.signal))
       return {
         kind: 'refused',
         code: 'gateway_unavailable',
@@ -102,7 +109,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       };
       let streams = false;
       try {
-        const response = await pool.request({
+        const response = await dispatcher.request({
           path: `${base}/${path}`,
           method: 'POST',
           headers: {
@@ -128,7 +135,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         if (!streams) over();
       }
     },
-    close: () => pool.destroy(),
+    close,
   };
 
   /** Waits for the first event: an error there is a clear no, before anything was forwarded. */
