@@ -146,37 +146,35 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     over: () => void,
   ): Promise<Reply> {
     const source = eventsOf(response.body, limits);
-    const early: SseEvent[] = [];
     for (;;) {
-      const { value: event } = await source.next();
-      if (!event) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
-      early.push(event);
-      if (event.data === undefined) continue; // A comment, to keep the connection alive.
-      const error = errorIn(event.data);
-      if (error) {
-        await source.return();
-        const said = clean(messageIn(error));
-        const status = Number(error.error.code);
-        if (status >= 400 && status < 500) return { kind: 'refused', ...refusal(status, said, undefined) };
-        return {
-          kind: 'refused',
-          code: 'gateway_unavailable',
-          reason: 'The model server refused to answer. Nothing was charged.',
-          elsewhere: true,
-        };
-      }
-      return { kind: 'streaming', events: follow(early, source, limits, over) };
+      const { value: first } = await source.next();
+      if (!first) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
+      if (first.data === undefined) continue; // A comment, to keep the connection alive.
+      const error = errorIn(first.data);
+      if (!error) return { kind: 'streaming', events: follow(first, source, limits, over) };
+      await source.return();
+      const status = Number(codeIn(error));
+      if (status >= 400 && status < 500)
+        return { kind: 'refused', ...refusal(status, clean(messageIn(error)), undefined) };
+      if (status >= 500 && !SAID_UNAVAILABLE.has(status))
+        return { kind: 'unknown', reason: `${name} answered 200 with an error of the code ${status}` };
+      return {
+        kind: 'refused',
+        code: 'gateway_unavailable',
+        reason: 'The model server refused to answer. Nothing was charged.',
+        elsewhere: true,
+      };
     }
   }
 
   async function* follow(
-    early: SseEvent[],
+    first: SseEvent,
     rest: AsyncGenerator<SseEvent, void, void>,
     limits: Limits,
     over: () => void,
   ): AsyncGenerator<SseEvent, void, void> {
     try {
-      yield* early;
+      yield first;
       yield* rest;
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
@@ -223,7 +221,8 @@ async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits):
       limits.firstByte();
       yield* splitter.push(chunk);
     }
-    if (splitter.left()) throw new Error('the stream ended inside an event');
+    const last = splitter.end();
+    if (last) yield last;
   } finally {
     if (!body.readableEnded && !body.destroyed)
       void body.dump({ limit: ERROR_BYTES_MAX, signal: AbortSignal.timeout(REST_MILLISECONDS) }).catch(() => {});
@@ -231,7 +230,7 @@ async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits):
 }
 
 const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
-  String(headers['content-type'] ?? '').startsWith('text/event-stream');
+  /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
   const { statusCode: status } = response;
@@ -309,6 +308,12 @@ function messageIn(json: unknown): string {
   for (const it of [typeof error === 'object' ? error?.message : error, body?.message, body?.detail])
     if (typeof it === 'string' && it) return it;
   return '';
+}
+
+/** The code in an error body: a status, a word, or nothing. */
+function codeIn(json: object): unknown {
+  const { error, code } = json as { error?: { code?: unknown } | string; code?: unknown };
+  return typeof error === 'object' ? error.code : code;
 }
 
 function retryAfter(header: string | string[] | undefined): number | undefined {
