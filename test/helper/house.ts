@@ -66,6 +66,8 @@ export type HouseOptions = {
   creditCents?: number;
   /** Settings of purser.yaml, laid over the defaults of a test house. */
   settings?: Record<string, unknown>;
+  /** The settings as they are to be, where one inside another is to differ. */
+  change?: (settings: Record<string, any>) => Record<string, unknown>;
   time?: HandClock;
   /** How long a client of a stream may take nothing. */
   stallMilliseconds?: number;
@@ -140,7 +142,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
     },
     ...options.settings,
   };
-  writeFileSync(join(directory, 'purser.yaml'), stringify(settings));
+  writeFileSync(join(directory, 'purser.yaml'), stringify(options.change?.(settings) ?? settings));
 
   async function start(): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});

@@ -40,9 +40,17 @@ export function streaming(...steps: Step[]): Handler {
 export const completionStream = (usage?: unknown): Handler =>
   streaming(said('hel'), said('lo'), FINISHED, counted(usage), DONE);
 
+/** Resolves when all that was written has left: loopback has delivered it by then. */
+const flushed = (response: http.ServerResponse) => new Promise((resolve) => response.write(':\n\n', resolve));
 /** Steps that end a connection without ending its answer. */
-export const breakOff = (response: http.ServerResponse) => response.socket?.destroy();
-export const resetIt = (response: http.ServerResponse) => response.socket?.resetAndDestroy();
+export async function breakOff(response: http.ServerResponse) {
+  await flushed(response);
+  response.socket?.destroy();
+}
+export async function resetIt(response: http.ServerResponse) {
+  await flushed(response);
+  response.socket?.resetAndDestroy();
+}
 /** Never comes to an end; freed when the connection closes. */
 export const forever = (response: http.ServerResponse) => new Promise((resolve) => response.once('close', resolve));
 
