@@ -139,6 +139,8 @@ function wholeNumber(
 
 /** What a message, a part of its content and a tool may hold; an answer of a model can be sent back as it came. */
 const MESSAGE = new Set(['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal']);
+/** The thinking of an answer, as servers of open models write it. It is text too, whether the upstream reads it or not. */
+const THOUGHTS = ['reasoning_content', 'reasoning'];
 const PART = new Set(['type', 'text', 'refusal']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
@@ -161,7 +163,8 @@ function refuseContent(
 ): { images: number; imageBytes: number } {
   let [images, imageBytes] = [0, 0];
   messages.forEach((message, i) => {
-    refuseMembers(message, MESSAGE, `messages.${i}`);
+    const thoughts = THOUGHTS.filter((name) => typeof message[name] === 'string');
+    refuseMembers(message, thoughts.length ? new Set([...MESSAGE, ...thoughts]) : MESSAGE, `messages.${i}`);
     const { role, content } = message;
     if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
     if (content === undefined || content === null || typeof content === 'string') return;

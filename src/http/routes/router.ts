@@ -43,7 +43,7 @@ export const createRouterKey = endpoint({
       );
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
-    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet, body, now));
+    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet.id, body, now));
     if (isNew) app.events.routerKeyOpened(key);
     return {
       body: {
@@ -95,6 +95,10 @@ export const readRouterModel = endpoint({
   }),
 });
 
+/** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
+const withoutNulls = <T extends object>(raw: T): T =>
+  Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
+
 type RouterCall = Pick<Call<'router', unknown>, 'principal' | 'raw' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId'>;
 
 /** What the two ways of asking have in common. */
@@ -124,7 +128,7 @@ export const createRouterChatCompletion = endpoint({
   answer: ChatCompletion,
   example: { answer: {} },
   async run(app, call) {
-    const raw = call.raw as Parameters<typeof boundChat>[1]; // As in routes/models.ts: before valibot left anything out.
+    const raw = withoutNulls(call.raw as Parameters<typeof boundChat>[1]); // As in routes/models.ts: before valibot left anything out.
     const isStream = call.body.stream === true;
     const request = requestOf(call, 'router/chat/completions', () => {
       const model = find(app, call.principal, call.body.model, 'chat');
@@ -156,7 +160,7 @@ export const createEmbeddings = endpoint({
   answer: Embeddings,
   example: { answer: {} },
   async run(app, call) {
-    const raw = call.raw as Record<string, unknown>;
+    const raw = withoutNulls(call.raw as Record<string, unknown>);
     const request = requestOf(call, 'router/embeddings', () => {
       const model = find(app, call.principal, call.body.model, 'embeddings');
       return { model, bounded: boundEmbeddings(model, raw) };
