@@ -366,7 +366,13 @@ test('a tier begins above a whole number of tokens, in ascending order, and has 
     [`[${tier('5', 'prompt: 3')}]`, /a tier needs prompt and completion/],
     [`[${tier('5', 'completion: 3')}]`, /a tier needs prompt and completion/],
   ] as const)
-    assert.match(write(t, model(tiers(text))).faults().join(), fault, text);
+    assert.match(
+      write(t, model(tiers(text)))
+        .faults()
+        .join(),
+      fault,
+      text,
+    );
 });
 
 test('two prices for one model are refused', (t) => {

@@ -119,6 +119,21 @@ function requestOf(
   };
 }
 
+/**
+ * What came of it, as it concerns the caller: whoever sent no key cannot ask for the same attempt again, and is not told
+ * to. Nothing says when to retry, since that would be paid for anew.
+ */
+function toldTo<T>({ isKeyMadeUp }: RouterCall, asked: Promise<T>): Promise<T> {
+  if (!isKeyMadeUp) return asked;
+  return asked.catch((error) => {
+    if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
+    throw new Refusal(
+      'operation_uncertain',
+      'The outcome is not known, and its hold stays until it is. No Idempotency-Key was sent: asked again, it is a new request with a price of its own.',
+    );
+  });
+}
+
 export const createRouterChatCompletion = endpoint({
   summary: 'One metered chat completion, streamed if asked for',
   scope: 'router',
@@ -135,13 +150,13 @@ export const createRouterChatCompletion = endpoint({
       return { model, bounded: boundChat(model, raw, isStream) };
     });
     if (!isStream) {
-      const { answer, replayed } = await chat(app, request);
+      const { answer, replayed } = await toldTo(call, chat(app, request));
       return { body: answer, replayed };
     }
     const includeUsage = call.body.stream_options?.include_usage === true;
     return {
       async stream(events: EventStream) {
-        const { answer, replayed } = await streamChat(app, { ...request, includeUsage }, events);
+        const { answer, replayed } = await toldTo(call, streamChat(app, { ...request, includeUsage }, events));
         if (!replayed) return;
         const transcript = transcriptOf(answer);
         events.begin({ 'idempotent-replayed': 'true' });
@@ -165,7 +180,7 @@ export const createEmbeddings = endpoint({
       const model = find(app, call.principal, call.body.model, 'embeddings');
       return { model, bounded: boundEmbeddings(model, raw) };
     });
-    const { answer, replayed } = await chat(app, request);
+    const { answer, replayed } = await toldTo(call, chat(app, request));
     return { body: answer, replayed };
   },
 });
