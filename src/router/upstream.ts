@@ -1,3 +1,4 @@
+import { Readable } from 'node:stream';
 import { type Dispatcher, Pool } from 'undici';
 import type { UpstreamConfig } from '../config-router.ts';
 import { redact } from '../log.ts';
@@ -6,6 +7,8 @@ import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 
 /** A longer answer is not read to its end: it counts as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
+/** So much of a request may stay in memory for as long as its answer is streamed. */
+const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
 const BUSY_RETRY_SECONDS = 1;
@@ -115,9 +118,10 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
           headers: {
             ...headers,
             accept: stream ? 'text/event-stream' : 'application/json',
+            'content-length': String(body.length),
             'idempotency-key': operationId,
           },
-          body,
+          body: body.length > BODY_BYTES_KEPT ? once(body) : body,
           signal: limits.signal,
           headersTimeout: 0, // The limits are our own, above.
           bodyTimeout: 0,
@@ -184,6 +188,17 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       over();
     }
   }
+}
+
+/** For undici, which keeps a body until its answer has ended: of one that it has read through nothing is left. */
+function once(body: Buffer): Readable {
+  let left: Buffer | null = body;
+  return new Readable({
+    read() {
+      this.push(left);
+      left = null;
+    },
+  });
 }
 
 /** The time limits of one call: to its first byte, and for the whole of it. */

@@ -59,6 +59,7 @@ async function finish(
   giveUp: GiveUp,
 ): Promise<Buffer | null> {
   const { route, reply } = await call(app, operation, detail, true);
+  detail.bounded.release();
   if (reply.kind === 'refused' || reply.kind === 'unknown') return settleChat(app, operation, noAnswer(reply), giveUp);
 
   const transcript = detail.keep ? createTranscript() : undefined;

@@ -67,6 +67,9 @@ export type Stream = {
   body: AsyncIterable<Buffer>;
 };
 
+/** As many connections as there are streams. */
+const agent = new Agent({ connections: null, pipelining: 1, headersTimeout: 0, bodyTimeout: 0 });
+
 /** Posts a chat to be streamed, and resolves when its head has come. */
 export async function openStream(
   url: string,
@@ -74,7 +77,6 @@ export async function openStream(
   body: object = {},
   { key, path = '/v1/router/chat/completions' }: { key?: string; path?: string } = {},
 ): Promise<Stream> {
-  const agent = new Agent({ pipelining: 1, headersTimeout: 0, bodyTimeout: 0 });
   const response = await send(`${url}${path}`, {
     method: 'POST',
     dispatcher: agent,
@@ -91,7 +93,6 @@ export async function openStream(
       ...body,
     }),
   });
-  response.body.once('close', () => void agent.close());
   response.body.on('error', () => {}); // Whoever reads it hears of it.
   const pieces = response.body[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
   let text = '';

@@ -82,3 +82,50 @@ test('a connection that is kept and found closed is no clear no: the request may
   assert.equal((await upstream.ask('chat/completions', BODY, 'op_2')).kind, 'unknown');
   assert.equal(served, 2, 'and it is not sent once more');
 });
+
+/** A body that is longer than what the sockets of both sides hold. */
+const LONG = Buffer.from(JSON.stringify({ model: 'm', text: 'x'.repeat(8 * 1024 * 1024) }));
+
+test('a long request arrives as it is, with its length, and can be asked again', async (t) => {
+  const fake = await openFake(t);
+  const upstream = openUpstream({ ...settings, base_url: fake.url }, undefined);
+  t.after(() => upstream.close());
+  for (let i = 0; i < 2; i++) {
+    assert.equal((await upstream.ask('chat/completions', LONG, 'op_1')).kind, 'answered');
+    assert.deepEqual(JSON.stringify(fake.calls[i]?.body), LONG.toString());
+    assert.equal(fake.calls[i]?.headers['content-length'], String(LONG.length));
+    assert.equal(fake.calls[i]?.headers['transfer-encoding'], undefined);
+  }
+});
+
+test('a long request that breaks off on its way is unknown, and one that never went a clear no', async (t) => {
+  const server = net.createServer((socket) => {
+    socket.on('error', () => {});
+    socket.once('data', () => socket.resetAndDestroy());
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;
+  const upstream = openUpstream({ ...settings, base_url: url }, undefined);
+  t.after(() => upstream.close());
+  assert.equal((await upstream.ask('chat/completions', LONG, 'op_1')).kind, 'unknown');
+  await new Promise((resolve) => server.close(resolve));
+  assert.equal((await upstream.ask('chat/completions', LONG, 'op_2')).kind, 'refused');
+});
+
+test('a long request that is refused before it was read is a clear no', async (t) => {
+  const server = http.createServer((_, response) => {
+    response.writeHead(413, { 'content-type': 'application/json', connection: 'close' });
+    response.end('{"error":{"message":"too large"}}');
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.after(() => server.close());
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;
+  const upstream = openUpstream({ ...settings, base_url: url }, undefined);
+  t.after(() => upstream.close());
+  const replies = [];
+  for (let i = 0; i < 10; i++) replies.push(await upstream.ask('chat/completions', LONG, 'op_1'));
+  assert.deepEqual(
+    replies.map((it) => [it.kind, it.kind === 'refused' && it.code]),
+    replies.map(() => ['refused', 'payload_too_large']),
+  );
+});

@@ -4,7 +4,7 @@ import { openRouterKey } from '../../access/router-keys.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { Refusal } from '../../refusal.ts';
-import { boundChat, boundEmbeddings } from '../../router/bound.ts';
+import { boundChat, boundEmbeddings, type ChatBody } from '../../router/bound.ts';
 import type { Model } from '../../router/catalogue.ts';
 import { readTranscript } from '../../router/transcript.ts';
 import { type ChatRequest, chat } from '../../spend/chat.ts';
@@ -123,9 +123,9 @@ function requestOf(
  * What came of it, as it concerns the caller: whoever sent no key cannot ask for the same attempt again, and is not told
  * to. Nothing says when to retry, since that would be paid for anew.
  */
-function toldTo<T>({ isKeyMadeUp }: RouterCall, asked: Promise<T>): Promise<T> {
-  if (!isKeyMadeUp) return asked;
-  return asked.catch((error) => {
+function toldTo<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
+  if (!isKeyMadeUp) return answer;
+  return answer.catch((error) => {
     if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
     throw new Refusal(
       'operation_uncertain',
@@ -142,21 +142,26 @@ export const createRouterChatCompletion = endpoint({
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: ChatCompletion,
   example: { answer: {} },
-  async run(app, call) {
-    const raw = withoutNulls(call.raw as Parameters<typeof boundChat>[1]); // As in routes/models.ts: before valibot left anything out.
-    const isStream = call.body.stream === true;
-    const request = requestOf(call, 'router/chat/completions', () => {
-      const model = find(app, call.principal, call.body.model, 'chat');
-      return { model, bounded: boundChat(model, raw, isStream) };
+  async run(app, { principal, body, raw, isKeyMadeUp, ...call }) {
+    const isStream = body.stream === true;
+    const includeUsage = body.stream_options?.include_usage === true;
+    const { model: id } = body;
+    // As in routes/models.ts: before valibot left anything out. It is let go as soon as it is bounded: a stream may last
+    // for an hour, and a thousand of them must not keep a thousand prompts.
+    let asked: ChatBody | undefined = withoutNulls(raw as ChatBody);
+    const request = requestOf({ principal, raw, isKeyMadeUp, ...call }, 'router/chat/completions', () => {
+      const model = find(app, principal, id, 'chat');
+      const bounded = boundChat(model, asked as ChatBody, isStream);
+      asked = undefined;
+      return { model, bounded };
     });
     if (!isStream) {
-      const { answer, replayed } = await toldTo(call, chat(app, request));
+      const { answer, replayed } = await toldTo(isKeyMadeUp, chat(app, request));
       return { body: answer, replayed };
     }
-    const includeUsage = call.body.stream_options?.include_usage === true;
     return {
       async stream(events: EventStream) {
-        const { answer, replayed } = await toldTo(call, streamChat(app, { ...request, includeUsage }, events));
+        const { answer, replayed } = await toldTo(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
         if (!replayed) return;
         const transcript = transcriptOf(answer);
         events.begin({ 'idempotent-replayed': 'true' });
@@ -180,7 +185,7 @@ export const createEmbeddings = endpoint({
       const model = find(app, call.principal, call.body.model, 'embeddings');
       return { model, bounded: boundEmbeddings(model, raw) };
     });
-    const { answer, replayed } = await toldTo(call, chat(app, request));
+    const { answer, replayed } = await toldTo(call.isKeyMadeUp, chat(app, request));
     return { body: answer, replayed };
   },
 });
