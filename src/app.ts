@@ -39,6 +39,9 @@ import { uncertain } from './spend/road.ts';
 import { createRunning } from './spend/running.ts';
 import { createSerially } from './spend/serially.ts';
 
+/** Longer than a client that means to read on ever takes nothing. */
+const STALL_MILLISECONDS = 60_000;
+
 /** What is open. Each part asks only for what it uses; this is where the whole is put together. */
 export type App = DoorApp &
   ReaperApp & {
@@ -70,6 +73,7 @@ export type AppOptions = {
   local?: LocalCompute;
   /** Says which machine this is; what /etc/machine-id says unless given. */
   machineId?: () => string | undefined;
+  stallMilliseconds?: number;
   /** A COMMIT failed: stop the process at once. */
   fatal: (error: unknown) => void;
 };
@@ -161,6 +165,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
     },
     reading: createReading(),
+    stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
     addressOf: createAddressReader(config.trustedProxies),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),

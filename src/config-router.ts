@@ -43,6 +43,13 @@ const rates = (decimals: number) => ({
   input_cache_write: v.optional(price(decimals)),
   internal_reasoning: v.optional(price(decimals)),
 });
+/** Under a price every number comes as it was written (config.ts), this one too. */
+const tokenCount = v.pipe(
+  v.string(),
+  v.regex(/^\d{1,9}$/, 'must be a whole number'),
+  v.transform(Number),
+  whole(1, 1e8),
+);
 const LEFT_OUT = 'give prompt and completion, or request alone: a price that is left out would be a price of 0';
 const pricing = (decimals: number) =>
   v.pipe(
@@ -54,7 +61,7 @@ const pricing = (decimals: number) =>
       /** A prompt longer than `above_tokens` is charged at these rates, all of it, its completion too. */
       tiers: v.optional(
         v.pipe(
-          v.array(v.strictObject({ above_tokens: whole(1, 1e8), ...rates(decimals) })),
+          v.array(v.strictObject({ above_tokens: tokenCount, ...rates(decimals) })),
           v.check(
             (tiers) => tiers.every((it, i) => i === 0 || it.above_tokens > (tiers[i - 1]?.above_tokens as number)),
             'the tiers must stand in ascending order of above_tokens',

@@ -350,6 +350,36 @@ test('a price per request may stand alone, and a model may have no price at all'
   assert.equal(priceOf(t), undefined);
 });
 
+test('a tier begins above a whole number of tokens, in ascending order, and has both prices', (t) => {
+  const tiers = (text: string) => `pricing_per_million: { prompt: 1, completion: 2, tiers: ${text} }`;
+  const tier = (above: string, rest = 'prompt: 3, completion: 4') => `{ above_tokens: ${above}, ${rest} }`;
+  assert.deepEqual(priceOf(t, tiers(`[${tier('200000')}, ${tier('400000', 'prompt: 5, completion: 6')}]`)), {
+    prompt: 10n ** 9n,
+    completion: 2n * 10n ** 9n,
+    tiers: [
+      { above_tokens: 200_000, prompt: 3n * 10n ** 9n, completion: 4n * 10n ** 9n },
+      { above_tokens: 400_000, prompt: 5n * 10n ** 9n, completion: 6n * 10n ** 9n },
+    ],
+  });
+  for (const [text, fault] of [
+    [`[${tier('0')}]`, /above_tokens/],
+    [`[${tier('1.5')}]`, /above_tokens: must be a whole number/],
+    [`[${tier('1e5')}]`, /above_tokens: must be a whole number/],
+    [`[${tier('100000001')}]`, /above_tokens/],
+    [`[${tier('5')}, ${tier('5')}]`, /ascending order/],
+    [`[${tier('5')}, ${tier('4')}]`, /ascending order/],
+    [`[${tier('5', 'prompt: 3')}]`, /a tier needs prompt and completion/],
+    [`[${tier('5', 'completion: 3')}]`, /a tier needs prompt and completion/],
+  ] as const)
+    assert.match(
+      write(t, model(tiers(text)))
+        .faults()
+        .join(),
+      fault,
+      text,
+    );
+});
+
 test('two prices for one model are refused', (t) => {
   const faults = write(t, model('pricing: { request: 1 }', 'pricing_per_million: { request: 1 }')).faults();
   assert.match(faults.join(), /give pricing or pricing_per_million, not both/);

@@ -4,7 +4,7 @@ import { routerKeys } from '../db/schema.ts';
 import { canonicalJson } from '../fingerprint.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
-import { LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import { findWallet, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { type Nanos, parseUsd } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { hashToken, lastFour } from '../token.ts';
@@ -72,10 +72,11 @@ export function limitsOf({ options }: RouterKey): KeyLimits {
 export function openRouterKey(
   tx: Tx,
   keyring: Keyring,
-  wallet: Wallet,
+  walletId: string,
   options: RouterKeyOptions,
   now: number,
 ): { key: RouterKey; isNew: boolean } {
+  const wallet = findWallet(tx, walletId) as Wallet; // Of now: since the caller was let in it may have been closed.
   refuseInactive(wallet, now);
   const { models, max_price_usd: most } = options;
   const text = canonicalJson({

@@ -16,14 +16,7 @@ import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 import { parseJson, type Reading, readBody, refuseMediaType, validate } from './body.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
-import {
-  isOpenAiPath,
-  isPassing,
-  openAiBody,
-  openAiStatus,
-  RETRY_SECONDS_MAX,
-  UNCERTAIN_WITHOUT_KEY,
-} from './openai-error.ts';
+import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } from './openai-error.ts';
 
 /** What the routes use of the App. */
 export type DoorApp = ChatApp &
@@ -35,6 +28,8 @@ export type DoorApp = ChatApp &
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
     /** Bodies that are being read. */
     reading: Reading;
+    /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
+    stallMilliseconds: number;
     /** Where the SSH gateway is reached, once it listens. */
     ssh: { host: string; port: number; hostKey: string } | undefined;
     addressOf: ReturnType<typeof createAddressReader>;
@@ -139,15 +134,17 @@ async function respondWithEvents(
   requestId: string,
   stream: (events: EventStream) => Promise<void>,
 ): Promise<Response> {
-  const events = openEventStream(c.env.outgoing as ServerResponse, () => headersOf(app, c, requestId));
+  const headers = () => headersOf(app, c, requestId);
+  const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
   try {
     await stream(events);
   } catch (error) {
     if (!events.hasBegun()) throw error;
     const { refusal, message } = told(app, c, error);
     await events.write(eventOf(openAiBody(refusal, message, requestId)));
+  } finally {
+    events.end(); // The attempt may go on without its client; from here the answer is not its own any more.
   }
-  events.end();
   return RESPONSE_ALREADY_SENT;
 }
 
@@ -223,9 +220,7 @@ function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { 
   const requestId = requestIdOf(c);
   if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
-  const isKeyless = isOpenAiPath(c.req.path) && c.req.header('idempotency-key') === undefined;
-  const sentence = isKeyless && refusal.code === 'operation_uncertain' ? UNCERTAIN_WITHOUT_KEY : refusal.message;
-  const message = redactTokens(sentence); // It may quote what the caller sent, a token in the wrong place included.
+  const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
   app.events.refused(refusal.code, requestId, message, c.req.path);
   return { refusal, message };
 }

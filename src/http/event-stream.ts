@@ -1,32 +1,43 @@
 import type { ServerResponse } from 'node:http';
 import type { Listener } from '../spend/stream.ts';
 
-/** A client that takes nothing for so long is gone: the upstream's connection is not kept open for it. */
-const STALL_MILLISECONDS = 60_000;
-
 /** An answer of server-sent events, written straight to the client's connection. */
 export type EventStream = Listener & {
   begin(headers?: Record<string, string>): void;
   hasBegun(): boolean;
+  /** The end, also of a stream that has not begun and never will: nothing that comes later is written. */
   end(): void;
 };
 
-/** `headers` go out with the first byte. Nothing is written, and nothing waited for, once the client has gone. */
-export function openEventStream(response: ServerResponse, headers: () => Record<string, string>): EventStream {
+/**
+ * `headers` go out with the first byte. Nothing is written, and nothing waited for, once the client has gone; one that
+ * takes nothing for `stallMilliseconds` has gone.
+ */
+export function openEventStream(
+  response: ServerResponse,
+  headers: () => Record<string, string>,
+  stallMilliseconds: number,
+): EventStream {
   let begun = false;
-  let waiting: (() => void) | undefined;
+  let over = false;
+  // More than one may wait: when the server stops, its last word comes while the stream itself waits for the client.
+  let waiting: (() => void)[] = [];
   const release = () => {
-    waiting?.();
-    waiting = undefined;
+    for (const go of waiting) go();
+    waiting = [];
   };
-  response.on('drain', release);
   response.on('close', release);
+  response.on('drain', () => {
+    response.socket?.setTimeout(0);
+    release();
+  });
+  const isGone = () => over || response.closed || response.destroyed;
 
   return {
     hasBegun: () => begun,
     begin(more: Record<string, string> = {}) {
       begun = true;
-      if (response.closed || response.destroyed) return;
+      if (isGone()) return;
       response.writeHead(200, {
         ...headers(),
         'content-type': 'text/event-stream; charset=utf-8',
@@ -37,15 +48,14 @@ export function openEventStream(response: ServerResponse, headers: () => Record<
       response.flushHeaders();
     },
     write(bytes) {
-      if (response.closed || response.destroyed || response.write(bytes)) return undefined;
-      return new Promise((resolve) => {
-        const stalled = setTimeout(() => response.destroy(), STALL_MILLISECONDS);
-        waiting = () => {
-          clearTimeout(stalled);
-          resolve();
-        };
-      });
+      if (isGone() || response.write(bytes)) return undefined;
+      // Node's own measure: when not one byte was taken for so long, the connection ends.
+      response.socket?.setTimeout(stallMilliseconds);
+      return new Promise((resolve) => waiting.push(resolve));
     },
-    end: () => void response.end(),
+    end() {
+      if (begun && !isGone()) response.end();
+      over = true;
+    },
   };
 }

@@ -15,10 +15,6 @@ const PASSING = new Set<RefusalCode>([
 /** Stock clients give up above it, or wait two seconds instead. */
 export const RETRY_SECONDS_MAX = 59;
 
-/** Who sent no Idempotency-Key cannot ask again for the same. */
-export const UNCERTAIN_WITHOUT_KEY =
-  'The outcome is not known; what it can cost at most stays held until it is decided. The same request again would be a new one, held and paid by itself: send an Idempotency-Key to be able to ask again.';
-
 const TYPES: Record<number, string> = {
   401: 'authentication_error',
   402: 'billing_error',

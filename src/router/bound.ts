@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { Refusal } from '../refusal.ts';
 import type { Model, Route } from './catalogue.ts';
 import type { Most } from './price.ts';
@@ -60,6 +61,8 @@ export type Bounded = {
   most(route: Route): Most;
   /** The body as it goes upstream by this route. */
   bodyFor(route: Route): Buffer;
+  /** Lets go of the bodies: nobody else will be asked. */
+  release(): void;
 };
 
 /**
@@ -92,25 +95,34 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
   const extra =
     PROMPT_TOKENS_PER_REQUEST + PROMPT_TOKENS_PER_MESSAGE * request.messages.length + PROMPT_TOKENS_PER_TOOL * tools;
   const imageTokens = images * (model.imageTokens ?? 0);
-  const bodyFor = bodies(forwarded, (route) => ({ [route.outputLimit]: perChoice }));
+  const { bodyFor, release } = bodies(forwarded, (route) => ({ [route.outputLimit]: perChoice }));
   const most = (route: Route): Most => {
     const counted = (bodyFor(route).length - imageBytes) * route.tokensPerByte + extra + imageTokens;
     const promptTokens = Math.min(counted, model.contextLength);
     return { promptTokens, completionTokens: choices * perChoice, images };
   };
-  return { choices, images, bodyFor, most };
+  return { choices, images, bodyFor, most, release };
 }
 
 /** Bodies by route, each made once: they differ in a name or two. */
-function bodies(forwarded: Record<string, unknown>, own: (route: Route) => Record<string, unknown>) {
+function bodies(
+  forwarded: Record<string, unknown>,
+  own: (route: Route) => Record<string, unknown>,
+): Pick<Bounded, 'bodyFor' | 'release'> {
+  let common: Record<string, unknown> | undefined = forwarded;
   let last: { route: Route; body: Buffer } | undefined;
-  return (route: Route): Buffer => {
-    if (last?.route !== route)
-      last = {
-        route,
-        body: Buffer.from(JSON.stringify({ ...forwarded, ...own(route), model: route.upstreamModel })),
-      };
-    return last.body;
+  return {
+    bodyFor(route) {
+      if (last?.route === route) return last.body;
+      assert(common, 'nobody is asked after the release');
+      const body = Buffer.from(JSON.stringify({ ...common, ...own(route), model: route.upstreamModel }));
+      last = { route, body };
+      return body;
+    },
+    release() {
+      common = undefined;
+      last = undefined;
+    },
   };
 }
 
@@ -227,7 +239,7 @@ export function boundEmbeddings(model: Model, request: Readonly<Record<string, u
   return {
     choices: 1,
     images: 0,
-    bodyFor: bodies(forwarded, () => ({})),
+    ...bodies(forwarded, () => ({})),
     most({ tokensPerByte }) {
       const tokens = inputs.map((it) =>
         Math.min(it.bytes * tokensPerByte + it.tokens + PROMPT_TOKENS_PER_MESSAGE, model.contextLength),

@@ -4,13 +4,15 @@ type Json = Record<string, unknown>;
 
 /**
  * A whole chat completion as the events of a stream, for an upstream that does not stream: a chunk for each choice, one
- * for how it finished, and one for the usage.
+ * for how it finished, and one for the usage. Throws where there are no choices: then nothing was answered that could be
+ * told of in chunks.
  */
 export async function* eventsOfCompletion(completion: unknown): AsyncGenerator<SseEvent, void, void> {
   const { choices, usage, object: _, ...head } = completion as Json;
+  if (!Array.isArray(choices)) throw new Error('the upstream answered without choices');
   const chunk = (rest: Json) => toEvent({ ...head, object: 'chat.completion.chunk', ...rest });
-  for (const choice of Array.isArray(choices) ? (choices as Json[]) : []) {
-    const { message, finish_reason: reason, index = 0, ...rest } = choice;
+  for (const choice of choices as (Json | null)[]) {
+    const { message, finish_reason: reason, index = 0, ...rest } = choice ?? {};
     yield chunk({ choices: [{ index, delta: toDelta(message), ...rest, finish_reason: null }] });
     yield chunk({ choices: [{ index, delta: {}, finish_reason: reason ?? 'stop' }] });
   }

@@ -4,32 +4,76 @@ export type SseEvent = { raw: Buffer; data: string | undefined };
 /** A longer event is no event of a model server. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
 const [LF, CR] = [10, 13];
+/** The end of an event has at most four bytes: three of them may have come with the chunk before. */
+const SEAM_BYTES = 3;
+
+export type EventSplitter = {
+  push(chunk: Buffer): SseEvent[];
+  /** What the stream ended with, where the last blank line is missing. Throws when that is half an event. */
+  end(): SseEvent | undefined;
+};
 
 /**
- * Cuts a stream of bytes into server-sent events at their blank lines (WHATWG HTML, 9.2.6), whatever the chunks. Throws
- * when one is longer than 8 MiB.
+ * Cuts a stream of bytes into server-sent events at their blank lines (WHATWG HTML, 9.2.6; lines end in LF or CRLF),
+ * whatever the chunks. Throws when one is longer than 8 MiB.
  */
-export function createEventSplitter(): { push(chunk: Buffer): SseEvent[]; left(): number } {
-  let pending: Buffer = Buffer.alloc(0);
+export function createEventSplitter(): EventSplitter {
+  // What has come of an event, in pieces: joined once, when its end is there.
+  let pieces: Buffer[] = [];
+  let length = 0;
+  let seam: Buffer = Buffer.alloc(0);
+  let isFirst = true;
+
+  function toEvent(raw: Buffer): SseEvent {
+    const text = raw.toString('utf8');
+    const data = dataOf(isFirst ? text.replace(/^\uFEFF/, '') : text);
+    isFirst = false;
+    return { raw, data };
+  }
+
   return {
-    left: () => pending.length,
     push(chunk) {
-      const bytes = pending.length ? Buffer.concat([pending, chunk]) : chunk;
-      // What was pending had no end in it; the last three of its bytes may be part of one.
-      let from = Math.max(0, pending.length - 3);
-      let start = 0;
       const events: SseEvent[] = [];
-      for (let end = endOfEvent(bytes, from); end !== -1; end = endOfEvent(bytes, from)) {
-        const raw = bytes.subarray(start, end);
-        events.push({ raw, data: dataOf(raw) });
-        start = end;
-        from = end;
+      pieces.push(chunk);
+      length += chunk.length;
+      const ahead = Buffer.concat([seam, chunk]);
+      seam = ahead.subarray(-SEAM_BYTES);
+      if (endOfEvent(ahead, 0) !== -1) {
+        const bytes = pieces.length === 1 ? chunk : Buffer.concat(pieces, length);
+        let start = 0;
+        // What was there before had no end in it.
+        for (let from = Math.max(0, length - ahead.length); ; from = start) {
+          const end = endOfEvent(bytes, from);
+          if (end === -1) break;
+          events.push(toEvent(bytes.subarray(start, end)));
+          start = end;
+        }
+        const rest = bytes.subarray(start);
+        pieces = [rest];
+        length = rest.length;
+        seam = rest.subarray(-SEAM_BYTES);
       }
-      pending = bytes.subarray(start);
-      if (pending.length > EVENT_BYTES_MAX) throw new Error('an event is longer than any model server sends');
+      if (length > EVENT_BYTES_MAX) throw new Error('an event is longer than any model server sends');
       return events;
     },
+    end() {
+      const raw = Buffer.concat(pieces, length);
+      if (!raw.toString('utf8').trim()) return undefined;
+      const event = toEvent(Buffer.concat([raw, Buffer.from('\n\n')]));
+      if (event.data !== undefined && event.data !== DONE && !isJson(event.data))
+        throw new Error('the stream ended inside an event');
+      return event;
+    },
   };
+}
+
+function isJson(text: string): boolean {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 /** Where the event that begins before `from` ends: after its blank line; -1 when that has not come. */
@@ -41,14 +85,14 @@ function endOfEvent(bytes: Buffer, from: number): number {
   return -1;
 }
 
-function dataOf(raw: Buffer): string | undefined {
+function dataOf(text: string): string | undefined {
   let data: string | undefined;
-  for (const line of raw.toString('utf8').split(/\r?\n/)) {
+  for (const line of text.split(/\r?\n/)) {
     if (line !== 'data' && !line.startsWith('data:')) continue;
     const value = line.slice('data:'.length).replace(/^ /, '');
     data = data === undefined ? value : `${data}\n${value}`;
   }
-  return data;
+  return data?.trim() === DONE ? DONE : data;
 }
 
 /** An event that carries a JSON value. */
@@ -57,12 +101,15 @@ export const eventOf = (value: unknown): Buffer => Buffer.from(`data: ${JSON.str
 export const DONE = '[DONE]';
 export const DONE_EVENT = Buffer.from(`data: ${DONE}\n\n`);
 
-/** The body of an event that tells of an error instead of a chunk. */
-export function errorIn(data: string): { error: { code?: unknown; message?: unknown } } | undefined {
+/**
+ * The body of an event that tells of an error instead of a chunk, in the shapes that model servers use: OpenAI's, a bare
+ * sentence in `error` (Text Generation Inference), and an object of the kind "error" (vLLM).
+ */
+export function errorIn(data: string): object | undefined {
   if (!data.includes('"error"')) return undefined;
   try {
-    const json = JSON.parse(data);
-    return typeof json?.error === 'object' && json.error !== null ? json : undefined;
+    const json = JSON.parse(data) as { error?: unknown; object?: unknown } | null;
+    return json?.error || json?.object === 'error' ? (json as object) : undefined;
   } catch {
     return undefined;
   }

@@ -1,4 +1,5 @@
-import { buildConnector, type Dispatcher, Pool } from 'undici';
+import { Readable } from 'node:stream';
+import { type Dispatcher, Pool } from 'undici';
 import type { UpstreamConfig } from '../config-router.ts';
 import { redact } from '../log.ts';
 import type { RefusalCode } from '../refusal.ts';
@@ -6,6 +7,8 @@ import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 
 /** A longer answer is not read to its end: it counts as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
+/** So much of a request may stay in memory for as long as its answer is streamed. */
+const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
 const BUSY_RETRY_SECONDS = 1;
@@ -38,18 +41,22 @@ export type Upstream = {
 };
 
 /**
- * Opens connections, and remembers which errors came of that: then not a byte of a request was sent, for certain. An error
- * code alone does not say so: Linux reports EHOSTUNREACH on an established connection too.
+ * Connections to an upstream, and which requests (by their signals) have begun to be written to one. Of every other not a
+ * byte was sent, whatever became of it. No error says so: Linux reports EHOSTUNREACH on an established connection too.
  */
-function watchedConnector(milliseconds: number) {
-  const neverSent = new WeakSet<object>();
-  const connect = buildConnector({ timeout: milliseconds });
-  const connector: buildConnector.connector = (options, callback) =>
-    connect(options, (...[error, socket]) => {
-      if (error) neverSent.add(error);
-      (callback as (error: Error | null, socket: unknown) => void)(error, socket);
-    });
-  return { connector, neverSent };
+function watchedPool(origin: string, connectMilliseconds: number) {
+  const begun = new WeakSet<object>();
+  const pool = new Pool(origin, { pipelining: 1, connect: { timeout: connectMilliseconds } });
+  const dispatcher = pool.compose((dispatch) => (options, handler) => {
+    const begin = handler.onRequestStart?.bind(handler);
+    handler.onRequestStart = (...args) => {
+      const { signal } = options as Dispatcher.RequestOptions;
+      if (signal instanceof AbortSignal && !signal.aborted) begun.add(signal); // An aborted one ends here.
+      begin?.(...args);
+    };
+    return dispatch(options, handler);
+  });
+  return { dispatcher, begun, close: () => pool.destroy() };
 }
 
 /** The model server's own clear no, when its body can be read; nothing was generated (design, section 8). */
@@ -58,8 +65,12 @@ const SAID_UNAVAILABLE = new Set([500, 503, 529]);
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
   const { origin, pathname } = new URL(config.base_url);
   const base = pathname.replace(/\/$/, '');
-  const { connector, neverSent } = watchedConnector(config.connect_timeout_seconds * 1000);
-  const pool = new Pool(origin, { pipelining: 1, connect: connector });
+  const {
+    connect_timeout_seconds: connect,
+    timeout_seconds: whole,
+    first_byte_timeout_seconds: first = whole,
+  } = config;
+  const { dispatcher, begun, close } = watchedPool(origin, Math.min(connect, first, whole) * 1000);
   const headers = {
     'content-type': 'application/json',
     ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
@@ -73,8 +84,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
 
   function failed(error: unknown, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
-    // What undici itself refuses to send (a key with a line feed in it) never left either.
-    if (neverSent.has(error as object) || code === 'UND_ERR_INVALID_ARG')
+    if (!begun.has(limits.signal))
       return {
         kind: 'refused',
         code: 'gateway_unavailable',
@@ -102,15 +112,16 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       };
       let streams = false;
       try {
-        const response = await pool.request({
+        const response = await dispatcher.request({
           path: `${base}/${path}`,
           method: 'POST',
           headers: {
             ...headers,
             accept: stream ? 'text/event-stream' : 'application/json',
+            'content-length': String(body.length),
             'idempotency-key': operationId,
           },
-          body,
+          body: body.length > BODY_BYTES_KEPT ? once(body) : body,
           signal: limits.signal,
           headersTimeout: 0, // The limits are our own, above.
           bodyTimeout: 0,
@@ -128,7 +139,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         if (!streams) over();
       }
     },
-    close: () => pool.destroy(),
+    close,
   };
 
   /** Waits for the first event: an error there is a clear no, before anything was forwarded. */
@@ -139,37 +150,35 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     over: () => void,
   ): Promise<Reply> {
     const source = eventsOf(response.body, limits);
-    const early: SseEvent[] = [];
     for (;;) {
-      const { value: event } = await source.next();
-      if (!event) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
-      early.push(event);
-      if (event.data === undefined) continue; // A comment, to keep the connection alive.
-      const error = errorIn(event.data);
-      if (error) {
-        await source.return();
-        const said = clean(messageIn(error));
-        const status = Number(error.error.code);
-        if (status >= 400 && status < 500) return { kind: 'refused', ...refusal(status, said, undefined) };
-        return {
-          kind: 'refused',
-          code: 'gateway_unavailable',
-          reason: 'The model server refused to answer. Nothing was charged.',
-          elsewhere: true,
-        };
-      }
-      return { kind: 'streaming', events: follow(early, source, limits, over) };
+      const { value: first } = await source.next();
+      if (!first) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
+      if (first.data === undefined) continue; // A comment, to keep the connection alive.
+      const error = errorIn(first.data);
+      if (!error) return { kind: 'streaming', events: follow(first, source, limits, over) };
+      await source.return();
+      const status = Number(codeIn(error));
+      if (status >= 400 && status < 500)
+        return { kind: 'refused', ...refusal(status, clean(messageIn(error)), undefined) };
+      if (status >= 500 && !SAID_UNAVAILABLE.has(status))
+        return { kind: 'unknown', reason: `${name} answered 200 with an error of the code ${status}` };
+      return {
+        kind: 'refused',
+        code: 'gateway_unavailable',
+        reason: 'The model server refused to answer. Nothing was charged.',
+        elsewhere: true,
+      };
     }
   }
 
   async function* follow(
-    early: SseEvent[],
+    first: SseEvent,
     rest: AsyncGenerator<SseEvent, void, void>,
     limits: Limits,
     over: () => void,
   ): AsyncGenerator<SseEvent, void, void> {
     try {
-      yield* early;
+      yield first;
       yield* rest;
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
@@ -179,6 +188,17 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       over();
     }
   }
+}
+
+/** For undici, which keeps a body until its answer has ended: of one that it has read through nothing is left. */
+function once(body: Buffer): Readable {
+  let left: Buffer | null = body;
+  return new Readable({
+    read() {
+      this.push(left);
+      left = null;
+    },
+  });
 }
 
 /** The time limits of one call: to its first byte, and for the whole of it. */
@@ -216,7 +236,8 @@ async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits):
       limits.firstByte();
       yield* splitter.push(chunk);
     }
-    if (splitter.left()) throw new Error('the stream ended inside an event');
+    const last = splitter.end();
+    if (last) yield last;
   } finally {
     if (!body.readableEnded && !body.destroyed)
       void body.dump({ limit: ERROR_BYTES_MAX, signal: AbortSignal.timeout(REST_MILLISECONDS) }).catch(() => {});
@@ -224,7 +245,7 @@ async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits):
 }
 
 const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
-  String(headers['content-type'] ?? '').startsWith('text/event-stream');
+  /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
   const { statusCode: status } = response;
@@ -302,6 +323,12 @@ function messageIn(json: unknown): string {
   for (const it of [typeof error === 'object' ? error?.message : error, body?.message, body?.detail])
     if (typeof it === 'string' && it) return it;
   return '';
+}
+
+/** The code in an error body: a status, a word, or nothing. */
+function codeIn(json: object): unknown {
+  const { error, code } = json as { error?: { code?: unknown } | string; code?: unknown };
+  return typeof error === 'object' ? error.code : code;
 }
 
 function retryAfter(header: string | string[] | undefined): number | undefined {

@@ -1,4 +1,5 @@
 import { findAnswer, type Operation, type Outcome, settle } from '../ledger/operation.ts';
+import { available } from '../ledger/wallet.ts';
 import { formatUsd, Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import type { Bounded } from '../router/bound.ts';
@@ -52,11 +53,14 @@ export function quoteChat(
     const most = bounded.most(route);
     return { route, most, hold: holdOf(route.price, most) };
   });
-  const { hold, most, route } = bounds.reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
+  const { hold, most } = bounds.reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
   const advice = (left: Nanos) => {
     const { choices } = bounded;
     if (model.kind !== 'chat') return '';
-    const fits = Math.floor(affordableCompletion(route.price, most, left) / choices);
+    // With fewer output tokens another route may be the dearest: it has to fit all of them.
+    const fits = Math.min(
+      ...bounds.map(({ route, most }) => Math.floor(affordableCompletion(route.price, most, left) / choices)),
+    );
     const asked = `It asked for up to ${most.completionTokens / choices} output tokens`;
     return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
   };
@@ -66,12 +70,13 @@ export function quoteChat(
     subject: model.id,
     detail: { model, bounded, keep, bounds: new Map(bounds.map((it) => [it.route, it.most])) },
     advice,
-    limits() {
-      if (maxPrice !== undefined && hold > maxPrice)
-        throw new Refusal(
-          'insufficient_funds',
-          `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(maxPrice)}`.trim(),
-        );
+    limits(_, wallet) {
+      if (maxPrice === undefined || hold <= maxPrice) return;
+      const left = available(wallet);
+      throw new Refusal(
+        'insufficient_funds',
+        `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(left < maxPrice ? left : maxPrice)}`.trim(),
+      );
     },
   };
 }

@@ -59,6 +59,7 @@ async function finish(
   giveUp: GiveUp,
 ): Promise<Buffer | null> {
   const { route, reply } = await call(app, operation, detail, true);
+  detail.bounded.release();
   if (reply.kind === 'refused' || reply.kind === 'unknown') return settleChat(app, operation, noAnswer(reply), giveUp);
 
   const transcript = detail.keep ? createTranscript() : undefined;
@@ -83,7 +84,7 @@ async function finish(
   return kept;
 }
 
-/** What a stream said of its usage: the last count stands, and `isLast` says that nothing was to come after it. */
+/** What a stream said of its usage: the last count stands, and `isLast` says that nothing came after it, nor was to. */
 type Counted = { json: unknown; isLast: boolean };
 type Passed = {
   answer: Counted | undefined;
@@ -108,6 +109,7 @@ async function pass(
           return { answer, usageEvent, broken: 'the upstream told of an error in the middle of its stream' };
         const counted = countIn(data);
         if (counted) answer = counted;
+        else if (answer) answer.isLast = false; // Its count was none of the whole.
         if (counted?.isLast) {
           usageEvent = raw;
           continue;

@@ -66,7 +66,11 @@ export type HouseOptions = {
   creditCents?: number;
   /** Settings of purser.yaml, laid over the defaults of a test house. */
   settings?: Record<string, unknown>;
+  /** The settings as they are to be, where one inside another is to differ. */
+  change?: (settings: Record<string, any>) => Record<string, unknown>;
   time?: HandClock;
+  /** How long a client of a stream may take nothing. */
+  stallMilliseconds?: number;
   env?: Record<string, string>;
   /** The id of the machine, from the next start on; that of this machine unless given. */
   machine?: { id: string | undefined };
@@ -140,7 +144,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
     },
     ...options.settings,
   };
-  writeFileSync(join(directory, 'purser.yaml'), stringify(settings));
+  writeFileSync(join(directory, 'purser.yaml'), stringify(options.change?.(settings) ?? settings));
 
   async function start({ acceptLoss = false } = {}): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
@@ -152,6 +156,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
       acceptLoss,
       ...(options.machine ? { machineId: () => options.machine?.id } : {}),
       time: clock,
+      ...(options.stallMilliseconds === undefined ? {} : { stallMilliseconds: options.stallMilliseconds }),
       fatal: (error) => {
         throw error;
       },

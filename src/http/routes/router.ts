@@ -4,7 +4,7 @@ import { openRouterKey } from '../../access/router-keys.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { Refusal } from '../../refusal.ts';
-import { boundChat, boundEmbeddings } from '../../router/bound.ts';
+import { boundChat, boundEmbeddings, type ChatBody } from '../../router/bound.ts';
 import type { Model } from '../../router/catalogue.ts';
 import { readTranscript } from '../../router/transcript.ts';
 import { type ChatRequest, chat } from '../../spend/chat.ts';
@@ -43,7 +43,7 @@ export const createRouterKey = endpoint({
       );
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
-    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet, body, now));
+    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet.id, body, now));
     if (isNew) app.events.routerKeyOpened(key);
     return {
       body: {
@@ -95,6 +95,10 @@ export const readRouterModel = endpoint({
   }),
 });
 
+/** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
+const withoutNulls = <T extends object>(raw: T): T =>
+  Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
+
 type RouterCall = Pick<Call<'router', unknown>, 'principal' | 'raw' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId'>;
 
 /** What the two ways of asking have in common. */
@@ -115,9 +119,21 @@ function requestOf(
   };
 }
 
-/** OpenAI's clients may say null for what they leave out, and its API takes that so; the interface's own endpoint does not. */
-const withoutNulls = (body: unknown): Record<string, unknown> =>
-  Object.fromEntries(Object.entries(body as object).filter(([, value]) => value !== null));
+/** What came of it, as it concerns the caller: whoever sent no key cannot ask for the same attempt again. */
+function toldTo<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
+  if (!isKeyMadeUp) return answer;
+  return answer.catch((error) => {
+    if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
+    throw new Refusal(
+      'operation_uncertain',
+      'The outcome is not known, and its hold stays until it is. No Idempotency-Key was sent: asked again, it is a new request with a price of its own.',
+      {
+        ...(error.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: error.retryAfterSeconds }),
+        cause: error,
+      },
+    );
+  });
+}
 
 export const createRouterChatCompletion = endpoint({
   summary: 'One metered chat completion, streamed if asked for',
@@ -127,21 +143,26 @@ export const createRouterChatCompletion = endpoint({
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: ChatCompletion,
   example: { answer: {} },
-  async run(app, call) {
-    const raw = withoutNulls(call.raw) as Parameters<typeof boundChat>[1]; // Before valibot left anything out.
-    const isStream = call.body.stream === true;
-    const request = requestOf(call, 'router/chat/completions', () => {
-      const model = find(app, call.principal, call.body.model, 'chat');
-      return { model, bounded: boundChat(model, raw, isStream) };
+  async run(app, { principal, body, raw, isKeyMadeUp, ...call }) {
+    const isStream = body.stream === true;
+    const includeUsage = body.stream_options?.include_usage === true;
+    const { model: id } = body;
+    // As in routes/models.ts: before valibot left anything out. It is let go as soon as it is bounded: a stream may last
+    // for an hour, and a thousand of them must not keep a thousand prompts.
+    let asked: ChatBody | undefined = withoutNulls(raw as ChatBody);
+    const request = requestOf({ principal, raw, isKeyMadeUp, ...call }, 'router/chat/completions', () => {
+      const model = find(app, principal, id, 'chat');
+      const bounded = boundChat(model, asked as ChatBody, isStream);
+      asked = undefined;
+      return { model, bounded };
     });
     if (!isStream) {
-      const { answer, replayed } = await chat(app, request);
+      const { answer, replayed } = await toldTo(isKeyMadeUp, chat(app, request));
       return { body: answer, replayed };
     }
-    const includeUsage = call.body.stream_options?.include_usage === true;
     return {
       async stream(events: EventStream) {
-        const { answer, replayed } = await streamChat(app, { ...request, includeUsage }, events);
+        const { answer, replayed } = await toldTo(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
         if (!replayed) return;
         const transcript = transcriptOf(answer);
         events.begin({ 'idempotent-replayed': 'true' });
@@ -160,12 +181,12 @@ export const createEmbeddings = endpoint({
   answer: Embeddings,
   example: { answer: {} },
   async run(app, call) {
-    const raw = withoutNulls(call.raw);
+    const raw = withoutNulls(call.raw as Record<string, unknown>);
     const request = requestOf(call, 'router/embeddings', () => {
       const model = find(app, call.principal, call.body.model, 'embeddings');
       return { model, bounded: boundEmbeddings(model, raw) };
     });
-    const { answer, replayed } = await chat(app, request);
+    const { answer, replayed } = await toldTo(call.isKeyMadeUp, chat(app, request));
     return { body: answer, replayed };
   },
 });

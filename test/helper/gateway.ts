@@ -1,0 +1,51 @@
+import assert from 'node:assert/strict';
+import type { Answer, Asked, House } from './house.ts';
+import { openStream, type Stream } from './sse.ts';
+
+/** Longer than anything here takes on a busy machine. */
+const QUIET_SECONDS = 20;
+
+/** A wallet with a gateway key, and what a client does with it. */
+export type Gateway = {
+  walletId: string;
+  /** The wallet's own token. */
+  token: string;
+  key: string;
+  /** POST chat/completions under the gateway's base URL. */
+  chat(body?: object, idempotencyKey?: string): Promise<Answer>;
+  /** The same, streamed, read to its end. */
+  streamed(body?: object, idempotencyKey?: string): Promise<Answer>;
+  /** The same, read as the test likes. */
+  stream(body?: object, idempotencyKey?: string): Promise<Stream>;
+  ask(method: string, path: string, asked?: Asked): Promise<Answer>;
+  /** Resolves when nothing of the wallet runs any more. */
+  quiet(): Promise<void>;
+};
+
+export async function openGateway(
+  house: House,
+  { options = {}, wallet = {} }: { options?: object; wallet?: Record<string, unknown> } = {},
+): Promise<Gateway> {
+  const { id: walletId, token } = await house.openWallet(wallet);
+  const answer = await house.ask('POST', '/v1/router/key', { token, body: options });
+  assert.equal(answer.status, 200, answer.text);
+  const key = answer.body.api_key;
+  const chatBody = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
+  const post = (body: object, idempotencyKey?: string) =>
+    house.ask('POST', '/v1/router/chat/completions', {
+      token: key,
+      key: idempotencyKey,
+      body: { ...chatBody, ...body },
+    });
+  return {
+    walletId,
+    token,
+    key,
+    chat: (body = {}, idempotencyKey) => post(body, idempotencyKey),
+    streamed: (body = {}, idempotencyKey) => post({ stream: true, ...body }, idempotencyKey),
+    stream: (body = {}, idempotencyKey) =>
+      openStream(house.url, key, body, idempotencyKey === undefined ? {} : { key: idempotencyKey }),
+    ask: (method, path, asked = {}) => house.ask(method, `/v1/router${path}`, { token: key, ...asked }),
+    quiet: () => house.app.running.quiet(walletId, QUIET_SECONDS),
+  };
+}

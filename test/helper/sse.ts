@@ -1,0 +1,125 @@
+import { once } from 'node:events';
+import type http from 'node:http';
+import { Agent, request as send } from 'undici';
+import type { UpstreamCall } from './upstream.ts';
+
+/** What an upstream writes: text or bytes as they are, or something to wait for and do. */
+export type Step = string | Buffer | ((response: http.ServerResponse) => unknown);
+type Handler = (call: UpstreamCall, response: http.ServerResponse) => Promise<void>;
+
+export const event = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`;
+export const DONE = 'data: [DONE]\n\n';
+
+const head = { id: 'chatcmpl-test', object: 'chat.completion.chunk', created: 1, model: 'real/chat' };
+/** A chunk that says `content`. */
+export const said = (content: string, more: object = {}): string =>
+  event({ ...head, choices: [{ index: 0, delta: { content }, finish_reason: null }], ...more });
+/** The chunk that says how it finished. */
+export const FINISHED = event({ ...head, choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] });
+/** The last chunk, which says nothing but the usage. */
+export const counted = (usage: unknown = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 }): string =>
+  event({ ...head, choices: [], usage });
+
+/** A stream of server-sent events, a step at a time; it is as fast as its reader lets it be. */
+export function streaming(...steps: Step[]): Handler {
+  return async (_, response) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' });
+    response.flushHeaders();
+    const gone = new AbortController();
+    response.once('close', () => gone.abort());
+    for (const step of steps) {
+      if (response.destroyed) return;
+      if (typeof step === 'function') await step(response);
+      else if (!response.write(step)) await once(response, 'drain', { signal: gone.signal }).catch(() => {});
+    }
+    response.end();
+  };
+}
+
+/** A whole stream that says hello and reports `usage`. */
+export const completionStream = (usage?: unknown): Handler =>
+  streaming(said('hel'), said('lo'), FINISHED, counted(usage), DONE);
+
+/** Resolves when all that was written has left: loopback has delivered it by then. */
+const flushed = (response: http.ServerResponse) => new Promise((resolve) => response.write(':\n\n', resolve));
+/** Steps that end a connection without ending its answer. */
+export async function breakOff(response: http.ServerResponse) {
+  await flushed(response);
+  response.socket?.destroy();
+}
+export async function resetIt(response: http.ServerResponse) {
+  await flushed(response);
+  response.socket?.resetAndDestroy();
+}
+/** Never comes to an end; freed when the connection closes. */
+export const forever = (response: http.ServerResponse) => new Promise((resolve) => response.once('close', resolve));
+
+/** A stream in a client's hand: nothing is read of it that is not asked for. */
+export type Stream = {
+  status: number;
+  headers: Record<string, string | string[] | undefined>;
+  /** The next event without its blank line; undefined at the end. */
+  next(): Promise<string | undefined>;
+  /** All that is left, as text; what breaks off is thrown. */
+  rest(): Promise<string>;
+  /** The client goes away. */
+  leave(): void;
+  body: AsyncIterable<Buffer>;
+};
+
+/** As many connections as there are streams. */
+const agent = new Agent({ connections: null, pipelining: 1, headersTimeout: 0, bodyTimeout: 0 });
+
+/** Posts a chat to be streamed, and resolves when its head has come. */
+export async function openStream(
+  url: string,
+  token: string,
+  body: object = {},
+  { key, path = '/v1/router/chat/completions' }: { key?: string; path?: string } = {},
+): Promise<Stream> {
+  const response = await send(`${url}${path}`, {
+    method: 'POST',
+    dispatcher: agent,
+    headers: {
+      authorization: `Bearer ${token}`,
+      'content-type': 'application/json',
+      ...(key === undefined ? {} : { 'idempotency-key': key }),
+    },
+    body: JSON.stringify({
+      model: 'chat',
+      messages: [{ role: 'user', content: 'hi' }],
+      max_tokens: 100,
+      stream: true,
+      ...body,
+    }),
+  });
+  response.body.on('error', () => {}); // Whoever reads it hears of it.
+  const pieces = response.body[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
+  let text = '';
+  return {
+    status: response.statusCode,
+    headers: response.headers,
+    body: response.body,
+    async next() {
+      for (;;) {
+        const end = text.indexOf('\n\n');
+        if (end !== -1) {
+          const found = text.slice(0, end);
+          text = text.slice(end + 2);
+          return found;
+        }
+        const { value, done } = await pieces.next();
+        if (done) return text ? text : undefined;
+        text += value.toString();
+      }
+    },
+    async rest() {
+      for (;;) {
+        const { value, done } = await pieces.next();
+        if (done) return text;
+        text += value.toString();
+      }
+    },
+    leave: () => void response.body.destroy(),
+  };
+}

@@ -1,0 +1,345 @@
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import test from 'node:test';
+import { ROUTES } from '../../src/http/app.ts';
+import { deriveToken } from '../../src/token.ts';
+import { openGateway } from '../helper/gateway.ts';
+import { type House, openHouse } from '../helper/house.ts';
+import { completionStream, DONE, openStream } from '../helper/sse.ts';
+import { INTERFACE } from '../http/interface.ts';
+import { assertNothingMoves, assertRefused, footprint } from '../http/refused.ts';
+
+const makeKey = (house: House, token: string, body: unknown = {}) =>
+  house.ask('POST', '/v1/router/key', { token, body });
+const MODELS = '/v1/router/models';
+
+test('a gateway key comes with its base URL and the end of its wallet, and opens the gateway', async (t) => {
+  const house = await openHouse(t);
+  const { token } = await house.openWallet({ expires_in_seconds: 600 });
+  const { status, body } = await makeKey(house, token);
+  assert.equal(status, 200);
+  assert.deepEqual(Object.keys(body).sort(), ['api_key', 'base_url', 'expires_at']);
+  assert.match(body.api_key, /^svc_router_[0-9A-Za-z]{49}$/);
+  assert.equal(body.base_url, `${house.url}/v1/router`);
+  assert.equal(body.expires_at, (await house.budget(token)).expires_at);
+  assert.equal((await house.ask('GET', MODELS, { token: body.api_key })).status, 200);
+  const eternal = await house.openWallet({ expires_in_seconds: 0 });
+  assert.equal((await makeKey(house, eternal.token)).body.expires_at, null);
+});
+
+test('the same options are the same key, in any order; other options are another', async (t) => {
+  const house = await openHouse(t);
+  const { id, token } = await house.openWallet();
+  const keyOf = async (body: object) => (await makeKey(house, token, body)).body.api_key;
+  const plain = await keyOf({});
+  const bound = await keyOf({ models: ['chat', 'flat'], max_price_usd: '0.10' });
+  assert.equal(await keyOf({}), plain);
+  assert.equal(await keyOf({ max_price_usd: '0.10', models: ['flat', 'chat', 'flat'] }), bound);
+  const all = [plain, bound, await keyOf({ models: ['chat'] }), await keyOf({ max_price_usd: '0.2' })];
+  assert.equal(new Set(all).size, 4);
+  const at64 = await Promise.all(Array.from({ length: 64 }, () => keyOf({ models: ['free'] })));
+  assert.equal(new Set(at64).size, 1, 'however many ask at once');
+  await house.reopen();
+  assert.equal(await keyOf({}), plain, 'it is derived, not stored');
+  assert.equal((await house.run('wallet.gateway-keys', { id })).keys.length, 5);
+});
+
+test('options that are unknown or wrong are refused, and name what is wrong', async (t) => {
+  const house = await openHouse(t);
+  const { token } = await house.openWallet();
+  const wrong: [unknown, number, string, RegExp][] = [
+    [{ model: 'chat' }, 400, 'invalid_request', /model: unknown option/],
+    [{ max_price: 1 }, 400, 'invalid_request', /max_price: unknown option/],
+    [{ models: ['chat'], budget: 5 }, 400, 'invalid_request', /budget: unknown option/],
+    ['{"__proto__":{}}', 400, 'invalid_request', /__proto__: unknown option/],
+    ['{"constructor":1}', 400, 'invalid_request', /constructor: unknown option/],
+    [{ models: 'chat' }, 400, 'invalid_request', /models/],
+    [{ models: [] }, 400, 'invalid_request', /models/],
+    [{ models: [1] }, 400, 'invalid_request', /models/],
+    [{ models: [''] }, 400, 'invalid_request', /models/],
+    [{ models: Array(1001).fill('chat') }, 400, 'invalid_request', /models/],
+    [{ models: ['chat', 'nonsense'] }, 404, 'model_not_found', /model/],
+    [{ max_price_usd: 0.1 }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: '0' }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: '0.00' }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: '-1' }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: '1e-3' }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: '0.0000000001' }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: '999999999999' }, 400, 'invalid_request', /max_price_usd/],
+    [{ max_price_usd: null }, 400, 'invalid_request', /max_price_usd/],
+    [[], 400, 'invalid_request', /body/],
+    ['"chat"', 400, 'invalid_request', /body/],
+  ];
+  await assertNothingMoves(house, async () => {
+    for (const [body, status, code, message] of wrong) {
+      const answer = await makeKey(house, token, body);
+      assertRefused(answer, status, code, JSON.stringify(body).slice(0, 100));
+      assert.match(answer.body.error.message, message);
+    }
+  });
+});
+
+test('a gateway key gets 403 at every endpoint of the interface, and does nothing there', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const before = await footprint(house);
+  for (const { method, path, key, body } of INTERFACE) {
+    const answer = await house.ask(method, path.replace('{id}', gateway.walletId), {
+      token: gateway.key,
+      key: key ? randomUUID() : undefined,
+      body,
+    });
+    assertRefused(answer, 403, 'wrong_token_scope', path);
+  }
+  assert.deepEqual(await footprint(house), before);
+});
+
+test('under the gateway’s base URL no other token is taken', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const chat = { model: 'free', messages: [{ role: 'user', content: 'hi' }] };
+  const calls: ['GET' | 'POST', string, object | undefined][] = [
+    ['GET', '/models', undefined],
+    ['GET', '/models/free', undefined],
+    ['POST', '/chat/completions', chat],
+    ['POST', '/chat/completions', { ...chat, stream: true }],
+    ['POST', '/embeddings', { model: 'free', input: 'a' }],
+  ];
+  const others = { account: house.accountKey, operator: house.operatorKey, wallet: gateway.token };
+  for (const [method, path, body] of calls) {
+    for (const [whose, token] of Object.entries(others)) {
+      const answer = await gateway.ask(method, path, { token, body });
+      assert.deepEqual([answer.status, answer.body.error.code], [403, 'wrong_token_scope'], `${whose} ${path}`);
+      assert.equal(answer.body.error.type, 'permission_error');
+    }
+    for (const token of [
+      undefined,
+      'sk-nonsense',
+      deriveToken('router', Buffer.alloc(32, 7), 'key_1'),
+      `${gateway.key}x`,
+    ]) {
+      const answer = await gateway.ask(method, path, { token, body });
+      assert.deepEqual([answer.status, answer.body.error.code], [401, 'unauthenticated'], `${token} ${path}`);
+      assert.equal(answer.body.error.type, 'authentication_error');
+      assert.equal(answer.headers['www-authenticate'], 'Bearer');
+    }
+  }
+  assert.deepEqual(house.upstream.calls, []);
+});
+
+test('no path leads to an upstream but those that take a hold', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const body = { model: 'free', messages: [{ role: 'user', content: 'hi' }], input: 'hi', prompt: 'hi' };
+  const paths = [
+    ...['', '/', '/responses', '/completions', '/messages', '/v1/chat/completions', '/chat', '/chat/completions/'],
+    ...[
+      '/chat/completions/x',
+      '/CHAT/completions',
+      '//chat/completions',
+      '/chat//completions',
+      '/./chat/completions/..',
+    ],
+    ...['/chat/completions%2f', '/chat%2fcompletions', '/images/generations', '/audio/speech', '/audio/transcriptions'],
+    ...[
+      '/moderations',
+      '/files',
+      '/batches',
+      '/assistants',
+      '/threads/runs',
+      '/fine_tuning/jobs',
+      '/realtime',
+      '/engines',
+    ],
+    ...['/embeddings/', '/models/free/chat', '/key/', '/key/chat/completions', '/proxy/http://127.0.0.1/', '/health'],
+  ].map((path) => `/v1/router${path}`);
+  const strict = [
+    '/v1/chat',
+    '/v1/chat/',
+    '/v1/chat/completions/',
+    '/v1/chat/completions/x',
+    '/v1/responses',
+    '/v1/embeddings',
+    '/v1/completions',
+  ];
+  for (const path of [...paths, ...strict])
+    for (const method of ['POST', 'GET', 'PUT', 'DELETE', 'PATCH', 'OPTIONS'])
+      for (const token of [gateway.key, gateway.token]) {
+        const answer = await house.ask(method, path, {
+          token,
+          key: randomUUID(),
+          ...(method === 'GET' ? {} : { body }),
+        });
+        const isModel = path === '/v1/router/models/free/chat';
+        const allowed = isModel ? [401, 403, 404, 405] : [404, 405];
+        assert(allowed.includes(answer.status), `${method} ${path}: ${answer.status} ${answer.text}`);
+        assert.match(answer.body.error.code, /^(not_found|method_not_allowed|model_not_found|wrong_token_scope)$/);
+      }
+  for (const path of ['/v1/router/chat/completions', '/v1/router/embeddings', '/v1/chat/completions'])
+    for (const method of ['GET', 'PUT', 'DELETE', 'PATCH', 'OPTIONS']) {
+      const answer = await house.ask(method, path, { token: gateway.key, ...(method === 'GET' ? {} : { body }) });
+      assert.deepEqual([answer.status, answer.headers.allow], [405, 'POST'], `${method} ${path}`);
+    }
+  assert.deepEqual(house.upstream.calls, []);
+  const { operations } = await house.run('operation.list', {});
+  assert.deepEqual(operations, []);
+  assert(!ROUTES.some(([, path]) => path.startsWith('/v1/router/') && path !== '/v1/router/key'));
+});
+
+test('a key with models sees them alone: it lists, reads and asks no other', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house, { options: { models: ['flat', 'free'] } });
+  const { body } = await gateway.ask('GET', '/models');
+  assert.deepEqual(
+    body.data.map(({ id }: { id: string }) => id),
+    ['flat', 'free'],
+  );
+  assert.equal((await gateway.ask('GET', '/models/flat')).body.id, 'flat');
+  assert.equal((await gateway.chat({ model: 'free' })).status, 200);
+  for (const answer of [
+    await gateway.ask('GET', '/models/chat'),
+    await gateway.chat({ model: 'chat' }),
+    await gateway.streamed({ model: 'chat' }),
+  ]) {
+    assert.deepEqual([answer.status, answer.body.error.code], [404, 'model_not_found']);
+    assert.match(answer.body.error.message, /not for that model/);
+  }
+  assert.equal(house.upstream.calls.length, 1);
+  assert.equal((await house.chat(gateway.token, { model: 'chat' })).status, 200, 'it binds the key, not the wallet');
+});
+
+test('a key with a price limit refuses what may cost more, and says which limit it is and what fits', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house, { options: { max_price_usd: '0.50' }, wallet: { budget_cents: 10_000 } });
+  for (const stream of [true, false]) {
+    const answer = await gateway.chat({ model: 'dear', max_tokens: 51, stream });
+    assert.deepEqual([answer.status, answer.body.error.code], [402, 'insufficient_funds']);
+    assert.equal(answer.headers['x-should-retry'], 'false');
+    assert.match(
+      answer.body.error.message,
+      /needs 0\.51 USD at most, and this gateway key allows 0\.50 USD for one request\..*with max_tokens 50 it would fit\./,
+    );
+    assert.equal((await gateway.chat({ model: 'dear', max_tokens: 50, n: 2 })).status, 402, 'all choices together');
+  }
+  assert.deepEqual(house.upstream.calls, []);
+  assert.equal((await gateway.chat({ model: 'dear', max_tokens: 50 })).status, 200);
+});
+
+test('a key’s limit above what the wallet has names the number that fits the wallet too', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house, { options: { max_price_usd: '5' }, wallet: { budget_cents: 100 } });
+  const refused = await gateway.chat({ model: 'dear', max_tokens: 1000 });
+  assert.equal(refused.status, 402);
+  const fits = Number(/with max_tokens (\d+) it would fit/.exec(refused.body.error.message)?.[1]);
+  assert.equal(fits, 100, refused.text);
+  assert.equal((await gateway.chat({ model: 'dear', max_tokens: fits })).status, 200);
+});
+
+test('a revoked key is 401 at once, and the same options are a new key', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const { keys } = await house.run('wallet.gateway-keys', { id: gateway.walletId });
+  assert.equal(keys.length, 1);
+  await house.run('key.revoke', { id: keys[0]?.id as string });
+  for (const path of ['/models', '/models/chat'])
+    assert.equal((await gateway.ask('GET', path)).body.error.code, 'unauthenticated');
+  assert.deepEqual([(await gateway.chat()).status, (await gateway.streamed()).status], [401, 401]);
+  const { body } = await makeKey(house, gateway.token);
+  assert.notEqual(body.api_key, gateway.key);
+  assert.equal((await house.ask('GET', MODELS, { token: body.api_key })).status, 200);
+  await house.reopen();
+  assert.equal((await gateway.chat()).status, 401);
+  assert.deepEqual(house.upstream.calls, []);
+});
+
+test('a stream that runs when its key is revoked is paid and ends; the next one does not begin', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const { keys } = await house.run('wallet.gateway-keys', { id: gateway.walletId });
+  const revoked = Promise.withResolvers<void>();
+  house.upstream.handle = async (call, response) => {
+    await revoked.promise;
+    await completionStream()(call, response);
+  };
+  const streaming = gateway.streamed();
+  await house.upstream.arrived(1);
+  await house.run('key.revoke', { id: keys[0]?.id as string });
+  revoked.resolve();
+  assert((await streaming).text.endsWith(DONE));
+  assert.equal((await gateway.streamed()).status, 401);
+});
+
+for (const [how, end, code] of [
+  [
+    'closed',
+    (house: House, id: string) => house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey }),
+    'wallet_closed',
+  ],
+  ['expired', async (house: House) => house.clock.advance(3600), 'wallet_expired'],
+] as const)
+  test(`the key of a wallet that is ${how} reads the models and spends nothing, and there is no new one`, async (t) => {
+    const house = await openHouse(t);
+    const gateway = await openGateway(house);
+    await end(house, gateway.walletId);
+    assert.equal((await gateway.ask('GET', '/models')).status, 200);
+    for (const answer of [await gateway.chat(), await gateway.streamed(), await makeKey(house, gateway.token)])
+      assert.deepEqual([answer.status, answer.body.error.code], [409, code]);
+    assert.deepEqual(house.upstream.calls, []);
+  });
+
+test('a wallet that is closed while its key is being made gets none', async (t) => {
+  const house = await openHouse(t);
+  const { id, token } = await house.openWallet();
+  const write = house.app.ledger.write;
+  house.app.ledger.write = async (change) => {
+    house.app.ledger.write = write;
+    await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+    return write(change);
+  };
+  assertRefused(await makeKey(house, token), 409, 'wallet_closed');
+  assert.deepEqual((await house.run('wallet.gateway-keys', { id })).keys, []);
+});
+
+test('a suspended account gets no new key and no new hold; what it has goes on reading and replaying', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  house.upstream.handle = completionStream();
+  const before = await gateway.streamed({}, 'k');
+  await house.run('account.suspend', { id: house.accountId });
+  for (const answer of [await gateway.chat(), await gateway.streamed()]) {
+    assert.deepEqual([answer.status, answer.body.error.code], [403, 'account_suspended']);
+    assert.equal(answer.body.error.type, 'permission_error');
+  }
+  assertRefused(await makeKey(house, gateway.token, { models: ['chat'] }), 403, 'account_suspended');
+  assert.equal((await makeKey(house, gateway.token)).body.api_key, gateway.key);
+  assert.equal((await gateway.ask('GET', '/models')).status, 200);
+  const replayed = await gateway.streamed({}, 'k');
+  assert.deepEqual([replayed.status, replayed.text], [200, before.text]);
+  assert.equal(house.upstream.calls.length, 1);
+});
+
+test('other people’s keys spend other people’s money: one wallet never pays, nor answers, for another', async (t) => {
+  const house = await openHouse(t);
+  const [one, two] = [await openGateway(house), await openGateway(house)];
+  house.upstream.handle = completionStream();
+  await one.streamed({}, 'k');
+  const other = await two.streamed({}, 'k');
+  assert.equal(other.headers['idempotent-replayed'], undefined);
+  assert.equal(house.upstream.calls.length, 2);
+  assert.deepEqual([house.wallet(one.walletId).spent, house.wallet(two.walletId).spent], [120_000n, 120_000n]);
+  // Two keys of one wallet are one caller to the books.
+  const second = (await makeKey(house, one.token, { models: ['chat'] })).body.api_key;
+  const again = await openStream(house.url, second, {}, { key: 'k' });
+  assert.equal(again.headers['idempotent-replayed'], 'true');
+  await again.rest();
+  assert.equal(house.wallet(one.walletId).spent, 120_000n);
+});
+
+test('a wallet has at most a hundred gateway keys', async (t) => {
+  const house = await openHouse(t);
+  const { token } = await house.openWallet();
+  const price = (i: number) => ({ max_price_usd: `0.${String(i + 1).padStart(3, '0')}` });
+  for (let i = 0; i < 100; i++) assert.equal((await makeKey(house, token, price(i))).status, 200);
+  assertRefused(await makeKey(house, token, price(100)), 400, 'invalid_request');
+  assert.equal((await makeKey(house, token, price(50))).status, 200, 'one that it has is still answered');
+});
