@@ -1,34 +1,27 @@
-import ssh2, {
-  type AuthContext,
-  type Connection,
-  type ParsedKey,
-  type ServerChannel,
-  type Session as ServerSession,
-} from 'ssh2';
+import { createServer, type Socket } from 'node:net';
+import ssh2, { type AuthContext, type Connection, type ParsedKey } from 'ssh2';
 import type { Keyring } from '../access/keyring.ts';
 import { resourceKey } from '../access/ssh-keys.ts';
-import type { Session, SessionOrder } from '../compute/backend.ts';
 import { findResource, type Resource } from '../compute/resources.ts';
 import type { Address } from '../config.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import type { LeaseApp } from '../spend/lease.ts';
+import { type Host, serveSession } from './session.ts';
+import { createVisitors, type Visitor } from './visitors.ts';
 
 export type GatewayApp = LeaseApp & { keyring: Keyring };
-
-/** A client has so long to authenticate, and may be silent for so long afterwards. */
-const AUTHENTICATE_MILLISECONDS = 20_000;
-const IDLE_MILLISECONDS = 30 * 60_000;
-const CONNECTION_COUNT_MAX = 256;
-const CHANNEL_COUNT_MAX = 16;
+export type GatewayLimits = {
+  /** A client has so long to show its key. */
+  strangerMilliseconds: number;
+  /** A session may be silent for so long, in both directions. */
+  idleMilliseconds: number;
+};
+const LIMITS: GatewayLimits = { strangerMilliseconds: 20_000, idleMilliseconds: 30 * 60_000 };
+const ATTEMPT_COUNT_MAX = 10;
+/** Sessions of one connection, one after the other: ssh2 keeps a little of each that was opened for nothing. */
+const OPENED_COUNT_MAX = 10_000;
 /** Access ends with the lease: open connections are looked at this often. */
 const LOOK_MILLISECONDS = 1000;
-
-/** Where OpenSSH's own sftp server lies on the distributions; the gateway passes the subsystem through to it. */
-const SFTP = `for it in /usr/lib/openssh /usr/libexec/openssh /usr/libexec /usr/lib/ssh; do
-  [ -x "$it/sftp-server" ] && exec "$it/sftp-server"
-done
-echo 'There is no sftp-server in this machine: install openssh-sftp-server, or use scp -O.' >&2
-exit 127`;
 
 export type Gateway = { address: Address; close(): Promise<void> };
 
@@ -36,41 +29,65 @@ export type Gateway = { address: Address; close(): Promise<void> };
  * The SSH gateway (design, section 7): one key opens one resource, by way of its backend's own session. Shell, exec and
  * sftp only; every kind of forwarding is refused; open connections end with the lease.
  */
-export async function openGateway(app: GatewayApp, at: Address, hostKey: string): Promise<Gateway> {
-  const open = new Set<{ connection: Connection; resourceId: string | undefined }>();
-  const server = new ssh2.Server({ hostKeys: [hostKey], ident: 'Purser' }, (connection) => {
-    const entry: { connection: Connection; resourceId: string | undefined } = { connection, resourceId: undefined };
-    if (open.size >= CONNECTION_COUNT_MAX) return connection.end();
-    open.add(entry);
-    const late = setTimeout(() => connection.end(), AUTHENTICATE_MILLISECONDS);
+export async function openGateway(
+  app: GatewayApp,
+  at: Address,
+  hostKey: string,
+  limits: Partial<GatewayLimits> = {},
+): Promise<Gateway> {
+  const { strangerMilliseconds, idleMilliseconds } = { ...LIMITS, ...limits };
+  const visitors = createVisitors({ strangerMilliseconds });
+  /** ssh2 says of a connection where it comes from and nothing more. */
+  const bySource = new Map<string, Visitor>();
+  const host = createHost(app, idleMilliseconds);
+
+  // Nothing is compressed: a few bytes could become a great many before anybody has shown a key.
+  const ssh = new ssh2.Server({ hostKeys: [hostKey], ident: 'Purser', algorithms: { compress: ['none'] } });
+  ssh.on('connection', (connection, { ip, port, header }) => {
+    const visitor = bySource.get(`${ip} ${port}`);
+    if (!visitor) return connection.end();
+    visitor.software = header.versions.software;
+    receive(connection, visitor);
+  });
+  function receive(connection: Connection, visitor: Visitor) {
+    let attempts = 0;
+    let opened = 0;
+    visitor.farewell = () => connection.end();
     connection.on('error', () => {}); // A client that breaks off is no event.
-    connection.on('close', () => {
-      clearTimeout(late);
-      open.delete(entry);
-    });
     connection.on('authentication', (context) => {
       const resource = authenticate(app, context);
-      if (!resource) return context.reject(['publickey']);
-      entry.resourceId = resource.id;
+      if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : visitor.leave('no key');
+      // The first round only asks whether this key would do; it has no signature.
+      if (context.method === 'publickey' && context.signature && !visitors.welcome(visitor, resource.id))
+        return visitor.leave('the resource has too many connections');
       context.accept();
     });
     connection.on('ready', () => {
-      clearTimeout(late);
-      let channels = 0;
       connection.on('session', (accept, reject) => {
-        if (++channels > CHANNEL_COUNT_MAX) return reject();
-        serveSession(app, accept(), entry.resourceId as string, () => connection.end());
+        if (++opened > OPENED_COUNT_MAX) return visitor.leave('too many sessions');
+        const over = visitors.enter(visitor.resourceId as string);
+        if (over) serveSession(host, visitor, accept(), over);
+        else reject();
       });
       // Forwarding of every kind: from the client, to the client, of sockets.
       connection.on('tcpip', (_accept, reject) => reject());
       connection.on('openssh.streamlocal', (_accept, reject) => reject());
       connection.on('request', (_accept, reject) => reject?.());
     });
-  });
+  }
 
+  function admit(socket: Socket) {
+    const source = `${socket.remoteAddress} ${socket.remotePort}`;
+    const visitor = visitors.admit(socket);
+    bySource.set(source, visitor);
+    socket.on('close', () => bySource.delete(source));
+    ssh.injectSocket(socket);
+    socket.on('data', () => visitors.heard(visitor));
+  }
+  const server = createServer({ noDelay: true }, admit);
   const look = setInterval(() => {
-    for (const { connection, resourceId } of open)
-      if (resourceId !== undefined && !accessible(app, resourceId)) connection.end();
+    for (const visitor of visitors.guests)
+      if (!accessible(app, visitor.resourceId as string)) visitor.leave('the lease has ended');
   }, LOOK_MILLISECONDS);
   look.unref();
 
@@ -82,8 +99,26 @@ export async function openGateway(app: GatewayApp, at: Address, hostKey: string)
     address: { host: at.host, port: (server.address() as { port: number }).port },
     async close() {
       clearInterval(look);
-      for (const { connection } of open) connection.end();
+      visitors.sendAllAway('Purser stops');
       await new Promise<void>((resolve) => server.close(() => resolve()));
+    },
+  };
+}
+
+function createHost(app: GatewayApp, idleMilliseconds: number): Host {
+  return {
+    idleMilliseconds,
+    now: () => app.clock.now(),
+    async open({ resourceId }, order) {
+      const found = accessible(app, resourceId as string);
+      const backend = found && app.slots.backendOf(found.resource);
+      if (!found || !backend || found.resource.ref === null) throw new Error('the resource is not running');
+      return backend.session(found.resource.ref, order);
+    },
+    failed(visitor, error) {
+      if (accessible(app, visitor.resourceId as string))
+        app.events.failed('ssh_session', error, { resource: visitor.resourceId });
+      else visitor.leave('the lease has ended');
     },
   };
 }
@@ -104,84 +139,6 @@ function authenticate(app: GatewayApp, context: AuthContext): Resource | undefin
   if (!found) return undefined;
   const key = ssh2.utils.parseKey(resourceKey(app.keyring, found.wallet, found.resource).publicKey) as ParsedKey;
   if (context.key.algo !== key.type || !context.key.data.equals(key.getPublicSSH())) return undefined;
-  // The first round only asks whether this key would do; it has no signature.
   if (!context.signature) return found.resource;
   return key.verify(context.blob as Buffer, context.signature, context.hashAlgo) === true ? found.resource : undefined;
-}
-
-function serveSession(app: GatewayApp, session: ServerSession, resourceId: string, drop: () => void): void {
-  let terminal: SessionOrder['terminal'];
-  let live: Session | undefined;
-  session.on('pty', (accept, _reject, info) => {
-    terminal = { term: (info as { term?: string }).term ?? 'xterm', columns: info.cols, rows: info.rows };
-    accept?.();
-  });
-  session.on('window-change', (accept, _reject, info) => {
-    live?.resize(info.cols, info.rows);
-    accept?.();
-  });
-  session.on('env', (_accept, reject) => reject?.());
-  session.on('x11', (_accept, reject) => reject?.());
-  session.on('auth-agent', (_accept, reject) => reject?.());
-  session.on('signal', (accept, _reject, { name }) => {
-    if (['TERM', 'KILL', 'INT', 'HUP'].includes(name)) live?.kill();
-    accept?.();
-  });
-
-  const begin = (channel: ServerChannel, command: string | undefined) =>
-    void connect(app, channel, resourceId, { command, terminal }, (it) => {
-      live = it;
-    }).catch((error: Error) => {
-      channel.stderr.write(`purser: ${error.message}\n`);
-      channel.exit(255);
-      channel.end();
-      if (!accessible(app, resourceId)) drop();
-    });
-  session.on('shell', (accept) => begin(accept(), undefined));
-  session.on('exec', (accept, _reject, { command }) => begin(accept(), command));
-  session.on('subsystem', (accept, reject, { name }) => (name === 'sftp' ? begin(accept(), SFTP) : reject()));
-}
-
-/** Joins a channel and a session inside the resource until the one or the other ends. */
-async function connect(
-  app: GatewayApp,
-  channel: ServerChannel,
-  resourceId: string,
-  order: SessionOrder,
-  started: (session: Session) => void,
-): Promise<void> {
-  const found = accessible(app, resourceId);
-  const backend = found && app.slots.backendOf(found.resource);
-  if (!found || !backend || found.resource.ref === null) throw new Error('the resource is not running');
-  const inside = await backend.session(found.resource.ref, order);
-  started(inside);
-  const idle = setTimeout(() => channel.close(), IDLE_MILLISECONDS);
-  const stir = () => void idle.refresh();
-  channel.on('data', stir);
-  inside.stdout.on('data', stir);
-  channel.on('error', () => {});
-  inside.stdin.on('error', () => {}); // Whoever ended first tells by `ended`.
-  channel.pipe(inside.stdin as NodeJS.WritableStream);
-  inside.stdout.pipe(channel, { end: false });
-  inside.stderr?.pipe(channel.stderr, { end: false });
-  let isOver = false;
-  channel.on('close', () => {
-    clearTimeout(idle);
-    if (!isOver) inside.kill(); // What a client leaves behind does not run on.
-  });
-  const end = await inside.ended;
-  isOver = true;
-  await drained(inside);
-  if ('code' in end) channel.exit(end.code);
-  else channel.exit(end.signal, false, '');
-  channel.end();
-}
-
-/** What the process wrote last still has to pass. */
-async function drained({ stdout, stderr }: Session): Promise<void> {
-  const ended = [stdout, stderr].map((stream) => {
-    if (!stream || stream.readableEnded || stream.destroyed) return undefined;
-    return new Promise<void>((resolve) => stream.once('end', resolve).once('close', resolve));
-  });
-  await Promise.all(ended);
 }

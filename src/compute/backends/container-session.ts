@@ -1,16 +1,14 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { PassThrough } from 'node:stream';
 import type Docker from 'dockerode';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
 import { collect } from './collect.ts';
 import type { Engine } from './container-engine.ts';
+import { partOutput } from './exec-output.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
-/** A stream may have a little left when its process has ended; what a background process keeps open is not waited for. */
-const DRAIN_MILLISECONDS = 200;
 const WAIT_MILLISECONDS_MAX = 1000;
 
 const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
@@ -31,20 +29,21 @@ async function begin({ docker, ask }: Engine, ref: Ref, argv: string[], terminal
   const stream = await ask('exec', (abortSignal) =>
     exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
   );
-  const stdout = new PassThrough();
-  const stderr = new PassThrough();
-  if (terminal) stream.pipe(stdout);
-  else docker.modem.demuxStream(stream, stdout, stderr);
-  const ended = waitForEnd(ask, exec, stream).finally(() => {
-    stdout.end();
-    stderr.end();
+  const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
+  const ended = waitForEnd(ask, exec, stream, quiet).finally(() => {
+    end();
     stream.destroy(); // A hijacked socket keeps the process alive.
   });
   return { exec, stream, stdout, stderr, ended };
 }
 
 /** The exit code: the stream's end tells, or the engine when something in the background keeps the stream open. */
-async function waitForEnd(ask: Engine['ask'], exec: Docker.Exec, stream: NodeJS.ReadWriteStream): Promise<number> {
+async function waitForEnd(
+  ask: Engine['ask'],
+  exec: Docker.Exec,
+  stream: NodeJS.ReadWriteStream,
+  quiet: () => Promise<void>,
+): Promise<number> {
   let over = false;
   const closed = new Promise<void>((resolve) =>
     stream
@@ -59,7 +58,7 @@ async function waitForEnd(ask: Engine['ask'], exec: Docker.Exec, stream: NodeJS.
   for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
     const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal }));
     if (!Running && ExitCode !== null) {
-      if (!over) await Promise.race([closed, pause(DRAIN_MILLISECONDS)]);
+      if (!over) await Promise.race([closed, quiet()]);
       return ExitCode;
     }
     await (over ? pause(50) : Promise.race([closed, pause(wait)]));

@@ -1,0 +1,36 @@
+import { handleId } from './sftp-handles.ts';
+import { type PacketReader, REQUEST, readFields } from './sftp-wire.ts';
+
+const BATCH_BYTES_MAX = 1024 * 1024;
+
+export type Write = { id: number; handle: number; offset: bigint; piece: Buffer };
+
+function writeOf(packet: Buffer): Write | undefined {
+  const fields = readFields(packet);
+  if (fields.byte() !== REQUEST.write) return undefined;
+  return { id: fields.uint32(), handle: handleId(fields.string()), offset: fields.uint64(), piece: fields.string() };
+}
+
+/**
+ * A write, and those behind it that have arrived already and go on where it ends: clients send dozens without waiting,
+ * and the machine takes them as one.
+ */
+export async function gatherWrites(packets: PacketReader, packet: Buffer): Promise<Write[]> {
+  const batch: Write[] = [];
+  let [end, bytes] = [0n, 0];
+  const add = (write: Write) => {
+    batch.push(write);
+    bytes += write.piece.length;
+    end = write.offset + BigInt(write.piece.length);
+  };
+  const first = writeOf(packet) as Write;
+  add(first);
+  for (;;) {
+    const next = packets.peek();
+    const write = next && writeOf(next);
+    if (!write || write.handle !== first.handle || write.offset !== end) return batch;
+    if (bytes + write.piece.length > BATCH_BYTES_MAX) return batch;
+    await packets.next();
+    add(write);
+  }
+}

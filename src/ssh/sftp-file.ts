@@ -1,0 +1,111 @@
+import { SftpFault } from './sftp-fault.ts';
+import type { Inside } from './sftp-inside.ts';
+import { MOVE_BYTES, READ_BYTES } from './sftp-script.ts';
+import { OPEN, STATUS } from './sftp-wire.ts';
+
+/** At most so many blocks of 64 KiB are read ahead. */
+const BLOCK_COUNT_MAX = 16;
+/** What was read ahead is not given out later than this: the file may have changed. */
+const AHEAD_MILLISECONDS = 5000;
+
+/** A file that is open as a descriptor inside. */
+export type File = {
+  descriptor: number;
+  flags: number;
+  /** Where the descriptor is; undefined where that is not known for sure. */
+  position: number | undefined;
+  ahead: { from: number; bytes: Buffer; at: number } | undefined;
+  blocks: number;
+};
+
+const isWritable = (file: File) => (file.flags & (OPEN.write | OPEN.append)) !== 0;
+const isAppended = (file: File) => (file.flags & OPEN.append) !== 0;
+
+export type OpenOrder = {
+  descriptor: number;
+  path: Buffer;
+  flags: number;
+  /** Of a file that is made, in octal; `-` leaves them to the machine. */
+  permissions: string;
+};
+
+/** Opens a path inside. */
+export async function openFile(inside: Inside, { descriptor, path, flags, permissions }: OpenOrder): Promise<File> {
+  const has = (flag: number) => (flags & flag) !== 0;
+  if (!has(OPEN.read | OPEN.write | OPEN.append))
+    throw new SftpFault(STATUS.badMessage, 'neither to read nor to write');
+  const how = has(OPEN.append) ? 'append' : !has(OPEN.write) ? 'read' : has(OPEN.read) ? 'update' : 'write';
+  const made = !has(OPEN.create) || how === 'read' ? 'no' : has(OPEN.exclusive) ? 'must' : 'may';
+  const emptied = has(OPEN.truncate) && how !== 'read' ? 'yes' : 'no';
+  await inside.ask({ verb: 'open', words: [descriptor, how, made, emptied, permissions, path] });
+  return { descriptor, flags, position: 0, ahead: undefined, blocks: 1 };
+}
+
+/** How the descriptor gets to `offset`: the words of the script's `move`. */
+function moveTo(file: File, offset: number): (string | number)[] {
+  if (file.position === offset) return ['here', 0, 0, offset];
+  const isAhead = file.position !== undefined && file.position < offset;
+  const by = isAhead ? offset - (file.position as number) : offset;
+  const how = isAhead ? 'on' : isWritable(file) ? 'update' : 'read';
+  return [how, Math.floor(by / MOVE_BYTES), by % MOVE_BYTES, offset];
+}
+
+/**
+ * So many bytes of a file, fewer only where the machine gave fewer, none at its end. Reading on in the same direction
+ * asks the machine for ever larger parts.
+ */
+export async function readFile(inside: Inside, file: File, offset: number, length: number): Promise<Buffer> {
+  if (!(file.flags & OPEN.read) || isAppended(file))
+    throw new SftpFault(STATUS.permissionDenied, 'the file is not open to be read');
+  const parts: Buffer[] = [];
+  let at = offset;
+  for (;;) {
+    const part = fromAhead(file, at, offset + length - at);
+    parts.push(part);
+    at += part.length;
+    if (at >= offset + length) break;
+    if ((await readAhead(inside, file, at, offset + length - at)) === 0) break;
+  }
+  return parts.length === 1 ? (parts[0] as Buffer) : Buffer.concat(parts);
+}
+
+function fromAhead({ ahead }: File, offset: number, length: number): Buffer {
+  if (!ahead || offset < ahead.from || performance.now() - ahead.at > AHEAD_MILLISECONDS) return Buffer.alloc(0);
+  return ahead.bytes.subarray(offset - ahead.from, offset - ahead.from + length);
+}
+
+async function readAhead(inside: Inside, file: File, offset: number, least: number): Promise<number> {
+  const goesOn = file.position === offset;
+  file.blocks = Math.max(goesOn ? Math.min(file.blocks * 2, BLOCK_COUNT_MAX) : 1, Math.ceil(least / READ_BYTES));
+  const words = [file.descriptor, ...moveTo(file, offset), file.blocks];
+  file.ahead = undefined;
+  file.position = undefined;
+  const { said } = await inside.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
+  if (said.length === 0) return 0; // Beyond its end a file has no position that can be relied on.
+  file.position = offset + said.length;
+  file.ahead = { from: offset, bytes: said, at: performance.now() };
+  return said.length;
+}
+
+/** Writes at an offset; at its end a file that was opened to append. It has been written when this returns. */
+export async function writeFile(inside: Inside, file: File, offset: number, pieces: Buffer[]): Promise<void> {
+  if (!isWritable(file)) throw new SftpFault(STATUS.permissionDenied, 'the file is not open to be written');
+  const length = pieces.reduce((sum, it) => sum + it.length, 0);
+  if (length === 0) return;
+  const words = [
+    file.descriptor,
+    ...(isAppended(file) ? ['here', 0, 0, 0] : moveTo(file, offset)),
+    length,
+    isAppended(file) ? '-' : offset + length,
+  ];
+  file.ahead = undefined;
+  file.position = undefined;
+  await inside.ask({ verb: 'write', words, input: pieces });
+  file.position = offset + length;
+}
+
+/** An offset of the protocol as a number. */
+export function offsetOf(value: bigint): number {
+  if (value > BigInt(Number.MAX_SAFE_INTEGER)) throw new SftpFault(STATUS.failure, 'the offset is too large');
+  return Number(value);
+}

@@ -1,0 +1,117 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import type { Readable } from 'node:stream';
+import type { Session } from '../compute/backend.ts';
+import { faultOf } from './sftp-fault.ts';
+
+/** A request of a mebibyte takes a moment on a slow line; a machine that says nothing for so long is given up. */
+const SILENCE_MILLISECONDS = 120_000;
+const WORDS_BYTES_MAX = 4096;
+/** Longer than the last line of an answer, and shorter than an answer ever has to be. */
+const END_BYTES = 64;
+
+/** The session inside is over, or does not answer: whatever was asked last may or may not have happened. */
+export class InsideLost extends Error {}
+
+export type Question = {
+  verb: string;
+  words?: (Buffer | string | number)[];
+  /** What follows the request on standard input; the verb reads exactly that. */
+  input?: Buffer[];
+  /** An answer with more is thrown away and refused. */
+  answerBytesMax?: number;
+};
+
+export type Inside = {
+  /** What the verb says on standard output, and the token that stood in it. Throws SftpFault and InsideLost. */
+  ask(question: Question): Promise<{ said: Buffer; token: string }>;
+};
+
+/** Speaks with `SFTP_SCRIPT` in a machine: one question at a time, each with its answer before the next. */
+export function createInside({ stdin, stdout, stderr, ended, kill }: Session): Inside {
+  let lost: InsideLost | undefined;
+  /** Ends the wait of the question that is asked, if one is. */
+  let giveUp: ((lost: InsideLost) => void) | undefined;
+  function lose(reason: string) {
+    lost ??= new InsideLost(reason);
+    giveUp?.(lost);
+  }
+  void ended.then(
+    () => lose('the session in the machine has ended'),
+    (error: Error) => lose(error.message),
+  );
+  stdin.on('error', () => lose('the session in the machine takes no more input'));
+  const out = createListener(stdout, lose);
+  const err = createListener(stderr as Readable, lose);
+
+  async function ask({ verb, words = [], input, answerBytesMax = WORDS_BYTES_MAX }: Question) {
+    assert(!giveUp, 'the script is asked one thing at a time');
+    if (lost) throw lost;
+    const { promise: loss, reject } = Promise.withResolvers<never>();
+    giveUp = reject;
+    const token = randomBytes(16).toString('hex');
+    const silence = setTimeout(() => {
+      lose(`the machine was silent for ${SILENCE_MILLISECONDS / 1000} s`);
+      kill();
+    }, SILENCE_MILLISECONDS);
+    try {
+      const answered = Promise.all([
+        out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, () => silence.refresh()),
+        err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, () => silence.refresh()),
+      ]);
+      stdin.write(`${[token, verb, ...words.map(wordOf)].join(' ')}\n`);
+      for (const piece of input ?? []) stdin.write(piece);
+      const [said, complaint] = await Promise.race([answered, loss]);
+      if (said.end[1] === '0') {
+        if (said.isCut) throw faultOf('the answer is too large');
+        return { said: said.bytes, token };
+      }
+      if (input) stdin.write(`\n${token}\n`);
+      throw faultOf(complaint.bytes.toString());
+    } finally {
+      clearTimeout(silence);
+      giveUp = undefined;
+    }
+  }
+  return { ask };
+}
+
+/** A word of a request: whatever is not plainly harmless is octal, as `printf %b` reads it. */
+function wordOf(it: Buffer | string | number): string {
+  const bytes = Buffer.isBuffer(it) ? it : Buffer.from(String(it));
+  return bytes
+    .toString('latin1')
+    .replace(/[^A-Za-z0-9/._:=+-]/g, (one) => `\\0${one.charCodeAt(0).toString(8).padStart(3, '0')}`);
+}
+
+type Heard = { bytes: Buffer; end: RegExpExecArray; isCut: boolean };
+
+/** Hears a stream up to an end that is waited for. Words that nobody waits for are the end of all understanding. */
+function createListener(stream: Readable, lose: (reason: string) => void) {
+  let listen: ((chunk: Buffer) => void) | undefined;
+  stream.on('error', () => {}); // The session tells how it ended.
+  stream.on('data', (chunk: Buffer) => {
+    if (listen) listen(chunk);
+    else lose('the session in the machine speaks without being asked');
+  });
+  return {
+    until: (end: RegExp, bytesMax: number, stir: () => void) =>
+      new Promise<Heard>((resolve) => {
+        const chunks: Buffer[] = [];
+        let length = 0;
+        let last: Buffer = Buffer.alloc(0);
+        listen = (chunk) => {
+          stir();
+          last = Buffer.concat([last, chunk.subarray(-END_BYTES)]).subarray(-END_BYTES);
+          length += chunk.length;
+          if (length <= bytesMax + END_BYTES) chunks.push(chunk);
+          const found = end.exec(last.toString('latin1'));
+          if (!found) return;
+          listen = undefined;
+          const whole = Buffer.concat(chunks);
+          const isCut = length - found[0].length > bytesMax;
+          resolve({ bytes: isCut ? whole : whole.subarray(0, -found[0].length), end: found, isCut });
+        };
+      }),
+  };
+}

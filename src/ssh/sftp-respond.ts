@@ -1,0 +1,167 @@
+import type { Write } from './sftp-batch.ts';
+import { createListing, factsOf } from './sftp-entry.ts';
+import { SftpFault } from './sftp-fault.ts';
+import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
+import { createHandles, handleId } from './sftp-handles.ts';
+import type { Inside } from './sftp-inside.ts';
+import { DESCRIPTORS } from './sftp-script.ts';
+import { type Attributes, answer, type Fields, PACKET_BYTES_MAX, REQUEST, STATUS, uint64 } from './sftp-wire.ts';
+
+/** Of one read or write: a multiple of what clients send that do not ask, and a part of what is read ahead. */
+const TRANSFER_BYTES_MAX = 128 * 1024;
+const PATH_BYTES_MAX = 4096;
+const PERMISSION_BITS = 0o7777;
+
+/**
+ * These send the two paths of a new link in the order of OpenSSH, the target first, to whomever they speak; the others do
+ * as the draft says unless the server calls itself OpenSSH.
+ */
+const SAYS_TARGET_FIRST = /^(OpenSSH|dropbear|paramiko|Go\b)/i;
+
+/** Answers a packet, or undefined where success is all there is to say. */
+type Respond = (fields: Fields, id: number) => Promise<Buffer | undefined>;
+type Word = Buffer | string | number;
+
+/** Carries out requests. Whatever is wrong with one is an SftpFault; so is, at once, a machine that lacks a tool. */
+export async function createResponder(inside: Inside, software: string, now: () => number) {
+  const handles = createHandles();
+  const { mask, home } = await greet(inside);
+  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).said;
+  const act = async (verb: string, ...words: Word[]) => void (await inside.ask({ verb, words }));
+
+  const absolute = (path: Buffer) =>
+    checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
+  /** The path that comes next, made absolute. */
+  function pathOf(fields: Fields, ifEmpty = ''): Buffer {
+    const said = fields.string();
+    return absolute(said.length ? said : Buffer.from(ifEmpty));
+  }
+  const idOf = (fields: Fields) => handleId(fields.string());
+  const descriptorOf = (fields: Fields) => handles.file(idOf(fields)).descriptor;
+  /** The permissions of what is made, as the machine would give them. */
+  const permissionsOf = ({ mode }: Attributes) =>
+    mode === undefined ? '-' : (mode & PERMISSION_BITS & ~mask).toString(8);
+  const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
+  const ended = (id: number) => answer.status(id, STATUS.endOfFile, 'End of file');
+
+  async function attributes(id: number, verb: 'stat' | 'lstat', target: Word): Promise<Buffer> {
+    return answer.attributes(id, factsOf((await ask(verb, target)).toString()).attributes);
+  }
+  async function change(target: Word, { size, owner, mode, times }: Attributes): Promise<undefined> {
+    handles.forget();
+    const permissions = mode === undefined ? '-' : (mode & PERMISSION_BITS).toString(8);
+    const ids = owner ? `${owner.uid}:${owner.gid}` : '-';
+    return act(
+      'change',
+      target,
+      size === undefined ? '-' : String(size),
+      permissions,
+      ids,
+      times?.accessed ?? '-',
+      times?.modified ?? '-',
+    );
+  }
+  async function space(id: number, target: Word): Promise<Buffer> {
+    const numbers = (await ask('space', target)).toString().trim().split(' ');
+    if (numbers.length !== 8 || !numbers.every((it) => /^\d{1,19}$/.test(it)))
+      throw new SftpFault(STATUS.failure, 'what the machine says of its space cannot be understood');
+    const [nameMax, nodesFree, ...others] = numbers.reverse().map((it) => uint64(BigInt(it))) as [Buffer, Buffer];
+    const unknown = uint64(0n); // What the file system is called, and its flags.
+    return answer.extended(id, ...others.reverse(), nodesFree, nodesFree, unknown, unknown, nameMax);
+  }
+  async function link(fields: Fields): Promise<undefined> {
+    const [one, other] = [fields.string(), fields.string()];
+    const [points, path] = SAYS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
+    return act('link', checked(points), absolute(path), 'symbolic');
+  }
+
+  const extensions: Record<string, Respond> = {
+    'posix-rename@openssh.com': (fields) => act('rename', pathOf(fields), pathOf(fields), 'replace'),
+    'hardlink@openssh.com': (fields) => act('link', pathOf(fields), pathOf(fields), 'hard'),
+    'fsync@openssh.com': (fields) => act('sync', descriptorOf(fields)),
+    'statvfs@openssh.com': (fields, id) => space(id, pathOf(fields)),
+    'fstatvfs@openssh.com': (fields, id) => space(id, descriptorOf(fields)),
+    'limits@openssh.com': async (_, id) => {
+      const limits = [PACKET_BYTES_MAX, TRANSFER_BYTES_MAX, TRANSFER_BYTES_MAX, DESCRIPTORS.length];
+      return answer.extended(id, ...limits.map((it) => uint64(BigInt(it))));
+    },
+  };
+  const requests: Record<number, Respond> = {
+    async [REQUEST.open](fields, id) {
+      const [path, flags, attributes] = [pathOf(fields), fields.uint32(), fields.attributes()];
+      const descriptor = handles.freeDescriptor();
+      handles.forget(); // It may be emptied by this.
+      const file = await openFile(inside, { descriptor, path, flags, permissions: permissionsOf(attributes) });
+      return answer.handle(id, handles.keep(file));
+    },
+    async [REQUEST.close](fields) {
+      const descriptor = handles.drop(idOf(fields));
+      return descriptor === undefined ? undefined : act('close', descriptor);
+    },
+    async [REQUEST.read](fields, id) {
+      const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
+      const bytes = await readFile(inside, file, offset, Math.min(length, TRANSFER_BYTES_MAX));
+      return bytes.length || length === 0 ? answer.data(id, bytes) : ended(id);
+    },
+    async [REQUEST.opendir](fields, id) {
+      const [path, answerBytesMax] = [pathOf(fields), handles.listingBytesLeft()];
+      const { said, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax });
+      return answer.handle(id, handles.keep(createListing(said, `${token}/`)));
+    },
+    async [REQUEST.readdir](fields, id) {
+      const names = handles.listing(idOf(fields)).next(now());
+      return names.length ? answer.names(id, names) : ended(id);
+    },
+    [REQUEST.stat]: (fields, id) => attributes(id, 'stat', pathOf(fields)),
+    [REQUEST.lstat]: (fields, id) => attributes(id, 'lstat', pathOf(fields)),
+    [REQUEST.fstat]: (fields, id) => attributes(id, 'stat', descriptorOf(fields)),
+    [REQUEST.setstat]: (fields) => change(pathOf(fields), fields.attributes()),
+    [REQUEST.fsetstat]: (fields) => change(descriptorOf(fields), fields.attributes()),
+    [REQUEST.remove]: (fields) => act('remove', pathOf(fields)),
+    [REQUEST.mkdir]: (fields) => act('mkdir', pathOf(fields), permissionsOf(fields.attributes())),
+    [REQUEST.rmdir]: (fields) => act('rmdir', pathOf(fields)),
+    [REQUEST.rename]: (fields) => act('rename', pathOf(fields), pathOf(fields), 'keep'),
+    [REQUEST.symlink]: link,
+    [REQUEST.readlink]: async (fields, id) => named(id, await ask('follow', pathOf(fields))),
+    // What the machine says ends with a newline that is not of the name.
+    [REQUEST.realpath]: async (fields, id) => named(id, (await ask('real', pathOf(fields, '.'))).subarray(0, -1)),
+    async [REQUEST.extended](fields, id) {
+      const name = fields.string().toString();
+      const respond = Object.hasOwn(extensions, name) ? extensions[name] : undefined;
+      if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such extension here');
+      return respond(fields, id);
+    },
+  };
+
+  return {
+    async respond(type: number, fields: Fields, id: number): Promise<Buffer | undefined> {
+      const respond = requests[type];
+      if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
+      return respond(fields, id);
+    },
+    /** Writes of one handle, each where the one before ends. All have been written when this returns. */
+    async write(batch: Write[]): Promise<void> {
+      const [first] = batch as [Write];
+      const file = handles.file(first.handle);
+      handles.forget();
+      const pieces = batch.map((it) => it.piece);
+      await writeFile(inside, file, offsetOf(first.offset), pieces);
+    },
+  };
+}
+
+/** What can be a path. */
+function checked(path: Buffer): Buffer {
+  if (path.length === 0) throw new SftpFault(STATUS.noSuchFile, 'the path is empty');
+  if (path.length > PATH_BYTES_MAX || path.includes(0)) throw new SftpFault(STATUS.badMessage, 'no path can be that');
+  return path;
+}
+
+/** What the machine tells of itself: the permissions that it withholds, and where relative paths begin. */
+async function greet(inside: Inside): Promise<{ mask: number; home: Buffer }> {
+  const { said, token } = await inside.ask({ verb: 'hello' });
+  // A shell may have said something of its own before.
+  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(said.toString('latin1'));
+  if (!found) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
+  return { mask: Number.parseInt(found[1] as string, 8), home: Buffer.from(found[2] as string, 'latin1') };
+}

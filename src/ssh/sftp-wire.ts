@@ -1,0 +1,213 @@
+import type { Readable } from 'node:stream';
+
+/**
+ * The packets of the SSH File Transfer Protocol, version 3 (draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL file for
+ * its extensions). Names stay bytes: a file name need not be text.
+ */
+
+export const REQUEST = {
+  init: 1,
+  open: 3,
+  close: 4,
+  read: 5,
+  write: 6,
+  lstat: 7,
+  fstat: 8,
+  setstat: 9,
+  fsetstat: 10,
+  opendir: 11,
+  readdir: 12,
+  remove: 13,
+  mkdir: 14,
+  rmdir: 15,
+  realpath: 16,
+  stat: 17,
+  rename: 18,
+  readlink: 19,
+  symlink: 20,
+  extended: 200,
+} as const;
+const RESPONSE = {
+  version: 2,
+  status: 101,
+  handle: 102,
+  data: 103,
+  name: 104,
+  attributes: 105,
+  extended: 201,
+} as const;
+export const STATUS = {
+  ok: 0,
+  endOfFile: 1,
+  noSuchFile: 2,
+  permissionDenied: 3,
+  failure: 4,
+  badMessage: 5,
+  unsupported: 8,
+} as const;
+export type Status = (typeof STATUS)[keyof typeof STATUS];
+export const OPEN = { read: 1, write: 2, append: 4, create: 8, truncate: 16, exclusive: 32 } as const;
+const ATTRIBUTE = { size: 1, owner: 2, mode: 4, times: 8, extended: 0x80000000 } as const;
+
+const VERSION = 3;
+/** As OpenSSH's own server. */
+export const PACKET_BYTES_MAX = 256 * 1024;
+
+/** What a packet says of a file; what it does not say is undefined. Times are Unix seconds. */
+export type Attributes = {
+  size?: bigint;
+  owner?: { uid: number; gid: number };
+  mode?: number;
+  times?: { accessed: number; modified: number };
+};
+
+/** Whoever sends this does not speak the protocol; nothing after it can be understood. */
+export class MalformedPacket extends Error {}
+
+export type Fields = ReturnType<typeof readFields>;
+
+/** The fields of a packet, one after the other. Throws MalformedPacket where there are none left. */
+export function readFields(packet: Buffer) {
+  let at = 0;
+  const take = (bytes: number) => {
+    if (at + bytes > packet.length) throw new MalformedPacket('a packet ends in the middle of a field');
+    at += bytes;
+    return at - bytes;
+  };
+  const byte = () => packet.readUInt8(take(1));
+  const uint32 = () => packet.readUInt32BE(take(4));
+  const uint64 = () => packet.readBigUInt64BE(take(8));
+  const string = () => {
+    const length = uint32();
+    const from = take(length);
+    return packet.subarray(from, from + length);
+  };
+  return {
+    byte,
+    uint32,
+    uint64,
+    string,
+    attributes(): Attributes {
+      const flags = uint32();
+      const found: Attributes = {};
+      if (flags & ATTRIBUTE.size) found.size = uint64();
+      if (flags & ATTRIBUTE.owner) found.owner = { uid: uint32(), gid: uint32() };
+      if (flags & ATTRIBUTE.mode) found.mode = uint32();
+      if (flags & ATTRIBUTE.times) found.times = { accessed: uint32(), modified: uint32() };
+      if (flags & ATTRIBUTE.extended)
+        for (let pairs = uint32(); pairs > 0; pairs--) {
+          string();
+          string();
+        }
+      return found;
+    },
+  };
+}
+
+export const uint32 = (value: number) => {
+  const bytes = Buffer.alloc(4);
+  bytes.writeUInt32BE(value);
+  return bytes;
+};
+export const uint64 = (value: bigint) => {
+  const bytes = Buffer.alloc(8);
+  bytes.writeBigUInt64BE(value);
+  return bytes;
+};
+export const string = (content: Buffer | string) => {
+  const bytes = typeof content === 'string' ? Buffer.from(content) : content;
+  return Buffer.concat([uint32(bytes.length), bytes]);
+};
+
+function attributesOf({ size, owner, mode, times }: Attributes): Buffer {
+  const parts: Buffer[] = [];
+  let flags = 0;
+  const add = (flag: number, ...fields: Buffer[]) => {
+    flags |= flag;
+    parts.push(...fields);
+  };
+  if (size !== undefined) add(ATTRIBUTE.size, uint64(size));
+  if (owner) add(ATTRIBUTE.owner, uint32(owner.uid), uint32(owner.gid));
+  if (mode !== undefined) add(ATTRIBUTE.mode, uint32(mode));
+  if (times) add(ATTRIBUTE.times, uint32(times.accessed), uint32(times.modified));
+  return Buffer.concat([uint32(flags), ...parts]);
+}
+
+function packet(type: number, ...fields: Buffer[]): Buffer {
+  const length = fields.reduce((sum, it) => sum + it.length, 1);
+  return Buffer.concat([uint32(length), Buffer.of(type), ...fields]);
+}
+
+export type Name = { name: Buffer; longName: Buffer; attributes: Attributes };
+
+/** What the server says. `id` is the request's. */
+export const answer = {
+  version: (extensions: Record<string, string>) =>
+    packet(RESPONSE.version, uint32(VERSION), ...Object.entries(extensions).flat().map(string)),
+  status: (id: number, status: Status, message: string) =>
+    packet(RESPONSE.status, uint32(id), uint32(status), string(message), string('')),
+  handle: (id: number, handle: Buffer) => packet(RESPONSE.handle, uint32(id), string(handle)),
+  data: (id: number, bytes: Buffer) => packet(RESPONSE.data, uint32(id), uint32(bytes.length), bytes),
+  names: (id: number, names: Name[]) =>
+    packet(
+      RESPONSE.name,
+      uint32(id),
+      uint32(names.length),
+      ...names.flatMap((it) => [string(it.name), string(it.longName), attributesOf(it.attributes)]),
+    ),
+  attributes: (id: number, attributes: Attributes) => packet(RESPONSE.attributes, uint32(id), attributesOf(attributes)),
+  extended: (id: number, ...fields: Buffer[]) => packet(RESPONSE.extended, uint32(id), ...fields),
+};
+
+export type PacketReader = {
+  /** The next packet without its length; undefined when there will be none. Throws MalformedPacket. */
+  next(): Promise<Buffer | undefined>;
+  /** What `next` will answer, if it has arrived whole. */
+  peek(): Buffer | undefined;
+};
+
+/** Takes packets from a stream, one at a time: what is not asked for stays where back-pressure is felt. */
+export function createPacketReader(source: Readable): PacketReader {
+  let length: number | undefined;
+  let packet: Buffer | undefined;
+  let isOver = false;
+  let wake = () => {};
+  source.on('readable', () => wake());
+  for (const event of ['end', 'close', 'error'])
+    source.on(event, () => {
+      isOver = true;
+      wake();
+    });
+
+  /** So many bytes, or undefined while they have not arrived. */
+  function take(bytes: number): Buffer | undefined {
+    const taken = source.read(bytes) as Buffer | null;
+    return taken?.length === bytes ? taken : undefined; // At its end a stream gives what is left.
+  }
+  function peek(): Buffer | undefined {
+    if (length === undefined) {
+      length = take(4)?.readUInt32BE();
+      if (length === undefined) return undefined;
+      if (length < 1 || length > PACKET_BYTES_MAX) throw new MalformedPacket(`a packet has ${length} bytes`);
+    }
+    packet ??= take(length);
+    return packet;
+  }
+  return {
+    peek,
+    async next() {
+      for (;;) {
+        const found = peek();
+        if (found) {
+          packet = undefined;
+          length = undefined;
+          return found;
+        }
+        if (isOver) return undefined;
+        await new Promise<void>((resolve) => {
+          wake = resolve;
+        });
+      }
+    },
+  };
+}

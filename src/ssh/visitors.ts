@@ -1,0 +1,114 @@
+import type { Socket } from 'node:net';
+import type { ServerChannel } from 'ssh2';
+
+/** Strangers have shown no key yet: so many at a time. */
+const STRANGER_COUNT_MAX = 64;
+/** Each resource may have so many connections, and so many sessions over all of them; each is a process inside. */
+const CONNECTION_COUNT_MAX = 16;
+const SESSION_COUNT_MAX = 16;
+/**
+ * ssh2 does not hold a client to the window of a channel (2 MiB, and as much again may be on its way), nor does it look
+ * at what waits in the socket. Whoever lets so much pile up does harm.
+ */
+const WAITING_BYTES_MAX = 16 * 1024 * 1024;
+/** What was said last has so long to get through. */
+const PARTING_MILLISECONDS = 1000;
+
+/** A connection, from its first byte to its last. */
+export type Visitor = {
+  socket: Socket;
+  /** The name of its software, once it has said it. */
+  software: string;
+  /** The resource whose key it has shown. */
+  resourceId: string | undefined;
+  channels: Set<ServerChannel>;
+  /** Aborted when the connection is over, and when it has to be. */
+  gone: AbortSignal;
+  /** Ends the connection: what it has inside is killed at once, its socket as soon as `farewell` is sent. */
+  leave(why: string): void;
+  /** Says goodbye in the protocol, when that has begun. */
+  farewell: () => void;
+};
+
+export type Visitors = ReturnType<typeof createVisitors>;
+
+/** Those who are connected, bounded in number, in time and in what they make us keep. */
+export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds: number }) {
+  const strangers = new Map<Visitor, string>(); // And their addresses; the oldest first.
+  const guests = new Set<Visitor>();
+  /** Sessions by resource: those of clients that are gone count until nothing is left of them. */
+  const sessions = new Map<string, number>();
+
+  /** One who waits at an address that has the most of them waits longest: room is made at the cost of whoever floods. */
+  function sendOneAway() {
+    const counts = new Map<string, number>();
+    for (const address of strangers.values()) counts.set(address, (counts.get(address) ?? 0) + 1);
+    const most = Math.max(...counts.values());
+    for (const [stranger, address] of strangers)
+      if (counts.get(address) === most) return stranger.leave('there are too many connections without a key');
+  }
+
+  function admit(socket: Socket): Visitor {
+    const leaving = new AbortController();
+    const visitor: Visitor = {
+      socket,
+      software: '',
+      resourceId: undefined,
+      channels: new Set(),
+      gone: leaving.signal,
+      farewell: () => {},
+      leave(why) {
+        if (leaving.signal.aborted) return;
+        strangers.delete(visitor);
+        guests.delete(visitor);
+        leaving.abort(new Error(why));
+        visitor.farewell();
+        socket.destroySoon();
+        setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
+      },
+    };
+    if (strangers.size >= STRANGER_COUNT_MAX) sendOneAway();
+    strangers.set(visitor, socket.remoteAddress ?? '');
+    const late = setTimeout(() => strangers.has(visitor) && visitor.leave('no key was shown'), strangerMilliseconds);
+    socket.setMaxListeners(0); // Each session waits for it to drain.
+    socket.on('error', () => visitor.leave('the connection broke off'));
+    socket.on('close', () => {
+      clearTimeout(late);
+      visitor.leave('the connection is gone');
+    });
+    return visitor;
+  }
+
+  return {
+    admit,
+    guests: guests as ReadonlySet<Visitor>,
+    /** Hears every time that something arrives from the visitor. */
+    heard({ channels, socket, leave }: Visitor) {
+      const isPiledUp = [...channels].some((it) => it.readableLength > WAITING_BYTES_MAX);
+      if (isPiledUp || socket.writableLength > WAITING_BYTES_MAX) leave('too much waits to be read');
+    },
+    /** The visitor has shown the key of a resource. False where that has its connections already. */
+    welcome(visitor: Visitor, resourceId: string): boolean {
+      const others = [...guests].filter((it) => it.resourceId === resourceId);
+      if (visitor.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
+      strangers.delete(visitor);
+      visitor.resourceId = resourceId;
+      guests.add(visitor);
+      return true;
+    },
+    /** One more session of a resource: answers what to call when it is over, or undefined where there is no room. */
+    enter(resourceId: string): (() => void) | undefined {
+      const count = sessions.get(resourceId) ?? 0;
+      if (count >= SESSION_COUNT_MAX) return undefined;
+      sessions.set(resourceId, count + 1);
+      return () => {
+        const left = (sessions.get(resourceId) as number) - 1;
+        if (left === 0) sessions.delete(resourceId);
+        else sessions.set(resourceId, left);
+      };
+    },
+    sendAllAway(why: string) {
+      for (const it of [...strangers.keys(), ...guests]) it.leave(why);
+    },
+  };
+}

@@ -1,0 +1,133 @@
+import assert from 'node:assert/strict';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, type TestContext } from 'node:test';
+import ssh2 from 'ssh2';
+import { hostKey } from '../../src/access/ssh-keys.ts';
+import { files } from '../../src/data-directory.ts';
+import { type GatewayLimits, openGateway } from '../../src/ssh/gateway.ts';
+import { until } from '../compute/conformance.ts';
+import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
+import { hasComponent, hasProgram } from '../helper/component.ts';
+import { openHouse } from '../helper/house.ts';
+
+let engine: Engine | undefined;
+after(() => engine?.stop());
+
+const SPEC = { cpus: 1, memory_gib: 0.25, max_seconds: 600 };
+
+export type Ran = { code: number | null; stdout: string; stderr: string };
+export type Running = Promise<Ran> & { child: ChildProcess };
+
+/** A house with one running lease, and what plain OpenSSH needs to reach it. One engine for the whole file. */
+export async function openLease(t: TestContext) {
+  if (!hasComponent(t, 'openssh-client', () => hasProgram('ssh'))) return undefined;
+  engine ??= await openDocker(t, { shared: true });
+  if (!engine) return undefined;
+  const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' };
+  const limits = { cpus: 2, memory_gib: 1, max_seconds: 3600 };
+  const provider_one = { backend: 'container', socket: engine.socket, image: IMAGE, prices, limits };
+  const house = await openHouse(t, { settings: { compute: { provider_one } } });
+  const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const lease = await reachLease(t, house, wallet, { provider: 'provider_one', spec: SPEC });
+  const signal = (name: 'SIGSTOP' | 'SIGCONT') => process.kill(pid, name);
+  const pid = Number(readFileSync(join(engine.directory, 'pid'), 'utf8'));
+  return { ...lease, engine: { pause: () => signal('SIGSTOP'), proceed: () => signal('SIGCONT') } };
+}
+
+type House = Awaited<ReturnType<typeof openHouse>>;
+
+/** Leases a machine of this house, and answers what reaches it. */
+export async function reachLease(t: TestContext, house: House, wallet: { id: string; token: string }, order: object) {
+  const { token } = wallet;
+  const { id } = (await house.ask('POST', '/v1/compute/create', { token, key: 'k', body: order })).body;
+  const access = (await house.ask('POST', '/v1/compute/ssh', { token, body: { id } })).body;
+  const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  const at = (name: string) => join(directory, name);
+  writeFileSync(at('key'), access.private_key, { mode: 0o600 });
+  /** What is known of the host key at this port. */
+  const know = (port: number, key = access.host_key) =>
+    writeFileSync(at('known'), `[${access.host}]:${port} ${key}\n`, { flag: 'a' });
+  know(access.port);
+
+  const settings = {
+    IdentityFile: at('key'),
+    IdentitiesOnly: 'yes',
+    BatchMode: 'yes',
+    StrictHostKeyChecking: 'yes',
+    UserKnownHostsFile: at('known'),
+    Port: access.port,
+  };
+  const options = ['-F', 'none', ...Object.entries(settings).flatMap(([name, value]) => ['-o', `${name}=${value}`])];
+
+  /** Runs one of OpenSSH's clients. `-oName=value` wins over what is set here; without input it waits for some. */
+  function run(program: string, args: string[], input: string | Buffer | null = '', env = {}): Running {
+    const child = spawn(program, [...args.filter((it) => it.startsWith('-o')), ...options, ...args], {
+      stdio: ['pipe', 'pipe', 'pipe'],
+      cwd: directory,
+      env: { ...process.env, ...env },
+    });
+    t.after(() => child.kill('SIGKILL'));
+    child.stdin.on('error', () => {}); // It need not read what it is given.
+    const output = { stdout: '', stderr: '' };
+    for (const name of ['stdout', 'stderr'] as const)
+      child[name].setEncoding('latin1').on('data', (text) => {
+        output[name] += text;
+      });
+    if (input !== null) child.stdin.end(input);
+    const ended = new Promise<Ran>((resolve) => child.on('close', (code) => resolve({ code, ...output })));
+    return Object.assign(ended, { child });
+  }
+  const target = `${access.username}@${access.host}`;
+  const ssh = (args: string[], command?: string, input?: string | Buffer | null) =>
+    run('ssh', [...args, target, ...(command === undefined ? [] : [command])], input);
+  /** Runs what has to succeed. */
+  async function good(program: string, ...args: string[]): Promise<Ran> {
+    const ran = await run(program, args);
+    assert.equal(ran.code, 0, `${program} ${args.join(' ')}: ${ran.stderr}`);
+    return ran;
+  }
+  /** What a command says inside, by another road than the gateway. */
+  async function inside(command: string): Promise<string> {
+    const { body, status } = await house.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
+    assert.equal(status, 200, JSON.stringify(body));
+    assert.equal(body.exit_code, 0, `${command}: ${body.stderr}`);
+    return body.stdout;
+  }
+  /** Waits until a process with these words runs inside, or none does. */
+  const runs = (words: string, wanted: boolean) =>
+    until(`${words} ${wanted ? 'runs' : 'does not run'} inside`, async () => {
+      const list = await inside('ps -o args');
+      return list.includes(words) === wanted || (wanted ? false : undefined);
+    });
+  /** A batch of sftp. */
+  async function sftp(lines: string[], ...args: string[]): Promise<Ran> {
+    return run('sftp', ['-b', '-', ...args, target], `${lines.join('\n')}\n`);
+  }
+  return { house, wallet, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, sftp };
+}
+export type Lease = NonNullable<Awaited<ReturnType<typeof openLease>>>;
+
+/** Another gateway of the same house, with limits that a test can wait for. Answers its port. */
+export async function openLimited(t: TestContext, it: Lease, limits: Partial<GatewayLimits>): Promise<number> {
+  const { privateKey } = hostKey(files(it.house.directory).sshHostKey);
+  const gateway = await openGateway(it.house.app, { host: '127.0.0.1', port: 0 }, privateKey, limits);
+  t.after(() => gateway.close());
+  it.know(gateway.address.port);
+  return gateway.address.port;
+}
+
+/** A client that does what OpenSSH's never would. */
+export async function openClient(t: TestContext, { access }: Lease): Promise<ssh2.Client> {
+  const client = new ssh2.Client();
+  t.after(() => client.destroy());
+  client.on('error', () => {});
+  const { host, port, username, private_key: privateKey } = access;
+  const ready = new Promise<void>((resolve) => client.once('ready', resolve));
+  client.connect({ host, port, username, privateKey });
+  await ready;
+  return client;
+}
