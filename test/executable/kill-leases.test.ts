@@ -12,7 +12,6 @@ const CREDIT_CENTS = 1_000_000;
 const BUDGET_CENTS = 500;
 const LEASE = { provider: 'provider_three', spec: { offer_id: 'small', disk_gb: 5, max_seconds: 600 } };
 const [LEASE_CENTS, EXTENSION_CENTS] = [6, 3];
-const PROVISION_SECONDS = 10;
 const TAG_LABEL = 'purser.tag';
 
 type Wallet = { id: string; token: string };
@@ -66,11 +65,9 @@ async function openBench(t: TestContext) {
   if (!engine) return undefined;
   const proxy = await openEngineProxy(t, engine);
   const container = { backend: 'container', socket: proxy.socket, image: IMAGE };
-  // A container that was made and never started is given up when its time to become ready is over.
-  const slot = { ...container, provision_seconds: PROVISION_SECONDS };
   const offers = [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }];
   const purser = installation(t, {
-    settings: { ssh: { listen: '127.0.0.1:0' }, compute: { provider_three: { ...slot, offers } } },
+    settings: { ssh: { listen: '127.0.0.1:0' }, compute: { provider_three: { ...container, offers } } },
   });
   let server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');

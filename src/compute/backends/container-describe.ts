@@ -52,6 +52,12 @@ export const cannotLimitDisk = (error: unknown) =>
  */
 const NO_GPU = { NVIDIA_VISIBLE_DEVICES: 'void' };
 
+/**
+ * Whom the watchdog runs as: nobody else's number, so that no tenant can signal it, stop its helpers or look into it. Not
+ * even one who is root in there: without capabilities root may signal its own processes only (kill(2), ptrace(2)).
+ */
+const WATCHDOG_USER = '63541:63541';
+
 /** For `POST /containers/create` of the Docker Engine API. */
 function forDocker(it: Wanted): Docker.ContainerCreateOptions {
   const memory = Math.round(it.memoryGib * GIB);
@@ -62,6 +68,7 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
     Hostname: 'lease',
     Entrypoint: ['/bin/sh'],
     Cmd: ['-c', WATCHDOG],
+    User: WATCHDOG_USER,
     WorkingDir: '/',
     Labels: it.labels,
     ...(byName ? {} : { Env: Object.entries(NO_GPU).map(([name, value]) => `${name}=${value}`) }),
@@ -104,6 +111,7 @@ function forPodman(it: Wanted): object {
     hostname: 'lease',
     entrypoint: ['/bin/sh'],
     command: ['-c', WATCHDOG],
+    user: WATCHDOG_USER,
     work_dir: '/',
     labels: it.labels,
     env: NO_GPU,

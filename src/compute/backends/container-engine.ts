@@ -26,6 +26,8 @@ export type Engine = {
   request<T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number): Promise<T>;
   /** Whether it is Podman, by its own word: what its Docker API leaves out has to be asked of its own. */
   isPodman(): Promise<boolean>;
+  /** Whom the image of a container wants its commands to run as; its first process is ours and runs as somebody else. */
+  userOf(container: string): Promise<string>;
 };
 
 export type Version = { Version: string; Components?: { Name: string; Version: string }[] };
@@ -35,6 +37,8 @@ export const podmanOf = ({ Components }: Version) => Components?.find((it) => it
 export function openEngine(socket: string): Engine {
   const docker = new Docker({ socketPath: socket.slice('unix://'.length) });
   let isPodman: boolean | undefined;
+  /** By the id of the image: that never changes. */
+  const users = new Map<string, string>();
 
   const ask: Engine['ask'] = async (what, call, milliseconds = CALL_MILLISECONDS) => {
     const signal = AbortSignal.timeout(milliseconds);
@@ -64,6 +68,15 @@ export function openEngine(socket: string): Engine {
     docker,
     ask,
     request,
+    async userOf(container) {
+      const { Image } = await ask('inspect', (abortSignal) => docker.getContainer(container).inspect({ abortSignal }));
+      const known = users.get(Image);
+      if (known !== undefined) return known;
+      const { Config } = await ask('inspect', () => docker.getImage(Image).inspect());
+      const user = Config.User || '0:0';
+      users.set(Image, user);
+      return user;
+    },
     async isPodman() {
       isPodman ??= podmanOf(await request<Version>('GET', '/version')) !== undefined;
       return isPodman;

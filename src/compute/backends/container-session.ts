@@ -14,10 +14,13 @@ const WAIT_MILLISECONDS_MAX = 1000;
 const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
 
 /** Starts a command inside; its streams apart, or one with a terminal. */
-async function begin({ docker, ask }: Engine, ref: Ref, argv: string[], terminal?: SessionOrder['terminal']) {
+async function begin(engine: Engine, ref: Ref, argv: string[], terminal?: SessionOrder['terminal']) {
+  const { docker, ask } = engine;
+  const user = await engine.userOf(ref);
   const exec = await ask('exec', (abortSignal) =>
     docker.getContainer(ref).exec({
       Cmd: argv,
+      User: user,
       AttachStdin: true,
       AttachStdout: true,
       AttachStderr: true,

@@ -257,5 +257,6 @@ const refused = (
 
 function stateOf(status: string): Machine['state'] {
   if (status === 'running' || status === 'paused') return 'running';
-  return ['created', 'configured', 'initialized', 'restarting'].includes(status) ? 'provisioning' : 'ended';
+  // One that was made and not started never will be: whoever made it died in between, and it is made anew.
+  return status === 'restarting' ? 'provisioning' : 'ended';
 }

@@ -1,4 +1,4 @@
-import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 
 /** Where a container sees its deadline: a directory mounted read-only, so that a rename of the file is seen too. */
@@ -27,9 +27,12 @@ export function createDeadlineFiles(root: string): DeadlineFiles {
   return {
     directory,
     write(tag, deadline) {
-      mkdirSync(directory(tag), { recursive: true, mode: 0o755 });
+      mkdirSync(directory(tag), { recursive: true });
       const fresh = `${file(tag)}.new`;
-      writeFileSync(fresh, `${deadline}\n`, { mode: 0o644, flush: true });
+      writeFileSync(fresh, `${deadline}\n`, { flush: true });
+      // The watchdog is nobody of ours, and our own umask lets nobody read; what lies above is closed all the same.
+      chmodSync(directory(tag), 0o755);
+      chmodSync(fresh, 0o644);
       renameSync(fresh, file(tag));
     },
     read(tag) {
