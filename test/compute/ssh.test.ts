@@ -230,11 +230,11 @@ test('the host ends its tenant at the deadline while nobody asks', async (t) => 
   const host = await openSshd(t);
   if (!host) return;
   const backend = open([host]);
-  const ref = await make(backend, 4);
+  const ref = await make(backend, 12);
   await sh(backend, ref, 'nohup sleep 3003 >/dev/null 2>&1 &');
   await backend.close();
   await host.halt();
-  await until('the host has ended it', async () => !existsSync(join(host.pool, 'tenant')), 15_000);
+  await until('the host has ended it', async () => !existsSync(join(host.pool, 'tenant')), 40_000);
   assert.deepEqual(processesOf(host.firstUid), []);
   assert.equal(hasUser(userOf(ref)), false);
 });
