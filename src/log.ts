@@ -8,8 +8,8 @@ const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_)[0-9A-Za-z]{8,}/g
 // No backslash: in a line of JSON it may be what escapes the quote behind it.
 const BEARER = /(bearer\s+)[^\s"',\\]+/gi;
 
-/** A signed token of an identity provider. */
-const JWT = /\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*/g;
+/** A signed token of an identity provider, or as much of it as a sentence that was cut has left. */
+const JWT = /\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}/g;
 
 /** The text with every token of ours and every signed token struck out. */
 export function redactTokens(text: string): string {

@@ -1,3 +1,4 @@
+import { redactTokens } from '../log.ts';
 import { REFUSALS, type Refusal, type RefusalCode } from '../refusal.ts';
 
 /** Under the gateway's base URL errors have the shape that OpenAI's clients read (design, section 8). */
@@ -31,7 +32,9 @@ export function openAiStatus(code: RefusalCode): number {
 export function openAiBody({ code, param }: Refusal, message: string, requestId: string) {
   const status = openAiStatus(code);
   const type = TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error');
-  return { error: { message, type, param: param ?? null, code }, request_id: requestId };
+  // Like the message, it may quote what the caller sent.
+  const quoted = param === undefined ? null : redactTokens(param);
+  return { error: { message, type, param: quoted, code }, request_id: requestId };
 }
 
 /** For `x-should-retry`, which openai's clients obey whatever the status says. */

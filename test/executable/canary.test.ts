@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/token.ts';
 import { type Installation, installation, run, type Serving } from '../helper/executable.ts';
+import { completionStream, DONE, event, said, streaming } from '../helper/sse.ts';
 import { completion, failure, openUpstream, reset } from '../helper/upstream.ts';
 
 /** A leak of so many characters in a row is a leak; fewer of a 256-bit secret are not. */
@@ -87,10 +88,16 @@ async function live(t: TestContext, env: Record<string, string>) {
     'unknown wallet token': deriveToken('wallet', randomBytes(32), 'wal_x'),
     'unknown router token': deriveToken('router', randomBytes(32), 'key_x'),
     'malformed token': `svc_agent_${randomBytes(30).toString('hex')}`,
-    'access token': `eyJhbGciOiJFZERTQSJ9.${randomBytes(40).toString('base64url')}.${randomBytes(64).toString('base64url')}`,
+    'access token': `eyJhbGciOiJFZERTQSJ9.${randomBytes(120).toString('base64url')}.${randomBytes(64).toString('base64url')}`,
   };
-  const router = await server.ask('POST', '/v1/router/key', { token: wallet.agent_token, body: {} });
-  if (router.status === 200) secrets['router key'] = router.body.api_key;
+  const keyOf = async (body: object) =>
+    (await server.ask('POST', '/v1/router/key', { token: wallet.agent_token, body })).body.api_key as string;
+  const router = await keyOf({});
+  secrets['router key'] = router;
+  secrets['revoked router key'] = await keyOf({ models: ['chat'] });
+  const { keys } = await purser.json('key', 'list', '--wallet', wallet.id);
+  const { id: revoked } = keys.find((it: { last4: string }) => secrets['revoked router key']?.endsWith(it.last4));
+  await purser.json('key', 'revoke', revoked);
 
   const errors: string[] = [];
   const refused = async (method: string, path: string, asked: Parameters<Serving['ask']>[2], status?: number) => {
@@ -115,6 +122,16 @@ async function live(t: TestContext, env: Record<string, string>) {
     secrets.wallet,
   );
   assert.equal((await server.ask('POST', `/v1/wallets/${spare.id}/close`, { token: account })).status, 200);
+  const streamed = (more: object = {}) => ({
+    token: router,
+    body: chat(`my key is ${router}`, { stream: true, ...more }),
+  });
+  upstream.handle = completionStream();
+  for (const key of ['streamed', 'streamed', undefined]) {
+    const answer = await server.ask('POST', '/v1/router/chat/completions', { ...streamed(), key });
+    assert(answer.text.endsWith(DONE), answer.text);
+  }
+  upstream.handle = completion();
 
   // Each secret in each wrong place.
   for (const [name, secret] of Object.entries(secrets)) {
@@ -142,12 +159,23 @@ async function live(t: TestContext, env: Record<string, string>) {
   for (const [name, secret] of Object.entries(secrets).filter(([it]) => /unknown|malformed|access/.test(it)))
     for (const path of ['/v1/account', '/v1/budget', '/v1/keys'])
       await refused('GET', path, { token: secret }, 401).catch((error) => assert.fail(`${name}: ${error}`));
+  for (const secret of Object.values(secrets)) {
+    if (secret === upstreamKey) continue;
+    await refused('GET', `/v1/router/models/${secret}`, { token: router }, 404);
+    await refused('GET', `/v1/router/${secret}`, { token: router }, 404);
+    await refused('POST', '/v1/router/key', { token: secrets.wallet, body: { [secret]: 1 } }, 400);
+    await refused('POST', '/v1/router/key', { token: secrets.wallet, body: { models: [secret] } });
+    await refused('POST', '/v1/router/chat/completions', streamed({ model: secret }), 404);
+    await refused('POST', '/v1/router/chat/completions', streamed({ [secret]: 1 }), 400);
+    await refused('POST', '/v1/router/embeddings', { token: router, body: { model: secret, input: secret } }, 404);
+    if (secret !== router) await refused('GET', '/v1/router/models', { token: secret });
+  }
   await refused('GET', '/v1/account', { token: secrets.wallet }, 403);
   await refused('GET', '/v1/budget', { token: account }, 403);
   await refused('POST', '/v1/chat/completions', { token: secrets['closed wallet'], key: 'x', body: chat('hi') }, 409);
 
   // An upstream that says what it should not, and one whose words are cut in the middle of a secret.
-  const told = [upstreamKey, secrets.wallet, secrets.account];
+  const told = [upstreamKey, secrets.wallet, secrets.account, router];
   const sentence = told.map((it) => `Incorrect API key provided: ${it}. Bearer ${it}`).join(' ');
   const cut = (secret: string) => `${'x'.repeat(500 - 30)} ${secret}`;
   for (const status of [400, 401, 403, 404, 413, 422, 429, 500, 502, 503])
@@ -155,6 +183,16 @@ async function live(t: TestContext, env: Record<string, string>) {
       upstream.handle = failure(status, { error: { message, type: 'x' }, detail: message });
       await refused('POST', '/v1/chat/completions', { token: secrets.wallet, key: randomUUID(), body: chat('hi') });
     }
+  for (const message of [sentence, ...told.map((it) => cut(it as string))]) {
+    for (const code of [400, 404, 429, 502, undefined]) {
+      upstream.handle = streaming(event({ error: { message, code } }));
+      await refused('POST', '/v1/router/chat/completions', streamed());
+    }
+    upstream.handle = streaming(said('a'), event({ error: { message } }));
+    const broken = await server.ask('POST', '/v1/router/chat/completions', streamed());
+    assert.match(broken.text, /operation_uncertain/);
+    errors.push(broken.text);
+  }
   upstream.handle = reset;
   await refused('POST', '/v1/chat/completions', { token: secrets.wallet, key: 'lost', body: chat('hi') }, 503);
   upstream.handle = completion();
@@ -174,7 +212,7 @@ async function metrics(port: number): Promise<{ statusCode: number; text: string
 }
 
 /** Ends the life in both ways, and adds what it left behind. */
-async function end({ purser, server, places }: Awaited<ReturnType<typeof live>>): Promise<void> {
+async function end({ purser, server, places, wallet }: Awaited<ReturnType<typeof live>>): Promise<void> {
   const add = (more: Places) => {
     for (const [name, bytes] of more) places.set(name, bytes);
   };
@@ -183,6 +221,7 @@ async function end({ purser, server, places }: Awaited<ReturnType<typeof live>>)
   const next = await purser.serve();
   for (const args of [
     ['operation', 'list'],
+    ['key', 'list', '--wallet', wallet.id],
     ['wallet', 'list'],
     ['operator-key', 'list'],
     ['config', 'print'],
