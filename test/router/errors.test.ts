@@ -99,7 +99,7 @@ test('what an upstream says comes in the same shape, and tells a stock client wh
     }
 });
 
-test('whoever sent no key is not told to retry with it, nor when', async (t) => {
+test('whoever sent no key is not told to retry with it', async (t) => {
   const house = await openHouse(t);
   const gateway = await openGateway(house);
   for (const [key, stream, handler] of [
