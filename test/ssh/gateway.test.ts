@@ -70,6 +70,22 @@ test('megabytes go through, in and out, and on both streams at once', async (t) 
   assert.deepEqual([mixed.code, mixed.stdout.length, mixed.stderr.length], [4, 9_000_000, 9_000_000]);
 });
 
+test('nothing is lost of what a command said last, however late it is read', async (t) => {
+  const it = await openLease(t);
+  if (!it) return;
+  const client = await openClient(t, it);
+  // The window has room for 2 MiB: the rest waits where the command left it.
+  const bytes = 2_580_000;
+  const channel = await execOf(client, `head -c ${bytes} /dev/zero; echo over > /tmp/over`);
+  await until('the command is over', async () => (await it.inside('sleep 1; cat /tmp/over || true')) === 'over\n');
+  let length = 0;
+  channel.on('data', (chunk: Buffer) => {
+    length += chunk.length;
+  });
+  await once(channel, 'close');
+  assert.equal(length, bytes);
+});
+
 test('what a client leaves behind does not run on, however it leaves', async (t) => {
   const it = await openLease(t);
   if (!it) return;
@@ -146,8 +162,14 @@ test('who takes nothing of what is sent, or sends more than there is room for, c
   const inner = greedy as any;
   inner._protocol.channelWindowAdjust(endless.outgoing.id, 2 ** 31 - 1);
   inner._sock.pause();
-  await new Promise((resolve) => setTimeout(resolve, 1500)); // As much as flows in that time would.
-  assert.ok(buffers() - before < 64 * MIB, `${(buffers() - before) / MIB} MiB wait for a client that does not read`);
+  let written = '';
+  await until('the command has to wait for the client', async () => {
+    const kept = Math.round((buffers() - before) / MIB);
+    assert.ok(kept < 64, `${kept} MiB wait for a client that does not read`);
+    const last = written;
+    written = await it.inside('sleep 1; grep wchar /proc/$(pidof cat)/io');
+    return written === last;
+  });
   greedy.destroy();
   await it.runs('cat /dev/zero', false);
 

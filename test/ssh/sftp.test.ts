@@ -573,6 +573,27 @@ test('a machine without what is needed says what it lacks', async (t) => {
   await assert.rejects(client.served, { message: 'this machine has no dd' });
 });
 
+test('a tool that does less than it says is found out', async (t) => {
+  const tools = {
+    head: '/usr/bin/head -c $(($2 - 1)); /usr/bin/head -c 1 >/dev/null',
+    dd: 'case $* in *seek*) exit 0 ;; esac; exec /bin/dd "$@"',
+  };
+  for (const [name, body] of Object.entries(tools)) {
+    const directory = openDirectory(t);
+    mkdirSync(join(directory, 'bin'));
+    writeFileSync(join(directory, 'bin', name), `#!/bin/sh\n${body}\n`, { mode: 0o755 });
+    const path = `PATH=${directory}/bin:${process.env.PATH}`;
+    const session = openLocalSession(t, { shell: ['env', path, 'dash'], directory });
+    const client = await openWireClient(t, session);
+    const { handle } = await client.open('file', OPEN.write | OPEN.create);
+    const answers = [await client.write(handle as Buffer, 0, Buffer.from('first'))];
+    answers.push(await client.write(handle as Buffer, 100, Buffer.from('second')));
+    assert.equal(answers[1]?.status, STATUS.failure, name);
+    assert.match(answers[1]?.message ?? '', /the file is at \d+ instead of \d+/);
+    session.kill();
+  }
+});
+
 test('what a shell says before it begins is not taken for an answer', async (t) => {
   const directory = openDirectory(t);
   const noise = 'echo "welcome 0"; echo "12345678/ 0022 /wrong"; echo problem >&2; exec dash "$@"';

@@ -1,0 +1,77 @@
+import assert from 'node:assert/strict';
+import { randomBytes, randomInt } from 'node:crypto';
+import { PassThrough } from 'node:stream';
+import test from 'node:test';
+import { collect } from '../../src/compute/backends/collect.ts';
+import { partOutput } from '../../src/compute/backends/exec-output.ts';
+
+const [STDOUT, STDERR] = [1, 2];
+const MIB = 1024 * 1024;
+
+function frame(stream: number, content: Buffer): Buffer {
+  const head = Buffer.alloc(8);
+  head[0] = stream;
+  head.writeUInt32BE(content.length, 4);
+  return Buffer.concat([head, content]);
+}
+
+test('two streams in one are parted, wherever the pieces are cut', async () => {
+  const pieces = Array.from({ length: 200 }, () => ({
+    stream: randomInt(2) ? STDOUT : STDERR,
+    content: randomBytes(randomInt(40_000)),
+  }));
+  const source = new PassThrough();
+  const { stdout, stderr } = partOutput(source, { terminal: false });
+  const said = [collect(stdout, 100 * MIB), collect(stderr, 100 * MIB)];
+  const whole = Buffer.concat(pieces.map(({ stream, content }) => frame(stream, content)));
+  for (let at = 0; at < whole.length; ) {
+    const length = randomInt(4) ? randomInt(1, 20) : randomInt(1, 60_000);
+    if (!source.write(whole.subarray(at, at + length))) await new Promise((resolve) => source.once('drain', resolve));
+    at += length;
+  }
+  source.end();
+  for (const [index, stream] of [STDOUT, STDERR].entries()) {
+    const expected = Buffer.concat(pieces.filter((it) => it.stream === stream).map((it) => it.content));
+    assert.ok((await said[index])?.bytes.equals(expected));
+  }
+});
+
+test('what nobody reads is not taken, is waited for, and is there when it is read', async () => {
+  const source = new PassThrough();
+  const { stdout, stderr, quiet, end } = partOutput(source, { terminal: false });
+  let sent = 0;
+  const piece = Buffer.alloc(32_768, 'x');
+  for (; sent < MIB; sent += piece.length) source.write(frame(STDOUT, piece));
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.ok(source.readableLength + source.writableLength > MIB / 2, 'it waits in the source');
+  let isQuiet = false;
+  const over = quiet().then(() => {
+    isQuiet = true;
+  });
+  await new Promise((resolve) => setTimeout(resolve, 500));
+  assert.equal(isQuiet, false, 'somebody who reads slowly is no end');
+  let length = 0;
+  stdout.on('data', (chunk: Buffer) => {
+    length += chunk.length;
+  });
+  await over;
+  assert.equal(length, sent);
+  // Something in the background keeps the source open: what came before is still whole.
+  source.write(frame(STDERR, Buffer.from('last words')));
+  await new Promise((resolve) => setImmediate(resolve));
+  end();
+  assert.equal((await collect(stderr, MIB)).bytes.toString(), 'last words');
+});
+
+test('a terminal is passed on as it is, and a source that is gone keeps nobody waiting', async () => {
+  const source = new PassThrough();
+  const { stdout, stderr, quiet } = partOutput(source, { terminal: true });
+  const said = [collect(stdout, MIB), collect(stderr, MIB)];
+  source.write('plain\r\n');
+  await new Promise((resolve) => setImmediate(resolve));
+  source.end();
+  assert.equal((await said[0])?.bytes.toString(), 'plain\r\n');
+  assert.equal((await said[1])?.bytes.length, 0);
+  source.destroy();
+  await quiet();
+});
