@@ -1,4 +1,5 @@
 import type { Readable } from 'node:stream';
+import type { ExecResult } from '../backend.ts';
 
 /** Reads a stream to its end and keeps its first `most` bytes; what follows is read and thrown away. */
 export async function collect(stream: Readable, most: number): Promise<{ bytes: Buffer; truncated: boolean }> {
@@ -11,4 +12,14 @@ export async function collect(stream: Readable, most: number): Promise<{ bytes: 
     kept += chunk.length;
   }
   return { bytes: Buffer.concat(chunks), truncated };
+}
+
+/** Both streams of a command, side by side. */
+export async function collectBoth(
+  stdout: Readable,
+  stderr: Readable,
+  most: number,
+): Promise<Omit<ExecResult, 'exitCode' | 'timedOut'>> {
+  const [out, err] = await Promise.all([collect(stdout, most), collect(stderr, most)]);
+  return { stdout: out.bytes, stderr: err.bytes, stdoutTruncated: out.truncated, stderrTruncated: err.truncated };
 }

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import type Docker from 'dockerode';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
-import { collect } from './collect.ts';
+import { collect, collectBoth } from './collect.ts';
 import type { Engine } from './container-engine.ts';
 import { partOutput } from './exec-output.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
@@ -79,18 +79,11 @@ export async function runInside(
   const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
   const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
   stream.end();
-  const [out, err] = [collect(stdout, streamBytesMax), collect(stderr, streamBytesMax)];
+  const said = collectBoth(stdout, stderr, streamBytesMax);
+  said.catch(() => {}); // A command that is lost says so itself.
   const exitCode = await ended;
   const timedOut = exitCode === 137 && performance.now() - started >= timeoutSeconds * 1000;
-  const [a, b] = [await out, await err];
-  return {
-    exitCode,
-    stdout: a.bytes,
-    stderr: b.bytes,
-    stdoutTruncated: a.truncated,
-    stderrTruncated: b.truncated,
-    timedOut,
-  };
+  return { exitCode, ...(await said), timedOut };
 }
 
 /** Writes a file through a shell inside: an engine's own archive upload follows links and accepts what it cannot write. */

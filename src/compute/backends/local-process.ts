@@ -5,7 +5,7 @@ import { constants } from 'node:os';
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
-import { collect } from './collect.ts';
+import { collectBoth } from './collect.ts';
 import { killAll } from './local-kill.ts';
 import { LIMITED } from './shell.ts';
 import { RESIZE, WITH_TERMINAL } from './terminal.ts';
@@ -64,16 +64,13 @@ export async function execute(
   const { child, stdout, stderr, ended } = begin(place, script);
   child.stdin.end();
   const over = setTimeout(() => kill(child, marker), timeoutSeconds * 1000 + GRACE_MILLISECONDS);
-  const streams = Promise.all([collect(stdout, streamBytesMax), collect(stderr, streamBytesMax)]);
+  const said = collectBoth(stdout, stderr, streamBytesMax);
+  said.catch(() => {}); // A command that is lost says so itself.
   const end = await ended.finally(() => clearTimeout(over));
   const exitCode = 'code' in end ? end.code : 128 + constants.signals[end.signal];
-  const [out, err] = await streams;
   return {
     exitCode,
-    stdout: out.bytes,
-    stderr: err.bytes,
-    stdoutTruncated: out.truncated,
-    stderrTruncated: err.truncated,
+    ...(await said),
     timedOut: exitCode === 128 + constants.signals.SIGKILL && performance.now() - started >= timeoutSeconds * 1000,
   };
 }

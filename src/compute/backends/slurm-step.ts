@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { finished, PassThrough, Transform } from 'node:stream';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
-import { collect } from './collect.ts';
+import { collectBoth } from './collect.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 import type { SlurmCommands, User } from './slurm-command.ts';
 import { directoryOf } from './slurm-job.ts';
@@ -160,20 +160,13 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
     const over = setTimeout(() => abandon(step.child), milliseconds);
     const slow = setTimeout(() => abandon(step.child), BEGIN_MILLISECONDS);
     try {
-      const [out, err] = [collect(step.stdout, streamBytesMax), collect(step.stderr, streamBytesMax)];
-      for (const it of [out, err]) it.catch(() => {}); // A step that is lost says so itself.
+      const said = collectBoth(step.stdout, step.stderr, streamBytesMax);
+      said.catch(() => {}); // A step that is lost says so itself.
       step.child.stdin.end(input);
       await step.begun;
       clearTimeout(slow);
       const exitCode = await step.ended;
-      const [a, b] = [await out, await err];
-      return {
-        exitCode,
-        stdout: a.bytes,
-        stderr: b.bytes,
-        stdoutTruncated: a.truncated,
-        stderrTruncated: b.truncated,
-      };
+      return { exitCode, ...(await said) };
     } finally {
       clearTimeout(slow);
       clearTimeout(over);

@@ -4,7 +4,7 @@ import { PassThrough } from 'node:stream';
 import { Client, type ClientChannel, type ConnectConfig } from 'ssh2';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
-import { collect } from './collect.ts';
+import { collectBoth } from './collect.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 
 /** exec, upload and session on a machine that is reached over SSH. Each takes one connection and ends it. */
@@ -94,7 +94,8 @@ export async function runOver(
     const [stdout, stderr] = [new PassThrough(), new PassThrough()];
     channel.on('data', heard).pipe(stdout);
     channel.stderr.on('data', heard).pipe(stderr);
-    const [out, err] = [collect(stdout, streamBytesMax), collect(stderr, streamBytesMax)];
+    const said = collectBoth(stdout, stderr, streamBytesMax);
+    said.catch(() => {}); // A line that is lost says so itself.
     channel.on('close', () => {
       stdout.end();
       stderr.end();
@@ -108,15 +109,8 @@ export async function runOver(
       from.unpipe(to);
       to.end();
     }
-    const [a, b] = [await out, await err];
     const exitCode = 'code' in end ? end.code : codeOfSignal(end.signal);
-    return {
-      exitCode,
-      stdout: a.bytes,
-      stderr: b.bytes,
-      stdoutTruncated: a.truncated,
-      stderrTruncated: b.truncated,
-    };
+    return { exitCode, ...(await said) };
   } finally {
     clearTimeout(over);
   }
