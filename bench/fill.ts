@@ -9,11 +9,13 @@ import { readConfig } from '../src/config.ts';
 import { files } from '../src/data-directory.ts';
 import { takeLock } from '../src/db/lock.ts';
 import { openDatabase } from '../src/db/open.ts';
+import { operations, wallets } from '../src/db/schema.ts';
+import { sealed } from '../src/db/seal.ts';
 import { newId } from '../src/id.ts';
 import { listAccounts } from '../src/ledger/account.ts';
 import { headOf, writeHeadFile } from '../src/ledger/head.ts';
 import { book, hashEntry, journalHead, lastJournalAt } from '../src/ledger/journal.ts';
-import { centsToNanos, Nanos } from '../src/money.ts';
+import { centsToNanos, Nanos, ZERO } from '../src/money.ts';
 
 const BUDGET_CENTS = 1000;
 const HOLD = Nanos(80_000n);
@@ -45,12 +47,15 @@ let head = journalHead(read);
 const insertEntry = client.prepare('insert into entry values (?, ?, ?, ?, ?, ?, ?, ?)');
 const insertWallet = client.prepare(
   `insert into wallet (id, account_id, name, status, budget_nanos, held_nanos, spent_nanos, master_key_id, token_hash, token_hint,
-     idempotency_key, fingerprint, request_id, created_at, cleanup_attempts) values (?, ?, 'filled', 'active', ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, 0)`,
+     idempotency_key, fingerprint, request_id, created_at, cleanup_attempts, seal)
+   values (:id, :accountId, :name, :status, :budget, 0, 0, :masterKeyId, :tokenHash, :tokenHint,
+     :idempotencyKey, :fingerprint, :requestId, :createdAt, 0, :seal)`,
 );
 const insertOperation = client.prepare(
   `insert into operation (id, wallet_id, kind, route, idempotency_key, fingerprint, request_id, state, outcome, settled_by, hold_nanos,
-     charge_nanos, price, usage, subject, created_at, settled_at)
-   values (?, ?, 'chat', 'chat/completions', ?, ?, ?, 'settled', 'charged', 'answer', ?, ?, ?, ?, 'mock-1', ?, ?)`,
+     charge_nanos, price, usage, subject, created_at, settled_at, seal)
+   values (:id, :walletId, :kind, :route, :idempotencyKey, :fingerprint, :requestId, :state, :outcome, :settledBy, :hold,
+     :charge, :price, :usage, :subject, :createdAt, :settledAt, :seal)`,
 );
 
 function post(causeId: string, debit: string, credit: string, amount: Nanos): void {
@@ -60,7 +65,7 @@ function post(causeId: string, debit: string, credit: string, amount: Nanos): vo
   head = { ...head, seq, hash };
 }
 
-const wallets: string[] = [];
+const ids: string[] = [];
 const tokens: string[] = [];
 const spentCount = new Uint32Array(walletCount);
 const tokenEvery = Math.max(1, Math.floor(walletCount / tokenCount));
@@ -70,22 +75,12 @@ function openWallets(): void {
   for (let i = 0; i < walletCount; i++) {
     const id = newId('wal');
     const { token, row } = walletCredential(keyring, id);
-    const { masterKeyId, tokenHash, tokenHint } = row;
     const requestId = newId('req');
-    insertWallet.run(
-      id,
-      account,
-      budget,
-      masterKeyId,
-      tokenHash,
-      tokenHint,
-      requestId,
-      randomBytes(32),
-      requestId,
-      now,
-    );
+    const wallet = { id, accountId: account, name: 'filled', status: 'active' as const, budget, ...row };
+    const once = { idempotencyKey: requestId, fingerprint: randomBytes(32), requestId, createdAt: now };
+    insertWallet.run(sealed(wallets, { ...wallet, ...once, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
     post(id, book.account(account), book.wallet(id), budget);
-    wallets.push(id);
+    ids.push(id);
     if (i % tokenEvery === 0 && tokens.length < tokenCount) tokens.push(token);
   }
   client
@@ -99,16 +94,19 @@ function settleChats(): void {
   while (head.seq + ENTRIES_PER_OPERATION <= entryCount) {
     const id = newId('op');
     const index = (head.seq * SPREAD) % walletCount;
-    const wallet = wallets[index] as string;
+    const wallet = ids[index] as string;
     const requestId = newId('req');
-    insertOperation.run(id, wallet, requestId, randomBytes(32), requestId, HOLD, CHARGE, PRICE, usage, now, now);
+    const once = { idempotencyKey: requestId, fingerprint: randomBytes(32), requestId, createdAt: now };
+    const what = { kind: 'chat', route: 'chat/completions', subject: 'mock-1', price: PRICE, hold: HOLD } as const;
+    const end = { state: 'settled', outcome: 'charged', settledBy: 'answer', charge: CHARGE, usage } as const;
+    insertOperation.run(sealed(operations, { id, walletId: wallet, ...once, ...what, ...end, settledAt: now }));
     post(id, book.wallet(wallet), book.hold(wallet), HOLD);
     post(id, book.hold(wallet), book.sales('chat'), CHARGE);
     post(id, book.hold(wallet), book.wallet(wallet), left);
     spentCount[index] = (spentCount[index] as number) + 1;
   }
   const spend = client.prepare('update wallet set spent_nanos = ? where id = ?');
-  wallets.forEach((id, i) => {
+  ids.forEach((id, i) => {
     spend.run(BigInt(spentCount[i] as number) * CHARGE, id);
   });
 }

@@ -16,7 +16,8 @@ import type { Health } from './health.ts';
 import { createReading } from './http/body.ts';
 import type { DoorApp } from './http/door.ts';
 import { openAccount } from './ledger/account.ts';
-import { findGap, readHeadFile } from './ledger/head.ts';
+import { audit, newFault } from './ledger/audit.ts';
+import { findGap, type HeadFile, readHeadFile, readTip } from './ledger/head.ts';
 import {
   beginEpoch,
   findInstallation,
@@ -28,6 +29,7 @@ import {
 import { journalHead, lastJournalAt } from './ledger/journal.ts';
 import { type Ledger, openLedger } from './ledger/ledger.ts';
 import type { Log } from './log.ts';
+import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
 import { createHeadKeeper } from './reaper/head-keeper.ts';
 import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
@@ -54,6 +56,7 @@ export type App = DoorApp &
     health: Health;
     reaper: Reaper;
     chain: ReturnType<typeof watchChain>;
+    books: BooksWatch;
     upstreams: ReadonlyMap<string, Upstream>;
     /** Stops taking part: nothing new is driven, and what still runs after `drainSeconds` is answered as uncertain. */
     drain(): Promise<void>;
@@ -66,7 +69,7 @@ export type AppOptions = {
   who: string;
   /** Creates the data directory and the database when they are missing, and migrates. */
   create: boolean;
-  /** Begins a new epoch where the database is behind its head file or its chain is broken. */
+  /** Begins a new epoch where the database is behind its head file, its chain is broken or its books are damaged. */
   acceptLoss?: boolean;
   time?: TimeSource;
   /** What the demo rents out, in place of what is configured: nobody else has it. */
@@ -96,7 +99,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const masterKey = readMasterKey(secrets.masterKey, { create: isNew && options.create });
   const events = createEvents(log);
   const headKeeper = createHeadKeeper(
-    at.head,
+    at,
     () => ledger,
     events,
     () => health,
@@ -108,7 +111,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   );
 
   const clock = createClock(options.time ?? systemTime, lastJournalAt(ledger.read), log);
-  health = await examine(ledger, at.head, clock, masterKey.id, options);
+  health = await examine(ledger, at, clock, masterKey.id, options);
   opening.adopt(headKeeper, async (it) => {
     // A head that the database is behind is evidence: it is not overwritten.
     if (!health.fault) await it.stop();
@@ -179,6 +182,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const caution = cautionOf(ledger.read);
   if (caution) events.reportOnly(caution.reason, caution.leases);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
+  const books = opening.adopt(watchBooks(config.dataDirectory, ledger.read, health, events), (it) => it.stop());
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
   events.gauge('report_only', '1 while leases of before are only reported.', () => (cautionOf(ledger.read) ? 1 : 0));
@@ -189,6 +193,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     ...app,
     reaper,
     chain,
+    books,
     async drain() {
       await atMost(config.drainSeconds * 1000, running.drained());
       running.cutOff(() => uncertain());
@@ -211,10 +216,16 @@ async function openUpstreams(config: Config, secrets: Secrets): Promise<Readonly
   return new Map(config.router.upstreams.map((it) => [it.name, openUpstream(it, secrets.upstreamKeys.get(it.name))]));
 }
 
+/** Books of so many bytes are examined whole before they are served: it takes less than a tenth of a second. */
+const SMALL_BYTES = 4 * 1024 * 1024;
+const isSmall = (client: Ledger['client']) =>
+  Number(client.pragma('page_count', { simple: true })) * Number(client.pragma('page_size', { simple: true })) <
+  SMALL_BYTES;
+
 /** Writes what a new installation is, and finds out whether an older one may be served. */
 async function examine(
   ledger: Ledger,
-  headFile: string,
+  at: { head: string; tip: string },
   clock: Clock,
   masterKeyId: string,
   options: AppOptions,
@@ -227,17 +238,27 @@ async function examine(
       `The master key is ${masterKeyId}, but this database belongs to ${known.masterKeyId}. Give Purser the key it was made with.`,
     );
 
+  const tip = readTip(at.tip);
+  let head: HeadFile | undefined;
   let fault: string | undefined;
   try {
-    fault = findGap(ledger.read, await readHeadFile(headFile));
+    head = await readHeadFile(at.head);
+    fault = findGap(ledger.read, head, tip);
   } catch (error) {
     fault = (error as Error).message;
   }
+  const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
+  const problems = isExamined ? audit(ledger.client).problems : [];
+  fault ??= newFault(ledger.read, problems);
   if (fault && options.acceptLoss) {
     options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
-    const reason = fault;
+    const order = {
+      reason: fault,
+      acceptedFaults: problems.length,
+      above: Math.max(head?.epoch ?? 0, tip?.epoch ?? 0),
+    };
     await ledger.write((tx) => {
-      beginEpoch(tx, journalHead(tx).seq, reason, now);
+      beginEpoch(tx, { afterSeq: journalHead(tx).seq, ...order }, now);
       beginCaution(tx, 'the loss of entries was accepted', now);
     });
     fault = undefined;

@@ -17,6 +17,7 @@ export class OtherOwnerError extends Error {}
 export const files = (directory: string) => ({
   database: join(directory, 'purser.db'),
   head: join(directory, 'ledger.head'),
+  tip: join(directory, 'ledger.tip'),
   lock: join(directory, 'purser.lock'),
   socket: join(directory, 'purser.sock'),
   leases: join(directory, 'leases'),

@@ -7,7 +7,7 @@ import type { Config, Secrets } from './config.ts';
 import { files, prepareDirectory } from './data-directory.ts';
 import { type Database, openDatabase } from './db/open.ts';
 import { examineSlots } from './doctor-compute.ts';
-import { findGap, readHeadFile } from './ledger/head.ts';
+import { findGap, readHeadFile, readTip } from './ledger/head.ts';
 import { findInstallation } from './ledger/installation.ts';
 import { lastJournalAt } from './ledger/journal.ts';
 import { uncertainOperations } from './ledger/operation.ts';
@@ -122,7 +122,7 @@ async function examineBooks(
   const at = files(config.dataDirectory);
   try {
     await check('journal', async () => {
-      const gap = findGap(read, await readHeadFile(at.head));
+      const gap = findGap(read, await readHeadFile(at.head), readTip(at.tip));
       if (!gap) return 'the newest entries follow each other and ledger.head agrees; `purser ledger verify` checks all';
       throw new Error(`${gap}. Restore a newer backup, or accept the loss: purser serve --accept-loss`);
     });

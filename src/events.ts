@@ -3,6 +3,7 @@ import type { RouterKey } from './access/router-keys.ts';
 import type { Resource } from './compute/resources.ts';
 import type { Account } from './ledger/account.ts';
 import type { Operation, Outcome } from './ledger/operation.ts';
+import type { Verdict } from './ledger/verify.ts';
 import type { Wallet } from './ledger/wallet.ts';
 import type { Log } from './log.ts';
 import { formatUsd, type Nanos } from './money.ts';
@@ -270,6 +271,10 @@ export function createEvents(log: Log) {
         },
         'a lease could not be looked after; it is tried again',
       );
+    },
+    booksExamined({ ok, entries, problems }: Verdict, milliseconds: number) {
+      const facts = { event: 'books.examined', ok, entries, problems: problems.length, milliseconds };
+      log.info(facts, 'the books were examined');
     },
     failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
       failures.inc({ where });

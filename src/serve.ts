@@ -64,6 +64,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   if (!app.health.fault) {
     app.reaper.start();
     app.chain.start();
+    app.books.start();
   }
   options.log.info(
     {

@@ -1,6 +1,7 @@
 import { and, asc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keys } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
 import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
@@ -59,7 +60,7 @@ export function createKey(
   if (order.name.length < 1 || order.name.length > 80)
     throw new Refusal('invalid_request', 'A key name has 1 to 80 characters.');
   const token = mintToken(order.kind);
-  const key: Key = {
+  const key = sealed(keys, {
     id: newId('key'),
     ...order,
     tokenHash: hashToken(token),
@@ -67,7 +68,7 @@ export function createKey(
     createdAt: now,
     lastUsedAt: null,
     revokedAt: null,
-  };
+  });
   tx.insert(keys).values(key).run();
   return { key, token };
 }
@@ -81,8 +82,9 @@ export function revokeKey(tx: Tx, id: string, kind: Key['kind'], now: number, ac
   if (!key || key.kind !== kind || (accountId !== undefined && key.accountId !== accountId))
     throw new Refusal('not_found', 'There is no such key.');
   if (key.revokedAt !== null) return key;
-  tx.update(keys).set({ revokedAt: now }).where(eq(keys.id, id)).run();
-  return { ...key, revokedAt: now };
+  const revoked = resealed(keys, key, { revokedAt: now });
+  tx.update(keys).set(revoked).where(eq(keys.id, id)).run();
+  return { ...key, ...revoked };
 }
 
 /** Notes when keys were last used. */

@@ -1,6 +1,7 @@
 import { and, desc, eq, isNull, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { routerKeys } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
 import { canonicalJson } from '../fingerprint.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
@@ -91,7 +92,7 @@ export function openRouterKey(
   const id = newId('key');
   const masterKeyId = wallet.masterKeyId;
   const token = routerToken(keyring, { id, masterKeyId });
-  const key: RouterKey = {
+  const key = sealed(routerKeys, {
     id,
     walletId: wallet.id,
     masterKeyId,
@@ -100,7 +101,7 @@ export function openRouterKey(
     options: text,
     createdAt: now,
     revokedAt: null,
-  };
+  });
   tx.insert(routerKeys).values(key).run();
   return { key, isNew: true };
 }
@@ -109,5 +110,6 @@ export function openRouterKey(
 export function revokeRouterKey(tx: Tx, id: string, now: number): RouterKey | undefined {
   const key = reads(tx).byId.get({ id });
   if (!key || key.revokedAt !== null) return key;
-  return tx.update(routerKeys).set({ revokedAt: now }).where(eq(routerKeys.id, id)).returning().get();
+  const revoked = resealed(routerKeys, key, { revokedAt: now });
+  return tx.update(routerKeys).set(revoked).where(eq(routerKeys.id, id)).returning().get();
 }

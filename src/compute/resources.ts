@@ -1,6 +1,8 @@
-import { and, asc, desc, eq, gt, isNotNull, isNull, lt, lte, or, sql } from 'drizzle-orm';
+import assert from 'node:assert/strict';
+import { and, asc, desc, eq, gt, isNull, lt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { type END_REASONS, resources, wallets } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
 import { Refusal } from '../refusal.ts';
 import type { Slot } from './backend.ts';
 
@@ -141,13 +143,16 @@ export function nextDueResource(read: Reader): number | undefined {
   return reads(read).nextDue.get()?.at;
 }
 
-export function insertResource(tx: Tx, row: typeof resources.$inferInsert): void {
-  tx.insert(resources).values(row).run();
+export function insertResource(tx: Tx, row: Omit<typeof resources.$inferInsert, 'seal'>): void {
+  tx.insert(resources).values(sealed(resources, row)).run();
 }
 
 /** Changes a live resource. What has ended is final: the database refuses. */
 export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
-  return tx.update(resources).set(change).where(eq(resources.id, id)).returning().get();
+  const before = findResource(tx, id);
+  assert(before, 'only resources that are there are changed');
+  const after = resealed(resources, before, change);
+  return tx.update(resources).set(after).where(eq(resources.id, id)).returning().get();
 }
 
 /**
@@ -170,18 +175,14 @@ export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason
 
 /** Puts every lease that lives into question: its machine may be another installation's (docs/decisions/0010). */
 export function questionResources(tx: Tx, now: number): void {
-  tx.update(resources)
-    .set({ questionedAt: now })
-    .where(and(isNull(resources.endedAt), isNull(resources.questionedAt)))
-    .run();
+  for (const { id, questionedAt } of allLiveResources(tx))
+    if (questionedAt === null) updateResource(tx, id, { questionedAt: now });
 }
 
 /** Takes every lease out of question: each is looked after at once. */
 export function trustResources(tx: Tx, now: number): void {
-  tx.update(resources)
-    .set({ questionedAt: null, dueAt: now, attempts: 0, lastError: null })
-    .where(and(isNull(resources.endedAt), isNotNull(resources.questionedAt)))
-    .run();
+  for (const { id } of questionedResources(tx))
+    updateResource(tx, id, { questionedAt: null, dueAt: now, attempts: 0, lastError: null });
 }
 
 /** The live leases that are in question. */

@@ -1,16 +1,23 @@
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import sea from 'node:sea';
+import Client from 'better-sqlite3';
 
 let loaded: object | undefined;
+
+/** Opens an SQLite file as it is, without any of our settings. `directory` is where the addon is unpacked. */
+export function connect(file: string, options: Client.Options = {}, directory = dirname(file)): Client.Database {
+  const addon = sqliteAddon(directory);
+  return new Client(file, { ...options, ...(addon ? { nativeBinding: addon as unknown as string } : {}) });
+}
 
 /**
  * The SQLite addon for better-sqlite3's `nativeBinding`. From source, undefined: the package finds its own prebuilt file.
  * In the executable a `.node` file cannot be loaded from inside, so the asset is written once into `directory` under its
  * hash, and each later copy is checked by that hash before it is loaded (design, section 5).
  */
-export function sqliteAddon(directory: string): object | undefined {
+function sqliteAddon(directory: string): object | undefined {
   if (!sea.isSea()) return undefined;
   if (loaded) return loaded;
   const bytes = Buffer.from(sea.getRawAsset('sqlite.node') as ArrayBuffer);

@@ -1,8 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import Client from 'better-sqlite3';
 import { LockedError } from '../data-directory.ts';
-import { sqliteAddon } from './addon.ts';
+import { connect } from './addon.ts';
 
 /** So long a start waits for a command that holds the lock for a moment. */
 const WAIT_MILLISECONDS = 5000;
@@ -14,10 +13,9 @@ const TRY_MILLISECONDS = 50;
  * process keeps it; `who` is what that process is told of us.
  */
 export async function takeLock(file: string, who: string): Promise<{ release(): void }> {
-  const addon = sqliteAddon(dirname(file));
   const deadline = performance.now() + WAIT_MILLISECONDS;
   for (;;) {
-    const client = new Client(file, { timeout: 0, ...(addon ? { nativeBinding: addon as unknown as string } : {}) });
+    const client = connect(file, { timeout: 0 });
     try {
       client.pragma('journal_mode = MEMORY'); // Nothing is ever written: no journal file beside it.
       client.exec('begin exclusive');

@@ -3,8 +3,11 @@ import { readdirSync } from 'node:fs';
 import sea from 'node:sea';
 import type { Database as Client } from 'better-sqlite3';
 import { assetText } from '../asset.ts';
+import { sealEveryRow } from './seal.ts';
 
 export type Migration = { name: string; sql: string };
+/** What SQL cannot do: run after the migration of that name, in the same transaction. */
+const THEN: [name: RegExp, then: (client: Client) => void][] = [[/_seals\.sql$/, sealEveryRow]];
 const sha256 = (text: string) => createHash('sha256').update(text).digest('hex');
 
 /** Every migration this program knows, in order: an asset of the executable, the folder `migrations/` from source. */
@@ -46,6 +49,7 @@ export function migrate(client: Client, pending: readonly Migration[]): void {
       client
         .transaction(() => {
           client.exec(sql);
+          for (const [ran, then] of THEN) if (ran.test(name)) then(client);
           if ((client.pragma('foreign_key_check') as unknown[]).length) throw new Error(`${name}: a broken reference`);
           client.prepare('insert into migration values (?, ?, unixepoch())').run(name, sha256(sql));
         })

@@ -1,8 +1,7 @@
 import { renameSync, rmSync } from 'node:fs';
-import { dirname } from 'node:path';
-import Client from 'better-sqlite3';
+import type Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
-import { sqliteAddon } from './addon.ts';
+import { connect } from './addon.ts';
 import type { Reader, Tx } from './handle.ts';
 import { migrate, pendingMigrations } from './migrate.ts';
 import * as schema from './schema.ts';
@@ -26,12 +25,10 @@ export type Database = {
  * Throws when the file is missing (without `migrate`), newer than this program, damaged, or not durable.
  */
 export function openDatabase(file: string, options: { migrate: boolean; readonly?: boolean }): Database {
-  const addon = sqliteAddon(dirname(file));
-  const client = new Client(file, {
+  const client = connect(file, {
     fileMustExist: !options.migrate,
     readonly: options.readonly ?? false,
     timeout: BUSY_MILLISECONDS,
-    ...(addon ? { nativeBinding: addon as unknown as string } : {}),
   });
   try {
     client.defaultSafeIntegers(true);
@@ -50,7 +47,7 @@ export function openDatabase(file: string, options: { migrate: boolean; readonly
       throw new Error('The database is older than this Purser. Start `purser serve` once to migrate it.');
     if (pending.length) {
       const isNew = client.prepare("select count(*) = 0 from sqlite_schema where name = 'migration'").pluck().get();
-      if (!isNew) copyBefore(client, file, pending[0]?.name ?? '', addon);
+      if (!isNew) copyBefore(client, file, pending[0]?.name ?? '');
       migrate(client, pending);
     }
     const db = drizzle(client, { schema });
@@ -73,12 +70,12 @@ function assertDurable(client: Client.Database, readonly: boolean): void {
  * A whole copy before a migration, checked: if the migration turns out wrong, the way back is this file. One of an earlier
  * attempt is replaced: the database may have been in use since.
  */
-function copyBefore(client: Client.Database, file: string, migration: string, addon: object | undefined): void {
+function copyBefore(client: Client.Database, file: string, migration: string): void {
   const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;
   const part = `${copy}.part`;
   rmSync(part, { force: true });
   client.prepare('vacuum into ?').run(part);
-  const check = new Client(part, { readonly: true, ...(addon ? { nativeBinding: addon as unknown as string } : {}) });
+  const check = connect(part, { readonly: true });
   try {
     if (check.pragma('integrity_check', { simple: true }) !== 'ok') throw new Error(`The copy ${part} is damaged.`);
   } finally {

@@ -26,6 +26,9 @@ export const count = customType<{ data: number; driverData: bigint }>({
 
 const hash = (name: string) => blob(name, { mode: 'buffer' });
 
+/** The row's seal (src/db/seal.ts). */
+const seal = () => count().notNull();
+
 /** One row: what this installation is. */
 export const installation = sqliteTable(
   'installation',
@@ -41,6 +44,9 @@ export const installation = sqliteTable(
     reportOnlyReason: text('report_only_reason'),
     /** Of the machine that the last start was on; null until one was known. */
     machineHash: hash('machine_hash'),
+    /** How many commits moved no money: with the journal's head they tell every commit from the one before it. */
+    quietCommits: count('quiet_commits').notNull(),
+    seal: seal(),
   },
   (t) => [
     check('installation_one', sql`${t.id} = 1`),
@@ -55,6 +61,7 @@ export const masterKeys = sqliteTable('master_key', {
   retiredAt: count('retired_at'),
   sealed: blob({ mode: 'buffer' }),
   sealedBy: text('sealed_by'),
+  seal: seal(),
 });
 
 /** Where a stretch of the journal begins that makes no promise about what was before it. */
@@ -63,6 +70,9 @@ export const epochs = sqliteTable('epoch', {
   afterSeq: count('after_seq').notNull(),
   startedAt: count('started_at').notNull(),
   reason: text().notNull(),
+  /** With how many faults of the books it began: only more than these are new. */
+  acceptedFaults: count('accepted_faults').notNull(),
+  seal: seal(),
 });
 
 export const accounts = sqliteTable(
@@ -77,6 +87,7 @@ export const accounts = sqliteTable(
     owedCents: count('owed_cents').notNull(),
     createdAt: count('created_at').notNull(),
     suspendedAt: count('suspended_at'),
+    seal: seal(),
   },
   (t) => [
     uniqueIndex('account_name').on(t.name),
@@ -104,6 +115,7 @@ export const keys = sqliteTable(
     createdAt: count('created_at').notNull(),
     lastUsedAt: count('last_used_at'),
     revokedAt: count('revoked_at'),
+    seal: seal(),
   },
   (t) => [
     uniqueIndex('key_token').on(t.tokenHash),
@@ -126,6 +138,7 @@ export const fundings = sqliteTable(
     reason: text(),
     key: text(),
     createdAt: count('created_at').notNull(),
+    seal: seal(),
   },
   (t) => [
     uniqueIndex('funding_key').on(t.accountId, t.key).where(sql`${t.key} is not null`),
@@ -165,6 +178,7 @@ export const wallets = sqliteTable(
     closedAt: count('closed_at'),
     cleanupAttempts: count('cleanup_attempts').notNull(),
     cleanupError: text('cleanup_error'),
+    seal: seal(),
   },
   (t) => [
     uniqueIndex('wallet_token').on(t.tokenHash),
@@ -201,6 +215,7 @@ export const routerKeys = sqliteTable(
     options: text().notNull(),
     createdAt: count('created_at').notNull(),
     revokedAt: count('revoked_at'),
+    seal: seal(),
   },
   (t) => [
     uniqueIndex('router_key_token').on(t.tokenHash),
@@ -247,6 +262,7 @@ export const operations = sqliteTable(
     createdAt: count('created_at').notNull(),
     uncertainAt: count('uncertain_at'),
     settledAt: count('settled_at'),
+    seal: seal(),
   },
   (t) => [
     // Unique over what is unresolved or effective: a definite refusal frees the key (design 2.7).
@@ -279,6 +295,7 @@ export const answers = sqliteTable(
       .references(() => operations.id),
     body: blob({ mode: 'buffer' }).notNull(),
     keptUntil: count('kept_until').notNull(),
+    seal: seal(),
   },
   (t) => [index('answer_kept').on(t.keptUntil)],
 );
@@ -331,6 +348,7 @@ export const resources = sqliteTable(
     abandonedReason: text('abandoned_reason'),
     /** Since when its machine may be another installation's: nothing is done to it (docs/decisions/0010). */
     questionedAt: count('questioned_at'),
+    seal: seal(),
   },
   (t) => [
     uniqueIndex('resource_tag').on(t.tag),

@@ -39,6 +39,8 @@ export type Writer = {
 };
 
 export type WriterEvents = {
+  /** At the end of a batch that wrote something, inside its transaction. */
+  committing?: () => void;
   /** After a commit, before its promises resolve. */
   committed?: () => void;
   /** A COMMIT or fsync failed: nobody knows what is on disk. The process has to stop and answer nothing. */
@@ -60,14 +62,18 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
 
   // better-sqlite3's transaction() nests as a savepoint, keeps its statements, and refuses a promise at run time too.
   const savepoint = client.transaction((run: Job['run']) => run(tx));
+  const changes = client.prepare('select total_changes()').pluck();
   const batch = client.transaction((jobs: Job[], settle: (() => void)[]) => {
     const deadline = performance.now() + BATCH_MILLISECONDS_MAX;
     let done = 0;
+    let wrote = false;
     for (const job of jobs) {
       if (done >= BATCH_COUNT_MAX || (done > 0 && performance.now() > deadline)) break;
       done++;
+      const before: unknown = wrote || changes.get();
       try {
         const value = savepoint(job.run) as never;
+        wrote ||= changes.get() !== before;
         settle.push(() => job.resolve(value));
       } catch (error) {
         // SQLite ended the whole batch, or the disk lies: everybody's closure is undone.
@@ -78,6 +84,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
         settle.push(() => job.reject(full ?? error));
       }
     }
+    if (wrote) events.committing?.();
     return done;
   }).immediate;
 

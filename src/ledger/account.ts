@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { and, asc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, fundings } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
 import { centsToNanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
@@ -50,7 +51,7 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
   const taken = reads(tx).byName.get({ name });
   if (taken) throw new Refusal('conflict', `The account ${taken.id} is already named ${JSON.stringify(name)}.`);
 
-  const account: Account = {
+  const account = sealed(accounts, {
     id: newId('acct'),
     name,
     availableCents: 0,
@@ -60,7 +61,7 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
     owedCents: 0,
     createdAt: now,
     suspendedAt: null,
-  };
+  });
   tx.insert(accounts).values(account).run();
   return account;
 }
@@ -105,7 +106,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
     throw new Refusal('conflict', `An account holds at most ${CENTS_MAX} cents over its life.`);
 
   // After this point the money moves.
-  const funding = { id: newId('evt'), createdAt: now, ...order };
+  const funding = sealed(fundings, { id: newId('evt'), createdAt: now, ...order });
   tx.insert(fundings).values(funding).run();
   tx.update(accounts).set({ availableCents }).where(eq(accounts.id, account.id)).run();
   const [debit, credit] =
@@ -118,8 +119,9 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
 export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | null): Account {
   const account = accountOf(tx, accountId);
   if ((account.suspendedAt === null) === (suspendedAt === null)) return account;
-  tx.update(accounts).set({ suspendedAt }).where(eq(accounts.id, accountId)).run();
-  return { ...account, suspendedAt };
+  const change = resealed(accounts, account, { suspendedAt });
+  tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
+  return { ...account, ...change };
 }
 
 const writes = prepare((tx: Tx) => ({

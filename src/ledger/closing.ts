@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
 import type { Tx } from '../db/handle.ts';
 import { type CLOSE_REASONS, wallets } from '../db/schema.ts';
+import { resealed } from '../db/seal.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
 import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
@@ -19,9 +20,10 @@ export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: numbe
   assert(wallet, 'only wallets that were found are frozen');
   if (wallet.status !== 'active') return wallet;
   const closeReason = statusAt(wallet, now) === 'expired' ? 'expired' : reason;
-  const status = closeReason === 'expired' ? 'expired' : 'closing';
-  tx.update(wallets).set({ status, closeReason }).where(eq(wallets.id, id)).run();
-  return { ...wallet, status, closeReason };
+  const status: Wallet['status'] = closeReason === 'expired' ? 'expired' : 'closing';
+  const frozen = resealed(wallets, wallet, { status, closeReason });
+  tx.update(wallets).set(frozen).where(eq(wallets.id, id)).run();
+  return { ...wallet, ...frozen };
 }
 
 /**
@@ -41,7 +43,8 @@ export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const returnedCents = nanosToCentsDown(left);
   const returned = centsToNanos(returnedCents);
   const rounding = Nanos(left - returned);
-  const closed = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
+  const change = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
+  const closed = resealed(wallets, wallet, change);
   tx.update(wallets).set(closed).where(eq(wallets.id, id)).run();
   settleBudget(tx, wallet.accountId, { spent: nanosToCentsUp(wallet.spent), returned: returnedCents });
   post(tx, [

@@ -1,15 +1,22 @@
+import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
 import { open, readFile, rename } from 'node:fs/promises';
-import { eq, sql } from 'drizzle-orm';
+import { crc32 } from 'node:zlib';
+import { desc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
-import { entries } from '../db/schema.ts';
-import { currentEpoch } from './installation.ts';
-import { type Head, hashEntry, journalHead } from './journal.ts';
+import { entries, epochs, installation } from '../db/schema.ts';
+import { currentEpoch, installationOf } from './installation.ts';
+import { GENESIS, type Head, hashEntry, journalHead } from './journal.ts';
 
 /** How many of the newest entries are checked before anything is served; `ledger verify` and the background check all. */
 const TAIL_COUNT = 10_000;
 
-/** What `DIR/ledger.head` says: the newest entry known to be on disk, kept outside the database (design, section 6). */
-export type HeadFile = { seq: number; hash: string; epoch: number };
+/**
+ * The newest commit known to be on disk, kept outside the database (design, section 6): the newest entry, and how many
+ * commits moved no money. Two files say it. `ledger.head` is written whole and synced at most a second later; it is never
+ * ahead. `ledger.tip` is overwritten after every commit and not synced: exact after a death of the process, and after a
+ * power cut whatever reached the disk (docs/decisions/0013).
+ */
+export type HeadFile = { seq: number; hash: string; epoch: number; quietCommits: number };
 
 const reads = prepare((read: Reader) => ({
   bySeq: read
@@ -24,7 +31,27 @@ const reads = prepare((read: Reader) => ({
     .orderBy(entries.seq)
     .limit(1000)
     .prepare(),
+  mark: read
+    .select({
+      seq: entries.seq,
+      hash: entries.hash,
+      epoch: sql`(select max(${epochs.number}) from ${epochs})`.mapWith(Number),
+      quietCommits: sql`(select ${installation.quietCommits} from ${installation})`.mapWith(Number),
+    })
+    .from(entries)
+    .orderBy(desc(entries.seq))
+    .limit(1)
+    .prepare(),
 }));
+
+const lineOf = ({ seq, hash, epoch, quietCommits }: HeadFile) => `${seq} ${hash} ${epoch} ${quietCommits}`;
+
+function parse(line: string): HeadFile | undefined {
+  const [found, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
+  if (!found) return undefined;
+  // Before there were seals, commits without money were not counted.
+  return { seq: Number(seq), hash: hash as string, epoch: Number(epoch), quietCommits: Number(quiet ?? 0) };
+}
 
 /** The head file's content, undefined when there is none. Throws when it cannot be read as one. */
 export async function readHeadFile(file: string): Promise<HeadFile | undefined> {
@@ -35,9 +62,9 @@ export async function readHeadFile(file: string): Promise<HeadFile | undefined> 
     if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
     throw error;
   }
-  const [line, seq, hash, epoch] = /^(\d+) ([0-9a-f]{64}) (\d+)\n$/.exec(text) ?? [];
-  if (!line) throw new Error(`${file} is damaged: it should be one line of "<seq> <hash> <epoch>".`);
-  return { seq: Number(seq), hash: hash as string, epoch: Number(epoch) };
+  const head = text.endsWith('\n') ? parse(text.slice(0, -1)) : undefined;
+  if (!head) throw new Error(`${file} is damaged: it should be one line of "<seq> <hash> <epoch> <quiet commits>".`);
+  return head;
 }
 
 /** Replaces the head file whole: a crash leaves the one before or the one after. */
@@ -45,7 +72,7 @@ export async function writeHeadFile(file: string, head: HeadFile): Promise<void>
   const fresh = `${file}.new`;
   const handle = await open(fresh, 'w', 0o600);
   try {
-    await handle.writeFile(`${head.seq} ${head.hash} ${head.epoch}\n`);
+    await handle.writeFile(`${lineOf(head)}\n`);
     await handle.datasync();
   } finally {
     await handle.close();
@@ -53,30 +80,72 @@ export async function writeHeadFile(file: string, head: HeadFile): Promise<void>
   await rename(fresh, file);
 }
 
-/** What the head file should say now. */
+/** One sector: no write of it is ever torn by a death of the process. */
+const TIP_BYTES = 160;
+
+/** The tip file's content. Undefined when there is none, or it is damaged: it is never synced, so it proves only what it says. */
+export function readTip(file: string): HeadFile | undefined {
+  try {
+    const [line = '', sum] = readFileSync(file, 'utf8').trimEnd().split(' #');
+    return sum === sumOf(line) ? parse(line) : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+const sumOf = (line: string) => crc32(line).toString(16).padStart(8, '0');
+
+/** Opens the tip file to be overwritten after each commit. Throws when the disk has no room for it. */
+export function openTip(file: string): { write(head: HeadFile): void; close(): void } {
+  const handle = openSync(file, 'w', 0o600);
+  return {
+    write(head) {
+      const line = lineOf(head);
+      writeSync(handle, `${`${line} #${sumOf(line)}`.padEnd(TIP_BYTES - 1)}\n`, 0);
+    },
+    close: () => closeSync(handle),
+  };
+}
+
+/** What the head file should say now. On the hot path: after every commit. */
 export function headOf(read: Reader): HeadFile {
-  const { seq, hash } = journalHead(read);
-  return { seq, hash: hash.toString('hex'), epoch: currentEpoch(read).number };
+  const { hash = GENESIS.hash, ...mark } = reads(read).mark.get() ?? {
+    seq: 0,
+    epoch: currentEpoch(read).number,
+    quietCommits: installationOf(read).quietCommits,
+  };
+  return { ...mark, hash: hash.toString('hex') };
 }
 
 /**
- * Why this database may not be served, or undefined. A database that is behind its head file has lost commits that were
- * acknowledged, and SQLite's own check cannot see that (design, section 6).
+ * Why this database may not be served, or undefined. A database that is behind its head file or its tip has lost commits
+ * that were acknowledged, and SQLite's own check cannot see that (design, section 6).
  */
-export function findGap(read: Reader, head: HeadFile | undefined): string | undefined {
-  const tip = journalHead(read);
+export function findGap(read: Reader, head: HeadFile | undefined, tip?: HeadFile): string | undefined {
   const epoch = currentEpoch(read);
-  if (!head)
-    return tip.seq === epoch.afterSeq ? undefined : `ledger.head is missing beside a journal of ${tip.seq} entries`;
-  if (head.epoch > epoch.number) return `ledger.head is of epoch ${head.epoch}, the database of epoch ${epoch.number}`;
-  const promised = head.epoch === epoch.number; // An older epoch's loss was accepted; the file is written anew.
-  if (promised && tip.seq < head.seq)
-    return `the journal ends at entry ${tip.seq}, but entry ${head.seq} was on disk: entries ${tip.seq + 1} to ${head.seq} are lost`;
-  if (promised && head.seq > 0) {
-    const same = reads(read).bySeq.get({ seq: head.seq })?.hash.toString('hex') === head.hash;
-    if (!same) return `entry ${head.seq} is not the one that was on disk: its hash is another than in ledger.head`;
+  const newest = journalHead(read);
+  if (!head && newest.seq !== epoch.afterSeq) return `ledger.head is missing beside a journal of ${newest.seq} entries`;
+  for (const [name, mark] of Object.entries({ 'ledger.tip': tip, 'ledger.head': head })) {
+    const gap = mark && findLoss(read, name, mark);
+    if (gap) return gap;
   }
-  return findBreak(read, Math.max(epoch.afterSeq, tip.seq - TAIL_COUNT) + 1).fault;
+  if (!head) return undefined;
+  return findBreak(read, Math.max(epoch.afterSeq, newest.seq - TAIL_COUNT) + 1).fault;
+}
+
+function findLoss(read: Reader, name: string, mark: HeadFile): string | undefined {
+  const epoch = currentEpoch(read).number;
+  if (mark.epoch > epoch) return `${name} is of epoch ${mark.epoch}, the database of epoch ${epoch}`;
+  if (mark.epoch < epoch) return undefined; // That epoch's loss was accepted; the file is written anew.
+  const { seq } = journalHead(read);
+  if (seq < mark.seq)
+    return `the journal ends at entry ${seq}, but entry ${mark.seq} was on disk: entries ${seq + 1} to ${mark.seq} are lost`;
+  if (mark.seq > 0 && reads(read).bySeq.get({ seq: mark.seq })?.hash.toString('hex') !== mark.hash)
+    return `entry ${mark.seq} is not the one that was on disk: its hash is another than in ${name}`;
+  const { quietCommits } = installationOf(read);
+  if (quietCommits < mark.quietCommits)
+    return `${mark.quietCommits - quietCommits} commits that moved no money are lost: ${name} counts ${mark.quietCommits} of them, the database ${quietCommits}`;
+  return undefined;
 }
 
 /** Follows the chain from `seq` for at most `count` entries. Says where it breaks, and where to go on. */

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { desc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
 
 export type Installation = typeof installation.$inferSelect;
@@ -30,16 +31,25 @@ export function installationOf(read: Reader): Installation {
 
 /** Writes what a new installation is, with its first epoch. */
 export function install(tx: Tx, masterKeyId: string, now: number): Installation {
-  tx.insert(masterKeys).values({ id: masterKeyId, createdAt: now }).run();
-  tx.insert(epochs).values({ number: 1, afterSeq: 0, startedAt: now, reason: 'installed' }).run();
-  tx.insert(installation)
-    .values({ id: 1, installationId: newId('inst'), createdAt: now, masterKeyId })
+  const first = { number: 1, afterSeq: 0, startedAt: now, reason: 'installed', acceptedFaults: 0 };
+  const row = { id: 1, installationId: newId('inst'), createdAt: now, masterKeyId, quietCommits: 0 };
+  tx.insert(masterKeys)
+    .values(sealed(masterKeys, { id: masterKeyId, createdAt: now }))
     .run();
+  tx.insert(epochs).values(sealed(epochs, first)).run();
+  tx.insert(installation).values(sealed(installation, row)).run();
   return installationOf(tx);
 }
 
+function change(tx: Tx, what: Partial<Omit<Installation, 'id' | 'seal'>>): Installation {
+  const before = installationOf(tx);
+  const after = resealed(installation, before, what);
+  tx.update(installation).set(after).run();
+  return { ...before, ...after };
+}
+
 export function setDefaultAccount(tx: Tx, accountId: string): void {
-  tx.update(installation).set({ defaultAccountId: accountId }).run();
+  change(tx, { defaultAccountId: accountId });
 }
 
 /** Whether the operator has stopped all new holds. */
@@ -51,20 +61,35 @@ export function isFrozen(read: Reader): boolean {
 export function setFrozen(tx: Tx, frozenAt: number | null): Installation {
   const before = installationOf(tx);
   if ((before.frozenAt === null) === (frozenAt === null)) return before;
-  tx.update(installation).set({ frozenAt }).run();
-  return { ...before, frozenAt };
+  return change(tx, { frozenAt });
 }
 
-export function currentEpoch(read: Reader): typeof epochs.$inferSelect {
+export type Epoch = typeof epochs.$inferSelect;
+
+export function currentEpoch(read: Reader): Epoch {
   const epoch = reads(read).epoch.get();
   assert(epoch, 'the first start writes the first epoch');
   return epoch;
 }
 
-/** Begins a stretch of the journal that makes no promise about what was before it (design, section 6). */
-export function beginEpoch(tx: Tx, afterSeq: number, reason: string, now: number): void {
-  const number = currentEpoch(tx).number + 1;
-  tx.insert(epochs).values({ number, afterSeq, startedAt: now, reason }).run();
+/**
+ * Begins a stretch of the journal that makes no promise about what was before it (design, section 6). Its number is above
+ * every one that was used: in the database and, with `above`, in the files beside it.
+ */
+export function beginEpoch(
+  tx: Tx,
+  order: { afterSeq: number; reason: string; acceptedFaults: number; above?: number },
+  now: number,
+): Epoch {
+  const { above = 0, ...rest } = order;
+  const epoch = { number: Math.max(currentEpoch(tx).number, above) + 1, startedAt: now, ...rest };
+  return tx.insert(epochs).values(sealed(epochs, epoch)).returning().get();
+}
+
+/** Counts a commit that posts no entry, so that no commit can vanish unseen (docs/decisions/0013). */
+export function countQuietCommit(tx: Tx): void {
+  const before = findInstallation(tx);
+  if (before) change(tx, { quietCommits: before.quietCommits + 1 });
 }
 
 /** Why leases of before are only reported, and since when (Unix seconds); undefined when nothing is in question. */
@@ -76,12 +101,10 @@ export function reportOnlyOf(read: Reader): ReportOnly | undefined {
 }
 
 export function setReportOnly(tx: Tx, state: ReportOnly | null): void {
-  tx.update(installation)
-    .set({ reportOnlySince: state?.since ?? null, reportOnlyReason: state?.reason ?? null })
-    .run();
+  change(tx, { reportOnlySince: state?.since ?? null, reportOnlyReason: state?.reason ?? null });
 }
 
 /** Notes on which machine this installation runs. */
 export function setMachineHash(tx: Tx, machineHash: Buffer): void {
-  tx.update(installation).set({ machineHash }).run();
+  change(tx, { machineHash });
 }

@@ -48,19 +48,26 @@ const writes = prepare((tx: Tx) => ({
 
 const scratch = Buffer.alloc(1024); // Ids and book names are short: an entry's text is about 200 bytes.
 
-/** SHA-256 over the previous hash and the entry's fields, each on a line of its own: no field can hold a line feed. */
-export function hashEntry(
-  prevHash: Buffer,
-  seq: number | bigint,
-  movement: Omit<Movement, 'at'> & { at: number | bigint },
-): Buffer {
+type Hashed = Omit<Movement, 'at'> & { at: number | bigint };
+
+/** What is hashed: the previous hash and the entry's fields, each on a line of its own. No field can hold a line feed. */
+function bytesOf(prevHash: Buffer | string, seq: number | bigint, movement: Hashed): Buffer {
   const { at, causeId, debit, credit, amount } = movement;
   const text = `${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`;
   const bytesMax = prevHash.length + 3 * text.length;
   const bytes = bytesMax <= scratch.length ? scratch : Buffer.alloc(bytesMax); // Only a damaged entry is longer.
-  prevHash.copy(bytes);
-  const length = bytes.write(text, prevHash.length);
-  return hash('sha256', bytes.subarray(0, prevHash.length + length), 'buffer');
+  const start = typeof prevHash === 'string' ? bytes.write(prevHash, 'hex') : prevHash.copy(bytes);
+  return bytes.subarray(0, start + bytes.write(text, start));
+}
+
+/** SHA-256 over the previous hash and the entry's fields. */
+export function hashEntry(prevHash: Buffer, seq: number | bigint, movement: Hashed): Buffer {
+  return hash('sha256', bytesOf(prevHash, seq, movement), 'buffer');
+}
+
+/** The same in hexadecimal digits: reading a million hashes as text costs a third of reading them as buffers. */
+export function hashEntryHex(prevHash: string, seq: number | bigint, movement: Hashed): string {
+  return hash('sha256', bytesOf(prevHash, seq, movement), 'hex');
 }
 
 /** The newest entry's number and hash. */

@@ -2,6 +2,8 @@ import type { Database as Client } from 'better-sqlite3';
 import type { Reader } from '../db/handle.ts';
 import { openDatabase } from '../db/open.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
+import { countQuietCommit } from './installation.ts';
+import { journalHead } from './journal.ts';
 
 /** The open books: read freely, write through the one queue. */
 export type Ledger = Pick<Writer, 'write' | 'commitCount' | 'failure'> & {
@@ -23,7 +25,19 @@ export type LedgerOptions = {
 /** Opens the database file and its one writer. Throws as `openDatabase` does. */
 export function openLedger(file: string, options: LedgerOptions): Ledger {
   const { client, read, tx } = openDatabase(file, options);
-  const writer = createWriter(client, tx, options);
+  let newest = journalHead(read).seq;
+  let next = newest;
+  const writer = createWriter(client, tx, {
+    fatal: options.fatal,
+    committing() {
+      next = journalHead(tx).seq;
+      if (next === newest) countQuietCommit(tx);
+    },
+    committed() {
+      newest = next;
+      options.committed?.();
+    },
+  });
   return {
     read,
     client,

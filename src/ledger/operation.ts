@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
@@ -131,6 +132,7 @@ const writes = prepare((tx: Tx) => ({
       resourceId: sql.placeholder('resourceId'),
       targetAt: sql.placeholder('targetAt'),
       createdAt: sql.placeholder('createdAt'),
+      seal: sql.placeholder('seal'),
     })
     .prepare(),
   settle: tx
@@ -141,8 +143,9 @@ const writes = prepare((tx: Tx) => ({
       settledBy: sql`${sql.placeholder('settledBy')}`,
       charge: sql`${sql.placeholder('charge')}`,
       usage: sql`${sql.placeholder('usage')}`,
-      reason: sql`coalesce(${sql.placeholder('reason')}, ${operations.reason})`,
+      reason: sql`${sql.placeholder('reason')}`,
       settledAt: sql`${sql.placeholder('settledAt')}`,
+      seal: sql`${sql.placeholder('seal')}`,
     })
     .where(eq(operations.id, sql.placeholder('id')))
     .prepare(),
@@ -152,6 +155,7 @@ const writes = prepare((tx: Tx) => ({
       operationId: sql.placeholder('operationId'),
       body: sql.placeholder('body'),
       keptUntil: sql.placeholder('keptUntil'),
+      seal: sql.placeholder('seal'),
     })
     .prepare(),
 }));
@@ -265,10 +269,10 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   // After this point the hold must stand.
   const { advice: _, limits: __, resourceId = null, targetAt = null, ...row } = order;
   const { id } = order;
-  writes(tx).insert.run({ ...row, resourceId, targetAt, createdAt: now });
+  const placed = sealed(operations, { ...row, resourceId, targetAt, createdAt: now, state: 'reserved' as const });
+  writes(tx).insert.run(placed);
   raiseHeld(tx, wallet.id, order.hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: order.hold }]);
-  const placed = { ...row, resourceId, targetAt, createdAt: now, state: 'reserved' as const };
   return {
     ...placed,
     outcome: null,
@@ -293,8 +297,9 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
 
   if (outcome.kind === 'unknown') {
     if (operation.state === 'uncertain') return true;
+    const doubt = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason };
     tx.update(operations)
-      .set({ state: 'uncertain', uncertainAt: now, reason: outcome.reason })
+      .set(resealed(operations, operation, doubt))
       .where(eq(operations.id, id))
       .run();
     return true;
@@ -303,17 +308,20 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   assert(charge >= 0n && charge <= operation.hold, 'a charge is never above its hold: the price is capped before');
 
   // After this point the operation is settled.
-  writes(tx).settle.run({
-    id,
-    outcome: outcome.kind === 'done' ? 'charged' : 'released',
+  const settled = resealed(operations, operation, {
+    state: 'settled' as const,
+    outcome: outcome.kind === 'done' ? ('charged' as const) : ('released' as const),
     settledBy: by,
     charge,
     usage: outcome.kind === 'done' ? outcome.usage : null,
-    reason: outcome.reason ?? null,
+    reason: outcome.reason ?? operation.reason,
     settledAt: now,
   });
-  if (outcome.kind === 'done' && outcome.answer)
-    writes(tx).answer.run({ operationId: id, body: outcome.answer, keptUntil: now + ANSWER_KEPT_SECONDS });
+  writes(tx).settle.run({ id, ...settled });
+  if (outcome.kind === 'done' && outcome.answer) {
+    const answer = { operationId: id, body: outcome.answer, keptUntil: now + ANSWER_KEPT_SECONDS };
+    writes(tx).answer.run(sealed(answers, answer));
+  }
   settleHeld(tx, operation.walletId, operation.hold, charge);
   const hold = book.hold(operation.walletId);
   post(tx, [

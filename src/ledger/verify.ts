@@ -1,5 +1,6 @@
 import type { Database as Client } from 'better-sqlite3';
-import { book, GENESIS, hashEntry } from './journal.ts';
+import { findBrokenSeals } from '../db/seal.ts';
+import { book, GENESIS, hashEntryHex } from './journal.ts';
 
 /** More than so many faults are not listed; they are counted. */
 const PROBLEM_COUNT_MAX = 1000;
@@ -13,8 +14,8 @@ type EntryRow = [
   debit: string,
   credit: string,
   amount: bigint,
-  prev: Buffer,
-  hash: Buffer,
+  prev: string,
+  hash: string,
 ];
 type OperationRow = [walletId: string, state: string, outcome: string | null, hold: bigint, charge: bigint | null];
 type WalletRow = {
@@ -58,17 +59,19 @@ function verifySnapshot(client: Client): Verdict {
   let operationCount = 0;
   let fundingCount = 0;
 
-  let prev = GENESIS.hash;
+  let prev = GENESIS.hash.toString('hex');
   let expected = 1n;
   let lastAt = 0n;
   const rows = client
-    .prepare('select seq, at, cause_id, debit, credit, amount_nanos, prev_hash, hash from entry order by seq')
+    .prepare(
+      'select seq, at, cause_id, debit, credit, amount_nanos, lower(hex(prev_hash)), lower(hex(hash)) from entry order by seq',
+    )
     .raw();
   for (const row of rows.iterate() as IterableIterator<EntryRow>) {
     const [seq, at, causeId, debit, credit, amount, prevHash, hash] = row;
     if (seq !== expected) fault(`entries ${expected} to ${seq - 1n} are missing`);
-    if (!prevHash.equals(prev)) fault(`entry ${seq} does not follow the one before it: its previous hash is another`);
-    if (!hashEntry(prevHash, seq, { at, causeId, debit, credit, amount: amount as never }).equals(hash))
+    if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash is another`);
+    if (hashEntryHex(prevHash, seq, { at, causeId, debit, credit, amount: amount as never }) !== hash)
       fault(`entry ${seq} was changed: its hash does not match its fields`);
     if (at < lastAt) fault(`entry ${seq} is earlier than the one before it`);
     expected = seq + 1n;
@@ -80,7 +83,7 @@ function verifySnapshot(client: Client): Verdict {
     if (causeId.startsWith('op_')) follow(seq, causeId, debit, credit, amount);
     else if (causeId.startsWith('evt_')) checkFunding(seq, causeId, debit, credit, amount);
   }
-  const head = { seq: Number(expected - 1n), hash: prev.toString('hex') };
+  const head = { seq: Number(expected - 1n), hash: prev };
 
   function follow(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
     let seen = open.get(id);
@@ -187,6 +190,7 @@ function verifySnapshot(client: Client): Verdict {
     if (/^(account|wallet|hold):/.test(name) && amount !== 0n)
       fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
+  findBrokenSeals(client, fault);
   if (unlisted) problems.push(`and ${unlisted} more`);
   return { ok: problems.length === 0, entries: head.seq, head, problems };
 }

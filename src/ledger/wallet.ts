@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
+import { sealed } from '../db/seal.ts';
 import { centsToNanos, Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { accountOf, reserveBudget } from './account.ts';
@@ -89,6 +90,7 @@ const writes = prepare((tx: Tx) => ({
       createdAt: sql.placeholder('createdAt'),
       expiresAt: sql.placeholder('expiresAt'),
       cleanupAttempts: 0,
+      seal: sql.placeholder('seal'),
     })
     .prepare(),
   hold: tx
@@ -203,7 +205,8 @@ export function openWallet(
   const budget = centsToNanos(budgetCents);
   const expiresAt = expiresInSeconds === 0 ? null : now + expiresInSeconds;
   reserveBudget(tx, account.id, budgetCents);
-  writes(tx).insert.run({ ...row, budget, createdAt: now, expiresAt });
+  const opened = { ...row, status: 'active' as const, budget, createdAt: now, expiresAt };
+  writes(tx).insert.run(sealed(wallets, { ...opened, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
   post(tx, [
     { at: now, causeId: order.id, debit: book.account(account.id), credit: book.wallet(order.id), amount: budget },
   ]);

@@ -1,20 +1,23 @@
 import type { Events } from '../events.ts';
 import type { Health } from '../health.ts';
-import { headOf, writeHeadFile } from '../ledger/head.ts';
+import { headOf, openTip, writeHeadFile } from '../ledger/head.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 
 const HEAD_MILLISECONDS = 1000;
 
-/** Keeps `ledger.head` at most a second behind the journal, and exact after `flush` (design, section 6). */
+/**
+ * Keeps `ledger.tip` at the newest commit and `ledger.head` at most a second behind it, exact after `flush` (design,
+ * section 6).
+ */
 export type HeadKeeper = {
-  /** After a commit: the file is due within a second. */
+  /** After a commit: the tip is written now, the head within a second. */
   committed(): void;
   flush(): Promise<void>;
   stop(): Promise<void>;
 };
 
 export function createHeadKeeper(
-  file: string,
+  at: { head: string; tip: string },
   ledger: () => Pick<Ledger, 'read'>,
   events: Pick<Events, 'failed'>,
   health: () => Health,
@@ -23,14 +26,27 @@ export function createHeadKeeper(
   let stopped = false;
   let written = '';
   let writing = Promise.resolve();
+  let tip: ReturnType<typeof openTip> | undefined;
 
   async function write() {
     if (health().fault) return; // A head that the database may be behind is evidence.
     const head = headOf(ledger().read);
-    const state = `${head.seq} ${head.epoch}`;
+    const state = `${head.seq} ${head.epoch} ${head.quietCommits}`;
     if (state === written) return;
-    await writeHeadFile(file, head);
+    await writeHeadFile(at.head, head);
     written = state;
+    markTip(); // From now on: only now is nothing in it needed any more.
+  }
+  /** A tip that cannot be written is no tip: the head is at most a second older. Tried again with the next head. */
+  function markTip() {
+    try {
+      tip ??= openTip(at.tip);
+      tip.write(headOf(ledger().read));
+    } catch (error) {
+      events.failed('tip', error);
+      tip?.close();
+      tip = undefined;
+    }
   }
   function flush() {
     writing = writing.then(write);
@@ -38,6 +54,7 @@ export function createHeadKeeper(
   }
   const keeper: HeadKeeper = {
     committed() {
+      if (tip && !health().fault) markTip();
       if (stopped || timer) return;
       timer = setTimeout(() => {
         timer = undefined;
@@ -55,6 +72,8 @@ export function createHeadKeeper(
       clearTimeout(timer);
       timer = undefined;
       await flush();
+      tip?.close();
+      tip = undefined;
     },
   };
   return keeper;

@@ -26,22 +26,22 @@ async function openJournal(t: TestContext, count: number) {
 
 test('a head file says again what was written', async (t) => {
   const file = join(temporaryDirectory(t), 'ledger.head');
-  const head: HeadFile = { seq: 12, hash: HASH, epoch: 3 };
+  const head: HeadFile = { seq: 12, hash: HASH, epoch: 3, quietCommits: 5 };
   await writeHeadFile(file, head);
   assert.deepEqual(await readHeadFile(file), head);
   await writeHeadFile(file, { ...head, seq: 13 });
   assert.equal((await readHeadFile(file))?.seq, 13);
-  assert.equal(readFileSync(file, 'utf8'), `13 ${HASH} 3\n`);
+  assert.equal(readFileSync(file, 'utf8'), `13 ${HASH} 3 5\n`);
   assert.equal(statSync(file).mode & 0o777, 0o600);
   assert.deepEqual(readdirSync(dirname(file)), ['ledger.head'], 'nothing is left beside it');
 });
 
 test('a head file that a crash left half-written is replaced, and the whole one before it is read', async (t) => {
   const file = join(temporaryDirectory(t), 'ledger.head');
-  await writeHeadFile(file, { seq: 1, hash: HASH, epoch: 1 });
+  await writeHeadFile(file, { seq: 1, hash: HASH, epoch: 1, quietCommits: 0 });
   writeFileSync(`${file}.new`, '2 abab');
   assert.equal((await readHeadFile(file))?.seq, 1);
-  await writeHeadFile(file, { seq: 2, hash: HASH, epoch: 1 });
+  await writeHeadFile(file, { seq: 2, hash: HASH, epoch: 1, quietCommits: 0 });
   assert.equal((await readHeadFile(file))?.seq, 2);
 });
 
@@ -101,9 +101,9 @@ test('a journal whose entry at the head is another one is not the one that was o
 
 test('a head file of a later epoch than the database is a gap, one of an earlier epoch is past', async (t) => {
   const { ledger, read, add } = await openJournal(t, 3);
-  const lost = { seq: 9, hash: HASH, epoch: 1 };
+  const lost = { seq: 9, hash: HASH, epoch: 1, quietCommits: 0 };
   assert.match(findGap(read, lost) ?? '', /entries 4 to 9 are lost/);
-  await ledger.write((tx) => beginEpoch(tx, 3, 'accepted', 2));
+  await ledger.write((tx) => beginEpoch(tx, { afterSeq: 3, reason: 'accepted', acceptedFaults: 0 }, 2));
   assert.equal(findGap(read, lost), undefined, 'its loss was accepted');
   assert.equal(findGap(read, undefined), undefined, 'the new epoch has no entries yet');
   await add(1);
@@ -129,7 +129,7 @@ test('a missing entry breaks the chain', async (t) => {
 test('what was broken before an accepted loss is no gap any more, what breaks after it is', async (t) => {
   const { ledger, read, add, alter } = await openJournal(t, 5);
   alter('update entry set amount_nanos = 2 where seq = 3');
-  await ledger.write((tx) => beginEpoch(tx, 5, 'accepted', 2));
+  await ledger.write((tx) => beginEpoch(tx, { afterSeq: 5, reason: 'accepted', acceptedFaults: 1 }, 2));
   await add(2);
   assert.equal(findGap(read, headOf(read)), undefined);
   alter('update entry set amount_nanos = 2 where seq = 6');

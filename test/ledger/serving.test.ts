@@ -122,7 +122,7 @@ for (const [name, { named }] of Object.entries(FAULTS)) {
     const epochs = house.app.ledger.client.prepare('select number, reason from epoch order by number').raw().all();
     assert.equal(epochs.length, 2);
     assert.match((epochs[1] as [bigint, string])[1], named);
-    assert.match(headFile() ?? '', / 2\n$/);
+    assert.match(headFile() ?? '', / 2 \d+\n$/);
 
     // It goes on by itself: the next start needs no flag.
     await house.close();
@@ -172,7 +172,7 @@ test('a break that is older than what a start looks at is found in the backgroun
   const house = await openHouse(t);
   const at = house.app.clock.now();
   const movement = { at, causeId: 'evt_1', debit: 'funding', credit: 'account:acct_1', amount: Nanos(1n) };
-  await house.app.ledger.write((tx) => post(tx, Array(10_010).fill(movement)));
+  await house.app.ledger.write((tx) => post(tx, Array(25_010).fill(movement)));
   await house.close();
   FAULTS['a chain that is broken among the newest entries']?.damage(house, '');
   await serveAgain(house);

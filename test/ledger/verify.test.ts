@@ -295,7 +295,7 @@ const DAMAGE: [what: string, sql: (it: Story) => string, said: (it: Story) => Re
   [
     'a funding that never was',
     ({ other }) =>
-      `insert into funding select 'evt_x', account_id, kind, amount_cents, reason, key, created_at from funding where account_id = '${other}'`,
+      `insert into funding select 'evt_x', account_id, kind, amount_cents, reason, key, created_at, seal from funding where account_id = '${other}'`,
     () => [/^there are 4 fundings, 3 of them in the journal/],
   ],
 ];

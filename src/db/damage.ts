@@ -1,0 +1,37 @@
+import type { Database as Client } from 'better-sqlite3';
+import { connect } from './addon.ts';
+import { knownMigrations, migrate } from './migrate.ts';
+
+/** So many faults of one file say enough. */
+const FAULT_COUNT_MAX = 100;
+
+/**
+ * What SQLite itself finds wrong: pages, indexes against their tables, CHECKs; and what of our tables, indexes and
+ * triggers is missing or was changed. What is not ours, such as Litestream's tables, is nobody's fault.
+ */
+export function findDamage(client: Client, fault: (text: string) => void): void {
+  for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
+    if (found !== 'ok') fault(`the file is damaged: ${found}`);
+  const there = schemaOf(client);
+  for (const [name, sql] of knownSchema())
+    if (there.get(name) !== sql) fault(`the ${name} ${there.has(name) ? 'was changed' : 'is missing'}`);
+}
+
+function schemaOf(client: Client): Map<string, string> {
+  const rows = client.prepare('select type, name, sql from sqlite_schema where sql is not null').all() as {
+    type: string;
+    name: string;
+    sql: string;
+  }[];
+  return new Map(rows.map(({ type, name, sql }) => [`${type} ${name}`, sql]));
+}
+
+function knownSchema(): Map<string, string> {
+  const client = connect(':memory:');
+  try {
+    migrate(client, knownMigrations());
+    return schemaOf(client);
+  } finally {
+    client.close();
+  }
+}

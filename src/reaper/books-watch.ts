@@ -1,0 +1,114 @@
+import { spawn } from 'node:child_process';
+import { setPriority } from 'node:os';
+import sea from 'node:sea';
+import { fileURLToPath } from 'node:url';
+import type { Reader } from '../db/handle.ts';
+import type { Events } from '../events.ts';
+import type { Health } from '../health.ts';
+import { newFault } from '../ledger/audit.ts';
+import type { Verdict } from '../ledger/verify.ts';
+
+/** The start has examined small books whole; large ones are soon, and then all of them once a day. */
+const FIRST_MILLISECONDS = 60_000;
+const AGAIN_MILLISECONDS = 24 * 60 * 60 * 1000;
+/** A hundred million entries take less; what takes longer hangs. */
+const LIMIT_MILLISECONDS = 60 * 60 * 1000;
+/** The lowest priority but one: whoever waits for an answer comes first. */
+const NICENESS = 18;
+
+export type BooksWatch = {
+  start(): void;
+  /** Resolves when no examination runs any more. */
+  stop(): Promise<void>;
+  /** Examines the books now. Rejects when the examination could not be carried out. */
+  runOnce(): Promise<Verdict>;
+};
+
+/**
+ * Lets `purser ledger verify` examine the books from time to time, in a process of its own: it reads for minutes, and needs
+ * memory only then. A new fault turns `readyz` red and stops service, as a broken chain does.
+ */
+export function watchBooks(
+  directory: string,
+  read: Reader,
+  health: Health,
+  events: Pick<Events, 'failed' | 'booksExamined'>,
+): BooksWatch {
+  let timer: NodeJS.Timeout | undefined;
+  let stopping = new AbortController();
+  let running: Promise<unknown> | undefined;
+
+  async function runOnce(): Promise<Verdict> {
+    const from = performance.now();
+    const verdict = await verifyElsewhere(directory, stopping.signal);
+    events.booksExamined(verdict, performance.now() - from);
+    const fault = newFault(read, verdict.problems);
+    if (fault) {
+      health.fault ??= fault;
+      events.failed('books', new Error(fault));
+    }
+    return verdict;
+  }
+
+  function schedule(milliseconds: number) {
+    timer = setTimeout(() => {
+      running = runOnce()
+        .catch((error) => {
+          if (!stopping.signal.aborted) events.failed('books', error);
+        })
+        .then(() => {
+          running = undefined;
+          if (!stopping.signal.aborted) schedule(AGAIN_MILLISECONDS);
+        });
+    }, milliseconds);
+    timer.unref();
+  }
+
+  return {
+    runOnce,
+    start() {
+      stopping = new AbortController();
+      schedule(FIRST_MILLISECONDS);
+    },
+    async stop() {
+      clearTimeout(timer);
+      stopping.abort();
+      await running;
+    },
+  };
+}
+
+/** The verdict of `purser ledger verify` on this data directory. Its environment is empty: it needs none of our secrets. */
+function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdict> {
+  const self = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
+  const child = spawn(process.execPath, [...self, '--data', directory, '--json', 'ledger', 'verify'], {
+    env: {},
+    stdio: ['ignore', 'pipe', 'pipe'],
+    signal: AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]),
+    killSignal: 'SIGKILL',
+  });
+  const said = { stdout: '', stderr: '' };
+  for (const name of ['stdout', 'stderr'] as const)
+    child[name].setEncoding('utf8').on('data', (text: string) => {
+      said[name] += text;
+    });
+  return new Promise((resolve, reject) => {
+    child.once('error', reject);
+    child.once('spawn', () => {
+      try {
+        setPriority(child.pid as number, NICENESS);
+      } catch {} // It may have ended already.
+    });
+    child.once('close', (code, killed) => {
+      try {
+        const verdict = JSON.parse(said.stdout) as Partial<Verdict>;
+        if (!verdict.problems) throw new Error(said.stdout);
+        resolve(verdict as Verdict);
+      } catch {
+        reject(
+          new Error(`the books could not be examined (${killed ?? `exit ${code}`}): ${said.stderr.slice(0, 500)}`),
+        );
+      }
+    });
+  });
+}
