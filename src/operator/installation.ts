@@ -14,5 +14,8 @@ export const installation = {
     return record(await app.ledger.write((tx) => setFrozen(tx, now)));
   }),
   unfreeze: command(NOTHING, async (app) => record(await app.ledger.write((tx) => setFrozen(tx, null)))),
-  'ledger.head': command(NOTHING, (app) => headOf(app.ledger.read)),
+  'ledger.head': command(NOTHING, (app) => {
+    const { seq, hash, epoch } = headOf(app.ledger.read);
+    return { seq, hash, epoch };
+  }),
 };

@@ -172,7 +172,7 @@ test('a break that is older than what a start looks at is found in the backgroun
   const house = await openHouse(t);
   const at = house.app.clock.now();
   const movement = { at, causeId: 'evt_1', debit: 'funding', credit: 'account:acct_1', amount: Nanos(1n) };
-  await house.app.ledger.write((tx) => post(tx, Array(25_010).fill(movement)));
+  await house.app.ledger.write((tx) => post(tx, Array(40_010).fill(movement)));
   await house.close();
   FAULTS['a chain that is broken among the newest entries']?.damage(house, '');
   await serveAgain(house);

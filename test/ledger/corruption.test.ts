@@ -1,0 +1,206 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import Client from 'better-sqlite3';
+import { openApp } from '../../src/app.ts';
+import { insertResource, updateResource } from '../../src/compute/resources.ts';
+import { readConfig } from '../../src/config.ts';
+import { files } from '../../src/data-directory.ts';
+import { newId } from '../../src/id.ts';
+import { setSuspended } from '../../src/ledger/account.ts';
+import { auditFiles } from '../../src/ledger/audit.ts';
+import type { Ledger } from '../../src/ledger/ledger.ts';
+import { placeHold, settle } from '../../src/ledger/operation.ts';
+import { createLog } from '../../src/log.ts';
+import { Nanos } from '../../src/money.ts';
+import { openHouse } from '../helper/house.ts';
+import { failure } from '../helper/upstream.ts';
+import { createRandom, type Random, SEED } from './random.ts';
+
+/** More of them for a night: PURSER_TEST_FLIPS. */
+const DAMAGES = Number(process.env.PURSER_TEST_FLIPS ?? 120);
+
+/** These promise nothing: when a key was last used, and what the cleanup of a wallet met. */
+const NOTES: Record<string, string[]> = { key: ['last_used_at'], wallet: ['cleanup_attempts', 'cleanup_error'] };
+
+/** A house in which everything has a row: copied while it serves, as kill -9 would leave it, and after it closed. */
+async function openStory(t: TestContext): Promise<{ killed: string; closed: string }> {
+  const house = await openHouse(t);
+  const { ledger } = house.app;
+  await house.app.reaper.stop();
+  const { token, id } = await house.openWallet({ name: 'the first' });
+  for (let i = 0; i < 20; i++) await house.chat(token, { model: i % 4 ? 'chat' : 'free' });
+  await house.ask('POST', '/v1/router/key', { token, key: 'gateway', body: { models: ['chat'] } });
+  house.upstream.handle = failure(400);
+  await house.chat(token);
+  house.upstream.handle = failure(502);
+  await house.chat(token);
+  const { id: closed, token: closing } = await house.openWallet({ name: 'closed' });
+  await house.ask('POST', '/v1/run/close', { token: closing });
+  assert.equal(house.wallet(closed).status, 'closed');
+  const other = await house.run('account.create', { name: 'other', creditCents: 7000 });
+  await ledger.write((tx) => setSuspended(tx, other.id, house.app.clock.now()));
+  await house.run('account.debit', { id: house.accountId, cents: 55, reason: 'a correction' });
+  const key = await house.run('key.create', { account: house.accountId, name: 'old' });
+  await house.run('key.revoke', { id: key.id });
+  await endLease(house.app.ledger, id, house.app.clock.now());
+  await house.run('freeze', {});
+  await house.run('unfreeze', {}); // The newest commits move no money: losing them must be seen too.
+
+  const copy = (name: string) => {
+    const to = mkdtempSync(join(tmpdir(), `purser-${name}-`));
+    t.after(() => rmSync(to, { recursive: true, force: true }));
+    cpSync(house.directory, to, { recursive: true, filter: (file) => !/purser\.(sock|lock)|leases/.test(file) });
+    return to;
+  };
+  const killed = copy('killed');
+  await house.close();
+  return { killed, closed: copy('closed') };
+}
+
+/** A lease that was never had: no backend is asked for it. */
+async function endLease(ledger: Ledger, walletId: string, now: number): Promise<void> {
+  const operationId = newId('op');
+  const id = newId('res');
+  await ledger.write((tx) => {
+    placeHold(
+      tx,
+      {
+        id: operationId,
+        walletId,
+        kind: 'compute_create',
+        route: 'compute/create',
+        idempotencyKey: 'lease',
+        fingerprint: randomBytes(32),
+        requestId: 'req_1',
+        hold: Nanos(5_000_000n),
+        price: '{}',
+        subject: 'provider_one',
+        resourceId: id,
+      },
+      now,
+    );
+    const spec = '{"cpus":1,"memory_gib":1,"max_seconds":60}';
+    const price = { priceHourly: Nanos(300_000_000n), charged: Nanos(0n), purchasedSeconds: 60, maxSeconds: 60 };
+    const times = { createdAt: now, readyBy: now + 60, expiresAt: now + 120, dueAt: now, attempts: 1, absentCount: 0 };
+    const lease = { id, walletId, operationId, slot: 'provider_one', backend: 'container', tag: `purser-${id}`, spec };
+    insertResource(tx, { ...lease, ...price, ...times, status: 'provisioning' });
+    settle(tx, operationId, { kind: 'done', charge: Nanos(5_000_000n), usage: null, answer: null }, 'answer', now);
+    updateResource(tx, id, { status: 'failed', endedAt: now, endReason: 'create_failed', lastError: 'no machine' });
+  });
+}
+
+type Damage = { what: string; apply(directory: string): void };
+
+/** A bit turned, a file cut short, or a sector lost: somewhere in one of the files. */
+function drawDamage(random: Random, directory: string, names: readonly string[]): Damage {
+  const file = random.weighted({ 'purser.db': 70, 'purser.db-wal': 20, 'ledger.head': 5, 'ledger.tip': 5 });
+  if (!names.includes(file)) return drawDamage(random, directory, names);
+  const bytes = readFileSync(join(directory, file));
+  const at = random.whole(0, bytes.length - 1);
+  const kind = random.weighted({ bit: 80, cut: 12, sector: 8 });
+  const what = `${kind} at ${at} of ${file} (${bytes.length} bytes)`;
+  const sector = at - (at % 512);
+  if (kind === 'bit') bytes[at] = (bytes[at] as number) ^ (1 << random.whole(0, 7));
+  else if (kind === 'sector') bytes.fill(0, sector, Math.min(sector + 512, bytes.length));
+  const left = kind === 'cut' ? bytes.subarray(0, at) : bytes;
+  return { what, apply: (to) => writeFileSync(join(to, file), left) };
+}
+
+/** Every row that somebody was told of, read table by table; what cannot be read is a row that changed. */
+function rowsOf(directory: string): string {
+  const client = new Client(files(directory).database);
+  client.defaultSafeIntegers(true);
+  try {
+    const tables = client.prepare(`select name from sqlite_schema where type = 'table' order by name`).pluck().all();
+    const rows = (tables as string[]).map((name) => [
+      name,
+      (
+        client.prepare(`select rowid, * from ${name} not indexed order by rowid`).all() as Record<string, unknown>[]
+      ).map((row) => ({ ...row, ...Object.fromEntries((NOTES[name] ?? []).map((note) => [note, null])) })),
+    ]);
+    return JSON.stringify(rows, (_, value) => (typeof value === 'bigint' ? `${value}n` : value));
+  } catch (error) {
+    return `unreadable: ${(error as Error).message}`;
+  } finally {
+    client.close();
+  }
+}
+
+/** Why a start would not serve this, if it would not. */
+async function startFault(directory: string): Promise<string | undefined> {
+  const { config, secrets } = readConfig({ data: directory }, {});
+  try {
+    await using app = await openApp(config, secrets, {
+      log: createLog('error', [], () => {}),
+      who: 'a test',
+      create: true,
+      fatal: (error) => {
+        throw error;
+      },
+    });
+    return app.health.fault;
+  } catch (error) {
+    return (error as Error).message;
+  }
+}
+
+async function verifyFault(directory: string): Promise<string | undefined> {
+  try {
+    return (await auditFiles(files(directory))).problems[0];
+  } catch (error) {
+    return (error as Error).message;
+  }
+}
+
+test(`of ${DAMAGES} random damages every one that changes an acknowledged row is seen (seed ${SEED})`, async (t) => {
+  const random = createRandom(SEED);
+  const story = await openStory(t);
+  const scratch = mkdtempSync(join(tmpdir(), 'purser-scratch-'));
+  t.after(() => rmSync(scratch, { recursive: true, force: true }));
+  const damaged = (from: string, damage?: Damage) => {
+    const to = mkdtempSync(join(scratch, 'damaged-'));
+    cpSync(from, to, { recursive: true });
+    damage?.apply(to);
+    return to;
+  };
+  const truth = { killed: rowsOf(damaged(story.killed)), closed: rowsOf(damaged(story.closed)) };
+  for (const from of Object.values(story)) {
+    assert.equal(await verifyFault(damaged(from)), undefined);
+    assert.equal(await startFault(damaged(from)), undefined);
+  }
+
+  const seen = { start: 0, verify: 0 };
+  const count = { changed: 0, undetected: 0, reported: 0, harmless: 0 };
+  const undetected: string[] = [];
+  for (let i = 0; i < DAMAGES; i++) {
+    const state = random.pick(['killed', 'closed'] as const);
+    const names =
+      state === 'killed'
+        ? ['purser.db', 'purser.db-wal', 'ledger.head', 'ledger.tip']
+        : ['purser.db', 'ledger.head', 'ledger.tip'];
+    const damage = drawDamage(random, story[state], names);
+    const copies = Array.from({ length: 3 }, () => damaged(story[state], damage)) as [string, string, string];
+    const isChanged = rowsOf(copies[0]) !== truth[state];
+    const [start, verify] = [await startFault(copies[1]), await verifyFault(copies[2])];
+    for (const copy of copies) rmSync(copy, { recursive: true });
+    if (!isChanged) {
+      if (start ?? verify) count.reported++;
+      else count.harmless++;
+      continue;
+    }
+    count.changed++;
+    if (start) seen.start++;
+    if (verify) seen.verify++;
+    if (start && verify) continue;
+    count.undetected++;
+    undetected.push(`${state}: ${damage.what}: start ${start}, verify ${verify}`);
+  }
+  t.diagnostic(
+    `${DAMAGES} damages: ${count.changed} changed a row that was acknowledged (seen by the start ${seen.start}, by ledger verify ${seen.verify}), ${count.reported} did not and are reported, ${count.harmless} met nothing that is used`,
+  );
+  assert.deepEqual(undetected, []);
+});
