@@ -7,6 +7,7 @@ import { freezeCommands } from './freeze.ts';
 import { example } from './house.ts';
 import { keyCommands } from './key.ts';
 import { ledgerCommands } from './ledger.ts';
+import { masterKeyCommands } from './master-key.ts';
 import { modelsCommands } from './models.ts';
 import { operationCommands } from './operation.ts';
 import { operatorKeyCommands } from './operator-key.ts';
@@ -28,6 +29,7 @@ const COMMANDS = [
   modelsCommands,
   operationCommands,
   ledgerCommands,
+  masterKeyCommands,
   freezeCommands,
   configCommands,
   doctorCommand,

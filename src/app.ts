@@ -1,9 +1,10 @@
 import { existsSync } from 'node:fs';
 import { createAddressReader } from './access/address.ts';
-import { createKeyring, type Keyring } from './access/keyring.ts';
+import { type Keyring, openKeyring } from './access/keyring.ts';
 import { createLimit } from './access/limits.ts';
 import { machineHash, readMachineId } from './access/machine-id.ts';
 import { readMasterKey } from './access/master-key.ts';
+import { arrive, type KeyPlace, warnOfOldKey } from './access/rotation.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
 import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
@@ -53,6 +54,7 @@ export type App = DoorApp &
     clock: Clock;
     events: Events;
     keyring: Keyring;
+    keyPlace: KeyPlace;
     health: Health;
     reaper: Reaper;
     chain: ReturnType<typeof watchChain>;
@@ -110,13 +112,21 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     (it) => it.close(),
   );
 
+  const keyring = openKeyring(ledger.read, masterKey);
+  const { from, path } = secrets.masterKey;
+  const keyPlace: KeyPlace = { from, path };
+
   const clock = createClock(options.time ?? systemTime, lastJournalAt(ledger.read), log);
   health = await examine(ledger, at, clock, masterKey.id, options);
   opening.adopt(headKeeper, async (it) => {
     // A head that the database is behind is evidence: it is not overwritten.
     if (!health.fault) await it.stop();
   });
-  if (!health.fault) await headKeeper.flush();
+  if (!health.fault) {
+    await headKeeper.flush();
+    await arrive({ ledger, keyring, keyPlace }).catch((error) => events.failed('master_key', error));
+    warnOfOldKey({ keyring, keyPlace }, log);
+  }
 
   const upstreams = await openUpstreams(config, secrets);
   const { installationId } = installationOf(ledger.read);
@@ -160,7 +170,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     installationId,
     answerSeconds: ANSWER_SECONDS,
     catalogue: createCatalogue(config),
-    keyring: createKeyring(masterKey),
+    keyring,
+    keyPlace,
+    keysWalked: new Map<string, string>(),
     baseUrl: config.publicUrl ?? urlOf(config.listen),
     limits: {
       wallet: createLimit(perMinute.wallet, milliseconds),
@@ -231,12 +243,7 @@ async function examine(
   options: AppOptions,
 ): Promise<Health> {
   const now = clock.now();
-  const known = findInstallation(ledger.read);
-  if (!known) await ledger.write((tx) => install(tx, masterKeyId, now));
-  else if (known.masterKeyId !== masterKeyId)
-    throw new Error(
-      `The master key is ${masterKeyId}, but this database belongs to ${known.masterKeyId}. Give Purser the key it was made with.`,
-    );
+  if (!findInstallation(ledger.read)) await ledger.write((tx) => install(tx, masterKeyId, now));
 
   const tip = readTip(at.tip);
   let head: HeadFile | undefined;

@@ -272,6 +272,9 @@ export function createEvents(log: Log) {
         'a lease could not be looked after; it is tried again',
       );
     },
+    rotated(previous: string, next: string, from: string) {
+      log.warn({ event: 'master_key.rotated', previous, next, from }, 'the master key was rotated');
+    },
     booksExamined({ ok, entries, problems }: Verdict, milliseconds: number) {
       const facts = { event: 'books.examined', ok, entries, problems: problems.length, milliseconds };
       log.info(facts, 'the books were examined');

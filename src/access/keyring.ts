@@ -1,12 +1,65 @@
 import assert from 'node:assert/strict';
+import type { Reader } from '../db/handle.ts';
+import { findInstallation } from '../ledger/installation.ts';
+import { type MasterKeyRow, masterKeyRows } from '../ledger/master-keys.ts';
 import { deriveToken, hashToken, lastFour } from '../token.ts';
 import type { MasterKey } from './master-key.ts';
+import { openSealedKey } from './sealed-key.ts';
 
 /** The master keys by which tokens are derived: the current one, and any older one that a live wallet still needs. */
-export type Keyring = { current: MasterKey; find(id: string): Buffer | undefined };
+export type Keyring = {
+  readonly current: MasterKey;
+  /** The key that the configuration gives: the current one, except between a rotation and its arrival there. */
+  given: MasterKey;
+  /** Every key that is at hand, `given` included. */
+  all(): MasterKey[];
+  find(id: string): Buffer | undefined;
+  /** From now on new wallets are made with `next`. */
+  turn(next: MasterKey): void;
+  /** No live wallet needs this key any more. */
+  forget(id: string): void;
+};
 
-export function createKeyring(current: MasterKey): Keyring {
-  return { current, find: (id) => (id === current.id ? current.key : undefined) };
+export function createKeyring(current: MasterKey, others: readonly MasterKey[] = [], given = current): Keyring {
+  const keys = new Map([...others, given, current].map((it) => [it.id, it]));
+  return {
+    given,
+    get current() {
+      return current;
+    },
+    all: () => [...keys.values()],
+    find: (id) => keys.get(id)?.key,
+    turn(next) {
+      keys.set(next.id, next);
+      current = next;
+    },
+    forget: (id) => void keys.delete(id),
+  };
+}
+
+/**
+ * The keyring of these books, opened with the key that the configuration gives: the current one, or the one before it
+ * while a rotation has not reached the configuration. Throws when it is another, or when a sealed key cannot be opened.
+ */
+export function openKeyring(read: Reader, given: MasterKey): Keyring {
+  const wanted = findInstallation(read)?.masterKeyId;
+  if (wanted === undefined) return createKeyring(given);
+  const rows = masterKeyRows(read);
+  const current = given.id === wanted ? given : successor(rows, wanted, given);
+  const older = rows.filter((it) => it.id !== wanted && it.sealed !== null);
+  return createKeyring(
+    current,
+    older.map(({ id, sealed }) => openSealedKey(id, sealed as Buffer, current)),
+    given,
+  );
+}
+
+function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterKey): MasterKey {
+  const row = rows.find((it) => it.id === wanted);
+  if (row?.sealed && row.sealedBy === given.id) return openSealedKey(wanted, row.sealed, given);
+  throw new Error(
+    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}.`,
+  );
 }
 
 /** A new wallet's token, and what its row may know of it. */

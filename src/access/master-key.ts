@@ -1,5 +1,7 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { open, rename } from 'node:fs/promises';
+import { dirname } from 'node:path';
 import type { Secrets } from '../config.ts';
 
 const KEY_BYTES = 32;
@@ -12,19 +14,42 @@ export type MasterKey = { id: string; key: Buffer };
  * (`create`), mode 0600. Throws when it is missing or malformed; the message never holds the key.
  */
 export function readMasterKey(source: Secrets['masterKey'], options: { create: boolean }): MasterKey {
-  if (source.text !== undefined) return parse(source.text, 'PURSER_MASTER_KEY');
+  if (source.text !== undefined) return parseMasterKey(source.text, 'PURSER_MASTER_KEY');
   const path = source.path as string;
   if (!existsSync(path)) {
     if (source.from !== 'data directory' || !options.create)
       throw new Error(
         `There is no master key in ${path}. Without it no wallet token of this installation can be made again.`,
       );
-    writeFileSync(path, `${randomBytes(KEY_BYTES).toString('hex')}\n`, { mode: 0o600, flag: 'wx', flush: true });
+    writeFileSync(path, textOf(generateMasterKey()), { mode: 0o600, flag: 'wx', flush: true });
   }
-  return parse(readFileSync(path, 'utf8'), path);
+  return parseMasterKey(readFileSync(path, 'utf8'), path);
 }
 
-function parse(text: string, where: string): MasterKey {
+export function generateMasterKey(): MasterKey {
+  const key = randomBytes(KEY_BYTES);
+  return { id: fingerprintOf(key), key };
+}
+
+const textOf = ({ key }: MasterKey) => `${key.toString('hex')}\n`;
+
+/** Replaces the file whole: a crash leaves the old key or the new one. Resolves when the name itself is on disk. */
+export async function replaceMasterKey(path: string, key: MasterKey): Promise<void> {
+  const fresh = `${path}.new`;
+  const file = await open(fresh, 'w', 0o600);
+  try {
+    await file.writeFile(textOf(key));
+    await file.sync();
+  } finally {
+    await file.close();
+  }
+  await rename(fresh, path);
+  const directory = await open(dirname(path), 'r');
+  await directory.sync().finally(() => directory.close());
+}
+
+/** Reads a master key from a text. Throws when it is malformed; the message never holds it. */
+export function parseMasterKey(text: string, where: string): MasterKey {
   const trimmed = text.trim();
   const encoding = /^[0-9a-fA-F]{64}$/.test(trimmed)
     ? 'hex'
@@ -34,5 +59,10 @@ function parse(text: string, where: string): MasterKey {
   if (!encoding)
     throw new Error(`The master key in ${where} must be ${KEY_BYTES} bytes, as 64 hex digits or in base64.`);
   const key = Buffer.from(trimmed, encoding);
-  return { id: `mk_${createHmac('sha256', key).update('purser/fingerprint/v1').digest('hex').slice(0, 24)}`, key };
+  return { id: fingerprintOf(key), key };
+}
+
+/** A key's id: says nothing about the key, and is the same wherever the key is. */
+export function fingerprintOf(key: Buffer): string {
+  return `mk_${createHmac('sha256', key).update('purser/fingerprint/v1').digest('hex').slice(0, 24)}`;
 }

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { desc, eq, sql } from 'drizzle-orm';
+import { desc } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
 import { resealed, sealed } from '../db/seal.ts';
@@ -10,11 +10,6 @@ export type Installation = typeof installation.$inferSelect;
 const reads = prepare((read: Reader) => ({
   one: read.select().from(installation).prepare(),
   epoch: read.select().from(epochs).orderBy(desc(epochs.number)).limit(1).prepare(),
-  masterKey: read
-    .select()
-    .from(masterKeys)
-    .where(eq(masterKeys.id, sql.placeholder('id')))
-    .prepare(),
 }));
 
 /** What this installation is, or undefined before the first start has finished. */
@@ -50,6 +45,10 @@ function change(tx: Tx, what: Partial<Omit<Installation, 'id' | 'seal'>>): Insta
 
 export function setDefaultAccount(tx: Tx, accountId: string): void {
   change(tx, { defaultAccountId: accountId });
+}
+
+export function setMasterKey(tx: Tx, masterKeyId: string): void {
+  change(tx, { masterKeyId });
 }
 
 /** Whether the operator has stopped all new holds. */

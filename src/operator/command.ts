@@ -1,11 +1,13 @@
 import * as v from 'valibot';
+import type { KeyPlace } from '../access/rotation.ts';
 import type { Health } from '../health.ts';
 import type { Catalogue } from '../router/catalogue.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 
 /** What the commands use of the App. */
-export type OperatorApp = CloseApp & OpenApp & { baseUrl: string; health: Health; catalogue: Catalogue };
+export type OperatorApp = CloseApp &
+  OpenApp & { baseUrl: string; health: Health; catalogue: Catalogue; keyPlace: KeyPlace };
 
 /** One command of the operator API: what it takes, and what it answers as a JSON value. */
 export type Command<I extends v.GenericSchema = v.GenericSchema, O = unknown> = {

@@ -5,13 +5,23 @@ import { accounts } from './accounts.ts';
 import type { Command, OperatorApp } from './command.ts';
 import { installation } from './installation.ts';
 import { keys } from './keys.ts';
+import { masterKey } from './master-key.ts';
 import { models } from './models.ts';
 import { operations } from './operations.ts';
 import { resources } from './resources.ts';
 import { wallets } from './wallets.ts';
 
 /** Everything the CLI may ask, once: the same table answers in process and over the socket (design, section 4). */
-export const COMMANDS = { ...accounts, ...keys, ...wallets, ...resources, ...models, ...operations, ...installation };
+export const COMMANDS = {
+  ...accounts,
+  ...keys,
+  ...wallets,
+  ...resources,
+  ...models,
+  ...operations,
+  ...installation,
+  ...masterKey,
+};
 
 export type CommandName = keyof typeof COMMANDS;
 export type CommandInput<N extends CommandName> = v.InferInput<(typeof COMMANDS)[N]['input']>;

@@ -1,3 +1,4 @@
+import { dropRetiredKeys } from '../access/rotation.ts';
 import type { Backend } from '../compute/backend.ts';
 import {
   type DueResource,
@@ -138,6 +139,11 @@ export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void
     if ((nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY) > now) return;
     reaped.pruned += await app.ledger.write((tx) => pruneAnswers(tx, now));
   }
+}
+
+/** Drops the encrypted copies of master keys that were rotated away, once no live wallet needs them. */
+export async function dropKeys(app: ReaperApp, reaped: Reaped): Promise<void> {
+  reaped.keysDropped += await dropRetiredKeys(app, app.keysWalked);
 }
 
 /** Unix seconds of the next thing that will be due. */

@@ -1,7 +1,9 @@
+import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/keys.ts';
 import type { Health } from '../health.ts';
 import type { CloseApp } from '../spend/close.ts';
 import {
+  dropKeys,
   expireWallets,
   lookAfterLeases,
   nextDue,
@@ -17,6 +19,9 @@ export type ReaperApp = CloseApp & {
   keysUsed: Map<string, number>;
   /** When orphans are looked for next, Unix seconds. */
   sweepAt: number;
+  keyring: Keyring;
+  /** By retired master key: up to which wallet none needs it. */
+  keysWalked: Map<string, string>;
 };
 
 /** Even with nothing due, the reaper looks at the clock this often: a wall clock may have moved. */
@@ -32,6 +37,7 @@ export type Reaped = {
   pending: number;
   resolved: number;
   pruned: number;
+  keysDropped: number;
   failed: number;
 };
 
@@ -53,6 +59,7 @@ const nothing = (): Reaped => ({
   resolved: 0,
   orphans: 0,
   pruned: 0,
+  keysDropped: 0,
   failed: 0,
 });
 
@@ -75,6 +82,7 @@ export function createReaper(app: ReaperApp): Reaper {
       resolveUncertain,
       sweepOrphans,
       pruneReplays,
+      dropKeys,
     ]) {
       try {
         await chore(app, reaped);

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { createKeyring } from '../../src/access/keyring.ts';
 import { createClock, systemTime } from '../../src/clock.ts';
 import { createSlots } from '../../src/compute/slots.ts';
 import { createEvents } from '../../src/events.ts';
@@ -11,7 +12,7 @@ import { createRunning } from '../../src/spend/running.ts';
 import { createSerially } from '../../src/spend/serially.ts';
 import { handClock, openHouse } from '../helper/house.ts';
 import { reset } from '../helper/upstream.ts';
-import { done, openBooks, unknown } from '../ledger/books.ts';
+import { done, MASTER_KEY_ID, openBooks, unknown } from '../ledger/books.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 
 /**
@@ -56,6 +57,8 @@ async function openReaper(t: TestContext) {
     installationId: 'inst_test',
     answerSeconds: 30,
     sweepAt: 0,
+    keyring: createKeyring({ id: MASTER_KEY_ID, key: Buffer.alloc(32) }),
+    keysWalked: new Map(),
     health: { fault: undefined },
     keysUsed: {
       // The last that a pass looks at.

@@ -1,0 +1,32 @@
+import { readFileSync } from 'node:fs';
+import type { Command } from 'commander';
+import type { CommandOutput } from '../src/operator/commands.ts';
+import { example, readHouse, showRecord } from './house.ts';
+import { print, say } from './report.ts';
+
+export function masterKeyCommands(program: Command): void {
+  const group = program.command('master-key').description('the key under which wallet and gateway tokens are derived');
+  group
+    .command('rotate')
+    .description('make new tokens under a new key; live wallets keep theirs')
+    .option('--key-file <file>', 'take the new key from this file (64 hex digits, or 32 bytes in base64)')
+    .addHelpText('after', example('purser master-key rotate'))
+    .action(async (options: { keyFile?: string }, command: Command) => {
+      const house = await readHouse(command);
+      const { ask } = await import('./keeper.ts');
+      const key = options.keyFile === undefined ? {} : { key: readFileSync(options.keyFile, 'utf8') };
+      const rotated = await ask(house, 'master-key.rotate', key);
+      const { key: fresh, ...record } = rotated;
+      if (house.globals.json) print(JSON.stringify(rotated));
+      else print(showRecord(fresh === null ? record : rotated));
+      say(whatToDo(rotated));
+    });
+}
+
+function whatToDo({ from, file, is_in_place: isInPlace, previous_master_key_id: previous }: Rotated): string {
+  const kept = `Backups that were made before need the key before it, ${previous}: keep a copy of that one as long as of them.`;
+  if (isInPlace) return `${file} holds the new key. Copy it to where you keep the old one. ${kept}`;
+  const place = from === 'environment' ? 'PURSER_MASTER_KEY' : file;
+  return `Put the new key into ${place} before the old one is taken from anybody: until then Purser starts with the old one, and whoever has it can open the new one. ${kept}`;
+}
+type Rotated = CommandOutput<'master-key.rotate'>;

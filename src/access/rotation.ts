@@ -1,0 +1,94 @@
+import type { Secrets } from '../config.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { dropSealedKey, masterKeyRows, rotateMasterKey, walletNeeding } from '../ledger/master-keys.ts';
+import { findWallet } from '../ledger/wallet.ts';
+import type { Log } from '../log.ts';
+import { Refusal } from '../refusal.ts';
+import type { Keyring } from './keyring.ts';
+import { type MasterKey, replaceMasterKey } from './master-key.ts';
+import { sealKey } from './sealed-key.ts';
+
+/** Where the configuration has its master key: only in our own directory do we write it. */
+export type KeyPlace = Pick<Secrets['masterKey'], 'from' | 'path'>;
+export type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
+
+/**
+ * Makes `next` the master key (docs/decisions/0014). One commit seals every older key under it, and it under the key that
+ * the configuration gives: so a start with either key opens the books, wherever a crash fell. Then the key file of the data
+ * directory is replaced; a key that came by the environment or by a file of the operator's is for the operator to replace,
+ * and until then a start with the old one goes on opening the new one. Refuses a key that was used before with `conflict`.
+ */
+export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: MasterKey, now: number): Promise<void> {
+  const { given } = keyring;
+  await ledger.write((tx) => {
+    if (masterKeyRows(tx).some((it) => it.id === next.id))
+      throw new Refusal('conflict', `The master key ${next.id} has been used here before. Rotate to a fresh one.`);
+    const kept = keyring.all().map((key) => ({ id: key.id, sealed: sealKey(key, next) }));
+    rotateMasterKey(tx, { next: { id: next.id, sealed: sealKey(next, given), sealedBy: given.id }, kept }, now);
+  });
+  keyring.turn(next);
+  try {
+    await arrive({ ledger, keyring, keyPlace });
+  } catch (cause) {
+    const fault = `The master key ${next.id} is in force, but ${keyPlace.path} could not be written (${(cause as NodeJS.ErrnoException).code}).`;
+    throw new Refusal('read_only', `${fault} Nothing is lost: the next start writes it.`, { cause });
+  }
+}
+
+/**
+ * Brings a rotation to its end: the key file of the data directory is replaced where it still holds the key before, and
+ * once the current key is the one that is given, its copy under that one is dropped.
+ */
+export async function arrive({ ledger, keyring, keyPlace }: RotationApp): Promise<void> {
+  const { current } = keyring;
+  if (keyring.given.id !== current.id && keyPlace.from === 'data directory') {
+    await replaceMasterKey(keyPlace.path as string, current);
+    keyring.given = current;
+  }
+  const row = masterKeyRows(ledger.read).find((it) => it.id === current.id);
+  if (keyring.given.id === current.id && row?.sealed) await ledger.write((tx) => dropSealedKey(tx, current.id));
+}
+
+/** What a start has to say of a rotation that has not reached the configuration. */
+export function warnOfOldKey({ keyring, keyPlace }: Omit<RotationApp, 'ledger'>, log: Log): void {
+  if (keyring.given.id === keyring.current.id) return;
+  log.warn(
+    { event: 'master_key.old', given: keyring.given.id, current: keyring.current.id, from: keyPlace.from },
+    'the master key was rotated, but the configuration still gives the one before it: put the new one in its place',
+  );
+}
+
+/**
+ * Drops the retired keys that no live wallet needs any more; answers how many. `walked` remembers, by key, up to which
+ * wallet none does: no new wallet is made with a retired key and no closed one opens again, so nobody looks there twice.
+ */
+export async function dropRetiredKeys(
+  { ledger, keyring }: Omit<RotationApp, 'keyPlace'>,
+  walked: Map<string, string>,
+): Promise<number> {
+  let dropped = 0;
+  for (const { id, sealed } of masterKeyRows(ledger.read)) {
+    if (id === keyring.current.id || sealed === null) continue;
+    const last = findWallet(ledger.read, walked.get(id) ?? '');
+    if (last?.masterKeyId === id && last.status !== 'closed') continue;
+    let at = last?.id ?? '';
+    let found = walletNeeding(ledger.read, id, at);
+    while (found.needed === undefined && found.next !== undefined) {
+      await new Promise((resolve) => setImmediate(resolve)); // Requests come between two pages.
+      at = found.next;
+      found = walletNeeding(ledger.read, id, at);
+    }
+    walked.set(id, found.needed ?? at);
+    if (found.needed !== undefined) continue;
+    const isDropped = await ledger.write((tx) => {
+      const { needed, next } = walletNeeding(tx, id, at); // One of before may have been waiting for its commit.
+      if (needed !== undefined || next !== undefined) return false;
+      dropSealedKey(tx, id);
+      return true;
+    });
+    if (!isDropped) continue;
+    if (id !== keyring.given.id) keyring.forget(id);
+    dropped++;
+  }
+  return dropped;
+}
