@@ -1,5 +1,6 @@
 import { Command, CommanderError } from 'commander';
 import { accountCommands } from './account.ts';
+import { backupCommand } from './backup.ts';
 import { configCommands } from './config.ts';
 import { demoCommand } from './demo.ts';
 import { doctorCommand } from './doctor.ts';
@@ -13,6 +14,7 @@ import { operationCommands } from './operation.ts';
 import { operatorKeyCommands } from './operator-key.ts';
 import { reportFailure } from './report.ts';
 import { resourceCommands } from './resource.ts';
+import { restoreCommand } from './restore.ts';
 import { serveCommand } from './serve.ts';
 import { VERSION, versionCommand } from './version.ts';
 import { walletCommands } from './wallet.ts';
@@ -29,6 +31,8 @@ const COMMANDS = [
   modelsCommands,
   operationCommands,
   ledgerCommands,
+  backupCommand,
+  restoreCommand,
   masterKeyCommands,
   freezeCommands,
   configCommands,

@@ -80,7 +80,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/app\.ts$/],
   [/^src\/doctor\.ts$/],
   [/^src\/doctor-compute\.ts$/],
-  [/^src\/(http|ssh|operator|reaper)\//],
+  [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],
   [/^src\/spend\//],
   [/^src\/events\.ts$/],

@@ -299,7 +299,7 @@ test(`a thousand starts, stops and calls in any order: never two passes at once,
   }
   await reaper.stop();
   await Promise.all(stops);
-  assert(passes.begun > 50, `${passes.begun} passes`);
+  assert(passes.begun > 20, `${passes.begun} passes`);
 });
 
 test('by the real clock, a wallet that expires soon is closed without anybody asking', async (t) => {

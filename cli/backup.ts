@@ -1,0 +1,28 @@
+import { resolve } from 'node:path';
+import type { Command } from 'commander';
+import { files, prepareDirectory } from '../src/data-directory.ts';
+import { example, type Globals, showRecord } from './house.ts';
+import { print } from './report.ts';
+import { VERSION } from './version.ts';
+
+/** The copy is made by this process from a snapshot of its own: a server that runs goes on undisturbed. */
+export function backupCommand(program: Command): void {
+  program
+    .command('backup')
+    .argument('<file>')
+    .description('write a verified copy of the books to a new file, also while the server runs')
+    .addHelpText('after', example('purser backup /mnt/backups/purser-$(date +%F).db'))
+    .action(async (file: string, _, command: Command) => {
+      const globals = command.optsWithGlobals<Globals>();
+      const { dataDirectoryOf } = await import('../src/config.ts');
+      const directory = dataDirectoryOf(globals);
+      prepareDirectory(directory, false);
+      const [{ backUp }, { systemTime }] = await Promise.all([
+        import('../src/recovery/backup.ts'),
+        import('../src/clock.ts'),
+      ]);
+      const now = Math.floor(systemTime.wall() / 1000);
+      const backup = await backUp(files(directory), resolve(file), VERSION, now);
+      print(globals.json ? JSON.stringify(backup) : showRecord(backup));
+    });
+}

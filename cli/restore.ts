@@ -1,0 +1,57 @@
+import { resolve } from 'node:path';
+import type { Command } from 'commander';
+import type { CommandOutput } from '../src/operator/commands.ts';
+import type { Restored } from '../src/recovery/restore.ts';
+import { example, readHouse, showRecord, showTable } from './house.ts';
+import { print, say } from './report.ts';
+
+export function restoreCommand(program: Command): void {
+  program
+    .command('restore')
+    .argument('<file>')
+    .description(
+      'put a backup in the place of the database, which is kept under another name; not while the server runs',
+    )
+    .option('--force', 'also a file that `purser backup` did not make, or one of another installation')
+    .addHelpText('after', example('purser restore /mnt/backups/purser-2026-11-21.db'))
+    .action(async (file: string, options: { force?: boolean }, command: Command) => {
+      const house = await readHouse(command);
+      const { restore } = await import('../src/recovery/restore.ts');
+      const { config, secrets, log } = house;
+      const restored = await restore(config, secrets, { file: resolve(file), force: options.force ?? false, log });
+      const reconciled = await lookAround(house);
+      if (house.globals.json) print(JSON.stringify({ ...restored, ...reconciled }));
+      else print([showRecord({ ...restored }), ...described(reconciled)].join('\n'));
+      for (const sentence of whatNow(restored, reconciled)) say(sentence);
+    });
+}
+
+type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans' | 'faults'>;
+
+/** What the backends have that the restored books do not know, and what became of what they do know. Touches nothing. */
+async function lookAround(house: Awaited<ReturnType<typeof readHouse>>): Promise<Reconciled> {
+  const { ask } = await import('./keeper.ts');
+  try {
+    const { leases, orphans, faults } = await ask(house, 'resource.reconcile', { apply: false });
+    return { leases, orphans, faults };
+  } catch (error) {
+    const { message } = error as Error; // The books are in place all the same.
+    return { leases: [], orphans: [], faults: [{ provider: '-', backend: '-', error: message }] };
+  }
+}
+
+function described({ leases, orphans, faults }: Reconciled): string[] {
+  return [
+    ...(leases.length ? ['', showTable(leases, 'id', 'provider', 'backend', 'ref', 'machine', 'would_end')] : []),
+    ...(orphans.length ? ['', showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at')] : []),
+    ...(faults.length ? ['', showTable(faults, 'provider', 'backend', 'error')] : []),
+  ];
+}
+
+function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans }: Reconciled): string[] {
+  return [
+    kept ? `The database that was here is ${kept}.` : 'There was no database here.',
+    ...(lost === null ? [] : [`Entries ${head.seq + 1} to ${lost} were known here and are not in these books.`]),
+    `${leases.length} leases of these books are in question, and ${orphans.length} machines are unknown to them. Nothing is done to any until \`purser resource reconcile --apply\`.`,
+  ];
+}

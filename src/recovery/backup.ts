@@ -1,0 +1,79 @@
+import { closeSync, existsSync, openSync, statSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { openDatabase } from '../db/open.ts';
+import { audit, newFault } from '../ledger/audit.ts';
+import { findGap, type HeadFile, readHeadFile, readTip } from '../ledger/head.ts';
+import { Refusal } from '../refusal.ts';
+import { giveName, removeDatabase } from './files.ts';
+import { dropLitestream, type Manifest, manifestOf, writeManifest } from './manifest.ts';
+
+export type Backup = Manifest & { file: string; bytes: number };
+
+/**
+ * Writes a whole copy of the books to `file`, while the server goes on: one snapshot, read by this process, so that nobody
+ * waits for it. It is verified before it has its name, and nothing is left under that name otherwise. Refuses with
+ * `conflict` what is there already, and throws when the books are damaged or behind their head file.
+ */
+export async function backUp(
+  at: { database: string; head: string; tip: string },
+  file: string,
+  version: string,
+  now: number,
+): Promise<Backup> {
+  const taken = () => new Refusal('conflict', `${file} is there already. A backup overwrites nothing.`);
+  if (existsSync(file)) throw taken();
+  if (!existsSync(dirname(file))) throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);
+  const part = `${file}.part`;
+  removeDatabase(part); // Left by one that was killed.
+  try {
+    const marks = { tip: readTip(at.tip), head: await readHeadFile(at.head) }; // Before the copy: it is never older.
+    closeSync(openSync(part, 'wx', 0o600));
+    copy(at.database, part);
+    const manifest = finish(part, version, now);
+    check(part, marks);
+    giveName(part, file);
+    return { ...manifest, file, bytes: statSync(file).size };
+  } catch (error) {
+    removeDatabase(part);
+    throw (error as NodeJS.ErrnoException).code === 'EEXIST' ? taken() : error;
+  }
+}
+
+function copy(database: string, part: string): void {
+  const { client } = openDatabase(database, { migrate: false, readonly: true });
+  try {
+    client.prepare('vacuum into ?').run(part);
+  } finally {
+    client.close();
+  }
+}
+
+/** Makes the copy a backup: without Litestream's tables, with its manifest, and in one file. */
+function finish(part: string, version: string, now: number): Manifest {
+  const { client, read } = openDatabase(part, { migrate: false });
+  try {
+    const write = client.transaction(() => {
+      dropLitestream(client);
+      const manifest = manifestOf(client, read, version, now);
+      writeManifest(client, manifest);
+      return manifest;
+    });
+    const manifest = write.immediate();
+    client.pragma('journal_mode = DELETE'); // Nothing of it stays beside it.
+    return manifest;
+  } finally {
+    client.close();
+  }
+}
+
+/** Reads the finished backup as whoever restores it will. */
+function check(part: string, marks: { head: HeadFile | undefined; tip: HeadFile | undefined }): void {
+  const { client, read } = openDatabase(part, { migrate: false, readonly: true });
+  try {
+    const fault = newFault(read, audit(client).problems) ?? findGap(read, marks.head, marks.tip);
+    if (fault)
+      throw new Error(`Nothing was backed up: ${fault}. \`purser ledger verify\` and \`purser doctor\` say more.`);
+  } finally {
+    client.close();
+  }
+}

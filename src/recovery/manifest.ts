@@ -1,0 +1,92 @@
+import * as v from 'valibot';
+import type { Reader } from '../db/handle.ts';
+import type { Database } from '../db/open.ts';
+import { headOf } from '../ledger/head.ts';
+import { installationOf } from '../ledger/installation.ts';
+
+type Client = Database['client'];
+
+/** What a backup says of itself, in a table of its own that no running database has. */
+const Manifest = v.strictObject({
+  /** The version of the Purser that made it. */
+  version: v.string(),
+  /** Unix seconds. */
+  created_at: v.number(),
+  installation_id: v.string(),
+  /** The fingerprint of the master key, which is not in the backup. */
+  master_key_id: v.string(),
+  head: v.strictObject({ seq: v.number(), hash: v.string(), epoch: v.number() }),
+  /** Rows by table. */
+  counts: v.record(v.string(), v.number()),
+});
+export type Manifest = v.InferOutput<typeof Manifest>;
+
+const TABLE = 'purser_backup';
+
+export function manifestOf(client: Client, read: Reader, version: string, createdAt: number): Manifest {
+  const { installationId, masterKeyId } = installationOf(read);
+  const { seq, hash, epoch } = headOf(read);
+  return {
+    version,
+    created_at: createdAt,
+    installation_id: installationId,
+    master_key_id: masterKeyId,
+    head: { seq, hash, epoch },
+    counts: countsOf(client),
+  };
+}
+
+export function writeManifest(client: Client, manifest: Manifest): void {
+  client.exec(`create table ${TABLE} (one integer primary key check (one = 1), manifest text not null) strict`);
+  client.prepare(`insert into ${TABLE} values (1, ?)`).run(JSON.stringify(manifest));
+}
+
+/** The manifest of a backup, taken out of it. Undefined when it has none; throws when it cannot be read as one. */
+export function takeManifest(client: Client): Manifest | undefined {
+  const isThere = client.prepare('select 1 from sqlite_schema where name = ?').get(TABLE);
+  if (!isThere) return undefined;
+  const text = client.prepare(`select manifest from ${TABLE}`).pluck().get() as string;
+  client.exec(`drop table ${TABLE}`);
+  try {
+    return v.parse(Manifest, JSON.parse(text));
+  } catch {
+    throw new Error('its manifest is damaged');
+  }
+}
+
+/** Throws when the database is not what its manifest says. By plain SQL: it may be older than this program. */
+export function compareWithManifest(client: Client, manifest: Manifest): void {
+  const head = client.prepare('select seq, lower(hex(hash)) as hash from entry order by seq desc limit 1').get() as
+    | { seq: bigint; hash: string }
+    | undefined;
+  const { seq, hash } = manifest.head;
+  if (Number(head?.seq ?? 0) !== seq || (head && head.hash !== hash))
+    throw new Error(`its newest entry is ${head?.seq ?? 0}, and not the one that its manifest names`);
+  const counts = countsOf(client);
+  for (const [table, count] of Object.entries(manifest.counts))
+    if (counts[table] !== count)
+      throw new Error(`it has ${counts[table] ?? 0} rows of ${table}, its manifest ${count}`);
+}
+
+/** Tables of ours: neither SQLite's nor Litestream's, whose own belong to the replica of the file they are in. */
+function tablesOf(client: Client, like: string): string[] {
+  return client
+    .prepare(`select name from sqlite_schema where type = 'table' and name like ? escape '\\' order by name`)
+    .pluck()
+    .all(like) as string[];
+}
+
+function countsOf(client: Client): Record<string, number> {
+  const foreign = new Set([...tablesOf(client, 'sqlite\\_%'), ...tablesOf(client, LITESTREAM), TABLE]);
+  const own = tablesOf(client, '%').filter((name) => !foreign.has(name));
+  return Object.fromEntries(
+    own.map((name) => [name, Number(client.prepare(`select count(*) from "${name}"`).pluck().get())]),
+  );
+}
+
+const LITESTREAM = '\\_litestream\\_%';
+
+/** What Litestream wrote into a file says which replica that file has; a copy has none. */
+export function dropLitestream(client: Client): void {
+  for (const name of tablesOf(client, LITESTREAM)) client.exec(`drop table "${name}"`);
+}

@@ -1,0 +1,221 @@
+import { chmodSync, copyFileSync, existsSync, linkSync, renameSync, statSync } from 'node:fs';
+import { basename, dirname } from 'node:path';
+import { type Keyring, openKeyring } from '../access/keyring.ts';
+import { readMasterKey } from '../access/master-key.ts';
+import { createClock, systemTime } from '../clock.ts';
+import type { Config, Secrets } from '../config.ts';
+import { files, prepareDirectory } from '../data-directory.ts';
+import { connect } from '../db/addon.ts';
+import { takeLock } from '../db/lock.ts';
+import { migrate, pendingMigrations } from '../db/migrate.ts';
+import { audit, newFault } from '../ledger/audit.ts';
+import { type HeadFile, headOf, readHeadFile, readTip, writeHeadFile } from '../ledger/head.ts';
+import { beginEpoch, currentEpoch, installationOf } from '../ledger/installation.ts';
+import { lastJournalAt } from '../ledger/journal.ts';
+import { type Ledger, openLedger } from '../ledger/ledger.ts';
+import type { Log } from '../log.ts';
+import { Refusal } from '../refusal.ts';
+import { beginCaution } from '../spend/caution.ts';
+import { removeDatabase, syncDirectory } from './files.ts';
+import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
+
+export type Restored = {
+  file: string;
+  manifest: Manifest | null;
+  installation_id: string;
+  head: { seq: number; hash: string; epoch: number };
+  /** The database that was there, under its new name. */
+  kept: string | null;
+  /** The newest entry that was known here and is not in the restored books. */
+  lost_to_seq: number | null;
+};
+
+/**
+ * Puts a backup in the place of the database (docs/decisions/0015). Everything is done to a copy beside it; the change is
+ * one rename. The restored books begin a new epoch and only report about machines until `resource reconcile --apply`.
+ * Refuses with `conflict` another master key, a newer or damaged file, and without `force` a file without a manifest and
+ * books of another installation. Throws LockedError while a server runs.
+ */
+export async function restore(
+  config: Config,
+  secrets: Secrets,
+  options: { file: string; force: boolean; log: Log },
+): Promise<Restored> {
+  const { file, force } = options;
+  const at = files(config.dataDirectory);
+  if (!existsSync(file)) throw new Refusal('not_found', `There is no file ${file}.`);
+  if (existsSync(`${file}-wal`) && statSync(`${file}-wal`).size)
+    throw refused(
+      file,
+      'a write-ahead log lies beside it: it is a database in use, or a copy of one. Use `purser backup`',
+    );
+  prepareDirectory(config.dataDirectory, true);
+  await using opening = new AsyncDisposableStack();
+  opening.adopt(await takeLock(at.lock, 'purser restore'), (it) => it.release());
+
+  const fresh = `${at.database}.restored`;
+  removeDatabase(fresh); // Left by one that was killed.
+  opening.defer(() => removeDatabase(fresh));
+  copyFileSync(file, fresh);
+  chmodSync(fresh, 0o600);
+  const manifest = bringUpToDate(file, fresh, force);
+  const before = await remember(at);
+  const head = await begin(fresh, before, secrets, manifest, options);
+  const kept = existsSync(at.database) ? setAside(at.database) : null;
+  renameSync(fresh, at.database);
+  syncDirectory(dirname(at.database));
+  await writeHeadFile(at.head, head);
+
+  const { quietCommits: _, installationId, ...rest } = head;
+  return {
+    file,
+    manifest: manifest ?? null,
+    installation_id: installationId,
+    head: rest,
+    kept,
+    lost_to_seq: before.seq > head.seq ? before.seq : null,
+  };
+}
+
+const refused = (file: string, why: string) => new Refusal('conflict', `${file} is not restored: ${why}.`);
+
+/** Checks the copy against its manifest and migrates it. Answers the manifest, which is no longer in it. */
+function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | undefined {
+  const client = connect(fresh);
+  try {
+    client.pragma('synchronous = FULL');
+    const fault = client.prepare('pragma integrity_check(1)').pluck().get();
+    if (fault !== 'ok') throw new Error(`it is damaged: ${fault}`);
+    if (!client.prepare("select 1 from sqlite_schema where name = 'migration'").get())
+      throw new Error('it is no database of Purser’s');
+    const pending = pendingMigrations(client);
+    const manifest = takeManifest(client);
+    if (!manifest && !force)
+      throw new Error(
+        'it has no manifest, so `purser backup` did not make it. With --force it is taken for what it is, such as a file that Litestream restored',
+      );
+    if (manifest) compareWithManifest(client, manifest);
+    dropLitestream(client);
+    migrate(client, pending);
+    return manifest;
+  } catch (error) {
+    throw refused(file, (error as Error).message.replace(/\.$/, ''));
+  } finally {
+    client.close();
+  }
+}
+
+const KNOWN = `select installation_id as id, (select max(number) from epoch) as epoch,
+  (select coalesce(max(seq), 0) from entry) as seq from installation`;
+
+type Before = { installationId: string | undefined; epoch: number; seq: number };
+
+/** What this data directory knows of the books that were in it: from its own files, and from a database that can be read. */
+async function remember(at: { database: string; head: string; tip: string }): Promise<Before> {
+  const marks = [await readHeadFile(at.head).catch(() => undefined), readTip(at.tip)].filter((it) => it !== undefined);
+  let known: { id: string; epoch: number; seq: number } | undefined;
+  if (existsSync(at.database)) {
+    try {
+      const client = connect(at.database, { readonly: true });
+      try {
+        known = client.prepare(KNOWN).get() as typeof known;
+      } finally {
+        client.close();
+      }
+    } catch {} // It is replaced because it cannot be read: the files beside it have to do.
+  }
+  return {
+    installationId: known?.id,
+    epoch: Math.max(known?.epoch ?? 0, ...marks.map((it) => it.epoch)),
+    seq: Math.max(known?.seq ?? 0, ...marks.map((it) => it.seq)),
+  };
+}
+
+/** Verifies the copy as a start would, and begins its new epoch. */
+async function begin(
+  fresh: string,
+  before: Before,
+  secrets: Secrets,
+  manifest: Manifest | undefined,
+  { file, force, log }: { file: string; force: boolean; log: Log },
+): Promise<HeadFile & { installationId: string }> {
+  const failed = Promise.withResolvers<never>();
+  const ledger = openLedger(fresh, { migrate: false, fatal: failed.reject });
+  try {
+    const fault = newFault(ledger.read, audit(ledger.client).problems);
+    if (fault) throw refused(file, fault);
+    refuseOtherKey(ledger, secrets, file);
+    const { installationId } = installationOf(ledger.read);
+    if (!force && before.installationId !== undefined && before.installationId !== installationId)
+      throw refused(
+        file,
+        `it is of the installation ${installationId}, and the books here are of ${before.installationId}. With --force it replaces them all the same`,
+      );
+    const now = createClock(systemTime, lastJournalAt(ledger.read), log).now();
+    const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);
+    const reason = `the books were restored from ${made}`;
+    const { acceptedFaults } = currentEpoch(ledger.read);
+    const epoch = { reason, acceptedFaults, above: before.epoch, afterSeq: headOf(ledger.read).seq };
+    const begun = ledger.write((tx) => {
+      beginEpoch(tx, epoch, now);
+      beginCaution(tx, reason, now);
+    });
+    await Promise.race([begun, failed.promise]);
+    return { ...headOf(ledger.read), installationId };
+  } finally {
+    await ledger.close();
+  }
+}
+
+/** A key that does not open these books would leave every wallet without its token. */
+function refuseOtherKey(ledger: Ledger, secrets: Secrets, file: string): Keyring {
+  try {
+    return openKeyring(ledger.read, readMasterKey(secrets.masterKey, { create: false }));
+  } catch (error) {
+    const { masterKeyId } = installationOf(ledger.read);
+    throw refused(file, `it needs the master key ${masterKeyId}. ${(error as Error).message.replace(/\.$/, '')}`);
+  }
+}
+
+/**
+ * Gives the database that is there another name beside its own, so that the rename which replaces it is the only step that
+ * counts. Its write-ahead log is folded in first: left lying, it would be taken for the new database's.
+ */
+function setAside(database: string): string {
+  const stamp = new Date().toISOString().replace(/[-:]|\.\d+/g, '');
+  let kept = `${database}.before-restore-${stamp}`;
+  for (let i = 2; existsSync(kept); i++) kept = `${database}.before-restore-${stamp}-${i}`;
+  const isFolded = foldLog(database);
+  try {
+    linkSync(database, kept);
+  } catch {
+    copyFileSync(database, kept);
+  }
+  for (const suffix of ['-wal', '-shm'])
+    if (existsSync(database + suffix)) {
+      if (isFolded) removeDatabase(`${database}${suffix}`);
+      else renameSync(database + suffix, kept + suffix);
+    }
+  return kept;
+}
+
+/** False where the database is too damaged to be opened: then its log stays beside it. */
+function foldLog(database: string): boolean {
+  let busy: bigint | number | undefined;
+  try {
+    const client = connect(database, { timeout: 5000 });
+    try {
+      [busy] = client.prepare('pragma wal_checkpoint(truncate)').raw().get() as [number];
+    } finally {
+      client.close();
+    }
+  } catch {
+    return false;
+  }
+  if (Number(busy) !== 0)
+    throw new Refusal(
+      'conflict',
+      `Another process has ${database} open: Litestream, or a copy that is being made. Stop it first.`,
+    );
+  return true;
+}

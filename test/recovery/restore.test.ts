@@ -1,0 +1,293 @@
+import assert from 'node:assert/strict';
+import { copyFileSync, cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { basename, join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import Client from 'better-sqlite3';
+import { generateMasterKey } from '../../src/access/master-key.ts';
+import { readConfig } from '../../src/config.ts';
+import { files, LockedError } from '../../src/data-directory.ts';
+import { takeLock } from '../../src/db/lock.ts';
+import { auditFiles } from '../../src/ledger/audit.ts';
+import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
+import { createLog } from '../../src/log.ts';
+import { backUp } from '../../src/recovery/backup.ts';
+import { type Restored, restore } from '../../src/recovery/restore.ts';
+import { type House, openHouse } from '../helper/house.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+import { createRandom, SEED } from '../ledger/random.ts';
+
+/** What `purser restore` does in a data directory, without what it prints. */
+function restoreIn(directory: string, file: string, options: { force?: boolean; env?: Record<string, string> } = {}) {
+  const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
+  return restore(config, secrets, { file, force: options.force ?? false, log: createLog('error', [], () => {}) });
+}
+
+/** A house with a backup of its first half, still open. */
+async function openBackedUp(t: TestContext) {
+  const house = await openHouse(t);
+  const early = await house.openWallet({ name: 'early' });
+  await house.chat(early.token);
+  const file = join(temporaryDirectory(t), 'backup.db');
+  const backup = await backUp(files(house.directory), file, '1.2.3', 1_790_000_000);
+  const late = await house.openWallet({ name: 'late' });
+  await house.chat(early.token);
+  return { house, early, late, file, backup };
+}
+
+const statusOf = async (house: House, token: string) => (await house.ask('GET', '/v1/budget', { token })).status;
+const conflict = (message: RegExp) => ({ code: 'conflict', message });
+
+test('the restored books are those of the backup, in a new epoch, and the others are kept', async (t) => {
+  const { house, early, late, file, backup } = await openBackedUp(t);
+  const known = (await house.run('ledger.head', {})).seq;
+  await house.close();
+  const restored = await restoreIn(house.directory, file);
+  const { database, head } = files(house.directory);
+  const kept = restored.kept as string;
+  const { file: _, bytes: __, ...manifest } = backup;
+  assert.deepEqual(restored, {
+    file,
+    manifest,
+    installation_id: house.app.installationId,
+    head: { ...backup.head, epoch: 2 },
+    kept,
+    lost_to_seq: known,
+  } satisfies Restored);
+  assert.match(basename(kept), /^purser\.db\.before-restore-\d{8}T\d{6}Z$/);
+  assert.equal(readFileSync(head, 'utf8').split(' ')[2], '2');
+  assert.deepEqual(
+    readdirSync(house.directory)
+      .filter((name) => /^purser\.db/.test(name))
+      .sort(),
+    ['purser.db', basename(kept)],
+  );
+  assert.deepEqual((await auditFiles(files(house.directory))).problems, []);
+
+  await house.reopen();
+  assert.equal((await house.ask('GET', '/readyz')).status, 200);
+  assert.equal((await house.chat(early.token)).status, 200);
+  assert.equal(await statusOf(house, late.token), 401, 'nobody knows it here');
+  assert.match(reportOnlyOf(house.app.ledger.read)?.reason ?? '', /restored from a backup of 2026-09-2/);
+  assert.deepEqual(house.problems(), []);
+
+  // The way back is the file that was kept.
+  await house.close();
+  const back = join(temporaryDirectory(t), 'back.db');
+  copyFileSync(kept, back);
+  const undone = await restoreIn(house.directory, back, { force: true });
+  assert.equal(undone.head.epoch, 3);
+  await house.reopen();
+  assert.equal(await statusOf(house, late.token), 200);
+  assert.equal(existsSync(database), true);
+});
+
+test('a new machine needs the backup and the master key', async (t) => {
+  const { house, file, backup } = await openBackedUp(t);
+  await house.close();
+  const directory = join(temporaryDirectory(t), 'data');
+  await assert.rejects(
+    restoreIn(directory, file),
+    conflict(RegExp(`it needs the master key ${backup.master_key_id}\\. There is no master key in`)),
+  );
+  const other = generateMasterKey();
+  writeFileSync(join(directory, 'master.key'), other.key.toString('hex'));
+  await assert.rejects(
+    restoreIn(directory, file),
+    conflict(RegExp(`needs the master key ${backup.master_key_id}\\. The master key is ${other.id}, but`)),
+  );
+  assert.equal(existsSync(files(directory).database), false);
+  copyFileSync(join(house.directory, 'master.key'), join(directory, 'master.key'));
+  const restored = await restoreIn(directory, file);
+  assert.deepEqual([restored.kept, restored.lost_to_seq, restored.head.epoch], [null, null, 2]);
+  assert.deepEqual((await auditFiles(files(directory))).problems, []);
+});
+
+test('a backup of before a rotation needs the key of before', async (t) => {
+  const { house, early, file, backup } = await openBackedUp(t);
+  const old = readFileSync(join(house.directory, 'master.key'), 'utf8');
+  await house.run('master-key.rotate', {});
+  await house.close();
+  await assert.rejects(
+    restoreIn(house.directory, file),
+    conflict(RegExp(`needs the master key ${backup.master_key_id}`)),
+  );
+  writeFileSync(join(house.directory, 'master.key'), old);
+  await restoreIn(house.directory, file);
+  await house.reopen();
+  assert.equal(await statusOf(house, early.token), 200);
+});
+
+test('while a server runs, or anybody reads the database, nothing is restored', async (t) => {
+  const { house, file } = await openBackedUp(t);
+  await assert.rejects(restoreIn(house.directory, file), LockedError);
+  await house.close();
+  const { database, lock } = files(house.directory);
+  const held = await takeLock(lock, 'purser serve');
+  await assert.rejects(restoreIn(house.directory, file), LockedError);
+  held.release();
+
+  const reader = new Client(database);
+  t.after(() => reader.close());
+  reader.exec('begin; select count(*) from entry');
+  const writer = new Client(database);
+  writer.exec('create table _litestream_lock (id integer)');
+  writer.close();
+  const before = readFileSync(database);
+  await assert.rejects(restoreIn(house.directory, file), conflict(/Another process has .* open: Litestream/));
+  assert.deepEqual(readFileSync(database), before);
+  reader.exec('commit');
+  await restoreIn(house.directory, file);
+});
+
+test('books of another installation are replaced only with --force', async (t) => {
+  const { file } = await openBackedUp(t);
+  const other = await openHouse(t);
+  await other.close();
+  await assert.rejects(restoreIn(other.directory, file), conflict(/it needs the master key/));
+  const first = (await openBackedUp(t)).house;
+  await first.close();
+  cpSync(join(first.directory, 'master.key'), join(other.directory, 'master.key'));
+  const backup = join(temporaryDirectory(t), 'first.db');
+  await backUp(files(first.directory), backup, '1', 1);
+  await assert.rejects(
+    restoreIn(other.directory, backup),
+    conflict(/it is of the installation inst_\w+, and the books here are of/),
+  );
+  const restored = await restoreIn(other.directory, backup, { force: true });
+  assert.equal(restored.installation_id, first.app.installationId);
+});
+
+test('a file without a manifest is taken only with --force; one that is in use never', async (t) => {
+  const { house, early, file } = await openBackedUp(t);
+  await house.close();
+  const { database } = files(house.directory);
+  const raw = join(temporaryDirectory(t), 'raw.db');
+  copyFileSync(database, raw);
+  await assert.rejects(restoreIn(house.directory, raw), conflict(/it has no manifest.*With --force/));
+  const restored = await restoreIn(house.directory, raw, { force: true });
+  assert.equal(restored.manifest, null);
+  await house.reopen();
+  assert.equal(await statusOf(house, early.token), 200);
+  assert.match(reportOnlyOf(house.app.ledger.read)?.reason ?? '', /restored from raw\.db/);
+  await house.close();
+  writeFileSync(`${file}-wal`, 'frames');
+  await assert.rejects(restoreIn(house.directory, file, { force: true }), conflict(/a write-ahead log lies beside it/));
+});
+
+/** What is done to a backup, and what is said of it. */
+const WRONG: [what: string, damage: (client: Client.Database) => void, said: RegExp][] = [
+  [
+    'a row that is missing',
+    (it) => it.exec('drop trigger wallet_is_never_deleted; pragma foreign_keys = off; delete from wallet'),
+    /it has 0 rows of wallet, its manifest 1/,
+  ],
+  [
+    'entries that are missing',
+    (it) => it.exec('drop trigger entry_is_never_deleted; delete from entry where seq > 2'),
+    /its newest entry is 2, and not the one/,
+  ],
+  [
+    'a row that was changed',
+    (it) => it.exec(`update account set name = 'mine'`),
+    /account acct_\w+ was changed: its seal/,
+  ],
+  [
+    'a balance that was changed',
+    (it) => it.exec('update account set available_cents = available_cents + 1'),
+    /has \d+ cents available, the journal/,
+  ],
+  [
+    'a trigger that is gone',
+    (it) => it.exec('drop trigger entry_is_never_changed'),
+    /the trigger entry_is_never_changed is missing/,
+  ],
+  ['a manifest that is damaged', (it) => it.exec(`update purser_backup set manifest = '{'`), /its manifest is damaged/],
+  [
+    'a newer schema',
+    (it) => it.exec(`insert into migration values ('9999_future.sql', '00', 1)`),
+    /written by a newer Purser/,
+  ],
+];
+for (const [what, damage, said] of WRONG)
+  test(`not restored: a backup with ${what}`, async (t) => {
+    const { house, file } = await openBackedUp(t);
+    await house.close();
+    const { database } = files(house.directory);
+    const before = readFileSync(database);
+    const client = new Client(file);
+    damage(client);
+    client.close();
+    await assert.rejects(restoreIn(house.directory, file), conflict(said));
+    assert.deepEqual(readFileSync(database), before, 'the books here are untouched');
+    assert.deepEqual(
+      readdirSync(house.directory).filter((name) => /restore/.test(name)),
+      [],
+    );
+    await house.reopen();
+    assert.equal((await house.ask('GET', '/readyz')).status, 200);
+  });
+
+test('what is no database of ours is not restored', async (t) => {
+  const { house } = await openBackedUp(t);
+  await house.close();
+  const file = join(temporaryDirectory(t), 'other.db');
+  await assert.rejects(restoreIn(house.directory, file), { code: 'not_found' });
+  writeFileSync(file, 'not a database at all, but long enough to be looked at\n'.repeat(20));
+  await assert.rejects(restoreIn(house.directory, file), conflict(/not a database/));
+  rmSync(file);
+  const client = new Client(file);
+  client.exec('create table anything (id integer)');
+  client.close();
+  await assert.rejects(restoreIn(house.directory, file, { force: true }), conflict(/no database of Purser/));
+});
+
+test(`a backup in which one bit turned is not restored, unless the bit meant nothing (seed ${SEED})`, async (t) => {
+  const { house, file, backup } = await openBackedUp(t);
+  await house.close();
+  const random = createRandom(SEED);
+  const whole = readFileSync(file);
+  const count = { refused: 0, harmless: 0 };
+  for (let i = 0; i < 60; i++) {
+    const bytes = Buffer.from(whole);
+    const at = random.whole(0, bytes.length - 1);
+    bytes[at] = (bytes[at] as number) ^ (1 << random.whole(0, 7));
+    const directory = join(temporaryDirectory(t), 'data');
+    mkdirSync(directory, { mode: 0o700 });
+    copyFileSync(join(house.directory, 'master.key'), join(directory, 'master.key'));
+    const damaged = `${directory}.db`;
+    writeFileSync(damaged, bytes);
+    try {
+      const { head } = await restoreIn(directory, damaged);
+      assert.deepEqual([head.seq, head.hash], [backup.head.seq, backup.head.hash]);
+      assert.deepEqual((await auditFiles(files(directory))).problems, []);
+      count.harmless++;
+    } catch (error) {
+      assert.equal((error as { code?: string }).code, 'conflict', `bit at ${at}: ${(error as Error).stack}`);
+      count.refused++;
+    }
+  }
+  t.diagnostic(`60 bits: ${count.refused} refused, ${count.harmless} meant nothing`);
+});
+
+for (const [what, ruin] of Object.entries<(at: ReturnType<typeof files>) => void>({
+  'a database that is garbage': ({ database }) => writeFileSync(database, 'garbage\n'.repeat(1000)),
+  'a database that is gone': ({ database }) => rmSync(database),
+  'a head file that is garbage': ({ head }) => writeFileSync(head, 'garbage'),
+  'a head file of a much later epoch': ({ head }) => writeFileSync(head, `900 ${'ab'.repeat(32)} 7 0\n`),
+  'a log that belongs to nothing': ({ database }) => writeFileSync(`${database}-wal`, 'garbage\n'.repeat(1000)),
+}))
+  test(`restored over ${what}`, async (t) => {
+    const { house, early, file } = await openBackedUp(t);
+    await house.close();
+    const at = files(house.directory);
+    ruin(at);
+    const there = existsSync(at.database) ? readFileSync(at.database) : undefined;
+    const restored = await restoreIn(house.directory, file);
+    if (there) assert.deepEqual(readFileSync(restored.kept as string), there);
+    else assert.equal(restored.kept, null);
+    if (what.includes('epoch')) assert.equal(restored.head.epoch, 8);
+    await house.reopen();
+    assert.equal((await house.ask('GET', '/readyz')).status, 200);
+    assert.equal(await statusOf(house, early.token), 200);
+    assert.equal(currentEpoch(house.app.ledger.read).number, restored.head.epoch);
+  });
