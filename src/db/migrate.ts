@@ -31,7 +31,9 @@ export function pendingMigrations(client: Client, all: readonly Migration[] = kn
   done.forEach((ran, i) => {
     const known = all[i];
     if (known?.name !== ran.name)
-      throw new Error(`The database was written by a newer Purser: it has ${ran.name}, which this one does not know.`);
+      throw new Error(
+        `The database was written by a newer Purser: it has ${ran.name}, which this one does not know. Use the newer one, or a backup of before.`,
+      );
     if (sha256(known.sql) !== ran.sha256)
       throw new Error(`The database had another ${ran.name} than this Purser knows. Use the Purser that wrote it.`);
   });
