@@ -69,7 +69,7 @@ export async function momentsOf(args: readonly string[], env = {}, program = EXE
 export function dieAt({ call, count }: Moment, args: readonly string[], env = {}, program = EXECUTABLE): Promise<Said> {
   const inject = ['-e', `trace=${call}`, '-e', `inject=${call}:signal=SIGKILL:when=${count}`];
   return run(args, {
-    command: ['strace', '-f', '-qq', '-o', '/dev/null', ...inject, EXECUTABLE],
+    command: ['strace', '-f', '-qq', '-o', '/dev/null', ...inject, program],
     env,
   });
 }
