@@ -34,10 +34,9 @@ export async function askAndPrint<N extends CommandName>(
   input: CommandInput<N>,
   show: (value: CommandOutput<N>) => string,
 ): Promise<void> {
-  const house = await readHouse(command);
   const { ask } = await import('./keeper.ts');
-  const value = await ask(house, name, input);
-  print(house.globals.json ? JSON.stringify(value) : show(value));
+  const value = await ask(command, name, input);
+  print(command.optsWithGlobals<Globals>().json ? JSON.stringify(value) : show(value));
 }
 
 export const showRecord = (record: Record<string, unknown>) => lines(withTimes(record));

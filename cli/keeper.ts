@@ -1,9 +1,10 @@
-import type { Config, Secrets } from '../src/config.ts';
+import type { Command } from 'commander';
+import { dataDirectoryOf } from '../src/config.ts';
 import { files, LockedError, prepareDirectory } from '../src/data-directory.ts';
-import type { Log } from '../src/log.ts';
 import { askSocket } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
 import { Refusal } from '../src/refusal.ts';
+import { type Globals, readHouse } from './house.ts';
 
 /** So long a server may take from taking its lock to listening on its socket. */
 const STARTING_MILLISECONDS = 10_000;
@@ -13,24 +14,27 @@ const COMMIT_FAILED = 'A commit failed: what was asked may or may not have happe
 
 /**
  * Asks one thing of the house: over the socket while `serve` runs, so that the same queue writes; otherwise by taking the
- * lock, opening the house, running the one command and closing it again. One writer, always (design, section 4).
+ * lock, opening the house, running the one command and closing it again. One writer, always (design, section 4). The
+ * configuration is read in the second case only: a server that runs has its own, and its secrets need not be in this
+ * terminal's environment. Throws what the command refuses, and ConfigurationFault.
  */
 export async function ask<N extends CommandName>(
-  house: { config: Config; secrets: Secrets; log: Log },
+  command: Command,
   name: N,
   input: CommandInput<N>,
 ): Promise<CommandOutput<N>> {
-  const { dataDirectory } = house.config;
-  const at = files(dataDirectory);
-  prepareDirectory(dataDirectory, false);
+  const directory = dataDirectoryOf(command.optsWithGlobals<Globals>());
+  const at = files(directory);
+  prepareDirectory(directory, false);
   const deadline = performance.now() + STARTING_MILLISECONDS;
   for (;;) {
     const answered = await askSocket(at.socket, name, input);
     if (answered) return answered.value as CommandOutput<N>;
     // The whole house is loaded only when there is no server to ask.
-    const [{ openApp }, { runCommand }] = await Promise.all([
+    const [{ openApp }, { runCommand }, house] = await Promise.all([
       import('../src/app.ts'),
       import('../src/operator/commands.ts'),
+      readHouse(command),
     ]);
     const failed = Promise.withResolvers<never>();
     failed.promise.catch(() => {});

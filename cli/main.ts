@@ -12,7 +12,7 @@ import { masterKeyCommands } from './master-key.ts';
 import { modelsCommands } from './models.ts';
 import { operationCommands } from './operation.ts';
 import { operatorKeyCommands } from './operator-key.ts';
-import { reportFailure } from './report.ts';
+import { reportFailure, reportUsage } from './report.ts';
 import { resourceCommands } from './resource.ts';
 import { restoreCommand } from './restore.ts';
 import { serveCommand } from './serve.ts';
@@ -68,8 +68,10 @@ async function main(): Promise<void> {
   try {
     await program.parseAsync();
   } catch (error) {
-    if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
-    else reportFailure(error, program.opts<{ json?: boolean }>().json ?? false);
+    // What could not be parsed may stand before `--json`: so the words themselves are asked.
+    const json = process.argv.includes('--json');
+    if (error instanceof CommanderError) reportUsage(error, json);
+    else reportFailure(error, json);
   }
 }
 

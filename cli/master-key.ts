@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
-import { example, readHouse, showRecord } from './house.ts';
+import { example, type Globals, showRecord } from './house.ts';
 import { print, say } from './report.ts';
 
 export function masterKeyCommands(program: Command): void {
@@ -12,12 +12,11 @@ export function masterKeyCommands(program: Command): void {
     .option('--key-file <file>', 'take the new key from this file (64 hex digits, or 32 bytes in base64)')
     .addHelpText('after', example('purser master-key rotate'))
     .action(async (options: { keyFile?: string }, command: Command) => {
-      const house = await readHouse(command);
       const { ask } = await import('./keeper.ts');
       const key = options.keyFile === undefined ? {} : { key: readFileSync(options.keyFile, 'utf8') };
-      const rotated = await ask(house, 'master-key.rotate', key);
+      const rotated = await ask(command, 'master-key.rotate', key);
       const { key: fresh, ...record } = rotated;
-      if (house.globals.json) print(JSON.stringify(rotated));
+      if (command.optsWithGlobals<Globals>().json) print(JSON.stringify(rotated));
       else print(showRecord(fresh === null ? record : rotated));
       say(whatToDo(rotated));
     });

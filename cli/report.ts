@@ -1,3 +1,4 @@
+import type { CommanderError } from 'commander';
 import { ConfigurationFault } from '../src/configuration-fault.ts';
 import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/data-directory.ts';
 import { REFUSALS, Refusal } from '../src/refusal.ts';
@@ -23,6 +24,14 @@ export function reportFailure(error: unknown, json: boolean): void {
   else say(message);
 
   process.exitCode = exitCodeOf(error);
+}
+
+/** Exit 2 for a command line that cannot be understood, with a JSON value on stdout when that was asked for; 0 for help. */
+export function reportUsage({ exitCode, code, message }: CommanderError, json: boolean): void {
+  process.exitCode = exitCode === 0 ? 0 : 2;
+  if (!json || exitCode === 0) return;
+  const said = code === 'commander.help' ? 'A command is missing. Add --help for the whole text.' : message;
+  print(JSON.stringify({ error: { code: 'usage', message: said.replace(/^error: /, '') } }));
 }
 
 /** Data on stdout. */

@@ -19,7 +19,7 @@ export function restoreCommand(program: Command): void {
       const { restore } = await import('../src/recovery/restore.ts');
       const { config, secrets, log } = house;
       const restored = await restore(config, secrets, { file: resolve(file), force: options.force ?? false, log });
-      const reconciled = await lookAround(house);
+      const reconciled = await lookAround(command);
       if (house.globals.json) print(JSON.stringify({ ...restored, ...reconciled }));
       else print([showRecord({ ...restored }), ...described(reconciled)].join('\n'));
       for (const sentence of whatNow(restored, reconciled)) say(sentence);
@@ -29,10 +29,10 @@ export function restoreCommand(program: Command): void {
 type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans' | 'faults'>;
 
 /** What the backends have that the restored books do not know, and what became of what they do know. Touches nothing. */
-async function lookAround(house: Awaited<ReturnType<typeof readHouse>>): Promise<Reconciled> {
+async function lookAround(command: Command): Promise<Reconciled> {
   const { ask } = await import('./keeper.ts');
   try {
-    const { leases, orphans, faults } = await ask(house, 'resource.reconcile', { apply: false });
+    const { leases, orphans, faults } = await ask(command, 'resource.reconcile', { apply: false });
     return { leases, orphans, faults };
   } catch (error) {
     const { message } = error as Error; // The books are in place all the same.

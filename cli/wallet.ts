@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { Refusal } from '../src/refusal.ts';
-import { askAndPrint, example, readHouse, showRecord, showTable, whole } from './house.ts';
+import { askAndPrint, example, type Globals, showRecord, showTable, whole } from './house.ts';
 import { print, say } from './report.ts';
 
 const WAIT_MILLISECONDS = 1000;
@@ -100,12 +100,11 @@ export function walletCommands(program: Command): void {
 }
 
 async function closeWallet(id: string, options: { wait?: boolean }, command: Command): Promise<void> {
-  const house = await readHouse(command);
   const { ask } = await import('./keeper.ts');
   for (;;) {
     try {
-      const wallet = await ask(house, 'wallet.close', { id });
-      print(house.globals.json ? JSON.stringify(wallet) : showRecord(wallet));
+      const wallet = await ask(command, 'wallet.close', { id });
+      print(command.optsWithGlobals<Globals>().json ? JSON.stringify(wallet) : showRecord(wallet));
       return;
     } catch (error) {
       if (!options.wait || !(error instanceof Refusal) || error.code !== 'cleanup_pending') throw error;

@@ -84,7 +84,7 @@ test('ledger verify exits 1 and names what is wrong when an entry was changed be
   assert.match(problems.join('\n'), /entry 1 was changed: its hash does not match its fields/);
   const words = await purser.cli('ledger', 'verify');
   assert.deepEqual([words.code, words.stdout], [1, '']);
-  assert.match(words.stderr, /^\d problems in 1 entries:\n {2}/);
+  assert.match(words.stderr, /^\d+ problems in 1 entries:\n {2}/);
 });
 
 test('config check says what a backend does not enforce, in words that are no faults', async (t) => {
@@ -139,6 +139,7 @@ test('config check says what a backend does not enforce, in words that are no fa
 
 test('config check names every fault at once, with file and line, and exits 1', async (t) => {
   const purser = installation(t);
+  await (await purser.serve()).stop();
   const file = join(purser.directory, 'purser.yaml');
   assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [] });
 
@@ -194,4 +195,35 @@ test('config check names every fault at once, with file and line, and exits 1', 
   const absent = await purser.cli('--config', join(purser.directory, 'absent.yaml'), 'config', 'check');
   assert.equal(absent.code, 1);
   assert.match(absent.stderr, /absent\.yaml: cannot be read \(ENOENT\)/);
+});
+
+test('what only asks the server needs nothing of its configuration: neither its secrets nor a file without faults', async (t) => {
+  const purser = installation(t);
+  await purser.serve();
+  const { accounts } = await purser.json('account', 'list');
+  const [{ id }] = accounts;
+  writeFileSync(join(purser.directory, 'purser.yaml'), 'router: { upstreams: [{ api_key: $' + '{NOT_SET} }] }');
+  await purser.json('account', 'credit', id, '1000');
+  const wallet = await purser.json('wallet', 'create', '--account', id, '--name', 'a', '--budget-cents', '500');
+  await purser.json('wallet', 'close', wallet.id);
+});
+
+test('a command line that cannot be understood exits 2, and says so as JSON too', async (t) => {
+  const purser = installation(t);
+  for (const [args, what] of [
+    [['--nonsense'], /^unknown option '--nonsense'/],
+    [['account', 'list', '--nonsense'], /^unknown option '--nonsense'/],
+    [['nonsense'], /^unknown command 'nonsense'/],
+    [['account', 'credit', 'acct_x'], /^missing required argument/],
+    [['account', 'credit', 'acct_x', 'five'], /whole number/],
+    [['account'], /^A command is missing/],
+  ] as const) {
+    const { code, stdout } = await purser.cli(...args, '--json');
+    assert.equal(code, 2, stdout);
+    const { error } = JSON.parse(stdout);
+    assert.equal(error.code, 'usage');
+    assert.match(error.message, what);
+  }
+  const help = await purser.cli('--json', '--help');
+  assert.deepEqual([help.code, help.stderr], [0, '']);
 });
