@@ -1,8 +1,7 @@
 import { createHash } from 'node:crypto';
-import { readdirSync } from 'node:fs';
 import sea from 'node:sea';
 import type { Database as Client } from 'better-sqlite3';
-import { assetText } from '../asset.ts';
+import { assetText, sourceNames } from '../asset.ts';
 import { sealEveryRow } from './seal.ts';
 
 export type Migration = { name: string; sql: string };
@@ -13,7 +12,7 @@ const sha256 = (text: string) => createHash('sha256').update(text).digest('hex')
 /** Every migration this program knows, in order: an asset of the executable, the folder `migrations/` from source. */
 export function knownMigrations(): Migration[] {
   if (sea.isSea()) return JSON.parse(assetText('migrations.json')) as Migration[];
-  const names = readdirSync(new URL('../../migrations/', import.meta.url)).filter((name) => name.endsWith('.sql'));
+  const names = sourceNames('migrations').filter((name) => name.endsWith('.sql'));
   return names.sort().map((name) => ({ name, sql: assetText(`migrations/${name}`) }));
 }
 
