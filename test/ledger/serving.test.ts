@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
-import { copyFileSync, existsSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { copyFileSync, existsSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
 import { readConfig, urlOf } from '../../src/config.ts';
 import { files } from '../../src/data-directory.ts';
+import { type HeadFile, openTip, readTip } from '../../src/ledger/head.ts';
 import { post } from '../../src/ledger/journal.ts';
 import { createLog } from '../../src/log.ts';
 import { Nanos } from '../../src/money.ts';
@@ -62,16 +63,43 @@ const FAULTS: Record<string, { damage: (house: House, older: string) => void; na
     named: /entry \d+ is not the one that was on disk/,
   },
   'a chain that is broken among the newest entries': {
-    damage(house) {
-      const client = new Client(files(house.directory).database);
-      client.exec(
+    damage: (house) =>
+      change(
+        house,
         'drop trigger entry_is_never_changed; update entry set amount_nanos = amount_nanos + 1 where seq = 2',
-      );
-      client.close();
-    },
+      ),
     named: /the chain of the journal is broken at entry 2/,
   },
+  'a row that was changed': {
+    damage: (house) => change(house, "update account set name = 'mine'"),
+    named: /the books are damaged \(1 faults\): account acct_\w+ was changed: its seal does not fit it/,
+  },
+  'a balance that was changed': {
+    damage: (house) => change(house, 'update account set available_cents = available_cents + 1'),
+    named: /the books are damaged \(1 faults\): account acct_\w+ has \d+ cents available, the journal/,
+  },
+  'a trigger that is gone': {
+    damage: (house) => change(house, 'drop trigger entry_is_never_changed'),
+    named: /the books are damaged \(1 faults\): the trigger entry_is_never_changed is missing/,
+  },
+  'a lost commit that moved no money': {
+    damage(house) {
+      const { tip } = files(house.directory);
+      const { quietCommits, ...mark } = readTip(tip) as HeadFile;
+      const file = openTip(tip);
+      file.write({ ...mark, quietCommits: quietCommits + 1 });
+      file.close();
+    },
+    named: /1 commits that moved no money are lost: ledger\.tip counts \d+ of them, the database \d+/,
+  },
 };
+
+/** Changes the database of a house with other hands than ours. */
+function change(house: House, sql: string): void {
+  const client = new Client(files(house.directory).database);
+  client.exec(sql);
+  client.close();
+}
 
 /** A house with some history, closed, and damaged. */
 async function openDamaged(t: Parameters<typeof openHouse>[0], name: string) {
@@ -184,4 +212,26 @@ test('a break that is older than what a start looks at is found in the backgroun
   assert.match(ready.body.reason, /broken at entry 2/);
   assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).body.error.code, 'read_only');
   assert(house.log.some((line) => line.includes('"event":"chain.failed"')));
+});
+
+test('a row that is changed under a running server is found by its own examination, and service stops', async (t) => {
+  const house = await openHouse(t);
+  await house.openWallet();
+  assert.deepEqual((await house.app.books.runOnce()).problems, []);
+  assert.equal((await house.ask('GET', '/readyz')).status, 200);
+  change(house, "update wallet set name = 'mine'");
+  assert.equal((await house.app.books.runOnce()).ok, false);
+  const ready = await house.ask('GET', '/readyz');
+  assert.equal(ready.status, 503);
+  assert.match(ready.body.reason, /wallet wal_\w+ was changed: its seal does not fit it/);
+  assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).body.error.code, 'read_only');
+  assert(house.log.some((line) => line.includes('"event":"books.failed"')));
+});
+
+test('an examination that cannot be carried out is no verdict: service goes on, and it is told', async (t) => {
+  const house = await openHouse(t);
+  renameSync(files(house.directory).database, join(house.directory, 'elsewhere.db'));
+  await assert.rejects(house.app.books.runOnce(), /the books could not be examined/);
+  assert.equal((await house.ask('GET', '/readyz')).status, 200);
+  renameSync(join(house.directory, 'elsewhere.db'), files(house.directory).database);
 });
