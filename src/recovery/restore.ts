@@ -19,6 +19,9 @@ import { beginCaution } from '../spend/caution.ts';
 import { removeDatabase, syncDirectory } from './files.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
 
+/** So long others that have the database open may take to be done: a command that reads, for instance. */
+const OTHERS_MILLISECONDS = 5000;
+
 export type Restored = {
   file: string;
   manifest: Manifest | null;
@@ -199,23 +202,27 @@ function setAside(database: string): string {
   return kept;
 }
 
-/** False where the database is too damaged to be opened: then its log stays beside it. */
+/**
+ * Folds the log into the database. False where that is too damaged to be opened: then its log stays beside it. Whoever has
+ * the database open holds a lock on it, also between two transactions: Litestream would go on with the old file's pages
+ * and the new one's log.
+ */
 function foldLog(database: string): boolean {
-  let busy: bigint | number | undefined;
   try {
-    const client = connect(database, { timeout: 5000 });
+    const client = connect(database, { timeout: OTHERS_MILLISECONDS });
     try {
-      [busy] = client.prepare('pragma wal_checkpoint(truncate)').raw().get() as [number];
+      client.pragma('locking_mode = EXCLUSIVE');
+      client.pragma('wal_checkpoint(truncate)');
+      return true;
     } finally {
       client.close();
     }
-  } catch {
-    return false;
-  }
-  if (Number(busy) !== 0)
+  } catch (cause) {
+    if (!String((cause as { code?: string }).code).startsWith('SQLITE_BUSY')) return false;
     throw new Refusal(
       'conflict',
       `Another process has ${database} open: Litestream, or a copy that is being made. Stop it first.`,
+      { cause },
     );
-  return true;
+  }
 }

@@ -117,25 +117,21 @@ test('a backup of before a rotation needs the key of before', async (t) => {
   assert.equal(await statusOf(house, early.token), 200);
 });
 
-test('while a server runs, or anybody reads the database, nothing is restored', async (t) => {
+test('while a server runs, or anybody has the database open, nothing is restored', async (t) => {
   const { house, file } = await openBackedUp(t);
-  await assert.rejects(restoreIn(house.directory, file), LockedError);
   await house.close();
   const { database, lock } = files(house.directory);
   const held = await takeLock(lock, 'purser serve');
   await assert.rejects(restoreIn(house.directory, file), LockedError);
   held.release();
 
-  const reader = new Client(database);
-  t.after(() => reader.close());
-  reader.exec('begin; select count(*) from entry');
-  const writer = new Client(database);
-  writer.exec('create table _litestream_lock (id integer)');
-  writer.close();
+  const idle = new Client(database); // As Litestream is between two looks: it reads nothing.
+  t.after(() => idle.close());
+  idle.exec('select count(*) from entry; create table _litestream_lock (id integer)');
   const before = readFileSync(database);
   await assert.rejects(restoreIn(house.directory, file), conflict(/Another process has .* open: Litestream/));
   assert.deepEqual(readFileSync(database), before);
-  reader.exec('commit');
+  idle.close();
   await restoreIn(house.directory, file);
 });
 
