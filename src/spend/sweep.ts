@@ -11,11 +11,12 @@ const KILL_COUNT_MAX = 10;
 export type Orphan = Owned & { resourceId: string; destroyed: boolean };
 
 /** One look at all backends: two slots may have one engine behind them, and what the first has seen is its affair. */
-export type Pass = { seen: Set<string>; killsLeft: number };
-/** `report` looks only, and destroys nothing. */
+export type Pass = { seen: Set<string>; killsLeft: number; graceSeconds: number };
+/** `report` looks only, and destroys nothing: so it also tells of what was made a moment ago, before a restore perhaps. */
 export const newPass = ({ report = false } = {}): Pass => ({
   seen: new Set(),
   killsLeft: report ? 0 : KILL_COUNT_MAX,
+  graceSeconds: report ? 0 : GRACE_SECONDS,
 });
 
 /**
@@ -31,7 +32,7 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
     const resource = findResource(app.ledger.read, resourceId);
     const known = resource && resource.endedAt === null && (resource.ref === null || resource.ref === owned.ref);
     const name = `${backend.name} ${owned.ref}`;
-    if (known || now - owned.createdAt < GRACE_SECONDS || pass.seen.has(name)) continue;
+    if (known || now - owned.createdAt < pass.graceSeconds || pass.seen.has(name)) continue;
     pass.seen.add(name);
     const spared = pass.killsLeft <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
     if (!spared) pass.killsLeft--;
