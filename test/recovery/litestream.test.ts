@@ -1,31 +1,22 @@
 import assert from 'node:assert/strict';
-import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
-import { chmodSync, copyFileSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { chmodSync, copyFileSync, mkdirSync, rmSync } from 'node:fs';
 import { delimiter, dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { files } from '../../src/data-directory.ts';
 import { until } from '../compute/conformance.ts';
-import { hasComponent } from '../helper/component.ts';
 import { EXECUTABLE, type Installation, installation, run, type Serving } from '../helper/executable.ts';
 import { openUpstream } from '../helper/upstream.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
+import { findLitestream, startBeside } from './litestream.ts';
 
-const ROOT = join(import.meta.dirname, '../..');
-const DRILL = join(ROOT, 'docs/restore-drill.sh');
-const PACKAGE = join(ROOT, 'node_modules/@flydotio/litestream-linux-x64/litestream');
-
-/** Litestream itself: from the PATH, or from the package that the tests bring. */
-function findLitestream(): string | undefined {
-  const places = (process.env.PATH ?? '').split(delimiter).map((it) => join(it, 'litestream'));
-  return [...places, PACKAGE].find((it) => existsSync(it));
-}
+const DRILL = join(import.meta.dirname, '../../docs/restore-drill.sh');
 
 /** A Purser under load with a Litestream beside it, which replicates into a directory. */
 async function openReplicated(t: TestContext) {
-  const litestream = findLitestream();
-  if (!hasComponent(t, 'litestream', () => litestream !== undefined)) return undefined;
+  const litestream = findLitestream(t);
+  if (!litestream) return undefined;
   const upstream = await openUpstream(t);
   const purser = installation(t, { upstream });
   const server = await purser.serve();
@@ -34,19 +25,9 @@ async function openReplicated(t: TestContext) {
   const { key } = await purser.json('key', 'create', '--account', account, '--name', 'load');
   const replica = `file://${temporaryDirectory(t)}/replica`;
   const { database } = files(purser.directory);
-  const stream = spawn(litestream as string, ['replicate', database, replica], {
-    stdio: ['ignore', 'ignore', 'ignore'],
-  });
-  t.after(() => end(stream));
+  const stream = startBeside(t, [litestream, 'replicate', database, replica]);
   await until('Litestream has begun', async () => hasLitestreamTables(database));
-  return { purser, server, key: key as string, replica, stream, litestream: litestream as string };
-}
-
-async function end(child: ChildProcess): Promise<void> {
-  if (child.exitCode !== null || child.signalCode !== null) return;
-  const ended = new Promise((resolve) => child.once('close', resolve));
-  child.kill('SIGTERM');
-  await ended;
+  return { purser, server, key: key as string, replica, stream, litestream };
 }
 
 function hasLitestreamTables(database: string): boolean {
@@ -122,7 +103,7 @@ test('beside Litestream everything goes on: load, verify, backup, a rotation, a 
   assert.equal((await server.ask('GET', '/readyz')).status, 200);
   await server.stop();
   const refused = await purser.cli('restore', backup);
-  assert.equal(refused.code, 4);
+  assert.equal(refused.code, 4, refused.stdout + refused.stderr);
   assert.match(refused.stderr, /Another process has .* open: Litestream/);
   const again = await purser.serve();
   assert.equal((await again.ask('GET', '/readyz')).status, 200);
@@ -149,7 +130,7 @@ test('after the machine is lost, the replica restores all but the last moments, 
   stream.kill('SIGKILL');
   await server.ended;
   await clients.end();
-  const known = Number(readFileSync(files(purser.directory).tip, 'utf8').split(' ')[0]);
+  const known = newestIn(files(purser.directory).database);
 
   const said = await drill(litestream, replica, purser);
   assert.equal(said.code, 0, said.stderr);
@@ -173,7 +154,8 @@ test('after the machine is lost, the replica restores all but the last moments, 
   assert.equal(onOld.lost_to_seq, lost ? known : null);
   const wallets = new Set(clients.opened);
   const { wallets: latest } = await purser.json('wallet', 'list');
-  for (const { id } of latest as { id: string }[]) assert(wallets.has(id), 'what was never acknowledged is not there');
+  const unknown = (latest as { id: string }[]).filter(({ id }) => !wallets.has(id));
+  assert(unknown.length <= 1, 'what was never asked for is not there; the last answer may have been cut off');
 });
 
 test('the drill that is printed proves a backup, and fails on a damaged one', async (t) => {
