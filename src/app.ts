@@ -60,8 +60,11 @@ export type App = DoorApp &
     chain: ReturnType<typeof watchChain>;
     books: BooksWatch;
     upstreams: ReadonlyMap<string, Upstream>;
-    /** Stops taking part: nothing new is driven, and what still runs after `drainSeconds` is answered as uncertain. */
-    drain(): Promise<void>;
+    /**
+     * Waits until all is `answered` and nothing runs any more, at most `drainSeconds`. Then nothing new is driven: what
+     * still runs is answered as uncertain, and what is still being read is refused.
+     */
+    drain(answered: Promise<void>): Promise<void>;
     [Symbol.asyncDispose](): Promise<void>;
   };
 
@@ -206,9 +209,10 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     reaper,
     chain,
     books,
-    async drain() {
-      await atMost(config.drainSeconds * 1000, running.drained());
+    async drain(answered) {
+      await atMost(config.drainSeconds * 1000, answered.then(running.drained));
       running.cutOff(() => uncertain());
+      app.reading.cutOff();
     },
     [Symbol.asyncDispose]: () => opened.disposeAsync(),
   };

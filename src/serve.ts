@@ -5,6 +5,7 @@ import { refuseHomeless } from './compute/homeless.ts';
 import { type Address, type Config, type Secrets, urlOf } from './config.ts';
 import { files } from './data-directory.ts';
 import { createDoor } from './http/app.ts';
+import { followConnections } from './http/connections.ts';
 import { unrouted } from './http/door.ts';
 import { listenSocket } from './operator/socket.ts';
 import { REFUSALS } from './refusal.ts';
@@ -29,11 +30,11 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   // Not in openApp: the commands that help here open the house themselves.
   if (!app.health.fault) refuseHomeless(app.ledger.read, app.slots);
 
-  const door = openDoor(app);
+  const { door, close } = openDoor(app);
   const address = await listen(door, config.listen);
   // Together: a command that waits for what is in flight is not waited for before that is cut off.
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
-  opening.defer(async () => void (await Promise.all([closeServer(door, app), socket?.close()])));
+  opening.defer(async () => void (await Promise.all([close(), socket?.close()])));
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
 
   if (app.slots.list.length) {
@@ -81,16 +82,18 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
 }
 
 /** The door behind Node's HTTP server. What that server cannot read is answered in the shape of every other refusal. */
-function openDoor(app: App): Server {
-  const door = createServer(
-    { headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS },
-    getRequestListener(createDoor(app).fetch, {
-      errorHandler(error) {
-        const { body, ...init } = unrouted(app, error instanceof RequestError ? undefined : error);
-        return new Response(body, init);
-      },
-    }),
-  );
+function openDoor(app: App): { door: Server; close(): Promise<void> } {
+  const answer = getRequestListener(createDoor(app).fetch, {
+    errorHandler(error) {
+      const { body, ...init } = unrouted(app, error instanceof RequestError ? undefined : error);
+      return new Response(body, init);
+    },
+  });
+  const door = createServer({ headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS });
+  const connections = followConnections(door);
+  door.on('request', (request, response) => {
+    if (connections.take(request, response)) void answer(request, response);
+  });
   door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
     // An answer that is still to come on this connection must not be taken for this refusal.
     const isAnswering = (socket as { _httpMessage?: unknown })._httpMessage != null;
@@ -100,7 +103,14 @@ function openDoor(app: App): Server {
     const lines = Object.entries(fields).map(([name, value]) => `${name}: ${value}\r\n`);
     socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
   });
-  return door;
+  return {
+    door,
+    close() {
+      app.health.stopping = true;
+      app.log.info({ event: 'stopping', running: app.running.count() }, 'stopping');
+      return connections.stop(app.drain);
+    },
+  };
 }
 
 async function listen(server: Server, at: Address): Promise<Address> {
@@ -116,23 +126,6 @@ async function listen(server: Server, at: Address): Promise<Address> {
   });
   const bound = server.address() as { port: number };
   return { host: at.host, port: bound.port };
-}
-
-/** Stops accepting, lets what was accepted be answered, then closes what is left. */
-async function closeServer(server: Server, app: App): Promise<void> {
-  const closed = new Promise((resolve) => server.close(resolve));
-  app.health.stopping = true;
-  server.closeIdleConnections();
-  await app.drain();
-  // Every paid request has its answer now, or its 503; this hands the event loop back so that it is written.
-  const over = Promise.withResolvers<void>();
-  const timer = setTimeout(over.resolve, 1000);
-  const idle = setInterval(() => server.closeIdleConnections(), 20);
-  await Promise.race([closed, over.promise]);
-  clearTimeout(timer);
-  clearInterval(idle);
-  server.closeAllConnections();
-  await closed;
 }
 
 function openMetrics(app: App): Server {

@@ -11,13 +11,42 @@ const PART_COUNT_MAX = 50_000;
 /** Bytes of bodies that are being read at this moment, of one caller and of all. */
 const READING_BYTES_MAX = { caller: 32 * 1024 * 1024, all: 256 * 1024 * 1024 };
 
-/** Counts what is being read, so that many slow bodies do not fill the memory. */
-export type Reading = { take(caller: string, bytes: number): void; give(caller: string, bytes: number): void };
+/** Bodies that are being read: counted, so that many slow ones do not fill the memory. */
+export type Reading = {
+  take(caller: string, bytes: number): void;
+  give(caller: string, bytes: number): void;
+  /** Reads on, unless `cutOff` comes first. */
+  unlessCutOff<T>(read: () => Promise<T>): Promise<T>;
+  /** Refuses whatever is still being read; for a server that stops. */
+  cutOff(): void;
+};
 
 export function createReading(): Reading {
   const byCaller = new Map<string, number>();
+  const cuts = new Set<(refusal: Refusal) => void>();
   let all = 0;
   return {
+    async unlessCutOff(read) {
+      const { promise, reject } = Promise.withResolvers<never>();
+      cuts.add(reject);
+      try {
+        return await Promise.race([read(), promise]);
+      } finally {
+        cuts.delete(reject);
+      }
+    },
+    cutOff() {
+      for (const cut of cuts)
+        cut(
+          new Refusal(
+            'read_only',
+            'The server is stopping, and this body has not come to its end. Retry in a moment.',
+            {
+              retryAfterSeconds: 5,
+            },
+          ),
+        );
+    },
     take(caller, bytes) {
       const own = (byCaller.get(caller) ?? 0) + bytes;
       if (own > READING_BYTES_MAX.caller || all + bytes > READING_BYTES_MAX.all)
@@ -47,6 +76,10 @@ export async function readBody(
   caller: string,
 ): Promise<Buffer> {
   if (Number(request.headers['content-length'] ?? 0) > most) throw tooLarge(most);
+  return reading.unlessCutOff(() => collect(request, most, reading, caller));
+}
+
+async function collect(request: IncomingMessage, most: number, reading: Reading, caller: string): Promise<Buffer> {
   const chunks: Buffer[] = [];
   let length = 0;
   let taken = 0;

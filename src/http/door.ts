@@ -152,13 +152,8 @@ type Headers = Record<string, string>;
 
 const callerOf = (principal: Principal) => ('wallet' in principal ? principal.wallet.id : principal.keyId);
 
-function headersOf(
-  { health, limits }: Pick<DoorApp, 'health' | 'limits'>,
-  c: Context<Env>,
-  requestId: string,
-): Headers {
+function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
   const headers: Headers = { 'content-type': 'application/json', 'x-request-id': requestId };
-  if (health.stopping) headers.connection = 'close';
   const left = c.var.routerWallet && limits.wallet.left(c.var.routerWallet);
   if (left) {
     headers['x-ratelimit-limit-requests'] = String(left.limit);
@@ -226,7 +221,7 @@ function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { 
 }
 
 /** The answer for whatever was thrown. */
-export function onError(app: Pick<DoorApp, 'events' | 'health' | 'limits'>): ErrorHandler<Env> {
+export function onError(app: Pick<DoorApp, 'events' | 'limits'>): ErrorHandler<Env> {
   return (error, c) => {
     const requestId = requestIdOf(c);
     const { refusal, message } = told(app, c, error);

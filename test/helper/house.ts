@@ -240,7 +240,8 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
   house.app = await start();
   t.after(async () => {
     await upstream.close().catch(() => {});
-    await house.app[Symbol.asyncDispose]();
+    // Together: a server that stops waits a moment for what a client may still ask on a connection that it keeps.
+    await Promise.all([house.app[Symbol.asyncDispose](), agent.close()]);
     for (const grave of graves) {
       grave.release();
       await grave.dead[Symbol.asyncDispose]();
