@@ -12,6 +12,7 @@ import { type Config, type Secrets, urlOf } from './config.ts';
 import type { LocalCompute } from './config-compute.ts';
 import { files, prepareDirectory } from './data-directory.ts';
 import { takeLock } from './db/lock.ts';
+import { createRoom, type Room } from './db/room.ts';
 import { createEvents, type Events } from './events.ts';
 import type { Health } from './health.ts';
 import { createReading } from './http/body.ts';
@@ -57,6 +58,7 @@ export type App = DoorApp &
     keyPlace: KeyPlace;
     health: Health;
     reaper: Reaper;
+    room: Room;
     chain: ReturnType<typeof watchChain>;
     books: BooksWatch;
     upstreams: ReadonlyMap<string, Upstream>;
@@ -110,8 +112,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     () => health,
   );
   let health: Health = { fault: 'the database has not been examined yet' };
+  const running = createRunning();
+  const room = opening.adopt(createRoom(at.reserve, running.count, events), (it) => it.stop());
+  const { committed } = headKeeper;
   const ledger = opening.adopt(
-    openLedger(at.database, { migrate: options.create, committed: headKeeper.committed, fatal: options.fatal }),
+    openLedger(at.database, { migrate: options.create, room, committed, fatal: options.fatal }),
     (it) => it.close(),
   );
 
@@ -122,8 +127,8 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const clock = createClock(options.time ?? systemTime, lastJournalAt(ledger.read), log);
   health = await examine(ledger, at, clock, masterKey.id, options);
   opening.adopt(headKeeper, async (it) => {
-    // A head that the database is behind is evidence: it is not overwritten.
-    if (!health.fault) await it.stop();
+    // A head that the database is behind is evidence: it is not overwritten. An older one that stays, on a full disk, is none.
+    if (!health.fault) await it.stop().catch((error) => events.failed('head', error));
   });
   if (!health.fault) {
     await headKeeper.flush();
@@ -143,7 +148,6 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       for (const { backend } of it.list) await backend.close();
     },
   );
-  const running = createRunning();
   opening.defer(async () => {
     running.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
@@ -164,6 +168,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     events,
     health,
     running,
+    room,
     upstreams,
     keysUsed,
     sweepAt: 0,
@@ -201,6 +206,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
   events.gauge('report_only', '1 while leases of before are only reported.', () => (cautionOf(ledger.read) ? 1 : 0));
+  events.gauge('disk_free_bytes', 'Free on the disk of the data directory, beside the reserve.', room.freeBytes);
   events.gauge('requests_running', 'Paid requests in flight.', running.count);
 
   const opened = opening.move();

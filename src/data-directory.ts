@@ -18,6 +18,7 @@ export const files = (directory: string) => ({
   database: join(directory, 'purser.db'),
   head: join(directory, 'ledger.head'),
   tip: join(directory, 'ledger.tip'),
+  reserve: join(directory, 'reserve'),
   lock: join(directory, 'purser.lock'),
   socket: join(directory, 'purser.sock'),
   leases: join(directory, 'leases'),

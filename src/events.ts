@@ -279,6 +279,19 @@ export function createEvents(log: Log) {
       const facts = { event: 'books.examined', ok, entries, problems: problems.length, milliseconds };
       log.info(facts, 'the books were examined');
     },
+    diskLow(reason: string) {
+      failures.inc({ where: 'disk' });
+      log.warn({ event: 'disk.low', reason }, 'nothing new is begun until there is room');
+    },
+    diskEnough(freeBytes: number) {
+      log.info({ event: 'disk.enough', free_bytes: freeBytes }, 'there is room again');
+    },
+    reserveMade(bytes: number) {
+      log.info({ event: 'disk.reserve_made', bytes }, 'space for settlements is set aside');
+    },
+    reserveUsed() {
+      log.warn({ event: 'disk.reserve_used' }, 'the disk is full; what is under way is settled from the reserve');
+    },
     failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
       failures.inc({ where });
       log.error({ event: `${where}.failed`, ...facts, err: error }, 'failed');

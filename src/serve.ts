@@ -63,6 +63,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     });
   }
   if (!app.health.fault) {
+    app.room.start();
     app.reaper.start();
     app.chain.start();
     app.books.start();

@@ -1,5 +1,6 @@
 import { and, asc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { refuseWithoutRoom } from '../db/room.ts';
 import { keys } from '../db/schema.ts';
 import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
@@ -59,6 +60,7 @@ export function createKey(
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
   if (order.name.length < 1 || order.name.length > 80)
     throw new Refusal('invalid_request', 'A key name has 1 to 80 characters.');
+  refuseWithoutRoom(tx);
   const token = mintToken(order.kind);
   const key = sealed(keys, {
     id: newId('key'),

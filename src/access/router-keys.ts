@@ -1,5 +1,6 @@
 import { and, desc, eq, isNull, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { refuseWithoutRoom } from '../db/room.ts';
 import { routerKeys } from '../db/schema.ts';
 import { resealed, sealed } from '../db/seal.ts';
 import { canonicalJson } from '../fingerprint.ts';
@@ -89,6 +90,7 @@ export function openRouterKey(
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
   if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
     throw new Refusal('invalid_request', `A wallet has at most ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
+  refuseWithoutRoom(tx);
   const id = newId('key');
   const masterKeyId = wallet.masterKeyId;
   const token = routerToken(keyring, { id, masterKeyId });

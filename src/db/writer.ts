@@ -12,6 +12,9 @@ const BATCH_MILLISECONDS_MAX = 5;
 /** These leave the database as it was before the batch, for certain; anything else at COMMIT is an unknown outcome. */
 const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY'];
 
+/** The whole batch is undone, and runs again. */
+const AGAIN = new Error('there is room now');
+
 const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB)/;
 const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
 
@@ -19,6 +22,8 @@ function isClean(error: unknown): boolean {
   const code = codeOf(error);
   return CLEAN_FAILURES.some((clean) => code === clean || code.startsWith(`${clean}_`));
 }
+
+const isFull = (error: unknown) => codeOf(error).startsWith('SQLITE_FULL');
 
 function notNow(error: unknown): Refusal {
   const message = `Nothing can be written at the moment (${codeOf(error)}). Retry later.`;
@@ -41,6 +46,8 @@ export type Writer = {
 export type WriterEvents = {
   /** At the end of a batch that wrote something, inside its transaction. */
   committing?: () => void;
+  /** The disk is full. True when there is room now: the same batch is tried again. */
+  makeRoom?: () => boolean;
   /** After a commit, before its promises resolve. */
   committed?: () => void;
   /** A COMMIT or fsync failed: nobody knows what is on disk. The process has to stop and answer nothing. */
@@ -49,7 +56,8 @@ export type WriterEvents = {
 
 /**
  * The one writer, with group commit (design, section 6): closures wait in a queue; once per turn of the event loop they
- * run in savepoints of one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only itself.
+ * run in savepoints of one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only itself. One may run
+ * more than once, where the first attempt found the disk full: it changes rows and nothing else.
  */
 export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writer {
   let queue: Job[] = [];
@@ -57,6 +65,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   let closed = false;
   let commits = 0;
   let failure: string | undefined;
+  let alone = 0; // So many of those that wait are tried one by one: together they were too much for a full disk.
   let undone: string | undefined; // Why a closure of this batch found no room, though the batch was committed.
   const idle: (() => void)[] = [];
 
@@ -65,10 +74,11 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   const changes = client.prepare('select total_changes()').pluck();
   const batch = client.transaction((jobs: Job[], settle: (() => void)[]) => {
     const deadline = performance.now() + BATCH_MILLISECONDS_MAX;
+    const most = alone ? 1 : BATCH_COUNT_MAX;
     let done = 0;
     let wrote = false;
     for (const job of jobs) {
-      if (done >= BATCH_COUNT_MAX || (done > 0 && performance.now() > deadline)) break;
+      if (done >= most || (done > 0 && performance.now() > deadline)) break;
       done++;
       const before: unknown = wrote || changes.get();
       try {
@@ -78,6 +88,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
       } catch (error) {
         // SQLite ended the whole batch, or the disk lies: everybody's closure is undone.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
+        if (isFull(error) && events.makeRoom?.()) throw AGAIN;
         // A full disk may undo the one statement only; for whoever asked it is the same full disk.
         const full = isClean(error) ? notNow(error) : undefined;
         undone = full?.message ?? undone;
@@ -96,20 +107,27 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     try {
       done = batch(queue, settle);
     } catch (error) {
+      if (error === AGAIN || (isFull(error) && events.makeRoom?.())) return schedule();
       if (!isClean(error)) {
         closed = true;
         events.fatal(error); // Nothing is answered: recovery and the idempotency keys decide.
         return;
       }
-      const failed = queue;
-      queue = [];
+      if (isFull(error) && !alone && queue.length > 1) {
+        alone = queue.length; // A large one must not take the small ones with it.
+        return schedule();
+      }
+      const failed = alone ? queue.splice(0, 1) : queue.splice(0);
+      alone = Math.max(0, alone - 1);
       const refusal = notNow(error);
       failure = refusal.message;
       for (const job of failed) job.reject(refusal);
+      if (queue.length) schedule();
       wakeIdle();
       return;
     }
     queue = queue.slice(done);
+    alone = Math.max(0, alone - 1);
     commits++;
     failure = undone;
     events.committed?.();

@@ -71,7 +71,7 @@ export function createDoor(app: DoorApp): Hono<Env> {
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
     '/readyz': (c) => {
       const stopping = app.health.stopping ? 'the server is stopping' : undefined;
-      const fault = app.health.fault ?? stopping ?? app.ledger.failure() ?? app.clock.holdsBlocked();
+      const fault = app.health.fault ?? stopping ?? app.room.lack() ?? app.ledger.failure() ?? app.clock.holdsBlocked();
       if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
       const caution = cautionOf(app.ledger.read)?.sentence; // It serves money all the same.
       return json(c, 200, JSON.stringify({ ready: true, ...(caution ? { report_only: caution } : {}) }));

@@ -6,6 +6,7 @@ import type * as v from 'valibot';
 import type { createAddressReader } from '../access/address.ts';
 import type { Limit } from '../access/limits.ts';
 import { admit, authenticate, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
+import type { Room } from '../db/room.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
 import { redactTokens } from '../log.ts';
@@ -25,6 +26,7 @@ export type DoorApp = ChatApp &
     /** `{base_url}` of the interface, without a slash at the end. */
     baseUrl: string;
     health: Health;
+    room: Pick<Room, 'lack'>;
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
     /** Bodies that are being read. */
     reading: Reading;

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { refuseWithoutRoom } from '../db/room.ts';
 import { accounts, fundings } from '../db/schema.ts';
 import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
@@ -51,6 +52,7 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
   const taken = reads(tx).byName.get({ name });
   if (taken) throw new Refusal('conflict', `The account ${taken.id} is already named ${JSON.stringify(name)}.`);
 
+  refuseWithoutRoom(tx);
   const account = sealed(accounts, {
     id: newId('acct'),
     name,
@@ -95,6 +97,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
       );
     return account;
   }
+  if (order.kind === 'credit') refuseWithoutRoom(tx);
   const change = order.kind === 'credit' ? order.amountCents : -order.amountCents;
   const availableCents = account.availableCents + change;
   if (availableCents < 0)

@@ -1,6 +1,7 @@
 import type { Database as Client } from 'better-sqlite3';
 import type { Reader } from '../db/handle.ts';
 import { openDatabase } from '../db/open.ts';
+import { furnish, type Room } from '../db/room.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
 import { countQuietCommit } from './installation.ts';
 import { journalHead } from './journal.ts';
@@ -16,6 +17,8 @@ export type Ledger = Pick<Writer, 'write' | 'commitCount' | 'failure'> & {
 export type LedgerOptions = {
   /** Creates the file when it is missing and brings an older one up to date. */
   migrate: boolean;
+  /** The space for settlements: what is begun needs more than that. */
+  room?: Room;
   /** After each commit, before its promises resolve. */
   committed?: () => void;
   /** A COMMIT or fsync failed: stop the process and answer nothing. */
@@ -25,10 +28,13 @@ export type LedgerOptions = {
 /** Opens the database file and its one writer. Throws as `openDatabase` does. */
 export function openLedger(file: string, options: LedgerOptions): Ledger {
   const { client, read, tx } = openDatabase(file, options);
+  const { room } = options;
+  if (room) furnish(tx, room);
   let newest = journalHead(read).seq;
   let next = newest;
   const writer = createWriter(client, tx, {
     fatal: options.fatal,
+    ...(room ? { makeRoom: room.release } : {}),
     committing() {
       next = journalHead(tx).seq;
       if (next === newest) countQuietCommit(tx);

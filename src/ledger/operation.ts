@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { refuseWithoutRoom } from '../db/room.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
 import { resealed, sealed } from '../db/seal.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
@@ -256,6 +257,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
     throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
       retryAfterSeconds: 60,
     });
+  refuseWithoutRoom(tx);
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   order.limits?.(tx, wallet);
   const left = available(wallet);

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { refuseWithoutRoom } from '../db/room.ts';
 import { wallets } from '../db/schema.ts';
 import { sealed } from '../db/seal.ts';
 import { centsToNanos, Nanos, ZERO } from '../money.ts';
@@ -188,6 +189,7 @@ export function openWallet(
     throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
       retryAfterSeconds: 60,
     });
+  refuseWithoutRoom(tx);
   if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   if (account.owedCents > 0)
     throw new Refusal(

@@ -27,6 +27,7 @@ export function createHeadKeeper(
   let written = '';
   let writing = Promise.resolve();
   let tip: ReturnType<typeof openTip> | undefined;
+  let isFailing = false; // On a full disk it fails every second: that is said once.
 
   async function write() {
     if (health().fault) return; // A head that the database may be behind is evidence.
@@ -35,6 +36,7 @@ export function createHeadKeeper(
     if (state === written) return;
     await writeHeadFile(at.head, head);
     written = state;
+    isFailing = false;
     markTip(); // From now on: only now is nothing in it needed any more.
   }
   /** A tip that cannot be written is no tip: the head is at most a second older. Tried again with the next head. */
@@ -60,7 +62,8 @@ export function createHeadKeeper(
         timer = undefined;
         flush().catch((error) => {
           writing = Promise.resolve();
-          events.failed('head', error);
+          if (!isFailing) events.failed('head', error);
+          isFailing = true;
           keeper.committed(); // Again in a second.
         });
       }, HEAD_MILLISECONDS);

@@ -1,5 +1,6 @@
 import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/keys.ts';
+import type { Room } from '../db/room.ts';
 import type { Health } from '../health.ts';
 import type { CloseApp } from '../spend/close.ts';
 import {
@@ -16,6 +17,7 @@ import {
 
 export type ReaperApp = CloseApp & {
   health: Health;
+  room: Pick<Room, 'lack'>;
   keysUsed: Map<string, number>;
   /** When orphans are looked for next, Unix seconds. */
   sweepAt: number;
@@ -91,7 +93,8 @@ export function createReaper(app: ReaperApp): Reaper {
         app.events.failed('reaper', error, { chore: chore.name });
       }
     }
-    if (app.keysUsed.size) {
+    // Worth a commit, but not the reserve.
+    if (app.keysUsed.size && !app.room.lack()) {
       const used = new Map(app.keysUsed);
       app.keysUsed.clear();
       await app.ledger.write((tx) => touchKeys(tx, used));

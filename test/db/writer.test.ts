@@ -236,6 +236,44 @@ test('everybody who waits behind a full disk is refused, and nobody waits for ev
   await writer.close();
 });
 
+test('one that is too large for a full disk does not take with it what still fits', async (t) => {
+  const { writer, client, committed, insert } = openWriter(t);
+  const free = fillDisk(client);
+  const asked = [writer.write(insert('a')), writer.write(insert('large', BIG)), writer.write(insert('b'))];
+  assert.deepEqual(status(await Promise.allSettled(asked)), ['fulfilled', 'rejected', 'fulfilled']);
+  assert.deepEqual(committed(), ['a', 'b']);
+  free();
+  await Promise.all([writer.write(insert('c')), writer.write(insert('large', BIG))]);
+  assert.deepEqual(committed(), ['a', 'b', 'c', 'large']);
+});
+
+test('where room can be made, a full disk is not told of: the batch runs again, and each of it counts once', async (t) => {
+  for (const withTrigger of [false, true]) {
+    let made = 0;
+    let free = () => {};
+    const makeRoom = () => {
+      made++;
+      free();
+      return true;
+    };
+    const { writer, client, committed, insert } = openWriter(t, { makeRoom });
+    if (withTrigger)
+      client.exec(`create trigger no before insert on account when new.id = '' begin select raise(abort, 'no'); end`);
+    const restore = fillDisk(client);
+    free = () => void restore();
+    const asked = [
+      writer.write(insert('a')),
+      writer.write(() => {
+        throw new Refusal('conflict');
+      }),
+      writer.write(insert('large', BIG)),
+    ];
+    assert.deepEqual(status(await Promise.allSettled(asked)), ['fulfilled', 'rejected', 'fulfilled']);
+    assert.deepEqual(committed(), ['a', 'large']);
+    assert.deepEqual([made, writer.failure(), writer.commitCount()], [1, undefined, 1]);
+  }
+});
+
 test('that nothing can be written is known until something can, however SQLite undid it', async (t) => {
   for (const withTrigger of [false, true]) {
     const { writer, client, insert } = openWriter(t);

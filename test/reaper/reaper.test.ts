@@ -60,6 +60,7 @@ async function openReaper(t: TestContext) {
     keyring: createKeyring({ id: MASTER_KEY_ID, key: Buffer.alloc(32) }),
     keysWalked: new Map(),
     health: { fault: undefined },
+    room: { lack: () => undefined },
     keysUsed: {
       // The last that a pass looks at.
       get size() {

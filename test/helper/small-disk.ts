@@ -1,0 +1,48 @@
+import { execFileSync } from 'node:child_process';
+import { closeSync, mkdtempSync, openSync, rmSync, statfsSync, writeSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { hasComponent, hasProgram } from './component.ts';
+
+/** A disk of its own that a test can fill to the brim: a tmpfs of a few MiB. */
+export type SmallDisk = {
+  directory: string;
+  freeBytes(): number;
+  /** Somebody else's file takes all that is free but `leaveBytes`. Called again, it takes what has become free since. */
+  fill(leaveBytes?: number): void;
+  /** That file is gone. */
+  free(): void;
+};
+
+const SLICE = Buffer.alloc(64 * 1024, 1);
+
+/** Undefined, and the test skipped, where nothing can be mounted. */
+export function openSmallDisk(t: TestContext, mebibytes: number): SmallDisk | undefined {
+  if (!hasComponent(t, 'root', () => process.getuid?.() === 0 && hasProgram('mount'))) return undefined;
+  const directory = mkdtempSync(join(tmpdir(), 'purser-disk-'));
+  execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${mebibytes}m,mode=700`, 'tmpfs', directory]);
+  t.after(() => {
+    execFileSync('umount', ['--lazy', directory]);
+    rmSync(directory, { recursive: true, force: true });
+  });
+  const filler = join(directory, 'somebody-elses');
+  const freeBytes = () => {
+    const { bavail, bsize } = statfsSync(directory);
+    return bavail * bsize;
+  };
+  return {
+    directory,
+    freeBytes,
+    fill(leaveBytes = 0) {
+      const handle = openSync(filler, 'a');
+      try {
+        for (let left = freeBytes(); left > leaveBytes; left = freeBytes())
+          writeSync(handle, SLICE, 0, Math.min(SLICE.length, left - leaveBytes));
+      } finally {
+        closeSync(handle);
+      }
+    },
+    free: () => rmSync(filler, { force: true }),
+  };
+}
