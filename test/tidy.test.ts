@@ -88,7 +88,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file)\.ts$/,
   ],
   [/^src\/(money|refusal|token|id|ssh-key|in-time)\.ts$/],
 ];

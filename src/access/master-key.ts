@@ -1,8 +1,7 @@
 import { createHmac, randomBytes } from 'node:crypto';
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
-import { open, rename } from 'node:fs/promises';
-import { dirname } from 'node:path';
+import { existsSync, readFileSync } from 'node:fs';
 import type { Secrets } from '../config.ts';
+import { writeDurably, writeDurablySync } from '../durable-file.ts';
 
 const KEY_BYTES = 32;
 
@@ -21,7 +20,7 @@ export function readMasterKey(source: Secrets['masterKey'], options: { create: b
       throw new Error(
         `There is no master key in ${path}. Without it no wallet token of this installation can be made again.`,
       );
-    writeFileSync(path, textOf(generateMasterKey()), { mode: 0o600, flag: 'wx', flush: true });
+    writeDurablySync(path, textOf(generateMasterKey()));
   }
   return parseMasterKey(readFileSync(path, 'utf8'), path);
 }
@@ -34,18 +33,8 @@ export function generateMasterKey(): MasterKey {
 const textOf = ({ key }: MasterKey) => `${key.toString('hex')}\n`;
 
 /** Replaces the file whole: a crash leaves the old key or the new one. Resolves when the name itself is on disk. */
-export async function replaceMasterKey(path: string, key: MasterKey): Promise<void> {
-  const fresh = `${path}.new`;
-  const file = await open(fresh, 'w', 0o600);
-  try {
-    await file.writeFile(textOf(key));
-    await file.sync();
-  } finally {
-    await file.close();
-  }
-  await rename(fresh, path);
-  const directory = await open(dirname(path), 'r');
-  await directory.sync().finally(() => directory.close());
+export function replaceMasterKey(path: string, key: MasterKey): Promise<void> {
+  return writeDurably(path, textOf(key));
 }
 
 /** Reads a master key from a text. Throws when it is malformed; the message never holds it. */

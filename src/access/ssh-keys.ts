@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { createHmac, randomBytes } from 'node:crypto';
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
+import { writeDurablySync } from '../durable-file.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { type SshKey, sshKeyFromSeed } from '../ssh-key.ts';
 import type { Keyring } from './keyring.ts';
@@ -17,7 +18,6 @@ export function resourceKey(keyring: Keyring, wallet: Pick<Wallet, 'masterKeyId'
 
 /** The gateway's own host key: a seed in the data directory, made on first use, mode 0600. */
 export function hostKey(file: string): SshKey {
-  if (!existsSync(file))
-    writeFileSync(file, `${randomBytes(SEED_BYTES).toString('hex')}\n`, { mode: 0o600, flag: 'wx', flush: true });
+  if (!existsSync(file)) writeDurablySync(file, `${randomBytes(SEED_BYTES).toString('hex')}\n`);
   return sshKeyFromSeed(Buffer.from(readFileSync(file, 'utf8').trim(), 'hex'), 'purser');
 }

@@ -1,6 +1,8 @@
 import { renameSync, rmSync } from 'node:fs';
+import { dirname } from 'node:path';
 import type Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
+import { syncDirectory } from '../durable-file.ts';
 import { connect } from './addon.ts';
 import type { Reader, Tx } from './handle.ts';
 import { migrate, pendingMigrations } from './migrate.ts';
@@ -82,4 +84,5 @@ function copyBefore(client: Client.Database, file: string, migration: string): v
     check.close();
   }
   renameSync(part, copy);
+  syncDirectory(dirname(copy));
 }

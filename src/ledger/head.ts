@@ -1,9 +1,10 @@
 import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
-import { open, readFile, rename } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { crc32 } from 'node:zlib';
 import { desc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
 import { entries, epochs, installation } from '../db/schema.ts';
+import { writeDurably } from '../durable-file.ts';
 import { currentEpoch, installationOf } from './installation.ts';
 import { GENESIS, type Head, hashEntry, journalHead } from './journal.ts';
 
@@ -67,17 +68,9 @@ export async function readHeadFile(file: string): Promise<HeadFile | undefined> 
   return head;
 }
 
-/** Replaces the head file whole: a crash leaves the one before or the one after. */
-export async function writeHeadFile(file: string, head: HeadFile): Promise<void> {
-  const fresh = `${file}.new`;
-  const handle = await open(fresh, 'w', 0o600);
-  try {
-    await handle.writeFile(`${lineOf(head)}\n`);
-    await handle.datasync();
-  } finally {
-    await handle.close();
-  }
-  await rename(fresh, file);
+/** Replaces the head file whole: a crash leaves the one before or the one after, and a power cut never a journal without one. */
+export function writeHeadFile(file: string, head: HeadFile): Promise<void> {
+  return writeDurably(file, `${lineOf(head)}\n`);
 }
 
 /** One sector: no write of it is ever torn by a death of the process. */

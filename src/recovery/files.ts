@@ -1,18 +1,9 @@
-import { closeSync, existsSync, fsyncSync, linkSync, openSync, renameSync, rmSync } from 'node:fs';
+import { existsSync, linkSync, renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
+import { syncDirectory } from '../durable-file.ts';
 
 /** File systems without hard links say so in one of these ways. */
 const NO_LINKS = ['EPERM', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EMLINK'];
-
-/** Makes names in a directory durable: until then a power cut may bring the former ones back. */
-export function syncDirectory(directory: string): void {
-  const handle = openSync(directory, 'r');
-  try {
-    fsyncSync(handle);
-  } finally {
-    closeSync(handle);
-  }
-}
 
 /** Gives a finished file its name at once, unless something has that name: throws EEXIST, and touches neither. */
 export function giveName(fresh: string, name: string): void {

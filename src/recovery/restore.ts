@@ -8,6 +8,7 @@ import { files, prepareDirectory } from '../data-directory.ts';
 import { connect } from '../db/addon.ts';
 import { takeLock } from '../db/lock.ts';
 import { migrate, pendingMigrations } from '../db/migrate.ts';
+import { syncDirectory } from '../durable-file.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { type HeadFile, headOf, readHeadFile, readTip, writeHeadFile } from '../ledger/head.ts';
 import { beginEpoch, currentEpoch, installationOf } from '../ledger/installation.ts';
@@ -16,7 +17,7 @@ import { type Ledger, openLedger } from '../ledger/ledger.ts';
 import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import { beginCaution } from '../spend/caution.ts';
-import { removeDatabase, syncDirectory } from './files.ts';
+import { removeDatabase } from './files.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
 
 /** So long others that have the database open may take to be done: a command that reads, for instance. */
