@@ -1,48 +1,14 @@
 import assert from 'node:assert/strict';
-import { execFile, execFileSync } from 'node:child_process';
-import { copyFileSync, existsSync, mkdtempSync, renameSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { copyFileSync, mkdtempSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import test from 'node:test';
-import { promisify } from 'node:util';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { EXECUTABLE, installation, run } from '../helper/executable.ts';
-
-const SUITE = 'bookworm';
-/** Kept between runs: it is the same tree every time, and takes half a minute to make. */
-const TREE = join(tmpdir(), `purser-minimal-${SUITE}-${process.arch}`);
-const MAKE_MILLISECONDS_MAX = 600_000;
-
-/** The mirror from which this machine itself installs Debian's packages. */
-function debianMirror(): string | undefined {
-  if (!hasProgram('apt-get')) return undefined;
-  const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
-  return execFileSync('apt-get', ['indextargets', '--format', '$(REPO_URI)', ...filters], { encoding: 'utf8' }).split(
-    '\n',
-  )[0];
-}
-
-/** The smallest Debian there is, with nothing added. It is there whole, or not at all. */
-async function minimalDebian(mirror: string): Promise<string> {
-  if (existsSync(TREE)) return TREE;
-  const part = mkdtempSync(`${TREE}.`);
-  try {
-    const args = ['--variant=minbase', SUITE, part, mirror];
-    await promisify(execFile)('debootstrap', args, { timeout: MAKE_MILLISECONDS_MAX, maxBuffer: 2 ** 26 });
-    renameSync(part, TREE);
-  } finally {
-    rmSync(part, { recursive: true, force: true });
-  }
-  return TREE;
-}
+import { minimalDebian } from '../helper/minimal-debian.ts';
 
 test('the executable alone serves in a minimal Debian 12, where there is no Node', async (t) => {
-  if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
-  if (!hasComponent(t, 'debootstrap', () => hasProgram('debootstrap') && hasProgram('chroot'))) return;
-  const mirror = debianMirror();
-  if (!hasComponent(t, 'a Debian mirror in the apt sources', () => Boolean(mirror))) return;
-
-  const tree = await minimalDebian(mirror as string);
+  const tree = await minimalDebian(t);
+  if (!tree) return;
   const empty = mkdtempSync(join(tree, 'srv', 'purser-'));
   const folder = `/srv/${basename(empty)}`;
   const bin = mkdtempSync(join(tree, 'opt', 'purser-'));

@@ -1,0 +1,41 @@
+import { execFile, execFileSync } from 'node:child_process';
+import { existsSync, mkdtempSync, renameSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { promisify } from 'node:util';
+import { hasComponent, hasProgram } from './component.ts';
+
+const SUITE = 'bookworm';
+/** Kept between runs: it is the same tree every time, and takes half a minute to make. */
+const TREE = join(tmpdir(), `purser-minimal-${SUITE}-${process.arch}`);
+const MAKE_MILLISECONDS_MAX = 600_000;
+
+/** The mirror from which this machine itself installs Debian's packages. */
+function debianMirror(): string | undefined {
+  if (!hasProgram('apt-get')) return undefined;
+  const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
+  return execFileSync('apt-get', ['indextargets', '--format', '$(REPO_URI)', ...filters], { encoding: 'utf8' }).split(
+    '\n',
+  )[0];
+}
+
+/** The directory of the smallest Debian there is, with nothing added. Undefined, and the test skipped, without the means. */
+export async function minimalDebian(t: TestContext): Promise<string | undefined> {
+  if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return undefined;
+  if (!hasComponent(t, 'debootstrap', () => hasProgram('debootstrap') && hasProgram('chroot'))) return undefined;
+  const mirror = debianMirror();
+  if (!hasComponent(t, 'a Debian mirror in the apt sources', () => Boolean(mirror))) return undefined;
+
+  if (existsSync(TREE)) return TREE;
+  const part = mkdtempSync(`${TREE}.`);
+  try {
+    const args = ['--variant=minbase', SUITE, part, mirror as string];
+    await promisify(execFile)('debootstrap', args, { timeout: MAKE_MILLISECONDS_MAX, maxBuffer: 2 ** 26 });
+    // It is there whole, or not at all. Another test may have been quicker.
+    if (!existsSync(TREE)) renameSync(part, TREE);
+  } finally {
+    rmSync(part, { recursive: true, force: true });
+  }
+  return TREE;
+}
