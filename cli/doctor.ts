@@ -8,14 +8,22 @@ export function doctorCommand(program: Command): void {
     .description('what is wrong with this installation, and what to do about it')
     .addHelpText('after', example('purser doctor'))
     .action(async (_, command: Command) => {
-      const { examine } = await import('../src/doctor.ts');
+      const [{ examine }, { WARNING }] = await Promise.all([
+        import('../src/doctor.ts'),
+        import('../src/compute/finding.ts'),
+      ]);
       const checks = await readHouse(command).then(
         ({ config, secrets }) => examine(config, secrets),
         (fault: Error) => [{ name: 'configuration', ok: false, detail: fault.message }],
       );
       const ok = checks.every((check) => check.ok);
       if (command.optsWithGlobals<Globals>().json) print(JSON.stringify({ ok, checks }));
-      else for (const check of checks) print(`${check.ok ? 'ok  ' : 'BAD '} ${check.name}: ${check.detail}`);
+      else
+        for (const { name, ok, detail } of checks) {
+          const isWarning = ok && detail.startsWith(WARNING);
+          const said = isWarning ? detail.slice(WARNING.length) : detail;
+          print(`${!ok ? 'BAD ' : isWarning ? 'warn' : 'ok  '} ${name}: ${said}`);
+        }
       process.exitCode = ok ? 0 : 1;
     });
 }

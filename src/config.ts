@@ -1,6 +1,6 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';
-import { resolve } from 'node:path';
+import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
 import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
@@ -120,6 +120,11 @@ type Environment = Readonly<Record<string, string | undefined>>;
 /** Where the data directory is, before anything else is read. */
 export function dataDirectoryOf(flags: Flags, env: Environment = process.env): string {
   return resolve(flags.data ?? (env.PURSER_DATA || undefined) ?? './purser-data');
+}
+
+/** Where programs are looked for. */
+export function searchPath(env: Environment = process.env): string[] {
+  return (env.PATH ?? '').split(delimiter).filter(isAbsolute);
 }
 
 /**

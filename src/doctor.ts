@@ -1,12 +1,25 @@
-import { closeSync, existsSync, fsyncSync, openSync, rmSync, statfsSync, statSync, writeSync } from 'node:fs';
+import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
+import { openKeyring } from './access/keyring.ts';
 import { readMasterKey } from './access/master-key.ts';
 import type { Finding } from './compute/backend.ts';
-import { finding } from './compute/finding.ts';
-import type { Config, Secrets } from './config.ts';
+import { finding, warning } from './compute/finding.ts';
+import { type Config, type Secrets, searchPath } from './config.ts';
 import { files, prepareDirectory } from './data-directory.ts';
 import { type Database, openDatabase } from './db/open.ts';
 import { examineSlots } from './doctor-compute.ts';
+import {
+  judgeFileSystem,
+  judgeFsync,
+  judgeSpace,
+  measureFsync,
+  readDisk,
+  readMount,
+  readSpace,
+} from './doctor-disk.ts';
+import { judgeDirectory, judgeFiles, judgeSecrets } from './doctor-files.ts';
+import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './doctor-machine.ts';
+import { audit, newFault } from './ledger/audit.ts';
 import { findGap, readHeadFile, readTip } from './ledger/head.ts';
 import { findInstallation } from './ledger/installation.ts';
 import { lastJournalAt } from './ledger/journal.ts';
@@ -16,22 +29,14 @@ import { cautionOf } from './spend/caution.ts';
 
 export type Check = Finding;
 
-/** Below this, no disk has really written anything: something between us and the disk says yes too early. */
-const FSYNC_MILLISECONDS_MIN = 0.01;
-const FSYNC_COUNT = 20;
-const DISK_BYTES_MIN = 256 * 1024 * 1024;
 const UPSTREAM_MILLISECONDS = 5000;
+/** A healthy server answers within milliseconds; a busy machine may take seconds. */
+const SERVER_MILLISECONDS = 10_000;
 const CLOCK_SECONDS = 60;
-
-/** File systems on which a write-ahead log or its locks cannot be trusted (statfs(2), f_type). */
-const UNFIT_FILE_SYSTEMS = new Map([
-  [0x6969, 'nfs'],
-  [0xff534d42, 'cifs'],
-  [0xfe534d42, 'smb2'],
-  [0x517b, 'smb'],
-  [0x65735546, 'fuse'],
-  [0x01021997, '9p'],
-]);
+/** Books of so many bytes are read whole here: some seconds. */
+const READ_BYTES_MAX = 256 * 1024 * 1024;
+/** SQLite folds the log into the database long before, unless somebody reads an old state of it all the time. */
+const LOG_BYTES_MAX = 128 * 1024 * 1024;
 
 type Look = (name: string, look: () => string | Promise<string>) => Promise<boolean>;
 
@@ -49,6 +54,7 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
   };
   await check('configuration', () => config.file ?? 'no file: every setting has its default');
   const installationId = await examineDirectory(check, config, secrets);
+  await check('tools', () => judgeTools(find));
   for (const upstream of config.router.upstreams)
     await check(`upstream ${upstream.name}`, () =>
       tryUpstream(upstream.base_url, secrets.upstreamKeys.get(upstream.name)),
@@ -61,43 +67,27 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
 async function examineDirectory(check: Look, config: Config, secrets: Secrets): Promise<string | undefined> {
   const directory = config.dataDirectory;
   const at = files(directory);
-  const exists = await check('data directory', () => {
+  let isOurs = false;
+  await check('data directory', () => {
     prepareDirectory(directory, false);
-    const mode = statSync(directory).mode & 0o777;
-    if (mode & 0o077)
-      throw new Error(`${directory} is open to other users (mode ${mode.toString(8)}). Run: chmod 700 ${directory}`);
-    return directory;
+    isOurs = true;
+    return judgeDirectory(directory);
   });
-  if (!exists) return undefined;
+  if (!isOurs) return undefined;
 
-  await check('file system', () => {
-    const { type } = statfsSync(directory);
-    const unfit = UNFIT_FILE_SYSTEMS.get(Number(type));
-    if (unfit)
-      throw new Error(
-        `${directory} is on ${unfit}, where SQLite's log and locks cannot be trusted. Move it to a local disk.`,
-      );
-    return `type 0x${Number(type).toString(16)}, local`;
-  });
-  await check('disk space', () => {
-    const { bavail, bsize } = statfsSync(directory);
-    const free = bavail * bsize;
-    const text = `${Math.floor(free / 1024 / 1024)} MiB free`;
-    if (free < DISK_BYTES_MIN)
-      throw new Error(`${text}: settlements need room. Free some, or move ${directory} to a larger disk.`);
-    return text;
-  });
-  await check('durability', () => {
-    const median = measureFsync(directory);
-    const text = `fsync takes ${median.toFixed(3)} ms (median of ${FSYNC_COUNT})`;
-    if (median < FSYNC_MILLISECONDS_MIN)
-      throw new Error(
-        `${text}: no disk is that fast. A memory disk or a write cache that lies would lose acknowledged money in a power cut.`,
-      );
-    return text;
-  });
+  await check('files', () => judgeFiles(directory));
+  const mount = readMount(directory);
+  await check('file system', () => judgeFileSystem(directory, mount));
+  await check('disk space', () => judgeSpace(directory, readSpace(directory, join(directory, 'reserve'))));
+  await check('durability', () => judgeFsync(measureFsync(directory), mount, readDisk(mount)));
   await check('server', async () => {
-    const answer = await askSocket(at.socket, 'ledger.head', {}).catch((error: Error) => ({ value: error.message }));
+    const signal = AbortSignal.timeout(SERVER_MILLISECONDS);
+    const answer = await askSocket(at.socket, 'ledger.head', {}, signal).catch((error: Error) => {
+      if (!signal.aborted) return error;
+      throw new Error(
+        `The server that listens on ${at.socket} does not answer. If it was stopped, let it go on (kill -CONT); if it hangs, end it (kill -9) and start it again: nothing that was answered is lost.`,
+      );
+    });
     return answer ? `running, listens on ${at.socket}` : 'not running';
   });
 
@@ -108,10 +98,13 @@ async function examineDirectory(check: Look, config: Config, secrets: Secrets): 
       (row) => row.quick_check,
     );
     if (fault !== 'ok') throw new Error(`${at.database} is damaged: ${fault}. Restore the newest backup.`);
-    return `${at.database}, ${Math.ceil(statSync(at.database).size / 1024)} KiB, whole`;
+    return `${at.database}, ${Math.ceil(statSync(at.database).size / 1024)} KiB, whole; every commit is synced`;
   });
   return database && examineBooks(check, database, config, secrets);
 }
+
+const WHAT_NOW = 'Restore the newest good backup, or accept the loss: purser serve --accept-loss';
+const find = (name: string) => findPrograms(name, searchPath());
 
 async function examineBooks(
   check: Look,
@@ -122,34 +115,58 @@ async function examineBooks(
   const at = files(config.dataDirectory);
   try {
     await check('journal', async () => {
-      const gap = findGap(read, await readHeadFile(at.head), readTip(at.tip));
-      if (!gap) return 'the newest entries follow each other and ledger.head agrees; `purser ledger verify` checks all';
-      throw new Error(`${gap}. Restore a newer backup, or accept the loss: purser serve --accept-loss`);
+      const head = await readHeadFile(at.head).catch((error: Error) => {
+        throw new Error(`${error.message} ${WHAT_NOW}`);
+      });
+      const tip = readTip(at.tip);
+      const gap = findGap(read, head, tip);
+      if (gap) throw new Error(`${gap}. ${WHAT_NOW}`);
+      if (tip === undefined && existsSync(at.tip) && statSync(at.tip).size)
+        return warning(
+          `the newest entries follow each other and ledger.head agrees, but ledger.tip is damaged: it cannot show that the last second is there. The next commit writes it anew; look at the disk, and run \`purser ledger verify\`.`,
+        );
+      return 'the newest entries follow each other; ledger.head and ledger.tip agree';
+    });
+    await check('books', () => {
+      const bytes = statSync(at.database).size;
+      if (bytes > READ_BYTES_MAX)
+        return `not read here, being ${Math.round(bytes / 1024 / 1024)} MiB; \`purser ledger verify\` does, and the server every day`;
+      const { entries, problems } = audit(client);
+      const fault = newFault(read, problems);
+      if (fault) throw new Error(`${fault}. \`purser ledger verify\` names all. ${WHAT_NOW}`);
+      if (problems.length)
+        return warning(
+          `${problems.length} faults, all accepted by \`purser serve --accept-loss\`. \`purser ledger verify\` names them.`,
+        );
+      return `all ${entries} entries are chained and add up, and every seal fits`;
+    });
+    await check('log', () => {
+      const bytes = statSync(`${at.database}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+      const text = `the write-ahead log has ${Math.ceil(bytes / 1024)} KiB`;
+      if (bytes > LOG_BYTES_MAX)
+        return warning(
+          `${text}: somebody reads an old state of the database and keeps it from being folded in. Look for a Litestream or sqlite3 that hangs (lsof ${at.database}).`,
+        );
+      return text;
     });
     await check('master key', () => {
-      const key = readMasterKey(secrets.masterKey, { create: false });
-      const wanted = findInstallation(read)?.masterKeyId;
-      if (wanted !== undefined && wanted !== key.id)
-        throw new Error(
-          `The key is ${key.id}, the database was made with ${wanted}. Give Purser the key it was made with.`,
-        );
-      const { path } = secrets.masterKey;
-      if (path && statSync(path).mode & 0o077) throw new Error(`${path} can be read by others. Run: chmod 600 ${path}`);
-      return `${key.id}, from the ${secrets.masterKey.from}`;
+      const given = readMasterKey(secrets.masterKey, { create: false });
+      const { current } = openKeyring(read, given);
+      const from = `from the ${secrets.masterKey.from}`;
+      if (current.id === given.id) return `${given.id}, ${from}`;
+      return warning(
+        `${given.id}, ${from}, which has been rotated since: whoever has it can open the new one, ${current.id}. Put that in its place, or run \`purser master-key rotate\` again if it was lost.`,
+      );
     });
+    await check('secrets', () => judgeSecrets(config, secrets));
     await check('leases', () => {
       const caution = cautionOf(read);
       if (caution) throw new Error(`${caution.sentence}. Look first: purser resource reconcile`);
       return 'ended when their time is over';
     });
-    await check('clock', () => {
-      const ahead = lastJournalAt(read) - Math.floor(Date.now() / 1000);
-      if (ahead > CLOCK_SECONDS)
-        throw new Error(
-          `The clock is ${ahead} s behind the newest entry: no new holds until it has passed. Set the clock.`,
-        );
-      return 'not behind the journal';
-    });
+    await check('clock', async () =>
+      judgeClock(Math.floor(Date.now() / 1000), lastJournalAt(read), await clockIsSynced(find)),
+    );
     await check('uncertain operations', () => {
       const [oldest] = uncertainOperations(read, Number.MAX_SAFE_INTEGER);
       const overdue = Math.floor(Date.now() / 1000) - (oldest?.uncertainAt ?? Number.POSITIVE_INFINITY);
@@ -162,25 +179,6 @@ async function examineBooks(
     return findInstallation(read)?.installationId;
   } finally {
     client.close();
-  }
-}
-
-/** Median milliseconds of appending 4 KiB and syncing it. */
-function measureFsync(directory: string): number {
-  const file = join(directory, `.doctor-${process.pid}`);
-  const handle = openSync(file, 'w', 0o600);
-  const page = Buffer.alloc(4096);
-  try {
-    const times = Array.from({ length: FSYNC_COUNT }, () => {
-      writeSync(handle, page);
-      const start = performance.now();
-      fsyncSync(handle);
-      return performance.now() - start;
-    });
-    return times.sort((a, b) => a - b)[FSYNC_COUNT / 2] as number;
-  } finally {
-    closeSync(handle);
-    if (existsSync(file)) rmSync(file);
   }
 }
 

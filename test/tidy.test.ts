@@ -79,7 +79,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/serve\.ts$/],
   [/^src\/app\.ts$/],
   [/^src\/doctor\.ts$/],
-  [/^src\/doctor-compute\.ts$/],
+  [/^src\/doctor-\w+\.ts$/],
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],
   [/^src\/spend\//],
@@ -88,7 +88,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|mount|clock|health|log|asset|fingerprint|durable-file)\.ts$/,
   ],
   [/^src\/(money|refusal|token|id|ssh-key|in-time)\.ts$/],
 ];

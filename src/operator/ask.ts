@@ -20,14 +20,20 @@ export function reachable(path: string): { path: string; free(): void } {
 }
 
 /**
- * Asks the server that listens on `path`. Undefined when nobody listens there.
+ * Asks the server that listens on `path`. Undefined when nobody listens there. `signal` ends the waiting, not the command.
  * Throws the server's refusal as a Refusal, and an Error when the server went away in the middle.
  */
-export async function askSocket(path: string, name: string, input: unknown): Promise<{ value: unknown } | undefined> {
+export async function askSocket(
+  path: string,
+  name: string,
+  input: unknown,
+  signal?: AbortSignal,
+): Promise<{ value: unknown } | undefined> {
   const at = reachable(path);
   try {
     const text = await new Promise<string | undefined>((resolve, reject) => {
-      const request = http.request({ socketPath: at.path, method: 'POST', path: '/', agent: false }, (response) => {
+      const options = { socketPath: at.path, method: 'POST', path: '/', agent: false, ...(signal ? { signal } : {}) };
+      const request = http.request(options, (response) => {
         const chunks: Buffer[] = [];
         response.on('data', (chunk) => chunks.push(chunk));
         response.on('end', () => resolve(Buffer.concat(chunks).toString()));

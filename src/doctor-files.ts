@@ -1,0 +1,117 @@
+import { accessSync, constants, existsSync, lstatSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { warning } from './compute/finding.ts';
+import type { Config, Secrets } from './config.ts';
+import { files } from './data-directory.ts';
+
+/** Whose the files of an installation are, and who can read and change them. What is thrown is wrong, as everywhere in doctor. */
+
+/** What Purser makes in its data directory, for its owner alone. */
+const OURS = /^(purser\.(db|lock|sock)|ledger\.|master\.key|ssh_host_key|reserve)/;
+const LISTED_COUNT_MAX = 3;
+
+/** The data directory itself: for its owner alone, and not in a place where anybody can put another in its stead. */
+export function judgeDirectory(directory: string): string {
+  const mode = statSync(directory).mode & 0o777;
+  if (mode & 0o077)
+    throw new Error(`${directory} is open to other users (mode ${mode.toString(8)}). Run: chmod 700 ${directory}`);
+  for (let above = dirname(directory); above !== dirname(above); above = dirname(above)) {
+    const { mode } = statSync(above);
+    if (mode & 0o002 && !(mode & 0o1000))
+      throw new Error(
+        `${above} can be written by everybody, who can put another directory in its place. Run: chmod o-w ${above}`,
+      );
+  }
+  return directory;
+}
+
+/** Every file in the data directory belongs to its owner, and those that are written can be. */
+export function judgeFiles(directory: string): string {
+  const owner = statSync(directory).uid;
+  const names = readdirSync(directory, { recursive: true, encoding: 'utf8' });
+  // Settings may be somebody's whom the server only reads.
+  const written = names.filter((it) => it !== 'purser.yaml');
+  const strangers = written.filter((it) => uidOf(join(directory, it), owner) !== owner);
+  if (strangers.length)
+    throw new Error(
+      `${listed(strangers)}: not of user ${owner}, who owns ${directory}, so the server may be unable to read or write. Run: chown -R ${owner} ${directory}`,
+    );
+  const open = names.filter((it) => OURS.test(it) && modeOf(join(directory, it)) & 0o077);
+  if (open.length)
+    throw new Error(
+      `${listed(open)}: can be read or changed by others if the directory is ever opened. Run: chmod go-rwx ${open.map((it) => join(directory, it)).join(' ')}`,
+    );
+  const at = files(directory);
+  for (const file of [at.database, `${at.database}-wal`, `${at.database}-shm`, at.head, at.tip])
+    if (existsSync(file) && !canWrite(file)) throw new Error(`${file} cannot be written. Run: chmod u+rw ${file}`);
+  const { nlink } = statSync(at.database);
+  if (nlink > 1)
+    return warning(
+      `${at.database} has ${nlink} names, and what is written under one is seen under the other: that one is no copy. Find it with: find ${directory} -samefile ${at.database}. Copy it, and remove the name.`,
+    );
+  return `${written.length} files, all of user ${owner}`;
+}
+
+/** Every file outside or inside the data directory that holds a secret, or that decides where secrets go. */
+export function judgeSecrets(config: Config, secrets: Secrets): string {
+  const holding = secretFiles(config, secrets).filter((it) => existsSync(it));
+  for (const file of holding) {
+    const { mode, uid, gid } = statSync(file);
+    const self = process.getuid?.() ?? uid;
+    if (uid !== self && uid !== 0)
+      throw new Error(`${file} holds a secret and belongs to user ${uid}. Run: chown ${self} ${file}`);
+    // Given to a service by its group: /etc/purser/purser.yaml of root:purser with mode 640.
+    const isOurGroup = uid === 0 && self !== 0 && (process.getgroups?.() ?? []).includes(gid);
+    if (mode & (isOurGroup ? 0o037 : 0o077))
+      throw new Error(
+        `${file} holds a secret and is open to others (mode ${(mode & 0o777).toString(8)}). Run: chmod 600 ${file}`,
+      );
+  }
+  const { file } = config;
+  if (file && statSync(file).mode & 0o022)
+    throw new Error(
+      `${file} can be changed by others, who could have our keys sent to themselves. Run: chmod go-w ${file}`,
+    );
+  return holding.length ? `${holding.join(', ')}: closed to others` : 'no file holds one';
+}
+
+function secretFiles(config: Config, secrets: Secrets): string[] {
+  const { masterKey, ...others } = secrets;
+  const { provider_two: pool } = config.compute;
+  const keys = pool?.backend === 'ssh' ? pool.hosts.map((it) => it.identity_file) : [];
+  const text = config.file ? readFileSync(config.file, 'utf8') : '';
+  // By reference (`${NAME}`) nothing is in it.
+  const isInFile = [masterKey.text, ...textsOf(others)].some((it) => it && text.includes(it));
+  return [
+    ...(masterKey.path ? [masterKey.path] : []),
+    ...new Set(keys),
+    ...(config.file && isInFile ? [config.file] : []),
+  ];
+}
+
+/** Every text in a value, however deep. */
+function textsOf(value: unknown): string[] {
+  if (typeof value === 'string') return [value];
+  if (value instanceof Map) return [...value.values()].flatMap(textsOf);
+  return typeof value === 'object' && value !== null ? Object.values(value).flatMap(textsOf) : [];
+}
+
+const listed = (names: readonly string[]) =>
+  names.slice(0, LISTED_COUNT_MAX).join(', ') +
+  (names.length > LISTED_COUNT_MAX ? ` and ${names.length - LISTED_COUNT_MAX} more` : '');
+
+/** Of what is gone meanwhile (a log, a `.new`) nothing is wrong. */
+const uidOf = (file: string, otherwise: number) => lstatSync(file, { throwIfNoEntry: false })?.uid ?? otherwise;
+const modeOf = (file: string) => {
+  const it = lstatSync(file, { throwIfNoEntry: false });
+  return it && !it.isSymbolicLink() ? it.mode : 0;
+};
+
+function canWrite(file: string): boolean {
+  try {
+    accessSync(file, constants.R_OK | constants.W_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}

@@ -1,0 +1,94 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../src/doctor-disk.ts';
+import { findPrograms, judgeClock, judgeTools } from '../src/doctor-machine.ts';
+import { mountOf } from '../src/mount.ts';
+
+const MOUNTINFO = [
+  '27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,errors=remount-ro',
+  '40 27 0:45 / /srv/a\\040b rw,nosuid shared:20 master:1 - nfs4 nas:/export rw,vers=4.2',
+  '41 27 0:46 / /srv/smb rw - cifs //nas/share rw,vers=3.1.1',
+  '42 27 0:47 / /srv/host rw - 9p hostshare rw,trans=virtio',
+  '43 27 0:48 / /srv/sshfs rw - fuse.sshfs root@nas:/ rw,user_id=0',
+  '44 27 0:49 / /srv/layer rw - overlay overlay rw,lowerdir=/l,upperdir=/u',
+  '45 27 0:50 / /srv/memory rw - tmpfs tmpfs rw,size=8192k',
+  '46 27 8:17 / /srv/fast rw - ext4 /dev/sdb1 rw,nobarrier',
+  '47 27 8:33 / /srv/old rw - ext4 /dev/sdc1 rw',
+  '48 47 0:51 / /srv/old rw - nfs nas:/later rw',
+  '49 27 8:49 / /srv/broken ro,relatime - xfs /dev/sdd1 rw',
+  '50 27 8:65 / /srv/stick rw - exfat /dev/sde1 rw',
+  '51 27 0:52 / /srv/new rw - novelfs none rw',
+  '',
+].join('\n');
+const at = (path: string) => mountOf(MOUNTINFO, path);
+const judged = (path: string) => judgeFileSystem(path, at(path));
+
+test('the mount of a path is the deepest above it, and the latest of those on one point', () => {
+  assert.deepEqual(at('/srv/a b/purser'), {
+    at: '/srv/a b',
+    device: '0:45',
+    type: 'nfs4',
+    source: 'nas:/export',
+    options: ['rw', 'nosuid', 'rw', 'vers=4.2'],
+  });
+  assert.equal(at('/srv/a b')?.type, 'nfs4');
+  assert.equal(at('/srv/a bc')?.type, 'ext4', 'a name that only begins like a mount is not on it');
+  assert.equal(at('/srv/old/data')?.source, 'nas:/later');
+  assert.equal(mountOf('', '/srv'), undefined);
+});
+
+test('books are not trusted to a network, a program, memory or a read-only mount, and each says what to do', () => {
+  for (const path of ['/srv/a b', '/srv/smb', '/srv/host', '/srv/old'])
+    assert.throws(() => judged(path), /a network file system.* Move it to a local disk\.$/, path);
+  assert.throws(() => judged('/srv/sshfs'), /on fuse\.sshfs \(root@nas:\/\), which a program serves.* Move it/);
+  assert.throws(() => judged('/srv/memory'), /which is memory.* Move it to a disk\.$/);
+  assert.throws(() => judged('/srv/broken'), /mounted read-only.*mount it writable\.$/);
+  assert.match(judged('/srv/layer'), /^Warning: .*gone with the container\. Give the data directory a volume\.$/);
+  assert.match(judged('/srv/stick'), /^Warning: .*no owners.* Move it/);
+  assert.match(judged('/srv/new'), /^Warning: .*nothing is known.* Move it/);
+  assert.match(judgeFileSystem('/srv', undefined), /^Warning: the kernel does not say/);
+  assert.equal(judged('/home/purser'), '/home/purser is on ext4 (/dev/vda)');
+});
+
+test('what a sync promises: a mount without barriers, a memory, a cache and a slow disk are told apart', () => {
+  const disk: Disk = { name: 'sda', isTurning: false, isFlushed: true };
+  const turning = { ...disk, isTurning: true };
+  const home = at('/home');
+  assert.match(
+    judgeFsync([0.1, 0.2, 9], home, disk),
+    /^fsync takes 0\.200 ms .*at most 9\.0 ms\); the cache of sda is/,
+  );
+  assert.match(judgeFsync([1], home, { ...disk, isFlushed: false }), /sda says it has no volatile cache/);
+  assert.match(judgeFsync([1], home, undefined), /ms\)\. Whether a disk keeps its word/);
+  assert.throws(() => judgeFsync([8], at('/srv/fast'), disk), /mounted with nobarrier.* Mount it without\.$/);
+  assert.throws(() => judgeFsync([0.002], home, disk), /no disk is that fast/);
+  assert.match(judgeFsync([0.3], home, turning), /^Warning: .*faster than sda can turn.*battery/);
+  assert.match(judgeFsync([8], home, turning), /^fsync takes/);
+  assert.match(judgeFsync([80], home, disk), /^Warning: .*waits that long/);
+});
+
+test('what is free is measured by what settlements need beside their reserve', () => {
+  const MIB = 1024 * 1024;
+  const large = { bytes: 1000 * MIB, files: 1000, freeFiles: 900 };
+  const space = (freeMib: number, reserveMib: number, over: object = {}) =>
+    judgeSpace('/data', { ...large, freeBytes: freeMib * MIB, reserveBytes: reserveMib * MIB, ...over });
+  assert.equal(space(300, 16), '300 MiB free, and 16 MiB set aside for settlements');
+  assert.match(space(4, 16), /^Warning: 4 MiB free, .*may fill up soon/);
+  assert.throws(() => space(3, 16), /settlements need 4 MiB, so nothing new is begun\. Free some/);
+  assert.throws(() => space(19, 0), /settlements need 20 MiB/);
+  assert.match(space(11, 0, { bytes: 64 * MIB }), /^Warning: 11 MiB/, 'a small disk has a small reserve');
+  assert.throws(() => space(300, 16, { freeFiles: 3 }), /inodes/);
+  assert.equal(space(300, 0, { files: 0, freeFiles: 0 }), '300 MiB free', 'btrfs does not count files');
+});
+
+test('a clock that is behind stops holds; one that nobody keeps right is a warning; where nobody knows, none', () => {
+  assert.throws(() => judgeClock(1000, 1061, true), /61 s behind the newest entry.* Set the clock\.$/);
+  assert.equal(judgeClock(1000, 1060, undefined), 'not behind the journal');
+  assert.match(judgeClock(1000, 0, true), /synchronized$/);
+  assert.match(judgeClock(1000, 0, false), /^Warning: .* Run a time service/);
+});
+
+test('without another program on the PATH there is nothing to say', async () => {
+  assert.deepEqual(findPrograms('sqlite3', ['/nowhere']), []);
+  assert.equal(await judgeTools(() => []), 'no sqlite3 and no litestream on the PATH');
+});
