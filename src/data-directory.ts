@@ -20,6 +20,7 @@ export const files = (directory: string) => ({
   tip: join(directory, 'ledger.tip'),
   reserve: join(directory, 'reserve'),
   lock: join(directory, 'purser.lock'),
+  backupLock: join(directory, 'backup.lock'),
   socket: join(directory, 'purser.sock'),
   leases: join(directory, 'leases'),
   sshHostKey: join(directory, 'ssh_host_key'),
@@ -31,9 +32,10 @@ export const files = (directory: string) => ({
  */
 export function prepareDirectory(directory: string, create: boolean): void {
   if (create && !existsSync(directory)) mkdirSync(directory, { recursive: true, mode: 0o700 });
+  // First: to anybody else it looks as if nothing were in it.
+  if (existsSync(directory)) refuseOtherOwner(directory);
   if (!create && !existsSync(files(directory).database)) throw new NoDatabaseError(directory);
   if (!statSync(directory).isDirectory()) throw new Error(`${directory} is not a directory.`);
-  refuseOtherOwner(directory);
 }
 
 /** Purser runs as the owner of its data directory and as nobody else (design, section 4). Throws OtherOwnerError. */

@@ -7,7 +7,7 @@ import { files } from './data-directory.ts';
 /** Whose the files of an installation are, and who can read and change them. What is thrown is wrong, as everywhere in doctor. */
 
 /** What Purser makes in its data directory, for its owner alone. */
-const OURS = /^(purser\.(db|lock|sock)|ledger\.|master\.key|ssh_host_key|reserve)/;
+const OURS = /^(backup\.lock|purser\.(db|lock|sock)|ledger\.|master\.key|ssh_host_key|reserve)/;
 const LISTED_COUNT_MAX = 3;
 
 /** The data directory itself: for its owner alone, and not in a place where anybody can put another in its stead. */

@@ -7,13 +7,18 @@ const FAULT_COUNT_MAX = 100;
 
 /**
  * What SQLite itself finds wrong: pages, indexes against their tables, CHECKs; and what of our tables, indexes and
- * triggers is missing or was changed. What is not ours, such as Litestream's tables, is nobody's fault.
+ * triggers is missing or was changed. What is not ours, such as Litestream's tables, is nobody's fault, but for a trigger
+ * on a table of ours: it would write what no command of ours wrote.
  */
 export function findDamage(client: Client, fault: (text: string) => void): void {
   for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
     if (found !== 'ok') fault(`the file is damaged: ${found}`);
   const there = schemaOf(client);
   known ??= knownSchema();
+  const triggers = client.prepare('select name, tbl_name as "table" from sqlite_schema where type = \'trigger\'').all();
+  for (const { name, table } of triggers as { name: string; table: string }[])
+    if (!known.has(`trigger ${name}`) && known.has(`table ${table}`))
+      fault(`the trigger ${name} on ${table} is not ours`);
   for (const [name, sql] of known)
     if (there.get(name) !== sql) fault(`the ${name} ${there.has(name) ? 'was changed' : 'is missing'}`);
 }

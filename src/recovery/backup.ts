@@ -1,5 +1,6 @@
 import { closeSync, existsSync, openSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
+import { takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { findGap, type HeadFile, readHeadFile, readTip } from '../ledger/head.ts';
@@ -12,20 +13,25 @@ export type Backup = Manifest & { file: string; bytes: number };
 /**
  * Writes a whole copy of the books to `file`, while the server goes on: one snapshot, read by this process, so that nobody
  * waits for it. It is verified before it has its name, and nothing is left under that name otherwise. Refuses with
- * `conflict` what is there already, and throws when the books are damaged or behind their head file.
+ * `conflict` what is there already, and throws when the books are damaged or behind their head file, and LockedError while
+ * another backup is made: both would write the same unfinished file.
  */
 export async function backUp(
-  at: { database: string; head: string; tip: string },
+  at: { database: string; head: string; tip: string; backupLock: string },
   file: string,
   version: string,
   now: number,
 ): Promise<Backup> {
   const taken = () => new Refusal('conflict', `${file} is there already. A backup overwrites nothing.`);
   if (existsSync(file)) throw taken();
-  if (!existsSync(dirname(file))) throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);
+  if (!statSync(dirname(file), { throwIfNoEntry: false })?.isDirectory())
+    throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);
+  await using opening = new AsyncDisposableStack();
+  opening.adopt(await takeLock(at.backupLock, 'purser backup'), (it) => it.release());
   const part = `${file}.part`;
-  removeDatabase(part); // Left by one that was killed.
   try {
+    if (existsSync(file)) throw taken(); // By one that this one has waited for.
+    removeDatabase(part); // Left by one that was killed.
     const marks = { tip: readTip(at.tip), head: await readHeadFile(at.head) }; // Before the copy: it is never older.
     closeSync(openSync(part, 'wx', 0o600));
     copy(at.database, part);
@@ -35,7 +41,12 @@ export async function backUp(
     return { ...manifest, file, bytes: statSync(file).size };
   } catch (error) {
     removeDatabase(part);
-    throw (error as NodeJS.ErrnoException).code === 'EEXIST' ? taken() : error;
+    const { code, message } = error as NodeJS.ErrnoException;
+    if (code === 'EEXIST') throw taken();
+    if (code === 'ENOSPC' || code === 'EDQUOT' || code === 'SQLITE_FULL')
+      throw new Error(`Nothing was backed up: there is no room for it in ${dirname(file)}.`, { cause: error });
+    const isOfSystem = code !== undefined && !(error instanceof Refusal);
+    throw isOfSystem ? new Error(`Nothing was backed up to ${file}: ${message}.`, { cause: error }) : error;
   }
 }
 

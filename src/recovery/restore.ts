@@ -48,6 +48,7 @@ export async function restore(
   const { file, force } = options;
   const at = files(config.dataDirectory);
   if (!existsSync(file)) throw new Refusal('not_found', `There is no file ${file}.`);
+  if (!statSync(file).isFile()) throw refused(file, 'it is not a file');
   if (existsSync(`${file}-wal`) && statSync(`${file}-wal`).size)
     throw refused(
       file,
@@ -60,7 +61,7 @@ export async function restore(
   const fresh = `${at.database}.restored`;
   removeDatabase(fresh); // Left by one that was killed.
   opening.defer(() => removeDatabase(fresh));
-  copyFileSync(file, fresh);
+  copyBeside(file, fresh);
   chmodSync(fresh, 0o600);
   const manifest = bringUpToDate(file, fresh, force);
   const before = await remember(at);
@@ -79,6 +80,19 @@ export async function restore(
     kept,
     lost_to_seq: before.seq > head.seq ? before.seq : null,
   };
+}
+
+function copyBeside(file: string, fresh: string): void {
+  try {
+    copyFileSync(file, fresh);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code !== 'ENOSPC' && code !== 'EDQUOT') throw error;
+    throw new Error(
+      `Nothing was restored: ${dirname(fresh)} has no room for a copy of ${file} (${statSync(file).size} bytes). The database is as it was.`,
+      { cause: error },
+    );
+  }
 }
 
 const refused = (file: string, why: string) => new Refusal('conflict', `${file} is not restored: ${why}.`);
