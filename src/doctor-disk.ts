@@ -11,6 +11,7 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import { warning } from './compute/finding.ts';
+import { freeNeeded, reserveOn } from './db/room.ts';
 import { type Mount, mountOf } from './mount.ts';
 
 /** What doctor says of the disk under the data directory. What is thrown is wrong, as everywhere in doctor. */
@@ -67,11 +68,6 @@ export function readMount(directory: string): Mount | undefined {
 /** A journal of some years; below it somebody should know. */
 const DISK_BYTES_LOW = 256 * 1024 * 1024;
 const MIB = 1024 * 1024;
-/** The reserve for settlements takes an eighth of a small disk, and never more than this. */
-const RESERVE_BYTES_MAX = 16 * MIB;
-const RESERVE_PART = 8;
-/** This part of it has to be free beside it before anything new is begun. */
-const MARGIN_PART = 4;
 
 export type Space = { bytes: number; freeBytes: number; reserveBytes: number; files: number; freeFiles: number };
 
@@ -83,8 +79,7 @@ export function readSpace(directory: string, reserve: string): Space {
 }
 
 export function judgeSpace(directory: string, { bytes, freeBytes, reserveBytes, files, freeFiles }: Space): string {
-  const reserve = Math.min(RESERVE_BYTES_MAX, Math.max(MIB, Math.floor(bytes / RESERVE_PART / MIB) * MIB));
-  const needed = reserve / MARGIN_PART + Math.max(0, reserve - reserveBytes);
+  const needed = freeNeeded(reserveOn(bytes), reserveBytes);
   const aside = reserveBytes ? `, and ${Math.floor(reserveBytes / MIB)} MiB set aside for settlements` : '';
   const free = `${Math.floor(freeBytes / MIB)} MiB free${aside}`;
   const move = `Free some, or move ${directory} to a larger disk.`;

@@ -1,5 +1,4 @@
 import { existsSync, statSync } from 'node:fs';
-import { join } from 'node:path';
 import { openKeyring } from './access/keyring.ts';
 import { readMasterKey } from './access/master-key.ts';
 import type { Finding } from './compute/backend.ts';
@@ -78,7 +77,7 @@ async function examineDirectory(check: Look, config: Config, secrets: Secrets): 
   await check('files', () => judgeFiles(directory));
   const mount = readMount(directory);
   await check('file system', () => judgeFileSystem(directory, mount));
-  await check('disk space', () => judgeSpace(directory, readSpace(directory, join(directory, 'reserve'))));
+  await check('disk space', () => judgeSpace(directory, readSpace(directory, at.reserve)));
   await check('durability', () => judgeFsync(measureFsync(directory), mount, readDisk(mount)));
   await check('server', async () => {
     const signal = AbortSignal.timeout(SERVER_MILLISECONDS);

@@ -44,13 +44,22 @@ export type RoomEvents = {
   failed(where: string, error: unknown): void;
 };
 
+/** How large the reserve is on a disk of so many bytes. */
+export function reserveOn(diskBytes: number): number {
+  const part = Math.floor(diskBytes / RESERVE_PART / SLICE_BYTES) * SLICE_BYTES;
+  return Math.min(RESERVE_BYTES_MAX, Math.max(SLICE_BYTES, part));
+}
+
+/** What has to be free before anything new is begun, when so much of the reserve is made and nothing is in flight. */
+export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
+  reserveBytes / MARGIN_PART + Math.max(0, reserveBytes - madeBytes);
+
 /** `file` is the reserve; `inFlight` says how many requests will want to be settled. */
 export function createRoom(file: string, inFlight: () => number, events: RoomEvents): Room {
   const directory = dirname(file);
   const space = () => {
     const { bavail, bsize, blocks } = statfsSync(directory);
-    const part = Math.floor((blocks * bsize) / RESERVE_PART / SLICE_BYTES) * SLICE_BYTES;
-    return { free: bavail * bsize, reserve: Math.min(RESERVE_BYTES_MAX, Math.max(SLICE_BYTES, part)) };
+    return { free: bavail * bsize, reserve: reserveOn(blocks * bsize) };
   };
   let made = sizeOf(file);
   let making: { handle: FileHandle; ended: Promise<void> } | undefined;
@@ -60,7 +69,7 @@ export function createRoom(file: string, inFlight: () => number, events: RoomEve
 
   function look(): string | undefined {
     const { free, reserve } = space();
-    const needed = reserve / MARGIN_PART + Math.max(0, reserve - made) + inFlight() * IN_FLIGHT_BYTES;
+    const needed = freeNeeded(reserve, made) + inFlight() * IN_FLIGHT_BYTES;
     if (free >= needed) return undefined;
     return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for what is under way`;
   }
