@@ -1,4 +1,5 @@
 import { existsSync } from 'node:fs';
+import type { Socket } from 'node:net';
 import { createAddressReader } from './access/address.ts';
 import { type Keyring, openKeyring } from './access/keyring.ts';
 import { createLimit } from './access/limits.ts';
@@ -15,8 +16,8 @@ import { takeLock } from './db/lock.ts';
 import { createRoom, type Room } from './db/room.ts';
 import { createEvents, type Events } from './events.ts';
 import type { Health } from './health.ts';
-import { createReading } from './http/body.ts';
 import type { DoorApp } from './http/door.ts';
+import { createHeld } from './http/held.ts';
 import { openAccount } from './ledger/account.ts';
 import { audit, newFault } from './ledger/audit.ts';
 import { findGap, type HeadFile, readHeadFile, readTip } from './ledger/head.ts';
@@ -30,6 +31,7 @@ import {
 } from './ledger/installation.ts';
 import { journalHead, lastJournalAt } from './ledger/journal.ts';
 import { type Ledger, openLedger } from './ledger/ledger.ts';
+import { openFilesMax } from './listening.ts';
 import type { Log } from './log.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
@@ -43,6 +45,13 @@ import { uncertain } from './spend/road.ts';
 import { createRunning } from './spend/running.ts';
 import { createSerially } from './spend/serially.ts';
 
+/**
+ * Connections of clients, and paid requests in flight, each of which may have a connection to a model server and need not
+ * have its client any more: two thirds and one third of the descriptors that the process does not need for itself.
+ */
+const CONNECTION_COUNT_MAX = 16_384;
+const RUNNING_COUNT_MAX = 16_384;
+const OWN_FILE_COUNT = 64;
 /** Longer than a client that means to read on ever takes nothing. */
 const STALL_MILLISECONDS = 60_000;
 
@@ -62,6 +71,8 @@ export type App = DoorApp &
     chain: ReturnType<typeof watchChain>;
     books: BooksWatch;
     upstreams: ReadonlyMap<string, Upstream>;
+    /** So many clients may be connected. */
+    connectionCountMax: number;
     /**
      * Waits until all is `answered` and nothing runs any more, at most `drainSeconds`. Then nothing new is driven: what
      * still runs is answered as uncertain, and what is still being read is refused.
@@ -112,7 +123,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     () => health,
   );
   let health: Health = { fault: 'the database has not been examined yet' };
-  const running = createRunning();
+  const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
+  const connectionCountMax = Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2));
+  const running = createRunning(Math.min(RUNNING_COUNT_MAX, Math.floor(free / 3)));
   const room = opening.adopt(createRoom(at.reserve, running.count, events), (it) => it.stop());
   const { committed } = headKeeper;
   const ledger = opening.adopt(
@@ -187,7 +200,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       account: createLimit(perMinute.account, milliseconds),
       failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
     },
-    reading: createReading(),
+    held: createHeld(),
+    guests: new WeakSet<Socket>(),
+    connectionCountMax,
     stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
     addressOf: createAddressReader(config.trustedProxies),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
@@ -218,7 +233,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     async drain(answered) {
       await atMost(config.drainSeconds * 1000, answered.then(running.drained));
       running.cutOff(() => uncertain());
-      app.reading.cutOff();
+      app.held.cutOff();
     },
     [Symbol.asyncDispose]: () => opened.disposeAsync(),
   };

@@ -28,6 +28,7 @@ export function createEvents(log: Log) {
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
   const leases = counter('leases_total', 'What became of leases.', ['slot', 'event']);
   const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
+  const cutOff = counter('connections_cut_off_total', 'Connections ended on our side, by reason.', ['reason']);
   const failures = counter('failures_total', 'Things that went wrong on our side.', ['where']);
 
   return {
@@ -184,6 +185,10 @@ export function createEvents(log: Log) {
     refused(code: string, requestId: string, message: string, path: string) {
       refusals.inc({ code });
       log.debug({ event: 'request.refused', code, request_id: requestId, path, message }, 'refused');
+    },
+    cutOff(reason: 'no_room' | 'pipelined' | 'stalled') {
+      cutOff.inc({ reason });
+      log.debug({ event: 'connection.cut_off', reason }, 'a connection was ended');
     },
     leaseReady(it: Resource) {
       leases.inc({ slot: it.slot, event: 'ready' });

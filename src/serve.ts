@@ -6,13 +6,21 @@ import { type Address, type Config, type Secrets, urlOf } from './config.ts';
 import { files } from './data-directory.ts';
 import { createDoor } from './http/app.ts';
 import { followConnections } from './http/connections.ts';
+import { boundCrowd } from './http/crowd.ts';
 import { unrouted } from './http/door.ts';
+import { listen } from './listening.ts';
 import { listenSocket } from './operator/socket.ts';
 import { REFUSALS } from './refusal.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
 const REQUEST_MILLISECONDS = 120_000;
+/** Longer than proxies keep theirs (nginx: 60 s), so that none asks on a connection that is just being closed. */
+const KEEP_ALIVE_MILLISECONDS = 75_000;
+/** How often it is looked whether somebody is too slow. */
+const LOOK_MILLISECONDS = 5000;
+/** Whoever asks for figures needs no more connections than this. */
+const METRICS_CONNECTION_COUNT_MAX = 64;
 
 export type Served = App & {
   /** Where the door really listens. */
@@ -31,7 +39,8 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   if (!app.health.fault) refuseHomeless(app.ledger.read, app.slots);
 
   const { door, close } = openDoor(app);
-  const address = await listen(door, config.listen);
+  const failed = (error: Error) => app.events.failed('accept', error);
+  const address = await listen(door, config.listen, failed, 'PURSER_LISTEN or `listen`');
   // Together: a command that waits for what is in flight is not waited for before that is cut off.
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   opening.defer(async () => void (await Promise.all([close(), socket?.close()])));
@@ -56,7 +65,8 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
     const metrics = openMetrics(app);
-    await listen(metrics, config.metrics.listen);
+    metrics.maxConnections = METRICS_CONNECTION_COUNT_MAX;
+    await listen(metrics, config.metrics.listen, failed, '`metrics.listen`');
     opening.defer(async () => {
       metrics.closeAllConnections();
       metrics.close();
@@ -90,10 +100,19 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
       return new Response(body, init);
     },
   });
-  const door = createServer({ headersTimeout: HEADERS_MILLISECONDS, requestTimeout: REQUEST_MILLISECONDS });
+  const { connectionCountMax, stallMilliseconds, guests, events } = app;
+  const crowd = boundCrowd(connectionCountMax, stallMilliseconds, guests, answer, events);
+  const door = createServer({
+    headersTimeout: HEADERS_MILLISECONDS,
+    requestTimeout: REQUEST_MILLISECONDS,
+    keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
+    connectionsCheckingInterval: LOOK_MILLISECONDS,
+  });
   const connections = followConnections(door);
+  crowd.watch(door);
+  events.gauge('connections', 'Connections of clients.', crowd.count);
   door.on('request', (request, response) => {
-    if (connections.take(request, response)) void answer(request, response);
+    if (connections.take(request, response)) crowd.handle(request, response);
   });
   door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
     // An answer that is still to come on this connection must not be taken for this refusal.
@@ -112,21 +131,6 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
       return connections.stop(app.drain);
     },
   };
-}
-
-async function listen(server: Server, at: Address): Promise<Address> {
-  await new Promise<void>((resolve, reject) => {
-    server.once('error', (error: NodeJS.ErrnoException) =>
-      reject(
-        error.code === 'EADDRINUSE'
-          ? new Error(`${at.host}:${at.port} is in use by another program. Set PURSER_LISTEN or \`listen\`.`)
-          : error,
-      ),
-    );
-    server.listen(at.port, at.host, resolve);
-  });
-  const bound = server.address() as { port: number };
-  return { host: at.host, port: bound.port };
 }
 
 function openMetrics(app: App): Server {

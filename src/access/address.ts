@@ -30,3 +30,21 @@ export function createAddressReader(
 function plain(address: string): string {
   return address.startsWith('::ffff:') ? address.slice('::ffff:'.length) : address;
 }
+
+/**
+ * Whose connections and failures are counted together: an IPv4 address, or the /64 of an IPv6 address, which is what one
+ * customer gets (RFC 6177).
+ */
+export function networkOf(address: string | undefined): string {
+  const ip = plain(address ?? 'unknown');
+  if (isIP(ip) !== 6) return ip;
+  const [before = '', after] = ip.split('::', 2) as [string, string?];
+  const head = before.split(':').filter(Boolean);
+  const tail = after?.split(':').filter(Boolean) ?? [];
+  const isShort = after !== undefined;
+  const groups = isShort ? [...head, ...Array(Math.max(0, 8 - head.length - tail.length)).fill('0'), ...tail] : head;
+  return `${groups
+    .slice(0, 4)
+    .map((it) => Number.parseInt(it, 16).toString(16))
+    .join(':')}::/64`;
+}

@@ -2,93 +2,32 @@ import { isUtf8 } from 'node:buffer';
 import type { IncomingMessage } from 'node:http';
 import * as v from 'valibot';
 import { Refusal } from '../refusal.ts';
+import type { Share } from './held.ts';
 
 /** Deeper nesting than any honest request has; it keeps recursive work on a body bounded. */
 const NESTING_MAX = 100;
 /** Long texts are one value each; what has more values than this is made to keep us busy. */
 const PART_COUNT_MAX = 50_000;
 
-/** Bytes of bodies that are being read at this moment, of one caller and of all. */
-const READING_BYTES_MAX = { caller: 32 * 1024 * 1024, all: 256 * 1024 * 1024 };
-
-/** Bodies that are being read: counted, so that many slow ones do not fill the memory. */
-export type Reading = {
-  take(caller: string, bytes: number): void;
-  give(caller: string, bytes: number): void;
-  /** Reads on, unless `cutOff` comes first. */
-  unlessCutOff<T>(read: () => Promise<T>): Promise<T>;
-  /** Refuses whatever is still being read; for a server that stops. */
-  cutOff(): void;
-};
-
-export function createReading(): Reading {
-  const byCaller = new Map<string, number>();
-  const cuts = new Set<(refusal: Refusal) => void>();
-  let all = 0;
-  return {
-    async unlessCutOff(read) {
-      const { promise, reject } = Promise.withResolvers<never>();
-      cuts.add(reject);
-      try {
-        return await Promise.race([read(), promise]);
-      } finally {
-        cuts.delete(reject);
-      }
-    },
-    cutOff() {
-      for (const cut of cuts)
-        cut(
-          new Refusal(
-            'read_only',
-            'The server is stopping, and this body has not come to its end. Retry in a moment.',
-            {
-              retryAfterSeconds: 5,
-            },
-          ),
-        );
-    },
-    take(caller, bytes) {
-      const own = (byCaller.get(caller) ?? 0) + bytes;
-      if (own > READING_BYTES_MAX.caller || all + bytes > READING_BYTES_MAX.all)
-        throw new Refusal('rate_limited', 'Too many large bodies at once. Retry when some have been answered.', {
-          retryAfterSeconds: 2,
-        });
-      byCaller.set(caller, own);
-      all += bytes;
-    },
-    give(caller, bytes) {
-      const own = (byCaller.get(caller) ?? 0) - bytes;
-      if (own > 0) byCaller.set(caller, own);
-      else byCaller.delete(caller);
-      all -= bytes;
-    },
-  };
-}
-
 /**
  * The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced,
- * and with `rate_limited` when too much is being read already.
+ * and with `rate_limited` when too much is kept already.
  */
-export async function readBody(
-  request: IncomingMessage,
-  most: number,
-  reading: Reading,
-  caller: string,
-): Promise<Buffer> {
-  if (Number(request.headers['content-length'] ?? 0) > most) throw tooLarge(most);
-  return reading.unlessCutOff(() => collect(request, most, reading, caller));
+export async function readBody(request: IncomingMessage, most: number, share: Share): Promise<Buffer> {
+  const announced = Number(request.headers['content-length'] ?? 0);
+  if (announced > most) throw tooLarge(most);
+  share.take(announced); // Whole or not at all: of many halves that fill the memory none would come to its end.
+  return share.unlessCutOff(() => collect(request, most, announced, share));
 }
 
-async function collect(request: IncomingMessage, most: number, reading: Reading, caller: string): Promise<Buffer> {
+async function collect(request: IncomingMessage, most: number, announced: number, share: Share): Promise<Buffer> {
   const chunks: Buffer[] = [];
   let length = 0;
-  let taken = 0;
   try {
     for await (const chunk of request as AsyncIterable<Buffer>) {
       length += chunk.length;
       if (length > most) throw tooLarge(most);
-      reading.take(caller, chunk.length);
-      taken += chunk.length;
+      if (length > announced) share.take(chunk.length);
       chunks.push(chunk);
     }
   } catch (cause) {
@@ -96,8 +35,6 @@ async function collect(request: IncomingMessage, most: number, reading: Reading,
     throw cause instanceof Refusal
       ? cause
       : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
-  } finally {
-    reading.give(caller, taken);
   }
   return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks, length);
 }

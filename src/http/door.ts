@@ -1,9 +1,10 @@
 import type { ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
 import type { HttpBindings } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
-import type { createAddressReader } from '../access/address.ts';
+import { type createAddressReader, networkOf } from '../access/address.ts';
 import type { Limit } from '../access/limits.ts';
 import { admit, authenticate, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
 import type { Room } from '../db/room.ts';
@@ -15,8 +16,9 @@ import { eventOf } from '../router/sse.ts';
 import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
-import { parseJson, type Reading, readBody, refuseMediaType, validate } from './body.ts';
+import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
+import type { Held, Share } from './held.ts';
 import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } from './openai-error.ts';
 
 /** What the routes use of the App. */
@@ -28,8 +30,10 @@ export type DoorApp = ChatApp &
     health: Health;
     room: Pick<Room, 'lack'>;
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
-    /** Bodies that are being read. */
-    reading: Reading;
+    /** Bodies and answers that are in memory. */
+    held: Held;
+    /** Connections on which a valid token was shown. */
+    guests: WeakSet<Socket>;
     /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
     stallMilliseconds: number;
     /** Where the SSH gateway is reached, once it listens. */
@@ -47,6 +51,8 @@ export type Env = {
 
 /** Bodies are 64 KiB unless the endpoint says otherwise (design 2.20). */
 const BODY_BYTES_MAX = 64 * 1024;
+/** The system takes so much of an answer off our hands, read or not. */
+const ANSWER_BYTES_SMALL = 64 * 1024;
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
 
 export type Call<S extends Scope, B> = {
@@ -66,7 +72,7 @@ export type Call<S extends Scope, B> = {
 export type Reply =
   | { body: Buffer | object; replayed?: boolean }
   /** Streams its answer; what it throws before it has begun is answered like any other refusal. */
-  | { stream(events: EventStream): Promise<void> };
+  | { stream(events: EventStream, share: Share): Promise<void> };
 
 /** One endpoint of the interface: what it takes, what it answers, and what it does. The API document is made of these. */
 export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
@@ -90,36 +96,53 @@ export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoin
   return it as unknown as Endpoint;
 }
 
-/** An endpoint as a handler. The order of its lines is the documented order of answers (design 2.6). */
+/** An endpoint as a handler. */
 export function open(app: DoorApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
-    const { incoming } = c.env;
     const requestId = requestIdOf(c);
     // Before authentication: in books that lost entries a good token may be unknown, and that would be a lie about it.
     if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
     const principal = enter(app, c);
-    const caller = admit(principal, it.scope);
-
-    let raw: unknown;
-    if (it.body) {
-      refuseMediaType(incoming);
-      raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, app.reading, callerOf(principal)));
+    const share = app.held.enter(callerOf(principal));
+    try {
+      const reply = await ask(app, it, c, principal, share);
+      if ('stream' in reply) return await respondWithEvents(app, c, reply.stream, share);
+      const headers = headersOf(app, c, requestId);
+      if (reply.replayed) headers['idempotent-replayed'] = 'true';
+      const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
+      if (bytes.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.held.enter(callerOf(principal)), c, bytes.length);
+      return new Response(bytes as string, { status: it.status ?? 200, headers });
+    } finally {
+      share.leave();
     }
-    const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
-    const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
-    const idempotencyKey = isKeyMadeUp ? requestId : it.idempotent ? readIdempotencyKey(key) : '';
-    const body = it.body ? validate(it.body, raw) : undefined;
-    const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
-
-    const params = c.req.param() as Record<string, string>;
-    const call = { principal: caller, body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query };
-    const reply = await it.run(app, call);
-    if ('stream' in reply) return respondWithEvents(app, c, requestId, reply.stream);
-    const headers = headersOf(app, c, requestId);
-    if (reply.replayed) headers['idempotent-replayed'] = 'true';
-    const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
-    return new Response(bytes as string, { status: it.status ?? 200, headers });
   };
+}
+
+/** Reads the request and does what it asks for. The order of its lines is the documented order of answers (design 2.6). */
+async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Principal, share: Share): Promise<Reply> {
+  const { incoming } = c.env;
+  const requestId = requestIdOf(c);
+  const caller = admit(principal, it.scope);
+
+  let raw: unknown;
+  if (it.body) {
+    refuseMediaType(incoming);
+    raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share));
+  }
+  const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
+  const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
+  const idempotencyKey = isKeyMadeUp ? requestId : it.idempotent ? readIdempotencyKey(key) : '';
+  const body = it.body ? validate(it.body, raw) : undefined;
+  const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
+
+  const params = c.req.param() as Record<string, string>;
+  return it.run(app, { principal: caller, body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query });
+}
+
+/** An answer is in memory until its client has taken it, or is gone. */
+function keepUntilTaken(share: Share, c: Context<Env>, bytes: number): void {
+  share.add(bytes);
+  (c.env.outgoing as ServerResponse).once('close', share.leave);
 }
 
 /** The id of this request, on every answer and in the log (design 2.21). */
@@ -133,13 +156,18 @@ export function requestIdOf(c: Context<Env>): string {
 async function respondWithEvents(
   app: DoorApp,
   c: Context<Env>,
-  requestId: string,
-  stream: (events: EventStream) => Promise<void>,
+  stream: (events: EventStream, share: Share) => Promise<void>,
+  share: Share,
 ): Promise<Response> {
+  const requestId = requestIdOf(c);
   const headers = () => headersOf(app, c, requestId);
   const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
+  const begin = (more?: Record<string, string>) => {
+    share.leave(); // By now the request was sent on: a stream may last for an hour.
+    events.begin(more);
+  };
   try {
-    await stream(events);
+    await stream({ ...events, begin }, share);
   } catch (error) {
     if (!events.hasBegun()) throw error;
     const { refusal, message } = told(app, c, error);
@@ -170,6 +198,7 @@ function enter(app: DoorApp, c: Context<Env>) {
   const { incoming } = c.env;
   try {
     const principal = authenticate(app.ledger.read, incoming.headers.authorization);
+    app.guests.add(incoming.socket);
     if (principal.kind === 'router') c.set('routerWallet', principal.wallet.id);
     if ('wallet' in principal) app.limits.wallet.take(principal.wallet.id);
     else {
@@ -180,9 +209,11 @@ function enter(app: DoorApp, c: Context<Env>) {
   } catch (error) {
     if (error instanceof Refusal && error.code === 'unauthenticated') {
       const forwarded = incoming.headers['x-forwarded-for'];
-      app.limits.failedAuth.take(
-        app.addressOf(incoming.socket.remoteAddress, Array.isArray(forwarded) ? forwarded.join(',') : forwarded),
+      const address = app.addressOf(
+        incoming.socket.remoteAddress,
+        Array.isArray(forwarded) ? forwarded.join(',') : forwarded,
       );
+      app.limits.failedAuth.take(networkOf(address));
     }
     throw error;
   }

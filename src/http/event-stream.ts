@@ -54,7 +54,10 @@ export function openEventStream(
       return new Promise((resolve) => waiting.push(resolve));
     },
     end() {
-      if (begun && !isGone()) response.end();
+      if (begun && !isGone()) {
+        response.end();
+        response.socket?.setTimeout(stallMilliseconds); // The last of it has to be taken too.
+      }
       over = true;
     },
   };

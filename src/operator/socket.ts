@@ -1,6 +1,7 @@
 import { rmSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
 import http from 'node:http';
+import { outliveFaults } from '../listening.ts';
 import { Refusal } from '../refusal.ts';
 import { type Answer, reachable } from './ask.ts';
 import type { OperatorApp } from './command.ts';
@@ -28,6 +29,7 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
   } finally {
     process.umask(mask);
   }
+  outliveFaults(server, (error) => app.events.failed('operator', error));
   await chmod(path, 0o600);
   return {
     async close() {

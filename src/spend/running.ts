@@ -1,5 +1,9 @@
 import { Refusal } from '../refusal.ts';
 
+const BUSY_RETRY_SECONDS = 1;
+/** No wallet alone can take what all share. */
+const WALLET_SHARE = 1 / 4;
+
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 
 /** Tells which operation an attempt drives. */
@@ -20,7 +24,10 @@ export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
  */
 export type Running = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
-  /** Registers the attempt before its first await, and forgets it when it has ended. */
+  /**
+   * Registers the attempt before its first await, and forgets it when it has ended. Refuses with `rate_limited` where as
+   * many run as may: clients that went away leave theirs behind.
+   */
   drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>): Promise<A>;
   /** Runs what is no attempt and is waited for all the same when the server stops; at the cut-off it is refused. */
   attend<A>(run: () => Promise<A>, refusal: () => Refusal): Promise<A>;
@@ -37,15 +44,25 @@ export type Running = {
   isCutOff(): boolean;
 };
 
-export function createRunning(): Running {
+/** `most` attempts run at a time, a quarter of them of one wallet. */
+export function createRunning(most = Number.POSITIVE_INFINITY): Running {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
+  const countOf = new Map<string, number>();
   const operationIds = new Set<string>();
   const attended = new Map<Promise<void>, () => void>();
   let isCutOff = false;
   const hurry = new Set<() => void>();
   const stopping = () =>
     new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
+  function refuseBusy(walletId: string) {
+    const own = countOf.get(walletId) ?? 0;
+    if (byKey.size < most && own < most * WALLET_SHARE) return;
+    const whose = byKey.size < most ? ' of this wallet' : '';
+    throw new Refusal('rate_limited', `As many requests${whose} are in flight as may be. Nothing was charged.`, {
+      retryAfterSeconds: BUSY_RETRY_SECONDS,
+    });
+  }
   async function waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined> {
     promise.catch(() => {}); // Whoever waits hears of it; afterwards it is nobody's error.
     if (isCutOff) return undefined;
@@ -68,8 +85,10 @@ export function createRunning(): Running {
     count: () => byKey.size,
     isCutOff: () => isCutOff,
 
-    drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>) {
-      if (isCutOff) return Promise.reject(stopping());
+    async drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>) {
+      if (isCutOff) throw stopping();
+      refuseBusy(key.walletId);
+      countOf.set(key.walletId, (countOf.get(key.walletId) ?? 0) + 1);
       const name = nameOf(key.walletId, key.route, key.idempotencyKey);
       const answer = Promise.withResolvers<A>();
       const end = Promise.withResolvers<void>();
@@ -90,6 +109,9 @@ export function createRunning(): Running {
         .then(answer.resolve, answer.reject)
         .finally(() => {
           byKey.delete(name);
+          const left = (countOf.get(key.walletId) as number) - 1;
+          if (left) countOf.set(key.walletId, left);
+          else countOf.delete(key.walletId);
           if (operationId) operationIds.delete(operationId);
           end.resolve();
         });

@@ -5,6 +5,7 @@ import { resourceKey } from '../access/ssh-keys.ts';
 import { findResource, type Resource } from '../compute/resources.ts';
 import type { Address } from '../config.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { listen } from '../listening.ts';
 import type { LeaseApp } from '../spend/lease.ts';
 import { type Host, serveSession } from './session.ts';
 import { createVisitors, type Visitor } from './visitors.ts';
@@ -91,12 +92,9 @@ export async function openGateway(
   }, LOOK_MILLISECONDS);
   look.unref();
 
-  await new Promise<void>((resolve, reject) => {
-    server.once('error', reject);
-    server.listen(at.port, at.host, () => resolve());
-  });
+  const address = await listen(server, at, (error) => app.events.failed('accept', error), '`ssh.listen`');
   return {
-    address: { host: at.host, port: (server.address() as { port: number }).port },
+    address,
     async close() {
       clearInterval(look);
       visitors.sendAllAway('Purser stops');

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { createAddressReader } from '../../src/access/address.ts';
+import { createAddressReader, networkOf } from '../../src/access/address.ts';
 import { openHouse } from '../helper/house.ts';
 import { assertRefused } from '../http/refused.ts';
 
@@ -85,4 +85,21 @@ test('on a socket for both, IPv4 is trusted as IPv4', async (t) => {
     assertRefused(await fail(client), 401, 'unauthenticated');
     assertRefused(await fail(client), 429, 'rate_limited');
   }
+});
+
+test('failures and connections are counted by IPv4 address and by IPv6 /64', () => {
+  const networks: Record<string, string> = {
+    '203.0.113.7': '203.0.113.7',
+    '::ffff:203.0.113.7': '203.0.113.7',
+    '2001:db8:1:2:3:4:5:6': '2001:db8:1:2::/64',
+    '2001:0db8:0001:0002::': '2001:db8:1:2::/64',
+    '2001:db8:1:2:ffff::1': '2001:db8:1:2::/64',
+    '2001:db8::7': '2001:db8:0:0::/64',
+    '2001:db8:0:0:9::1': '2001:db8:0:0::/64',
+    '::1': '0:0:0:0::/64',
+    'fe80::1:2:3:4': 'fe80:0:0:0::/64',
+    unknown: 'unknown',
+  };
+  for (const [address, network] of Object.entries(networks)) assert.equal(networkOf(address), network, address);
+  assert.equal(networkOf(undefined), 'unknown');
 });

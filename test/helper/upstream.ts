@@ -73,7 +73,8 @@ export function gate(handler: Handler = completion()): { handler: Handler; open(
 
 export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeUpstream> {
   const waiting: { count: number; tell: () => void }[] = [];
-  const server = http.createServer(async (request, response) => {
+  // However long the test's own process is busy elsewhere, no connection is closed just when it is used again.
+  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
     const call = {

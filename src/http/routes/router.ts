@@ -21,6 +21,7 @@ import {
 } from '../../wire/router.ts';
 import { type Call, type DoorApp, endpoint } from '../door.ts';
 import type { EventStream } from '../event-stream.ts';
+import type { Share } from '../held.ts';
 import { CHAT_BYTES_MAX, MODEL_EXAMPLE } from './models.ts';
 
 export const createRouterKey = endpoint({
@@ -161,11 +162,13 @@ export const createRouterChatCompletion = endpoint({
       return { body: answer, replayed };
     }
     return {
-      async stream(events: EventStream) {
+      async stream(events: EventStream, share: Share) {
         const { answer, replayed } = await toldTo(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
         if (!replayed) return;
+        asked = undefined; // As far as it was not needed.
         const transcript = transcriptOf(answer);
         events.begin({ 'idempotent-replayed': 'true' });
+        share.add(transcript.length);
         for await (const piece of readTranscript(transcript)) await events.write(piece);
       },
     };
