@@ -44,6 +44,7 @@ import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/road.ts';
 import { createRunning } from './spend/running.ts';
 import { createSerially } from './spend/serially.ts';
+import type { Signer } from './transfer/object-url.ts';
 
 /**
  * Connections of clients, and paid requests in flight, each of which may have a connection to a model server and need not
@@ -186,6 +187,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     keysUsed,
     sweepAt: 0,
     ssh: undefined as DoorApp['ssh'],
+    signer: await openSigner(config, secrets),
     slots,
     serially: createSerially(),
     installationId,
@@ -258,6 +260,13 @@ const SMALL_BYTES = 4 * 1024 * 1024;
 const isSmall = (client: Ledger['client']) =>
   Number(client.pragma('page_count', { simple: true })) * Number(client.pragma('page_size', { simple: true })) <
   SMALL_BYTES;
+
+/** What signs the URLs of objects. Its library is loaded only when there is something to sign for. */
+async function openSigner(config: Config, secrets: Secrets): Promise<Signer | undefined> {
+  if (!config.transfer || !secrets.transferKeys) return undefined;
+  const { createSigner } = await import('./transfer/object-url.ts');
+  return createSigner(config.transfer, secrets.transferKeys);
+}
 
 /** Writes what a new installation is, and finds out whether an older one may be served. */
 async function examine(

@@ -4,6 +4,7 @@ import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
 import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
+import { partTransfer, Transfer, type TransferKeys, type TransferSettings } from './config-outside.ts';
 import {
   type ModelConfig,
   Router,
@@ -74,7 +75,7 @@ const Settings = v.strictObject({
   compute: v.optional(Compute, {}),
   identity: later('sign-in'),
   billing: later('checkout'),
-  transfer: later('transfer storage'),
+  transfer: v.optional(Transfer),
   limits: v.optional(
     v.strictObject({
       wallet_requests_per_minute: perMinute,
@@ -102,6 +103,7 @@ export type Config = {
   /** The SSH gateway: opened only when a slot is configured. What is public follows from where it listens. */
   ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
   compute: ComputeSettings;
+  transfer: TransferSettings | undefined;
   limits: Parsed['limits'];
 };
 
@@ -112,6 +114,7 @@ export type Secrets = {
   upstreamKeys: ReadonlyMap<string, string>;
   /** The provider's key, by the name of the slot. */
   slotKeys: ReadonlyMap<string, string>;
+  transferKeys: TransferKeys | undefined;
 };
 
 export type Flags = { data?: string | undefined; config?: string | undefined };
@@ -150,6 +153,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
   const { compute, slotKeys } = partSecrets(settings.compute);
+  const { transfer, transferKeys } = partTransfer(settings.transfer);
   const config: Config = {
     dataDirectory,
     file,
@@ -171,12 +175,13 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       publicPort: settings.ssh.public_port,
     },
     compute,
+    transfer,
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
   return {
     config: Object.freeze(config),
-    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys), slotKeys },
+    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys), slotKeys, transferKeys },
   };
 }
 
@@ -276,6 +281,9 @@ export function printable(config: Config, secrets: Secrets): Record<string, unkn
       {
         ...rest,
         masterKey: secrets.masterKey.from,
+        ...(config.transfer
+          ? { transfer: { ...config.transfer, access_key_id: '[set]', secret_access_key: '[set]' } }
+          : {}),
         compute: Object.fromEntries(slots),
         router: {
           ...router,

@@ -59,6 +59,7 @@ test('without a file and without environment everything has its default', (t) =>
     router: { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } },
     ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
     compute: {},
+    transfer: undefined,
     limits: { wallet_requests_per_minute: 600, account_requests_per_minute: 600, failed_auth_per_minute: 60 },
   });
   assert.deepEqual(secrets.masterKey, { from: 'data directory', text: undefined, path: join(directory, 'master.key') });
@@ -202,7 +203,10 @@ for (const [yaml, said] of [
   ['router: { uncertain: { after_seconds: 2592001 } }\n', /after_seconds: /],
   ['- listen\n', /0: unknown setting/],
   ['just words\n', /the file: /],
-  ['transfer: { endpoint: https://s3.lan }\n', /transfer: this version of Purser has no transfer storage yet/],
+  [
+    'transfer: { endpoint: https://s3.lan/agents, bucket: agents, access_key_id: a, secret_access_key: b }\n',
+    /transfer.endpoint: must be scheme, host and port alone/,
+  ],
   ['compute: { provider_four: {} }\n', /compute\.provider_four: unknown setting/],
   ['compute: { provider_one: { backend: local } }\n', /provider_one\.backend: local is for `purser demo` only/],
   ['compute: { provider_two: { backend: local } }\n', /provider_two\.backend: local is for `purser demo` only/],

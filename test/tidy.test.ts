@@ -34,7 +34,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute)\/|src\/doctor\.ts|test\/|bench\/)/,
+    /^(src\/(router|compute|transfer)\/|src\/doctor\.ts|test\/|bench\/)/,
     'only these rooms call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
@@ -52,7 +52,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /\binteger\(/,
-    /^(src\/(config|config-compute|config-router|wire\/\w+)\.ts|test\/)/,
+    /^(src\/(config|config-compute|config-outside|config-router|wire\/\w+)\.ts|test\/)/,
     'a plain integer column reads a bigint as if it were a number',
   ],
   [/Date\.now\(\)/, /^(src\/(clock|id|doctor)\.ts|src\/demo\/|test\/|bench\/)/, 'time is handed in'],
@@ -84,11 +84,11 @@ const FLOORS: RegExp[][] = [
   [/^src\/wire\//],
   [/^src\/spend\//],
   [/^src\/events\.ts$/],
-  [/^src\/(router|access|compute)\//],
+  [/^src\/(router|access|compute|transfer)\//],
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|mount|clock|health|log|asset|fingerprint|durable-file|listening)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|mount|clock|health|log|asset|fingerprint|durable-file|listening|config-outside)\.ts$/,
   ],
   [/^src\/(money|refusal|token|id|ssh-key|in-time)\.ts$/],
 ];

@@ -8,9 +8,10 @@ import { closeRun, readBudget } from './routes/agent.ts';
 import * as compute from './routes/compute.ts';
 import { createAccountKey, deleteKey, listKeys } from './routes/keys.ts';
 import { createChatCompletion, listModels } from './routes/models.ts';
-import { createCheckout, signTransfer } from './routes/outside.ts';
+import { createCheckout } from './routes/outside.ts';
 import { listResources, listWalletResources } from './routes/resources.ts';
 import * as router from './routes/router.ts';
+import { signTransfer } from './routes/transfer.ts';
 import { closeWallet, createWallet, listWallets, readWallet, readWalletToken } from './routes/wallets.ts';
 
 export type Method = 'GET' | 'POST' | 'DELETE';

@@ -16,6 +16,7 @@ import { eventOf } from '../router/sse.ts';
 import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
+import type { Signer } from '../transfer/object-url.ts';
 import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
 import type { Held, Share } from './held.ts';
@@ -29,6 +30,8 @@ export type DoorApp = ChatApp &
     baseUrl: string;
     health: Health;
     room: Pick<Room, 'lack'>;
+    /** Signs the URLs of objects, where transfer storage is configured. */
+    signer: Signer | undefined;
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
     /** Bodies and answers that are in memory. */
     held: Held;

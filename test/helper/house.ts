@@ -148,7 +148,11 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
 
   async function start({ acceptLoss = false } = {}): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
-    const hidden = [...secrets.upstreamKeys.values(), ...secrets.slotKeys.values()];
+    const hidden = [
+      ...secrets.upstreamKeys.values(),
+      ...secrets.slotKeys.values(),
+      ...Object.values(secrets.transferKeys ?? {}),
+    ];
     return serve(config, secrets, {
       log: createLog('debug', hidden, (line) => log.push(line)),
       who: 'a test',

@@ -1,8 +1,8 @@
 import { Refusal } from '../../refusal.ts';
-import { Checkout, CheckoutRequest, SignedUrl, SignRequest } from '../../wire/outside.ts';
+import { Checkout, CheckoutRequest } from '../../wire/outside.ts';
 import { endpoint } from '../door.ts';
 
-// Checkout and transfer have their routes and schemas; what stands behind them comes with their rooms.
+// Checkout has its route and schemas; what stands behind it comes with its room.
 
 export const createCheckout = endpoint({
   summary: 'Create a hosted checkout session of the payment provider',
@@ -26,27 +26,5 @@ export const createCheckout = endpoint({
       'billing_not_configured',
       'This installation has no payment provider configured; the operator credits accounts with `purser account credit`.',
     );
-  },
-});
-
-export const signTransfer = endpoint({
-  summary: 'Sign the URL of one exact object',
-  scope: 'wallet',
-  body: SignRequest,
-  answer: SignedUrl,
-  refusals: ['transfer_not_configured'],
-  example: {
-    body: { object: 'results/run-1.tar', operation: 'put', expires_seconds: 900 },
-    answer: {
-      url: 'https://s3.example/agents/…',
-      method: 'PUT',
-      object: 'results/run-1.tar',
-      operation: 'put',
-      headers: {},
-      expires_at: 1795000900,
-    },
-  },
-  run() {
-    throw new Refusal('transfer_not_configured');
   },
 });

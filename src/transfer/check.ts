@@ -1,0 +1,53 @@
+import { randomBytes } from 'node:crypto';
+import { request } from 'undici';
+import type { TransferSettings } from '../config-outside.ts';
+import type { Method, Signer } from './object-url.ts';
+
+const CALL_MILLISECONDS = 10_000;
+const SECONDS = 60;
+const SAID_CHARACTERS_MAX = 300;
+
+/**
+ * One real PUT, GET and DELETE of a small object: a signature proves nothing about a bucket. Answers what was seen; throws
+ * what is wrong, with what to do.
+ */
+export async function tryTransfer(settings: TransferSettings, signer: Signer, now: number): Promise<string> {
+  const key = `purser-doctor/${randomBytes(8).toString('hex')}`;
+  const content = randomBytes(32).toString('hex');
+  const call = async (method: Method, body?: string) => {
+    const url = await signer.sign(method, key, now, SECONDS);
+    try {
+      const response = await request(url, {
+        method,
+        body: body ?? null,
+        signal: AbortSignal.timeout(CALL_MILLISECONDS),
+      });
+      const text = await response.body.text();
+      if (response.statusCode < 300) return text;
+      throw new Error(`${method} answered ${response.statusCode}: ${sentenceIn(text)}. ${remedy(response.statusCode)}`);
+    } catch (error) {
+      const { code, message } = error as NodeJS.ErrnoException;
+      if (message.startsWith(method)) throw error;
+      throw new Error(`${settings.endpoint} cannot be reached (${code ?? message}). Check transfer.endpoint.`);
+    }
+  };
+  await call('PUT', content);
+  const read = await call('GET');
+  await call('DELETE');
+  if (read !== content)
+    throw new Error('What was put is not what was read back. Is another bucket behind the address?');
+  return `PUT, GET and DELETE of an object in ${settings.bucket} work`;
+}
+
+/** The code and message of S3's XML error, as one line. */
+function sentenceIn(xml: string): string {
+  const part = (name: string) => new RegExp(`<${name}>([^<]*)</${name}>`).exec(xml)?.[1];
+  const said = [part('Code'), part('Message')].filter(Boolean).join(', ') || xml;
+  return said.replace(/\s+/g, ' ').slice(0, SAID_CHARACTERS_MAX) || 'no words';
+}
+
+function remedy(status: number): string {
+  if (status === 403) return 'Check access_key_id, secret_access_key, region, what the key may do, and both clocks.';
+  if (status === 404) return 'Is there a bucket of this name, and is path_style right?';
+  return 'Check transfer in purser.yaml.';
+}

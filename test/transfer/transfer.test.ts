@@ -1,0 +1,173 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import test, { type TestContext } from 'node:test';
+import { request } from 'undici';
+import { tryTransfer } from '../../src/transfer/check.ts';
+import { createSigner } from '../../src/transfer/object-url.ts';
+import { type House, handClock, openHouse } from '../helper/house.ts';
+import { KEYS, type ObjectStore, openObjectStore, REGION } from './object-store.ts';
+
+const DAY = 86_400;
+const settingsOf = (store: { url: string }, path_style = true) => ({
+  endpoint: store.url,
+  region: REGION,
+  bucket: 'agents',
+  path_style,
+});
+
+async function open(t: TestContext): Promise<{ house: House; store: ObjectStore }> {
+  const time = handClock();
+  const store = await openObjectStore(t, () => Math.floor(time.wall() / 1000));
+  const house = await openHouse(t, { time, settings: { transfer: { ...settingsOf(store), ...KEYS } } });
+  return { house, store };
+}
+
+const sign = (house: House, token: string, object: string, operation: string, more: object = {}) =>
+  house.ask('POST', '/v1/transfer/sign', { token, body: { object, operation, ...more } });
+
+async function send(method: string, url: string, body?: Buffer) {
+  const answer = await request(url, { method: method as 'GET', body: body ?? null });
+  return { status: answer.statusCode, body: Buffer.from(await answer.body.arrayBuffer()) };
+}
+
+test('the vector that AWS publishes for a signed URL comes out to the last digit', async () => {
+  const signer = createSigner(
+    { endpoint: 'https://s3.amazonaws.com', region: 'us-east-1', bucket: 'examplebucket', path_style: false },
+    { access_key_id: 'AKIAIOSFODNN7EXAMPLE', secret_access_key: 'wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY' },
+  );
+  const url = new URL(await signer.sign('GET', 'test.txt', Date.UTC(2013, 4, 24) / 1000, DAY));
+  assert.equal(url.origin + url.pathname, 'https://examplebucket.s3.amazonaws.com/test.txt');
+  assert.equal(
+    url.searchParams.get('X-Amz-Signature'),
+    'aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404',
+  );
+});
+
+const NAMES = [
+  'a.txt',
+  'deep/er/still.tar.gz',
+  'with space + plus & more?=#%25.bin',
+  'ünïcode/ключ/鍵/🔑',
+  "quotes'()*!~",
+  'double//slash',
+  '%2e%2e/percent',
+  'trailing/',
+];
+
+for (const object of NAMES)
+  test(`bytes go in and out of ${JSON.stringify(object)}, by a store that checks every signature itself`, async (t) => {
+    const { house, store } = await open(t);
+    const { id, token } = await house.openWallet();
+    const content = randomBytes(100_000);
+    const put = await sign(house, token, object, 'put');
+    assert.equal(put.status, 200, put.text);
+    assert.deepEqual(
+      { ...put.body, url: '' },
+      {
+        url: '',
+        method: 'PUT',
+        object,
+        operation: 'put',
+        headers: {},
+        expires_at: Math.floor(house.clock.wall() / 1000) + 900,
+      },
+    );
+    assert.equal((await send('PUT', put.body.url, content)).status, 200, store.refused.join());
+    assert.deepEqual([...store.objects.keys()], [`/agents/wallets/${id}/${object}`]);
+    const get = await sign(house, token, object, 'get', { expires_seconds: 60 });
+    const read = await send('GET', get.body.url);
+    assert.equal(read.status, 200, store.refused.join());
+    assert.ok(read.body.equals(content));
+  });
+
+test('a URL that was tampered with moves nothing: another method, object, wallet, time or signature', async (t) => {
+  const { house, store } = await open(t);
+  const [own, other] = [await house.openWallet(), await house.openWallet()];
+  const { url } = (await sign(house, own.token, 'a.txt', 'get')).body;
+  store.objects.set(`/agents/wallets/${own.id}/a.txt`, Buffer.from('mine'));
+  store.objects.set(`/agents/wallets/${other.id}/a.txt`, Buffer.from('theirs'));
+  assert.equal((await send('GET', url)).status, 200);
+  const last = url.at(-1);
+  for (const [method, tampered] of [
+    ['PUT', url],
+    ['DELETE', url],
+    ['GET', url.replace('a.txt', 'b.txt')],
+    ['GET', url.replace(own.id, other.id)],
+    ['GET', url.replace('X-Amz-Expires=900', 'X-Amz-Expires=90000')],
+    ['GET', url.slice(0, -1) + (last === '0' ? '1' : '0')],
+  ] as const)
+    assert.equal((await send(method, tampered, method === 'PUT' ? Buffer.from('x') : undefined)).status, 403, tampered);
+  assert.equal(store.objects.get(`/agents/wallets/${own.id}/a.txt`)?.toString(), 'mine');
+  house.clock.advance(900);
+  assert.equal((await send('GET', url)).status, 403, 'its time is over');
+});
+
+test('a URL never outlives its wallet, and a wallet that has ended gets none', async (t) => {
+  const { house } = await open(t);
+  const { id, token } = await house.openWallet({ expires_in_seconds: 600 });
+  const now = Math.floor(house.clock.wall() / 1000);
+  const long = (await sign(house, token, 'a', 'put', { expires_seconds: 604_800 })).body;
+  assert.equal(long.expires_at, now + 600);
+  assert.equal(new URL(long.url).searchParams.get('X-Amz-Expires'), '600');
+  const forever = await house.openWallet({ expires_in_seconds: 0 });
+  assert.equal(
+    (await sign(house, forever.token, 'a', 'put', { expires_seconds: 604_800 })).body.expires_at,
+    now + 604_800,
+  );
+  await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  const late = await sign(house, token, 'a', 'put');
+  assert.deepEqual([late.status, late.body.error.code], [409, 'wallet_closed']);
+});
+
+const LONG = 'é'.repeat(512); // 1,024 bytes
+const BAD: [what: string, body: object][] = [
+  ['a leading slash', { object: '/etc/passwd', operation: 'get' }],
+  ['two dots', { object: '../other/a', operation: 'get' }],
+  ['two dots inside', { object: 'a/../b', operation: 'get' }],
+  ['one dot', { object: './a', operation: 'get' }],
+  ['a line feed', { object: 'a\nb', operation: 'get' }],
+  ['a NUL', { object: 'a\0b', operation: 'get' }],
+  ['half a character', { object: 'a\ud800', operation: 'get' }],
+  ['1,025 bytes', { object: `${LONG}x`, operation: 'get' }],
+  ['1,025 characters', { object: 'x'.repeat(1025), operation: 'get' }],
+  ['no name', { object: '', operation: 'get' }],
+  ['0 seconds', { object: 'a', operation: 'get', expires_seconds: 0 }],
+  ['604801 seconds', { object: 'a', operation: 'get', expires_seconds: 604_801 }],
+  ['half a second', { object: 'a', operation: 'get', expires_seconds: 0.5 }],
+  ['another operation', { object: 'a', operation: 'delete' }],
+];
+
+test('object names that would leave the wallet, and times beyond the limits, are refused', async (t) => {
+  const { house } = await open(t);
+  const { token } = await house.openWallet();
+  for (const [what, body] of BAD) {
+    const answer = await house.ask('POST', '/v1/transfer/sign', { token, body });
+    assert.deepEqual([answer.status, answer.body.error.code], [400, 'invalid_request'], what);
+  }
+  const most = 1024 - `wallets/${(await house.openWallet()).id}/`.length;
+  assert.equal((await sign(house, token, 'x'.repeat(most), 'put')).status, 200);
+  assert.equal((await sign(house, token, 'x'.repeat(most + 1), 'put')).status, 400);
+});
+
+test('doctor moves a real object, and says what is wrong', async (t) => {
+  const now = Math.floor(Date.now() / 1000);
+  const store = await openObjectStore(t, () => now);
+  const settings = settingsOf(store);
+  assert.match(await tryTransfer(settings, createSigner(settings, KEYS), now), /PUT, GET and DELETE.*agents work/);
+  assert.equal(store.objects.size, 0, 'nothing is left');
+  const wrong = createSigner(settings, { ...KEYS, secret_access_key: 'wrong' });
+  await assert.rejects(
+    tryTransfer(settings, wrong, now),
+    /PUT answered 403: SignatureDoesNotMatch.*Check access_key_id/,
+  );
+  const gone = { ...settings, endpoint: 'http://127.0.0.1:1' };
+  await assert.rejects(tryTransfer(gone, createSigner(gone, KEYS), now), /cannot be reached \(ECONNREFUSED\)/);
+});
+
+test('no key reaches the log, the answer or the database', async (t) => {
+  const { house } = await open(t);
+  const { token } = await house.openWallet();
+  const answer = await sign(house, token, 'a', 'put');
+  const written = house.log.join('') + answer.text;
+  assert.ok(!written.includes(KEYS.secret_access_key));
+});
