@@ -49,6 +49,16 @@ export function accountCommands(program: Command): void {
       askAndPrint(command, 'account.debit', { id, cents, ...options }, showRecord),
     );
   group
+    .command('link')
+    .argument('<id>')
+    .description('let an identity of the configured issuer sign in as this account')
+    .requiredOption('--issuer <url>', 'as the issuer calls itself')
+    .requiredOption('--subject <sub>', 'who, at that issuer')
+    .addHelpText('after', example('purser account link acct_01k9… --issuer https://id.example/realms/x --subject 4711'))
+    .action((id: string, options: { issuer: string; subject: string }, command: Command) =>
+      askAndPrint(command, 'account.link', { id, ...options }, showRecord),
+    );
+  group
     .command('suspend')
     .argument('<id>')
     .description('no new wallets, holds or keys; reads, settlements and cleanup go on')

@@ -6,6 +6,7 @@ import { createLimit } from './access/limits.ts';
 import { machineHash, readMachineId } from './access/machine-id.ts';
 import { readMasterKey } from './access/master-key.ts';
 import { arrive, type KeyPlace, warnOfOldKey } from './access/rotation.ts';
+import type { Sessions, SessionsApp } from './access/sessions.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
 import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
@@ -188,6 +189,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     sweepAt: 0,
     ssh: undefined as DoorApp['ssh'],
     signer: await openSigner(config, secrets),
+    sessions: await openSessions(config, { ledger, clock, events }),
     slots,
     serially: createSerially(),
     installationId,
@@ -260,6 +262,16 @@ const SMALL_BYTES = 4 * 1024 * 1024;
 const isSmall = (client: Ledger['client']) =>
   Number(client.pragma('page_count', { simple: true })) * Number(client.pragma('page_size', { simple: true })) <
   SMALL_BYTES;
+
+/** What signs people in. Its library is loaded only when an identity provider is configured. */
+async function openSessions({ identity }: Config, app: SessionsApp): Promise<Sessions | undefined> {
+  if (!identity) return undefined;
+  const [{ createIssuer }, { createSessions }] = await Promise.all([
+    import('./access/issuer.ts'),
+    import('./access/sessions.ts'),
+  ]);
+  return createSessions(identity, createIssuer(identity.issuer, identity.audience), app);
+}
 
 /** What signs the URLs of objects. Its library is loaded only when there is something to sign for. */
 async function openSigner(config: Config, secrets: Secrets): Promise<Signer | undefined> {

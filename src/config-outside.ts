@@ -1,9 +1,34 @@
 import * as v from 'valibot';
 import { url } from './config-router.ts';
 
-/** The settings of the parts that touch other people's services (design, section 4): transfer storage. */
+/** The settings of the parts that touch other people's services (design, section 4): sign-in and transfer storage. */
 
 const word = (most: number) => v.pipe(v.string(), v.trim(), v.minLength(1), v.maxLength(most));
+
+/** Sign-in by the access tokens of an OpenID Connect issuer. */
+export const Identity = v.pipe(
+  v.strictObject({
+    /** Compared as it stands with what the issuer calls itself: a slash at the end counts. */
+    issuer: v.pipe(
+      v.string(),
+      v.check((text) => /^https?:\/\/[^\s?#]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
+    ),
+    audience: word(500),
+    /** Demands the claim email_verified; without this it only must not be false. */
+    require_verified_email: v.optional(v.boolean(), false),
+    required_claim: v.optional(v.strictObject({ name: word(200), value: word(500) })),
+    welcome_credit_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(1_000_000)), 0),
+  }),
+  v.forward(
+    v.partialCheck(
+      [['required_claim'], ['welcome_credit_cents']],
+      ({ required_claim: claim, welcome_credit_cents: cents }) => cents === 0 || claim !== undefined,
+      'needs required_claim: a public issuer would hand out money to whoever signs up',
+    ),
+    ['welcome_credit_cents'],
+  ),
+);
+export type IdentitySettings = v.InferOutput<typeof Identity>;
 
 /** Object storage that speaks S3's protocol. `endpoint` is the address under which a sandbox reaches it: it is signed. */
 export const Transfer = v.strictObject({

@@ -4,7 +4,14 @@ import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
 import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
-import { partTransfer, Transfer, type TransferKeys, type TransferSettings } from './config-outside.ts';
+import {
+  Identity,
+  type IdentitySettings,
+  partTransfer,
+  Transfer,
+  type TransferKeys,
+  type TransferSettings,
+} from './config-outside.ts';
 import {
   type ModelConfig,
   Router,
@@ -73,7 +80,7 @@ const Settings = v.strictObject({
     {},
   ),
   compute: v.optional(Compute, {}),
-  identity: later('sign-in'),
+  identity: v.optional(Identity),
   billing: later('checkout'),
   transfer: v.optional(Transfer),
   limits: v.optional(
@@ -103,6 +110,7 @@ export type Config = {
   /** The SSH gateway: opened only when a slot is configured. What is public follows from where it listens. */
   ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
   compute: ComputeSettings;
+  identity: IdentitySettings | undefined;
   transfer: TransferSettings | undefined;
   limits: Parsed['limits'];
 };
@@ -175,6 +183,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       publicPort: settings.ssh.public_port,
     },
     compute,
+    identity: settings.identity,
     transfer,
     limits: settings.limits,
   };

@@ -78,7 +78,18 @@ export function createEvents(log: Log) {
         'gateway key opened',
       );
     },
-    funded(account: Account, kind: 'credit' | 'debit', cents: number) {
+    signedUp(account: Account, identity: { issuer: string; subject: string }) {
+      log.info(
+        {
+          event: 'account.signed_up',
+          account: account.id,
+          ...identity,
+          welcome_credit_cents: account.welcomeCreditCents,
+        },
+        'a first sign-in opened an account',
+      );
+    },
+    funded(account: Account, kind: 'credit' | 'debit' | 'welcome', cents: number) {
       log.info(
         { event: 'account.funded', account: account.id, kind, cents, available_cents: account.availableCents },
         'account funded',

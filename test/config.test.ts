@@ -59,6 +59,7 @@ test('without a file and without environment everything has its default', (t) =>
     router: { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } },
     ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
     compute: {},
+    identity: undefined,
     transfer: undefined,
     limits: { wallet_requests_per_minute: 600, account_requests_per_minute: 600, failed_auth_per_minute: 60 },
   });

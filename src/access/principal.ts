@@ -1,13 +1,15 @@
 import type { Reader } from '../db/handle.ts';
 import { findWallet, findWalletByToken, type Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
-import { hashToken, kindOfToken } from '../token.ts';
+import { hashToken, kindOfToken, looksLikeOurs } from '../token.ts';
 import { findKeyByToken } from './keys.ts';
 import { findRouterKeyByToken, type KeyLimits, limitsOf } from './router-keys.ts';
+import type { Sessions } from './sessions.ts';
 
 /** Who asks. An operator key acts for the account it was bound to at minting (design 2.12). */
 export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
+  | { kind: 'session'; accountId: string }
   | { kind: 'wallet'; wallet: Wallet }
   | { kind: 'router'; wallet: Wallet; limits: KeyLimits };
 
@@ -17,19 +19,29 @@ export type Principal =
 export type Scope = 'account' | 'session' | 'wallet' | 'router';
 
 const ADMITS: Record<Scope, Record<Principal['kind'], boolean>> = {
-  account: { account: true, operator: true, wallet: false, router: false },
-  session: { account: false, operator: true, wallet: false, router: false },
-  wallet: { account: false, operator: false, wallet: true, router: false },
-  router: { account: false, operator: false, wallet: false, router: true },
+  account: { account: true, operator: true, session: true, wallet: false, router: false },
+  session: { account: false, operator: true, session: true, wallet: false, router: false },
+  wallet: { account: false, operator: false, session: false, wallet: true, router: false },
+  router: { account: false, operator: false, session: false, wallet: false, router: true },
 };
 
 const BEARER = /^bearer +([^\s]+) *$/i;
 
-/** Who holds this Authorization header. Refuses with `unauthenticated`: missing, unknown, revoked or malformed. */
-export function authenticate(read: Reader, authorization: string | undefined): Principal {
+/** The token of an Authorization header. Refuses with `unauthenticated` where there is none. */
+export function bearerOf(authorization: string | undefined): string {
   const token = BEARER.exec(authorization ?? '')?.[1];
-  if (!token)
-    throw new Refusal('unauthenticated', 'Send the header "Authorization" with "Bearer", a space and the token.');
+  if (token) return token;
+  throw new Refusal('unauthenticated', 'Send the header "Authorization" with "Bearer", a space and the token.');
+}
+
+/**
+ * Who holds this token. One of our own is looked up at once; any other string may be an identity provider's, and is asked
+ * of `sessions` where sign-in is configured: a string that starts like one of ours never is (design 2.13). Refuses with
+ * `unauthenticated`: missing, unknown, revoked or malformed.
+ */
+export function authenticate(read: Reader, token: string, sessions?: Sessions): Principal | Promise<Principal> {
+  if (sessions && !looksLikeOurs(token))
+    return sessions.signIn(token).then(({ accountId }) => ({ kind: 'session', accountId }));
   const kind = kindOfToken(token);
   if (kind === 'account' || kind === 'operator') {
     const key = findKeyByToken(read, hashToken(token));

@@ -1,5 +1,5 @@
 import { sql } from 'drizzle-orm';
-import { blob, check, customType, index, sqliteTable, text, uniqueIndex } from 'drizzle-orm/sqlite-core';
+import { blob, check, customType, index, primaryKey, sqliteTable, text, uniqueIndex } from 'drizzle-orm/sqlite-core';
 import { Nanos } from '../money.ts';
 
 /** A whole number of nano-dollars. Only Nanos goes in, only Nanos comes out. */
@@ -97,6 +97,21 @@ export const accounts = sqliteTable(
     check('account_welcome', sql`${t.welcomeCreditCents} >= 0`),
     check('account_owed', sql`${t.owedCents} >= 0`),
   ],
+);
+
+/** Who signs in as whom: an account by issuer and subject, never by an e-mail address (design 2.13). */
+export const identities = sqliteTable(
+  'identity',
+  {
+    issuer: text().notNull(),
+    subject: text().notNull(),
+    accountId: text('account_id')
+      .notNull()
+      .references(() => accounts.id),
+    createdAt: count('created_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [primaryKey({ columns: [t.issuer, t.subject] }), index('identity_account').on(t.accountId)],
 );
 
 /** Account keys and operator keys: hashes only. */

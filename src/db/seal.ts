@@ -6,6 +6,7 @@ import {
   answers,
   epochs,
   fundings,
+  identities,
   installation,
   keys,
   masterKeys,
@@ -25,6 +26,7 @@ const SEALED = [
   masterKeys,
   epochs,
   accounts,
+  identities,
   keys,
   fundings,
   wallets,
@@ -101,11 +103,12 @@ const PAGE_COUNT = 1000;
 
 /**
  * Every sealed row of the open file whose seal does not fit it, as `told(table, the row's first column)`. Reads the
- * columns that the file has: a file that is being migrated may lack the newest.
+ * columns that the file has: a file that is being migrated may lack the newest, and the newest tables.
  */
 function misfits(client: Client, found: (shape: Shape, rowid: bigint, row: unknown[], seal: number) => void): void {
   for (const shape of SHAPES.values()) {
     const there = new Set(client.prepare('select name from pragma_table_info(?)').pluck().all(shape.table));
+    if (there.size === 0) continue;
     const columns = shape.columns.filter((name) => there.has(name));
     const page = client
       .prepare(`select rowid, seal, ${columns.join(', ')} from ${shape.table} where rowid > ? order by rowid limit ?`)

@@ -6,7 +6,8 @@ import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
 import { type createAddressReader, networkOf } from '../access/address.ts';
 import type { Limit } from '../access/limits.ts';
-import { admit, authenticate, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
+import { admit, authenticate, bearerOf, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
+import type { Sessions } from '../access/sessions.ts';
 import type { Room } from '../db/room.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
@@ -32,6 +33,8 @@ export type DoorApp = ChatApp &
     room: Pick<Room, 'lack'>;
     /** Signs the URLs of objects, where transfer storage is configured. */
     signer: Signer | undefined;
+    /** Signs people in, where an identity provider is configured. */
+    sessions: Sessions | undefined;
     limits: { wallet: Limit; account: Limit; failedAuth: Limit };
     /** Bodies and answers that are in memory. */
     held: Held;
@@ -105,7 +108,7 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
     const requestId = requestIdOf(c);
     // Before authentication: in books that lost entries a good token may be unknown, and that would be a lie about it.
     if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
-    const principal = enter(app, c);
+    const principal = await enter(app, c);
     const share = app.held.enter(callerOf(principal));
     try {
       const reply = await ask(app, it, c, principal, share);
@@ -183,7 +186,9 @@ async function respondWithEvents(
 
 type Headers = Record<string, string>;
 
-const callerOf = (principal: Principal) => ('wallet' in principal ? principal.wallet.id : principal.keyId);
+/** Who is counted: a key by itself, whoever has signed in by the account. */
+const callerOf = (principal: Principal) =>
+  'wallet' in principal ? principal.wallet.id : principal.kind === 'session' ? principal.accountId : principal.keyId;
 
 function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
   const headers: Headers = { 'content-type': 'application/json', 'x-request-id': requestId };
@@ -197,16 +202,17 @@ function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, request
 }
 
 /** Authenticates and counts: a valid token against its own limit, a failure against the limit of its address. */
-function enter(app: DoorApp, c: Context<Env>) {
+async function enter(app: DoorApp, c: Context<Env>): Promise<Principal> {
   const { incoming } = c.env;
   try {
-    const principal = authenticate(app.ledger.read, incoming.headers.authorization);
+    const found = authenticate(app.ledger.read, bearerOf(incoming.headers.authorization), app.sessions);
+    const principal = found instanceof Promise ? await found : found;
     app.guests.add(incoming.socket);
     if (principal.kind === 'router') c.set('routerWallet', principal.wallet.id);
     if ('wallet' in principal) app.limits.wallet.take(principal.wallet.id);
     else {
-      app.limits.account.take(principal.keyId);
-      app.used(principal.keyId, app.clock.now());
+      app.limits.account.take(callerOf(principal));
+      if (principal.kind !== 'session') app.used(principal.keyId, app.clock.now());
     }
     return principal;
   } catch (error) {

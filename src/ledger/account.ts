@@ -70,7 +70,7 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
 
 export type FundingOrder = {
   accountId: string;
-  kind: 'credit' | 'debit';
+  kind: 'credit' | 'debit' | 'welcome';
   /** Whole cents, above 0. */
   amountCents: number;
   reason: string | null;
@@ -97,9 +97,9 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
       );
     return account;
   }
-  if (order.kind === 'credit') refuseWithoutRoom(tx);
-  const change = order.kind === 'credit' ? order.amountCents : -order.amountCents;
-  const availableCents = account.availableCents + change;
+  if (order.kind === 'credit' || order.kind === 'welcome') refuseWithoutRoom(tx);
+  const sign = order.kind === 'debit' ? -1 : 1;
+  const availableCents = account.availableCents + sign * order.amountCents;
   if (availableCents < 0)
     throw new Refusal(
       'insufficient_funds',
@@ -111,11 +111,13 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   // After this point the money moves.
   const funding = sealed(fundings, { id: newId('evt'), createdAt: now, ...order });
   tx.insert(fundings).values(funding).run();
-  tx.update(accounts).set({ availableCents }).where(eq(accounts.id, account.id)).run();
+  const welcomeCreditCents = account.welcomeCreditCents + (order.kind === 'welcome' ? order.amountCents : 0);
+  const change = resealed(accounts, account, { availableCents, welcomeCreditCents });
+  tx.update(accounts).set(change).where(eq(accounts.id, account.id)).run();
   const [debit, credit] =
-    order.kind === 'credit' ? [book.funding, book.account(account.id)] : [book.account(account.id), book.funding];
+    order.kind === 'debit' ? [book.account(account.id), book.funding] : [book.funding, book.account(account.id)];
   post(tx, [{ at: now, causeId: funding.id, debit, credit, amount: centsToNanos(order.amountCents) }]);
-  return { ...account, availableCents };
+  return { ...account, ...change };
 }
 
 /** Suspends or resumes an account: no new wallets, holds or keys while suspended; cleanup goes on. */

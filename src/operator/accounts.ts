@@ -1,4 +1,5 @@
 import * as v from 'valibot';
+import { linkIdentity } from '../access/sessions.ts';
 import {
   type Account,
   accountOf,
@@ -61,6 +62,11 @@ export const accounts = {
     async (app, { id, cents: amountCents, reason }) =>
       record(await fund(app, { accountId: id, kind: 'debit', amountCents, reason, key: null })),
   ),
+  'account.link': command(v.strictObject({ id: Id, issuer: Id, subject: Id }), async (app, { id, issuer, subject }) => {
+    const now = app.clock.now();
+    const account = await app.ledger.write((tx) => linkIdentity(tx, id, { issuer, subject }, now));
+    return { ...record(account), identity: { issuer, subject } };
+  }),
   'account.suspend': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const now = app.clock.now();
     return record(await app.ledger.write((tx) => setSuspended(tx, id, now)));

@@ -33,7 +33,7 @@ export const createAccountKey = endpoint({
       kind: 'account' as const,
       accountId: principal.accountId,
       name: body.name,
-      mintedBy: principal.keyId,
+      mintedBy: principal.kind === 'session' ? 'session' : principal.keyId,
     };
     const now = app.clock.now();
     const { key, token } = await app.ledger.write((tx) => createKey(tx, order, now));

@@ -1,0 +1,255 @@
+import assert from 'node:assert/strict';
+import { createHmac, createPublicKey } from 'node:crypto';
+import test, { type TestContext } from 'node:test';
+import { type House, handClock, openHouse } from '../helper/house.ts';
+import { AUDIENCE, type FakeIssuer, newKey, openIssuer } from './issuer.ts';
+
+async function open(
+  t: TestContext,
+  identity: object = {},
+): Promise<{ house: House; issuer: FakeIssuer; now: () => number }> {
+  const time = handClock();
+  const now = () => Math.floor(time.wall() / 1000);
+  const issuer = await openIssuer(t, now);
+  const house = await openHouse(t, {
+    time,
+    settings: { identity: { issuer: issuer.url, audience: AUDIENCE, ...identity } },
+  });
+  return { house, issuer, now };
+}
+const account = (house: House, token: string) => house.ask('GET', '/v1/account', { token });
+const accounts = async (house: House) => (await house.run('account.list', {})).accounts;
+const WELCOME = { welcome_credit_cents: 500, required_claim: { name: 'groups', value: 'agents' } };
+
+test('a first sign-in opens an account with its welcome credit, once, however many come at the same time', async (t) => {
+  const { house, issuer } = await open(t, WELCOME);
+  const token = await issuer.token({ groups: ['staff', 'agents'] });
+  const answers = await Promise.all(Array.from({ length: 50 }, () => account(house, token)));
+  for (const it of answers)
+    assert.deepEqual(it.body, { available_cents: 500, reserved_cents: 0, spent_cents: 0, welcome_credit_cents: 500 });
+  assert.equal((await accounts(house)).length, 2, 'the default account and one more');
+  const again = await issuer.token({ groups: 'agents', jti: 'another' });
+  assert.equal((await account(house, again)).body.available_cents, 500);
+  const bob = await issuer.token({ sub: 'bob', groups: ['agents'] });
+  assert.equal((await account(house, bob)).body.available_cents, 500);
+  assert.equal((await accounts(house)).length, 3);
+  assert.deepEqual(house.problems(), []);
+});
+
+test('a session is taken wherever an account key is, and where the interface asks for one', async (t) => {
+  const { house, issuer } = await open(t);
+  const token = await issuer.token();
+  assert.equal((await account(house, token)).status, 200);
+  const created = await house.ask('POST', '/v1/keys', { token, body: { name: 'ci' } });
+  assert.equal(created.status, 201, created.text);
+  assert.equal((await account(house, created.body.key)).status, 200);
+  const deleted = await house.ask('DELETE', `/v1/keys/${created.body.id}`, { token });
+  assert.equal(deleted.body.revoked, true);
+  assert.equal((await account(house, created.body.key)).status, 401);
+  assert.equal((await house.ask('GET', '/v1/wallets', { token })).status, 200);
+  const poor = await house.ask('POST', '/v1/wallets', { token, key: 'k', body: { name: 'a', budget_cents: 100 } });
+  assert.equal(poor.body.error.code, 'insufficient_funds');
+  assert.equal((await house.ask('GET', '/v1/budget', { token })).body.error.code, 'wrong_token_scope');
+  assert.equal((await house.ask('GET', '/v1/router/models', { token })).body.error.code, 'wrong_token_scope');
+});
+
+test('account link lets an identity sign in as an account that the CLI made; an identity is one account only', async (t) => {
+  const { house, issuer } = await open(t, WELCOME);
+  const link = (id: string, subject: string) => house.run('account.link', { id, issuer: issuer.url, subject });
+  await link(house.accountId, 'alice');
+  await link(house.accountId, 'alice');
+  await link(house.accountId, 'alice-at-work');
+  const token = await issuer.token({ groups: ['agents'] });
+  assert.equal((await account(house, token)).body.available_cents, 100_000, 'no welcome credit for an old account');
+  const other = await house.run('account.create', { name: 'other' });
+  await assert.rejects(link(other.id, 'alice'), { code: 'conflict' });
+  await assert.rejects(link('acct_none', 'carol'), { code: 'not_found' });
+});
+
+const CLAIMS: [what: string, claims: Record<string, unknown>, header?: Record<string, unknown>][] = [
+  ['another audience', { aud: 'somebody-else' }],
+  ['no audience', { aud: undefined }],
+  ['an audience that only begins alike', { aud: 'purser-admin' }],
+  ['another issuer', { iss: 'https://evil.example' }],
+  ['the issuer with a slash', { iss: undefined }],
+  ['no subject', { sub: undefined }],
+  ['an empty subject', { sub: '' }],
+  ['no expiry', { exp: undefined }],
+  ['an expiry long ago', { exp: 1 }],
+  ['a beginning in the future', { nbf: 4_000_000_000 }],
+  ['a nonce: an ID token', { nonce: 'n' }],
+  ['an at_hash: an ID token', { at_hash: 'h' }],
+  ['the payload type of Keycloak’s ID tokens', { typ: 'ID' }],
+  ['the header type of a logout token', {}, { typ: 'logout+jwt' }],
+  ['a critical header that we do not know', {}, { crit: ['x-mine'], 'x-mine': 1 }],
+];
+for (const [what, claims, header] of CLAIMS)
+  test(`a token with ${what} is 401, and opens no account`, async (t) => {
+    const { house, issuer } = await open(t);
+    const answer = await account(house, await issuer.token(claims, header));
+    assert.deepEqual([answer.status, answer.body.error.code], [401, 'unauthenticated'], answer.text);
+    assert.equal((await accounts(house)).length, 1);
+  });
+
+const encode = (value: unknown) =>
+  Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)).toString('base64url');
+
+test('alg none, HS256 with the public key, a torn signature and a key of somebody else are 401', async (t) => {
+  const { house, issuer, now } = await open(t);
+  const payload = encode({ iss: issuer.url, aud: AUDIENCE, sub: 'alice', exp: now() + 300 });
+  const good = await issuer.token();
+  const pem = createPublicKey({ key: issuer.keys[0]?.jwk as never, format: 'jwk' }).export({
+    type: 'spki',
+    format: 'pem',
+  });
+  const hs = `${encode({ alg: 'HS256', kid: 'one', typ: 'JWT' })}.${payload}`;
+  const forged = [
+    `${encode({ alg: 'none', typ: 'JWT' })}.${payload}.`,
+    `${encode({ alg: 'NONE', kid: 'one' })}.${payload}.`,
+    `${hs}.${createHmac('sha256', pem).update(hs).digest('base64url')}`,
+    `${hs}.${createHmac('sha256', JSON.stringify(issuer.keys[0]?.jwk)).update(hs).digest('base64url')}`,
+    `${good.slice(0, -4)}AAAA`,
+    good.replace(/\.[^.]+\./, `.${payload}.`),
+    await issuer.token({}, {}, { ...(await newKey('one')) }),
+    await issuer.token({}, { jwk: (await newKey('x')).jwk, kid: undefined }, await newKey('x')),
+    'eyJ.eyJ.x',
+    'just-a-string',
+    `${good}.${good}`,
+    'a'.repeat(12_000),
+  ];
+  for (const token of forged) {
+    const answer = await account(house, token);
+    assert.deepEqual([answer.status, answer.body.error?.code], [401, 'unauthenticated'], token.slice(0, 80));
+  }
+  assert.ok((await account(house, good)).status === 200);
+  assert.ok(!house.log.join('').includes(good), 'no token is in the log');
+});
+
+test('a token of 100 KB is refused before anybody looks at it', async (t) => {
+  const { house, issuer } = await open(t);
+  const answer = await account(house, await issuer.token({ padding: 'x'.repeat(100_000) }));
+  assert.ok(answer.status === 400 || answer.status === 431, String(answer.status));
+  assert.equal(issuer.asked.keys, 0);
+});
+
+test('a string that starts like one of our own tokens is never asked of the issuer', async (t) => {
+  const { house, issuer } = await open(t);
+  for (const prefix of ['cnv_live_', 'cnv_operator_', 'svc_agent_', 'svc_router_', 'svc_', 'cnv_'])
+    assert.equal((await account(house, prefix + (await issuer.token()))).status, 401);
+  assert.equal(issuer.asked.discovery, 0);
+});
+
+test('keys rotate: the new one is taken, the withdrawn one is not; unknown key ids do not flood the issuer', async (t) => {
+  const { house, issuer } = await open(t);
+  const old = await issuer.token();
+  assert.equal((await account(house, old)).status, 200);
+  const stranger = await newKey('stranger');
+  for (let i = 0; i < 200; i++)
+    assert.equal((await account(house, await issuer.token({}, { kid: `k${i}` }, stranger))).status, 401);
+  assert.ok(issuer.asked.keys <= 2, `${issuer.asked.keys} times asked`);
+});
+
+test('an issuer that is down locks nobody out while its keys are cached, and is 503 where they are not', async (t) => {
+  const { house, issuer } = await open(t);
+  issuer.broken = 'down';
+  const token = await issuer.token();
+  const first = await account(house, token);
+  assert.deepEqual([first.status, first.body.error.code], [503, 'provider_unavailable']);
+  assert.ok(Number(first.headers['retry-after']) > 0);
+  const asked = issuer.asked.discovery;
+  for (let i = 0; i < 20; i++) assert.equal((await account(house, token)).status, 503);
+  assert.equal(issuer.asked.discovery, asked, 'it is left alone for a while');
+  assert.equal((await account(house, house.accountKey)).status, 200, 'keys of our own do not need it');
+});
+
+for (const broken of ['down', '500', 'garbage'] as const)
+  test(`with its keys cached an issuer that is ${broken} is not missed`, async (t) => {
+    const { house, issuer } = await open(t);
+    assert.equal((await account(house, await issuer.token())).status, 200);
+    issuer.broken = broken;
+    assert.equal((await account(house, await issuer.token({ sub: 'bob' }))).status, 200);
+  });
+
+test('an issuer whose document names another issuer is not believed', async (t) => {
+  const { house, issuer } = await open(t);
+  issuer.discovery = { issuer: `${issuer.url}/` };
+  assert.equal((await account(house, await issuer.token())).status, 503);
+});
+
+test('who is not verified, or lacks what is asked for, is 403 and gets no account', async (t) => {
+  const { house, issuer } = await open(t, { ...WELCOME, require_verified_email: true });
+  const good = { groups: ['agents'], email_verified: true };
+  for (const claims of [
+    { ...good, email_verified: false },
+    { ...good, email_verified: undefined },
+    { ...good, email_verified: 'false' },
+    { ...good, groups: ['agents-of-others'] },
+    { ...good, groups: undefined },
+  ]) {
+    const answer = await account(house, await issuer.token(claims));
+    assert.deepEqual([answer.status, answer.body.error.code], [403, 'wrong_token_scope'], JSON.stringify(claims));
+  }
+  assert.equal((await accounts(house)).length, 1);
+  assert.equal((await account(house, await issuer.token(good))).status, 200);
+});
+
+/** Access tokens as four issuers shape them (facts, 3.2); each has its recipe in docs/sign-in.md. */
+const SHAPES: Record<string, { claims: Record<string, unknown>; header: Record<string, unknown>; identity: object }> = {
+  Keycloak: {
+    claims: {
+      aud: [AUDIENCE, 'account'],
+      typ: 'Bearer',
+      azp: 'dashboard',
+      scope: 'openid email profile',
+      email_verified: true,
+      realm_access: { roles: ['offline_access', 'agents'] },
+    },
+    header: { typ: 'JWT' },
+    identity: { required_claim: { name: 'realm_access.roles', value: 'agents' } },
+  },
+  Authentik: {
+    claims: {
+      aud: AUDIENCE,
+      azp: AUDIENCE,
+      auth_time: 1,
+      acr: 'goauthentik.io/providers/oauth2/default',
+      groups: ['agents'],
+    },
+    header: { typ: undefined },
+    identity: { required_claim: { name: 'groups', value: 'agents' } },
+  },
+  Authelia: {
+    claims: { aud: [AUDIENCE], client_id: 'dashboard', scp: ['openid', 'groups'], scope: 'openid agents' },
+    header: { typ: 'at+jwt' },
+    identity: { required_claim: { name: 'scope', value: 'agents' } },
+  },
+  Zitadel: {
+    claims: { aud: ['281234567890', AUDIENCE], 'urn:zitadel:iam:org:project:roles': { agents: { 2812: 'x.example' } } },
+    header: { typ: 'JWT' },
+    identity: { required_claim: { name: 'urn:zitadel:iam:org:project:roles', value: 'agents' } },
+  },
+};
+for (const [name, { claims, header, identity }] of Object.entries(SHAPES))
+  test(`a token as ${name} shapes it signs in`, async (t) => {
+    const { house, issuer } = await open(t, { ...identity, welcome_credit_cents: 100 });
+    const answer = await account(house, await issuer.token(claims, header));
+    assert.equal(answer.body.available_cents, 100, answer.text);
+  });
+
+for (const alg of ['RS256', 'PS256', 'ES256', 'EdDSA'])
+  test(`${alg} is taken`, async (t) => {
+    const { house, issuer } = await open(t);
+    issuer.keys = [await newKey('k', alg)];
+    assert.equal((await account(house, await issuer.token())).status, 200);
+  });
+
+test('a suspended account signs in, reads, and opens nothing new', async (t) => {
+  const { house, issuer } = await open(t);
+  const token = await issuer.token();
+  await account(house, token);
+  const mine = (await accounts(house)).find(({ id }) => id !== house.accountId);
+  await house.run('account.suspend', { id: mine?.id as string });
+  assert.equal((await account(house, token)).status, 200);
+  const key = await house.ask('POST', '/v1/keys', { token, body: { name: 'ci' } });
+  assert.deepEqual([key.status, key.body.error.code], [403, 'account_suspended']);
+});
