@@ -23,6 +23,7 @@ export function secretsOf(secrets: Secrets): string[] {
   return [
     ...secrets.upstreamKeys.values(),
     ...secrets.slotKeys.values(),
+    ...(secrets.billingKeys ? [secrets.billingKeys.secret_key, ...secrets.billingKeys.webhook_secrets] : []),
     ...(secrets.transferKeys ? Object.values(secrets.transferKeys) : []),
     ...(secrets.masterKey.text ? [secrets.masterKey.text.trim()] : []),
   ];

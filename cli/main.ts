@@ -1,6 +1,7 @@
 import { Command, CommanderError } from 'commander';
 import { accountCommands } from './account.ts';
 import { backupCommand } from './backup.ts';
+import { checkoutCommands } from './checkout.ts';
 import { configCommands } from './config.ts';
 import { demoCommand } from './demo.ts';
 import { doctorCommand } from './doctor.ts';
@@ -25,6 +26,7 @@ const COMMANDS = [
   demoCommand,
   operatorKeyCommands,
   accountCommands,
+  checkoutCommands,
   keyCommands,
   walletCommands,
   resourceCommands,

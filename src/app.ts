@@ -7,6 +7,8 @@ import { machineHash, readMachineId } from './access/machine-id.ts';
 import { readMasterKey } from './access/master-key.ts';
 import { arrive, type KeyPlace, warnOfOldKey } from './access/rotation.ts';
 import type { Sessions, SessionsApp } from './access/sessions.ts';
+import { createLook, type Look } from './billing/look.ts';
+import type { Provider } from './billing/provider.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
 import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
@@ -105,6 +107,8 @@ export type AppOptions = {
 const ANSWER_SECONDS = 30;
 /** After the cut-off, so long what is still driven may take to be written; the next start finds what was not. */
 const LAST_WORDS_MILLISECONDS = 5000;
+/** Of one address: a payment provider tells of a few payments a minute, and tells again what was refused. */
+const WEBHOOKS_PER_MINUTE = 600;
 
 /** Opens everything but the listeners, in the order below; it closes in the opposite order. */
 export async function openApp(config: Config, secrets: Secrets, options: AppOptions): Promise<App> {
@@ -163,6 +167,10 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       for (const { backend } of it.list) await backend.close();
     },
   );
+  const payments = opening.adopt(
+    await openPayments(config, secrets, installationOf(ledger.read).installationId),
+    async (it) => it?.close(),
+  );
   opening.defer(async () => {
     running.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
@@ -189,7 +197,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     sweepAt: 0,
     ssh: undefined as DoorApp['ssh'],
     signer: await openSigner(config, secrets),
-    sessions: await openSessions(config, { ledger, clock, events }),
+    sessions: await openSessions(config, { ledger, clock, events }, (options.time ?? systemTime).monotonic),
+    payments,
+    look: undefined as Look | undefined,
     slots,
     serially: createSerially(),
     installationId,
@@ -203,6 +213,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       wallet: createLimit(perMinute.wallet, milliseconds),
       account: createLimit(perMinute.account, milliseconds),
       failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
+      webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
     },
     held: createHeld(),
     guests: new WeakSet<Socket>(),
@@ -212,6 +223,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),
   };
+  if (payments) app.look = opening.adopt(createLook({ ...app, payments }), (it) => it.stop());
   const reaper = opening.adopt(createReaper(app), (it) => it.stop());
   if (!health.fault) {
     const left = await recover(app);
@@ -264,13 +276,29 @@ const isSmall = (client: Ledger['client']) =>
   SMALL_BYTES;
 
 /** What signs people in. Its library is loaded only when an identity provider is configured. */
-async function openSessions({ identity }: Config, app: SessionsApp): Promise<Sessions | undefined> {
+async function openSessions(
+  { identity }: Config,
+  app: SessionsApp & { events: Events },
+  milliseconds: () => number,
+): Promise<Sessions | undefined> {
   if (!identity) return undefined;
   const [{ createIssuer }, { createSessions }] = await Promise.all([
     import('./access/issuer.ts'),
     import('./access/sessions.ts'),
   ]);
-  return createSessions(identity, createIssuer(identity.issuer, identity.audience), app);
+  const failed = (error: Error) => app.events.failed('issuer', error);
+  return createSessions(identity, createIssuer(identity.issuer, identity.audience, milliseconds, failed), app);
+}
+
+/** Where people pay. Its library is loaded only when a payment provider is configured. */
+async function openPayments(
+  { billing }: Config,
+  { billingKeys }: Secrets,
+  installationId: string,
+): Promise<Provider | undefined> {
+  if (!billing || !billingKeys) return undefined;
+  const { openStripe } = await import('./billing/stripe.ts');
+  return openStripe(billing, billingKeys, { installationId });
 }
 
 /** What signs the URLs of objects. Its library is loaded only when there is something to sign for. */

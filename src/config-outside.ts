@@ -1,9 +1,14 @@
 import * as v from 'valibot';
 import { url } from './config-router.ts';
 
-/** The settings of the parts that touch other people's services (design, section 4): sign-in and transfer storage. */
+/** The settings of the parts that touch other people's services (design, section 4): sign-in, checkout and transfer storage. */
 
 const word = (most: number) => v.pipe(v.string(), v.trim(), v.minLength(1), v.maxLength(most));
+
+const origin = v.pipe(
+  url,
+  v.check((text) => /^https?:\/\/[^/]+$/.test(text), 'must be scheme, host and port alone'),
+);
 
 /** Sign-in by the access tokens of an OpenID Connect issuer. */
 export const Identity = v.pipe(
@@ -32,10 +37,7 @@ export type IdentitySettings = v.InferOutput<typeof Identity>;
 
 /** Object storage that speaks S3's protocol. `endpoint` is the address under which a sandbox reaches it: it is signed. */
 export const Transfer = v.strictObject({
-  endpoint: v.pipe(
-    url,
-    v.check((text) => /^https?:\/\/[^/]+$/.test(text), 'must be scheme, host and port alone: the bucket stands apart'),
-  ),
+  endpoint: origin,
   region: v.optional(word(100), 'us-east-1'),
   bucket: v.pipe(word(63), v.regex(/^[a-z0-9][a-z0-9.-]+$/i, 'is no name of a bucket')),
   access_key_id: word(200),
@@ -55,4 +57,49 @@ export function partTransfer(
   if (!parsed) return { transfer: undefined, transferKeys: undefined };
   const { access_key_id, secret_access_key, ...transfer } = parsed;
   return { transfer, transferKeys: { access_key_id, secret_access_key } };
+}
+
+const landing = v.pipe(
+  v.string(),
+  v.check((text) => /^https?:\/\/\S+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
+);
+/** Hosted checkout by Stripe. */
+export const Billing = v.strictObject({
+  stripe: v.pipe(
+    v.strictObject({
+      secret_key: v.pipe(
+        v.string(),
+        v.regex(/^[rs]k_(test|live)_\w+$/, 'must begin with sk_live_, sk_test_, rk_live_ or rk_test_'),
+      ),
+      /** Of the webhook endpoint; several while one is being replaced. None: Stripe is only asked. */
+      webhook_secrets: v.optional(v.array(v.pipe(v.string(), v.trim(), v.minLength(8), v.maxLength(500))), []),
+      /** Where the browser goes when it has paid, and when it has not. */
+      success_url: landing,
+      cancel_url: v.optional(landing),
+      api_base: v.optional(origin, 'https://api.stripe.com'),
+    }),
+    v.forward(
+      v.partialCheck(
+        [['secret_key'], ['success_url']],
+        ({ secret_key: key, success_url: at }) => !key.includes('_live_') || at.startsWith('https:'),
+        'must be https:// in live mode',
+      ),
+      ['success_url'],
+    ),
+  ),
+});
+type ParsedBilling = v.InferOutput<typeof Billing>;
+type StripeKeys = 'secret_key' | 'webhook_secrets';
+export type BillingKeys = Pick<ParsedBilling['stripe'], StripeKeys>;
+/** `livemode` is what the key says: whether the money is real. */
+export type BillingSettings = { stripe: Omit<ParsedBilling['stripe'], StripeKeys> & { livemode: boolean } };
+
+/** The settings without their secrets, and these. */
+export function partBilling(
+  parsed: ParsedBilling | undefined,
+): { billing: BillingSettings; billingKeys: BillingKeys } | { billing: undefined; billingKeys: undefined } {
+  if (!parsed) return { billing: undefined, billingKeys: undefined };
+  const { secret_key, webhook_secrets, ...stripe } = parsed.stripe;
+  const livemode = secret_key.includes('_live_');
+  return { billing: { stripe: { ...stripe, livemode } }, billingKeys: { secret_key, webhook_secrets } };
 }

@@ -5,8 +5,12 @@ import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
 import { Compute, type ComputeSettings, partSecrets } from './config-compute.ts';
 import {
+  Billing,
+  type BillingKeys,
+  type BillingSettings,
   Identity,
   type IdentitySettings,
+  partBilling,
   partTransfer,
   Transfer,
   type TransferKeys,
@@ -60,8 +64,6 @@ const proxy = v.pipe(
   }, 'not an IP address or a network in CIDR notation'),
 );
 
-const later = (what: string) => v.optional(v.never(`this version of Purser has no ${what} yet: remove this section`));
-
 const Settings = v.strictObject({
   listen: v.optional(address),
   public_url: v.optional(url),
@@ -81,7 +83,7 @@ const Settings = v.strictObject({
   ),
   compute: v.optional(Compute, {}),
   identity: v.optional(Identity),
-  billing: later('checkout'),
+  billing: v.optional(Billing),
   transfer: v.optional(Transfer),
   limits: v.optional(
     v.strictObject({
@@ -111,6 +113,7 @@ export type Config = {
   ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
   compute: ComputeSettings;
   identity: IdentitySettings | undefined;
+  billing: BillingSettings | undefined;
   transfer: TransferSettings | undefined;
   limits: Parsed['limits'];
 };
@@ -123,6 +126,7 @@ export type Secrets = {
   /** The provider's key, by the name of the slot. */
   slotKeys: ReadonlyMap<string, string>;
   transferKeys: TransferKeys | undefined;
+  billingKeys: BillingKeys | undefined;
 };
 
 export type Flags = { data?: string | undefined; config?: string | undefined };
@@ -162,6 +166,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
 
   const { compute, slotKeys } = partSecrets(settings.compute);
   const { transfer, transferKeys } = partTransfer(settings.transfer);
+  const { billing, billingKeys } = partBilling(settings.billing);
   const config: Config = {
     dataDirectory,
     file,
@@ -184,13 +189,20 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     },
     compute,
     identity: settings.identity,
+    billing,
     transfer,
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
   return {
     config: Object.freeze(config),
-    secrets: { masterKey: masterKeySource(env, dataDirectory), upstreamKeys: new Map(keys), slotKeys, transferKeys },
+    secrets: {
+      masterKey: masterKeySource(env, dataDirectory),
+      upstreamKeys: new Map(keys),
+      slotKeys,
+      transferKeys,
+      billingKeys,
+    },
   };
 }
 
@@ -292,6 +304,17 @@ export function printable(config: Config, secrets: Secrets): Record<string, unkn
         masterKey: secrets.masterKey.from,
         ...(config.transfer
           ? { transfer: { ...config.transfer, access_key_id: '[set]', secret_access_key: '[set]' } }
+          : {}),
+        ...(config.billing
+          ? {
+              billing: {
+                stripe: {
+                  ...config.billing.stripe,
+                  secret_key: '[set]',
+                  webhook_secrets: secrets.billingKeys?.webhook_secrets.map(() => '[set]'),
+                },
+              },
+            }
           : {}),
         compute: Object.fromEntries(slots),
         router: {

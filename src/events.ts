@@ -1,8 +1,10 @@
 import { Counter, Gauge, Registry } from 'prom-client';
 import type { RouterKey } from './access/router-keys.ts';
 import type { Resource } from './compute/resources.ts';
-import type { Account } from './ledger/account.ts';
+import type { Account, FundingOrder } from './ledger/account.ts';
+import type { Checkout, Creation, PaymentReport } from './ledger/checkout.ts';
 import type { Operation, Outcome } from './ledger/operation.ts';
+import type { ReversalReport } from './ledger/reversal.ts';
 import type { Verdict } from './ledger/verify.ts';
 import type { Wallet } from './ledger/wallet.ts';
 import type { Log } from './log.ts';
@@ -12,6 +14,13 @@ import { formatUsd, type Nanos } from './money.ts';
 export type Events = ReturnType<typeof createEvents>;
 
 const NANOS_PER_USD = 1e9;
+
+const factsOf = (it: Checkout) => ({
+  checkout: it.id,
+  account: it.accountId,
+  cents: it.amountCents,
+  session: it.sessionId,
+});
 
 export function createEvents(log: Log) {
   const registry = new Registry();
@@ -27,6 +36,8 @@ export function createEvents(log: Log) {
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
   const leases = counter('leases_total', 'What became of leases.', ['slot', 'event']);
+  const checkouts = counter('checkouts_total', 'What became of checkouts.', ['event']);
+  const clawedBack = counter('clawed_back_cents_total', 'Taken back by refunds and disputes.');
   const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
   const cutOff = counter('connections_cut_off_total', 'Connections ended on our side, by reason.', ['reason']);
   const failures = counter('failures_total', 'Things that went wrong on our side.', ['where']);
@@ -89,10 +100,51 @@ export function createEvents(log: Log) {
         'a first sign-in opened an account',
       );
     },
-    funded(account: Account, kind: 'credit' | 'debit' | 'welcome', cents: number) {
+    funded(account: Account, kind: FundingOrder['kind'], cents: number) {
       log.info(
         { event: 'account.funded', account: account.id, kind, cents, available_cents: account.availableCents },
         'account funded',
+      );
+    },
+    checkoutAsked(it: Checkout, outcome: Creation['kind']) {
+      checkouts.inc({ event: outcome });
+      const facts = { ...factsOf(it), request_id: it.requestId };
+      if (outcome === 'created') log.info({ event: 'checkout.opened', ...facts }, 'checkout opened');
+      else
+        log.error(
+          { event: `checkout.${outcome}`, ...facts, reason: it.lastError },
+          'the payment provider made no checkout that we know of',
+        );
+    },
+    checkoutMoved(it: Checkout) {
+      checkouts.inc({ event: it.status });
+      const facts = { event: `checkout.${it.status}`, ...factsOf(it) };
+      if (it.status === 'mismatch' || it.status === 'abandoned') {
+        failures.inc({ where: 'checkout' });
+        log.error({ ...facts, reason: it.lastError }, 'a checkout needs a person: nothing was credited');
+      } else log.info(facts, 'checkout');
+    },
+    paymentUnknown(it: PaymentReport, account: string | undefined) {
+      failures.inc({ where: 'checkout' });
+      const facts = { session: it.sessionId, checkout: it.checkoutId, account, cents: it.amountCents };
+      log.error(
+        { event: 'checkout.unknown', ...facts, currency: it.currency },
+        'a payment came that these books cannot credit: look at it, and credit it by hand',
+      );
+    },
+    reversed(it: Checkout, movedCents: number, by?: ReversalReport) {
+      if (movedCents > 0) clawedBack.inc(movedCents);
+      const facts = { ...factsOf(it), moved_cents: movedCents, taken_cents: it.takenCents };
+      log.warn(
+        { event: 'checkout.reversed', ...facts, ...(by ? { kind: by.kind, id: by.id, state: by.state } : {}) },
+        'a payment was refunded or disputed, or that was undone',
+      );
+    },
+    webhookRefused(requestId: string, error: unknown) {
+      failures.inc({ where: 'webhook' });
+      log.warn(
+        { event: 'webhook.refused', request_id: requestId, reason: (error as Error).message },
+        'a webhook whose signature is not right: is webhook_secrets the one of this endpoint?',
       );
     },
     held(operation: Operation) {

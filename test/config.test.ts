@@ -60,6 +60,7 @@ test('without a file and without environment everything has its default', (t) =>
     ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
     compute: {},
     identity: undefined,
+    billing: undefined,
     transfer: undefined,
     limits: { wallet_requests_per_minute: 600, account_requests_per_minute: 600, failed_auth_per_minute: 60 },
   });
@@ -214,7 +215,28 @@ for (const [yaml, said] of [
   ['compute: { provider_three: { backend: local } }\n', /provider_three\.backend: local is for `purser demo` only/],
   ['compute: { provider_one: { backend: docker } }\n', /provider_one\.backend: Invalid type: Expected "container"$/],
   ['compute: { provider_one: {} }\n', /provider_one\.backend: is required \("container"\)/],
-  ['billing: { stripe: {} }\n', /billing: this version of Purser has no checkout yet/],
+  ['billing: {}\n', /billing\.stripe: is required/],
+  ['billing: { stripe: { secret_key: sk_test_1 } }\n', /billing\.stripe\.success_url: is required/],
+  [
+    'billing: { stripe: { secret_key: pk_live_1, success_url: https://a.example } }\n',
+    /billing\.stripe\.secret_key: must begin with sk_live_/,
+  ],
+  [
+    'billing: { stripe: { secret_key: sk_test_1, success_url: a.example } }\n',
+    /billing\.stripe\.success_url: not an http:\/\/ or https:\/\/ address/,
+  ],
+  [
+    'billing: { stripe: { secret_key: rk_live_1, success_url: "http://a.example" } }\n',
+    /billing\.stripe\.success_url: must be https:\/\/ in live mode/,
+  ],
+  [
+    'billing: { stripe: { secret_key: sk_test_1, success_url: https://a.example, webhook_secrets: [short] } }\n',
+    /billing\.stripe\.webhook_secrets\.0: /,
+  ],
+  [
+    'billing: { stripe: { secret_key: sk_test_1, success_url: https://a.example, api_base: https://a.example/v1 } }\n',
+    /billing\.stripe\.api_base: must be scheme, host and port alone/,
+  ],
 ] as const)
   test(`${JSON.stringify(yaml)} is one fault`, (t) => {
     const faults = write(t, yaml).faults();
@@ -426,6 +448,32 @@ test('what is printed of a configuration has no secret in it', (t) => {
   assert.deepEqual([a?.api_key, b?.api_key], ['[set]', undefined]);
 });
 
+test('the keys of the payment provider and of the object storage travel apart, and are printed as set', (t) => {
+  const yaml = `billing:
+  stripe:
+    secret_key: sk_live_canary
+    webhook_secrets: [whsec_canary1, whsec_canary2]
+    success_url: https://agents.example/paid
+transfer: { endpoint: "https://s3.lan", bucket: agents, access_key_id: canary-id, secret_access_key: canary-secret }
+`;
+  const { config, secrets } = write(t, yaml).read();
+  assert.deepEqual(secrets.billingKeys, {
+    secret_key: 'sk_live_canary',
+    webhook_secrets: ['whsec_canary1', 'whsec_canary2'],
+  });
+  assert.deepEqual(secrets.transferKeys, { access_key_id: 'canary-id', secret_access_key: 'canary-secret' });
+  assert.equal(config.billing?.stripe.livemode, true);
+  const printed = printable(config, secrets);
+  assert.doesNotMatch(JSON.stringify([printed, config]), /canary/);
+  assert.deepEqual((printed.billing as { stripe: object }).stripe, {
+    success_url: 'https://agents.example/paid',
+    api_base: 'https://api.stripe.com',
+    livemode: true,
+    secret_key: '[set]',
+    webhook_secrets: ['[set]', '[set]'],
+  });
+});
+
 test('an address with a password in it is refused, for addresses are printed', (t) => {
   const yaml = (url: string) => `router: { upstreams: [{ name: a, base_url: "${url}" }] }\n`;
   for (const url of [`http://user:${SECRET}@host/v1`, `https://${SECRET}@host`, `http://user:${SECRET}@host:80`]) {
@@ -446,6 +494,14 @@ test('a secret in the wrong place is a fault that does not repeat it', (t) => {
     'router: { upstreams: [{ name: a, base_url: http://x, timeout_seconds: "${S}" }] }',
     model('pricing: { request: "${S}" }'), model('context_length: "${S}"').replace('context_length: 100\n', '\n'),
     model('output_limit: ${S}'), model('tokens_per_byte: ${S}'),
+    'billing: ${S}', 'billing: { stripe: "${S}" }', 'billing: { stripe: { secret_key: "${S}" } }',
+    'billing: { stripe: { secret_key: sk_test_1, success_url: "${S}" } }',
+    'billing: { stripe: { secret_key: sk_test_1, success_url: https://a.example, webhook_secrets: "${S}" } }',
+    'billing: { stripe: { secret_key: sk_test_1, success_url: https://a.example, webhook_secrets: [["${S}"]] } }',
+    'transfer: "${S}"', 'transfer: { endpoint: https://a.example, bucket: abc, access_key_id: a, secret_access_key: ["${S}"] }',
+    'transfer: { endpoint: "https://${S}@a.example", bucket: abc, access_key_id: a, secret_access_key: b }',
+    'transfer: { endpoint: https://a.example, bucket: "${S}/", access_key_id: a, secret_access_key: b }',
+    'identity: { issuer: "${S}", audience: a }',
   ]; // biome-ignore format: one list
   for (const yaml of places) {
     const faults = write(t, `${yaml}\n`).faults({ S: SECRET });

@@ -17,7 +17,7 @@ const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, 
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/process\.env\b/, /^(src\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
   [
-    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys)\)/,
+    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed)\)/,
     /^src\/ledger\//,
     'only the ledger writes money',
   ],
@@ -34,7 +34,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute|transfer|access)\/|src\/doctor\.ts|test\/|bench\/)/,
+    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\.ts|test\/|bench\/)/,
     'only these rooms call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
@@ -82,6 +82,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/doctor-\w+\.ts$/],
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],
+  [/^src\/billing\//],
   [/^src\/spend\//],
   [/^src\/events\.ts$/],
   [/^src\/(router|access|compute|transfer)\//],

@@ -1,14 +1,7 @@
-import {
-  createLocalJWKSet,
-  createRemoteJWKSet,
-  errors,
-  type FlattenedJWSInput,
-  type JWSHeaderParameters,
-  type JWTPayload,
-  jwtVerify,
-} from 'jose';
+import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
 import { request } from 'undici';
 import { Refusal } from '../refusal.ts';
+import { createKeySet } from './key-set.ts';
 
 /** Asymmetric only: a key that anybody may read must not be one that signs (RFC 8725, 3.1). */
 const ALGORITHMS = [
@@ -28,10 +21,8 @@ const ALGORITHMS = [
 const TYPES = new Set(['at+jwt', 'application/at+jwt', 'jwt']);
 const CLOCK_TOLERANCE_SECONDS = 30;
 const CALL_MILLISECONDS = 5000;
-/** After a failure the issuer is left alone for so long; unknown key ids make us ask no more often either. */
-const COOLDOWN_MILLISECONDS = 30_000;
-const CACHE_MILLISECONDS = 600_000;
-const DISCOVERY_BYTES_MAX = 256 * 1024;
+const DOCUMENT_BYTES_MAX = 256 * 1024;
+const RETRY_SECONDS = 10;
 
 export type Claims = JWTPayload & { sub: string };
 export type Issuer = {
@@ -42,57 +33,17 @@ export type Issuer = {
   verify(token: string, now: number): Promise<Claims>;
 };
 
-class Unavailable extends Error {}
-
-/** Verifies the access tokens of one OpenID Connect issuer by its published keys (OpenID Connect Discovery 1.0). */
-export function createIssuer(issuer: string, audience: string): Issuer {
-  type KeySet = ReturnType<typeof createRemoteJWKSet>;
-  let keys: KeySet | undefined;
-  let discovering: Promise<KeySet> | undefined;
-  let failedAt = Number.NEGATIVE_INFINITY;
-  let failure = '';
-  let reloadFailedAt = Number.NEGATIVE_INFINITY;
-
-  /** Where the keys are does not change while we run; a failure is remembered for a while, so that nobody is flooded. */
-  async function discovered(): Promise<KeySet> {
-    if (keys) return keys;
-    if (performance.now() - failedAt < COOLDOWN_MILLISECONDS) throw new Unavailable(failure);
-    discovering ??= discover(issuer)
-      .then((at) => {
-        keys = createRemoteJWKSet(at, {
-          timeoutDuration: CALL_MILLISECONDS,
-          cooldownDuration: COOLDOWN_MILLISECONDS,
-          cacheMaxAge: CACHE_MILLISECONDS,
-        });
-        return keys;
-      })
-      .catch((error: Error) => {
-        failedAt = performance.now();
-        failure = error.message;
-        throw new Unavailable(failure);
-      })
-      .finally(() => {
-        discovering = undefined;
-      });
-    return discovering;
-  }
-
-  /** The issuer's keys; those that were cached when it cannot be asked: an outage locks nobody out. */
-  async function keyFor(header: JWSHeaderParameters, token: FlattenedJWSInput) {
-    const set = await discovered();
-    const isDown = performance.now() - reloadFailedAt < COOLDOWN_MILLISECONDS; // Nobody waits for it again so soon.
-    try {
-      if (!isDown || set.fresh) return await set(header, token);
-    } catch (error) {
-      if (isAboutTheToken(error)) throw error;
-      reloadFailedAt = performance.now();
-      if (!set.jwks()) throw new Unavailable((error as Error).message);
-    }
-    const cached = set.jwks();
-    if (!cached) throw new Unavailable('the keys could not be had a moment ago');
-    return createLocalJWKSet(cached)(header, token);
-  }
-
+/**
+ * Verifies the access tokens of one OpenID Connect issuer by its published keys (OpenID Connect Discovery 1.0).
+ * `milliseconds` is a monotonic clock; `failed` hears when the issuer cannot be asked.
+ */
+export function createIssuer(
+  issuer: string,
+  audience: string,
+  milliseconds: () => number,
+  failed: (error: Error) => void,
+): Issuer {
+  const keyFor = createKeySet(async () => readKeys(await discover(issuer)), milliseconds, failed);
   return {
     async verify(token, now) {
       try {
@@ -107,7 +58,8 @@ export function createIssuer(issuer: string, audience: string): Issuer {
         const type = protectedHeader.typ?.toLowerCase();
         if (type !== undefined && !TYPES.has(type)) throw notValid('is of another type');
         if (isIdToken(payload)) throw notValid('is an ID token: send the access token');
-        if (typeof payload.sub !== 'string' || !payload.sub) throw notValid('has no subject');
+        if (typeof payload.sub !== 'string' || !payload.sub || !payload.sub.isWellFormed())
+          throw notValid('has no subject');
         return payload as Claims;
       } catch (error) {
         if (error instanceof Refusal) throw error;
@@ -115,7 +67,7 @@ export function createIssuer(issuer: string, audience: string): Issuer {
         throw new Refusal(
           'provider_unavailable',
           'The keys of the identity provider cannot be had at the moment. Retry in a moment.',
-          { retryAfterSeconds: 10, cause: error },
+          { retryAfterSeconds: RETRY_SECONDS, cause: error },
         );
       }
     },
@@ -124,15 +76,6 @@ export function createIssuer(issuer: string, audience: string): Issuer {
 
 const isIdToken = (payload: JWTPayload) =>
   payload.nonce !== undefined || payload.at_hash !== undefined || payload.c_hash !== undefined || payload.typ === 'ID';
-
-/** Whether the key set was fine and the token was not: no key of it fits, or more than one. */
-function isAboutTheToken(error: unknown): boolean {
-  return (
-    error instanceof errors.JWKSNoMatchingKey ||
-    error instanceof errors.JWKSMultipleMatchingKeys ||
-    error instanceof errors.JOSENotSupported
-  );
-}
 
 function notValid(what: string, cause?: unknown): Refusal {
   return new Refusal('unauthenticated', `The token ${what}.`, cause === undefined ? {} : { cause });
@@ -149,15 +92,36 @@ function sentenceOf(error: errors.JOSEError): string {
 /** The address of the keys, as the issuer itself publishes it under its own name. */
 async function discover(issuer: string): Promise<URL> {
   const at = `${issuer.replace(/\/$/, '')}/.well-known/openid-configuration`;
-  const response = await request(at, { signal: AbortSignal.timeout(CALL_MILLISECONDS) });
+  const document = (await readJson(at)) as { issuer?: unknown; jwks_uri?: unknown };
+  if (document.issuer !== issuer)
+    throw new Error(`${at} names another issuer: ${String(JSON.stringify(document.issuer)).slice(0, 200)}`);
+  const isSafe = issuer.startsWith('https:') ? /^https:\/\// : /^https?:\/\//;
+  if (typeof document.jwks_uri !== 'string' || !isSafe.test(document.jwks_uri) || !URL.canParse(document.jwks_uri))
+    throw new Error(`${at} has no ${issuer.startsWith('https:') ? 'https ' : ''}jwks_uri`);
+  return new URL(document.jwks_uri);
+}
+
+async function readKeys(at: URL): Promise<JSONWebKeySet> {
+  return (await readJson(at.href)) as JSONWebKeySet; // jose checks its shape.
+}
+
+async function readJson(at: string): Promise<object> {
+  const response = await request(at, {
+    headers: { accept: 'application/json' },
+    signal: AbortSignal.timeout(CALL_MILLISECONDS),
+  }).catch((cause: NodeJS.ErrnoException) => {
+    const why =
+      cause.name === 'TimeoutError' ? `no answer within ${CALL_MILLISECONDS} ms` : (cause.code ?? cause.message);
+    throw new Error(`${at} cannot be reached (${why})`, { cause });
+  });
   const text = await readText(response.body);
   if (response.statusCode !== 200) throw new Error(`${at} answered ${response.statusCode}`);
-  const document = JSON.parse(text) as { issuer?: unknown; jwks_uri?: unknown };
-  if (document.issuer !== issuer)
-    throw new Error(`${at} names another issuer: ${JSON.stringify(document.issuer).slice(0, 200)}`);
-  if (typeof document.jwks_uri !== 'string' || !/^https?:\/\//.test(document.jwks_uri))
-    throw new Error(`${at} has no jwks_uri`);
-  return new URL(document.jwks_uri);
+  let document: unknown;
+  try {
+    document = JSON.parse(text);
+  } catch {}
+  if (typeof document !== 'object' || document === null) throw new Error(`${at} did not answer with a JSON object`);
+  return document;
 }
 
 async function readText(body: AsyncIterable<Buffer>): Promise<string> {
@@ -165,11 +129,16 @@ async function readText(body: AsyncIterable<Buffer>): Promise<string> {
   let length = 0;
   for await (const chunk of body) {
     length += chunk.length;
-    if (length > DISCOVERY_BYTES_MAX) throw new Error('the discovery document is too long');
+    if (length > DOCUMENT_BYTES_MAX) throw new Error(`the answer is longer than ${DOCUMENT_BYTES_MAX} bytes`);
     chunks.push(chunk);
   }
   return Buffer.concat(chunks).toString('utf8');
 }
 
-/** For doctor: fetches the document anew, whatever is cached. Answers where the keys are. */
-export const tryIssuer = async (issuer: string): Promise<string> => (await discover(issuer)).href;
+/** For doctor: asks for the document and the keys anew, whatever is kept. Answers what was seen; throws what is wrong. */
+export async function tryIssuer(issuer: string): Promise<string> {
+  const at = await discover(issuer);
+  const { keys } = await readKeys(at);
+  if (!Array.isArray(keys) || !keys.length) throw new Error(`${at.href} publishes no keys`);
+  return `${at.href} publishes ${keys.length} ${keys.length === 1 ? 'key' : 'keys'}`;
+}

@@ -38,6 +38,11 @@ export function findKeyByToken(read: Reader, tokenHash: Buffer): Key | undefined
   return reads(read).byToken.get({ tokenHash });
 }
 
+/** Refuses with `unauthenticated` a key that has been revoked since it was looked at. */
+export function refuseRevoked(read: Reader, id: string): void {
+  if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
+}
+
 /** The latest 100 account keys of an account, newest first; their secrets are nowhere. */
 export function listKeys(read: Reader, accountId: string): Key[] {
   return reads(read).ofAccount.all({ accountId, kind: 'account' });

@@ -99,7 +99,7 @@ function refuseUnverified(settings: IdentitySettings, claims: Claims): void {
   if (verified === false || verified === 'false' || (settings.require_verified_email && verified !== true))
     throw new Refusal('wrong_token_scope', 'The e-mail address of this sign-in is not verified.');
   const { required_claim: wanted } = settings;
-  if (wanted && !holds(claimOf(claims, wanted.name), wanted.value))
+  if (wanted && !holds(wanted.name, claimOf(claims, wanted.name), wanted.value))
     throw new Refusal('wrong_token_scope', `This sign-in lacks what this installation asks for in ${wanted.name}.`);
 }
 
@@ -114,10 +114,13 @@ function claimOf(claims: Claims, name: string): unknown {
   return value;
 }
 
-/** Whether a claim is the value, or a list, or words with spaces between them as in `scope`, with the value among them. */
-function holds(claim: unknown, wanted: string): boolean {
+/** Claims that are words with spaces between them (RFC 8693, 4.2). In any other a space is a space. */
+const OF_WORDS = new Set(['scope', 'scp']);
+
+/** Whether a claim is the value, or a list with the value in it, or an object with a member of that name. */
+function holds(name: string, claim: unknown, wanted: string): boolean {
   if (Array.isArray(claim)) return claim.includes(wanted);
-  if (typeof claim === 'string') return claim === wanted || claim.split(' ').includes(wanted);
+  if (typeof claim === 'string') return claim === wanted || (OF_WORDS.has(name) && claim.split(' ').includes(wanted));
   if (typeof claim === 'object' && claim !== null) return Object.hasOwn(claim, wanted); // Zitadel's roles
-  return String(claim) === wanted;
+  return (typeof claim === 'boolean' || typeof claim === 'number') && String(claim) === wanted;
 }

@@ -87,6 +87,8 @@ export const accounts = sqliteTable(
     owedCents: count('owed_cents').notNull(),
     createdAt: count('created_at').notNull(),
     suspendedAt: count('suspended_at'),
+    /** Since when a payment of this account is disputed and nobody has decided it: no new wallets. */
+    disputedAt: count('disputed_at'),
     seal: seal(),
   },
   (t) => [
@@ -140,6 +142,8 @@ export const keys = sqliteTable(
   ],
 );
 
+export const FUNDING_KINDS = ['credit', 'debit', 'welcome', 'checkout', 'clawback', 'reinstatement'] as const;
+
 /** Money that came to an account or left it, other than into wallets. */
 export const fundings = sqliteTable(
   'funding',
@@ -148,19 +152,143 @@ export const fundings = sqliteTable(
     accountId: text('account_id')
       .notNull()
       .references(() => accounts.id),
-    kind: text({ enum: ['credit', 'debit', 'welcome'] }).notNull(),
+    kind: text({ enum: FUNDING_KINDS }).notNull(),
     amountCents: count('amount_cents').notNull(),
     reason: text(),
     key: text(),
+    /** The payment provider's session that paid it, or whose payment was taken back. */
+    sessionId: text('session_id'),
     createdAt: count('created_at').notNull(),
     seal: seal(),
   },
   (t) => [
     uniqueIndex('funding_key').on(t.accountId, t.key).where(sql`${t.key} is not null`),
+    // However often and in whatever order a payment is reported: one credit for one session.
+    uniqueIndex('funding_checkout').on(t.sessionId).where(sql`${t.kind} = 'checkout'`),
+    index('funding_session').on(t.sessionId).where(sql`${t.sessionId} is not null`),
     index('funding_account').on(t.accountId, t.id),
-    check('funding_kind', sql`${t.kind} in ('credit', 'debit', 'welcome')`),
+    check('funding_kind', sql`${t.kind} in ('credit', 'debit', 'welcome', 'checkout', 'clawback', 'reinstatement')`),
     check('funding_amount', sql`${t.amountCents} > 0`),
+    check(
+      'funding_source',
+      sql`(${t.kind} in ('checkout', 'clawback', 'reinstatement')) = (${t.sessionId} is not null)`,
+    ),
   ],
+);
+
+export const CHECKOUT_STATUSES = [
+  'creating',
+  'open',
+  'pending',
+  'paid',
+  'expired',
+  'failed',
+  'refused',
+  'mismatch',
+  'abandoned',
+] as const;
+
+/** A hosted checkout: written before the payment provider hears of it; what is credited is the amount that stands here. */
+export const checkouts = sqliteTable(
+  'checkout',
+  {
+    id: text().primaryKey(),
+    accountId: text('account_id')
+      .notNull()
+      .references(() => accounts.id),
+    amountCents: count('amount_cents').notNull(),
+    status: text({ enum: CHECKOUT_STATUSES }).notNull(),
+    /** What refunds and disputes have taken back of it. */
+    takenCents: count('taken_cents').notNull(),
+    sessionId: text('session_id'),
+    /** Where to pay; null once nobody can. */
+    url: text(),
+    paymentIntent: text('payment_intent'),
+    /** Null when the provider clearly refused: then the key is free again (design 2.7). */
+    idempotencyKey: text('idempotency_key'),
+    fingerprint: hash('fingerprint').notNull(),
+    requestId: text('request_id').notNull(),
+    createdAt: count('created_at').notNull(),
+    expiresAt: count('expires_at').notNull(),
+    paidAt: count('paid_at'),
+    /** When the provider is asked after it next; null when there is nothing more to learn. */
+    dueAt: count('due_at'),
+    lastError: text('last_error'),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('checkout_idempotency').on(t.accountId, t.idempotencyKey).where(sql`${t.idempotencyKey} is not null`),
+    uniqueIndex('checkout_session').on(t.sessionId).where(sql`${t.sessionId} is not null`),
+    uniqueIndex('checkout_payment').on(t.paymentIntent).where(sql`${t.paymentIntent} is not null`),
+    index('checkout_account').on(t.accountId, t.id),
+    index('checkout_waiting').on(t.accountId).where(sql`${t.status} in ('creating', 'open')`),
+    index('checkout_due').on(t.dueAt).where(sql`${t.dueAt} is not null`),
+    index('checkout_paid').on(t.paidAt).where(sql`${t.paidAt} is not null`),
+    index('checkout_trouble').on(t.id).where(sql`${t.status} in ('mismatch', 'abandoned')`),
+    check(
+      'checkout_status',
+      sql`${t.status} in ('creating', 'open', 'pending', 'paid', 'expired', 'failed', 'refused', 'mismatch', 'abandoned')`,
+    ),
+    check('checkout_amount', sql`${t.amountCents} > 0`),
+    check('checkout_taken', sql`${t.takenCents} between 0 and ${t.amountCents}`),
+    check('checkout_taken_back', sql`${t.takenCents} = 0 or ${t.status} = 'paid'`),
+    check('checkout_paid', sql`(${t.status} = 'paid') = (${t.paidAt} is not null)`),
+    check('checkout_asked', sql`(${t.status} in ('creating', 'open', 'pending')) = (${t.dueAt} is not null)`),
+    check('checkout_known', sql`${t.status} not in ('open', 'pending', 'paid') or ${t.sessionId} is not null`),
+    check('checkout_freed', sql`${t.status} <> 'refused' or ${t.idempotencyKey} is null`),
+  ],
+);
+
+export const REVERSAL_STATES = ['inquiry', 'taken', 'lost', 'returned'] as const;
+
+/** A refund or a dispute of a payment, as the payment provider last told of it. */
+export const reversals = sqliteTable(
+  'reversal',
+  {
+    /** The provider's id of the refund or dispute. */
+    id: text().primaryKey(),
+    kind: text({ enum: ['refund', 'dispute'] }).notNull(),
+    paymentIntent: text('payment_intent').notNull(),
+    /** Null while no checkout of ours is known to have been paid by it: it may come first, or be none of ours. */
+    checkoutId: text('checkout_id').references(() => checkouts.id),
+    amountCents: count('amount_cents').notNull(),
+    state: text({ enum: REVERSAL_STATES }).notNull(),
+    /** When the provider said so: an older word changes nothing. */
+    asOf: count('as_of').notNull(),
+    createdAt: count('created_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [
+    index('reversal_payment').on(t.paymentIntent),
+    index('reversal_undecided')
+      .on(t.checkoutId)
+      .where(sql`${t.kind} = 'dispute' and ${t.state} in ('inquiry', 'taken')`),
+    check('reversal_kind', sql`${t.kind} in ('refund', 'dispute')`),
+    check('reversal_state', sql`${t.state} in ('inquiry', 'taken', 'lost', 'returned')`),
+    check('reversal_amount', sql`${t.amountCents} >= 0`),
+  ],
+);
+
+/** Events of the payment provider that concerned us, each taken once. What stood in them is not kept. */
+export const paymentEvents = sqliteTable('payment_event', {
+  id: text().primaryKey(),
+  type: text().notNull(),
+  /** The session, refund or dispute that it was about. */
+  subject: text().notNull(),
+  receivedAt: count('received_at').notNull(),
+  seal: seal(),
+});
+
+/** One row: how far the provider's own list of events has been read, in Unix seconds. */
+export const paymentFeed = sqliteTable(
+  'payment_feed',
+  {
+    id: count().primaryKey(),
+    readTo: count('read_to').notNull(),
+    dueAt: count('due_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [check('payment_feed_one', sql`${t.id} = 1`)],
 );
 
 export const WALLET_STATUSES = ['active', 'closing', 'expired', 'closed'] as const;

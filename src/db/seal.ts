@@ -4,6 +4,7 @@ import { getTableColumns, getTableName } from 'drizzle-orm';
 import {
   accounts,
   answers,
+  checkouts,
   epochs,
   fundings,
   identities,
@@ -11,7 +12,10 @@ import {
   keys,
   masterKeys,
   operations,
+  paymentEvents,
+  paymentFeed,
   resources,
+  reversals,
   routerKeys,
   wallets,
 } from './schema.ts';
@@ -34,6 +38,10 @@ const SEALED = [
   operations,
   answers,
   resources,
+  checkouts,
+  reversals,
+  paymentEvents,
+  paymentFeed,
 ] as const;
 type SealedTable = (typeof SEALED)[number];
 

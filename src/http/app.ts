@@ -5,14 +5,15 @@ import { type DoorApp, type Endpoint, type Env, onError, open, requestIdOf } fro
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
 import { closeRun, readBudget } from './routes/agent.ts';
+import { createCheckout } from './routes/billing.ts';
 import * as compute from './routes/compute.ts';
 import { createAccountKey, deleteKey, listKeys } from './routes/keys.ts';
 import { createChatCompletion, listModels } from './routes/models.ts';
-import { createCheckout } from './routes/outside.ts';
 import { listResources, listWalletResources } from './routes/resources.ts';
 import * as router from './routes/router.ts';
 import { signTransfer } from './routes/transfer.ts';
 import { closeWallet, createWallet, listWallets, readWallet, readWalletToken } from './routes/wallets.ts';
+import { stripeWebhook } from './webhook.ts';
 
 export type Method = 'GET' | 'POST' | 'DELETE';
 
@@ -81,6 +82,10 @@ export function createDoor(app: DoorApp): Hono<Env> {
   for (const [path, handle] of Object.entries(plain)) door.get(path, handle);
 
   const allowed = new Map<string, string[]>(Object.keys(plain).map((path) => [path, ['GET']]));
+  if (app.payments?.takesWebhooks) {
+    door.post('/webhooks/stripe', stripeWebhook(app, app.payments));
+    allowed.set('/webhooks/stripe', ['POST']);
+  }
   for (const [method, path] of routes) allowed.set(path, [...(allowed.get(path) ?? []), method]);
   for (const [path, methods] of allowed)
     door.all(path, (c) => {

@@ -5,9 +5,11 @@ import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
 import { type createAddressReader, networkOf } from '../access/address.ts';
+import { refuseRevoked } from '../access/keys.ts';
 import type { Limit } from '../access/limits.ts';
 import { admit, authenticate, bearerOf, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
+import type { BillingApp } from '../billing/checkout.ts';
 import type { Room } from '../db/room.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
@@ -26,7 +28,8 @@ import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } 
 /** What the routes use of the App. */
 export type DoorApp = ChatApp &
   CloseApp &
-  OpenApp & {
+  OpenApp &
+  BillingApp & {
     /** `{base_url}` of the interface, without a slash at the end. */
     baseUrl: string;
     health: Health;
@@ -35,7 +38,7 @@ export type DoorApp = ChatApp &
     signer: Signer | undefined;
     /** Signs people in, where an identity provider is configured. */
     sessions: Sessions | undefined;
-    limits: { wallet: Limit; account: Limit; failedAuth: Limit };
+    limits: { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
     /** Bodies and answers that are in memory. */
     held: Held;
     /** Connections on which a valid token was shown. */
@@ -134,6 +137,8 @@ async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Princ
   if (it.body) {
     refuseMediaType(incoming);
     raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share));
+    // A body may come slowly: revoking a key ends the requests that it began.
+    if ('keyId' in principal) refuseRevoked(app.ledger.read, principal.keyId);
   }
   const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
   const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
@@ -216,16 +221,17 @@ async function enter(app: DoorApp, c: Context<Env>): Promise<Principal> {
     }
     return principal;
   } catch (error) {
-    if (error instanceof Refusal && error.code === 'unauthenticated') {
-      const forwarded = incoming.headers['x-forwarded-for'];
-      const address = app.addressOf(
-        incoming.socket.remoteAddress,
-        Array.isArray(forwarded) ? forwarded.join(',') : forwarded,
-      );
-      app.limits.failedAuth.take(networkOf(address));
-    }
+    if (error instanceof Refusal && error.code === 'unauthenticated')
+      app.limits.failedAuth.take(callerNetwork(app, incoming));
     throw error;
   }
+}
+
+/** The network that a request comes from, behind trusted proxies too: what strangers are counted by. */
+export function callerNetwork(app: Pick<DoorApp, 'addressOf'>, incoming: HttpBindings['incoming']): string {
+  const forwarded = incoming.headers['x-forwarded-for'];
+  const said = Array.isArray(forwarded) ? forwarded.join(',') : forwarded;
+  return networkOf(app.addressOf(incoming.socket.remoteAddress, said));
 }
 
 function readIdempotencyKey(key: string | undefined): string {

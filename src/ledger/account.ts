@@ -63,6 +63,7 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
     owedCents: 0,
     createdAt: now,
     suspendedAt: null,
+    disputedAt: null,
   });
   tx.insert(accounts).values(account).run();
   return account;
@@ -70,19 +71,21 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
 
 export type FundingOrder = {
   accountId: string;
-  kind: 'credit' | 'debit' | 'welcome';
+  kind: 'credit' | 'debit' | 'welcome' | 'checkout' | 'reinstatement';
   /** Whole cents, above 0. */
   amountCents: number;
   reason: string | null;
   /** Makes a scripted credit safe to repeat. */
   key: string | null;
+  /** The payment provider's session, of what came by way of it. */
+  sessionId?: string;
 };
 
 const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sums still fit an INTEGER
 
 /**
- * Credits or debits an account by hand. The same key with the same order is the same funding, once; with another it is a
- * `conflict`. A debit is bounded by what is available (`insufficient_funds`).
+ * Credits or debits an account. What is owed is paid first. The same key with the same order is the same funding, once;
+ * with another it is a `conflict`. A debit is bounded by what is available (`insufficient_funds`).
  */
 export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   const account = accountOf(tx, order.accountId);
@@ -97,9 +100,11 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
       );
     return account;
   }
+  // What was paid outside is taken also on a disk that is nearly full: it has come already.
   if (order.kind === 'credit' || order.kind === 'welcome') refuseWithoutRoom(tx);
-  const sign = order.kind === 'debit' ? -1 : 1;
-  const availableCents = account.availableCents + sign * order.amountCents;
+  const isDebit = order.kind === 'debit';
+  const debtCents = isDebit ? 0 : Math.min(account.owedCents, order.amountCents);
+  const availableCents = account.availableCents + (isDebit ? -order.amountCents : order.amountCents - debtCents);
   if (availableCents < 0)
     throw new Refusal(
       'insufficient_funds',
@@ -111,22 +116,70 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   // After this point the money moves.
   const funding = sealed(fundings, { id: newId('evt'), createdAt: now, ...order });
   tx.insert(fundings).values(funding).run();
-  const welcomeCreditCents = account.welcomeCreditCents + (order.kind === 'welcome' ? order.amountCents : 0);
-  const change = resealed(accounts, account, { availableCents, welcomeCreditCents });
+  const change = resealed(accounts, account, {
+    availableCents,
+    owedCents: account.owedCents - debtCents,
+    welcomeCreditCents: account.welcomeCreditCents + (order.kind === 'welcome' ? order.amountCents : 0),
+  });
   tx.update(accounts).set(change).where(eq(accounts.id, account.id)).run();
-  const [debit, credit] =
-    order.kind === 'debit' ? [book.account(account.id), book.funding] : [book.funding, book.account(account.id)];
-  post(tx, [{ at: now, causeId: funding.id, debit, credit, amount: centsToNanos(order.amountCents) }]);
+  const line = { at: now, causeId: funding.id };
+  const [own, owed] = [book.account(account.id), book.owed(account.id)];
+  if (isDebit) post(tx, [{ ...line, debit: own, credit: book.funding, amount: centsToNanos(order.amountCents) }]);
+  else
+    post(tx, [
+      { ...line, debit: book.funding, credit: owed, amount: centsToNanos(debtCents) },
+      { ...line, debit: book.funding, credit: own, amount: centsToNanos(order.amountCents - debtCents) },
+    ]);
   return { ...account, ...change };
 }
 
-/** Suspends or resumes an account: no new wallets, holds or keys while suspended; cleanup goes on. */
+/**
+ * Takes back what a payment had brought: what is available at once, and the rest is owed (design, section 6). `cents` is
+ * above 0. Refuses nothing: the payment provider has taken it already.
+ */
+export function clawBack(
+  tx: Tx,
+  order: { accountId: string; cents: number; sessionId: string; reason: string },
+  now: number,
+): Account {
+  const { accountId, cents, sessionId, reason } = order;
+  assert(Number.isSafeInteger(cents) && cents > 0, 'no more than a checkout brought is ever taken back');
+  const account = accountOf(tx, accountId);
+  const takenCents = Math.min(account.availableCents, cents);
+  const change = resealed(accounts, account, {
+    availableCents: account.availableCents - takenCents,
+    owedCents: account.owedCents + cents - takenCents,
+  });
+  const id = newId('evt');
+  const funding = { id, accountId, kind: 'clawback' as const, amountCents: cents, reason, sessionId, createdAt: now };
+  tx.insert(fundings).values(sealed(fundings, funding)).run();
+  tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
+  const line = { at: now, causeId: id, credit: book.funding };
+  post(tx, [
+    { ...line, debit: book.account(accountId), amount: centsToNanos(takenCents) },
+    { ...line, debit: book.owed(accountId), amount: centsToNanos(cents - takenCents) },
+  ]);
+  return { ...account, ...change };
+}
+
+/**
+ * Suspends or resumes an account: no new wallets, holds or keys while suspended; cleanup goes on. Resuming also lifts what
+ * a dispute blocks; what it took stays taken until it is decided.
+ */
 export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | null): Account {
   const account = accountOf(tx, accountId);
-  if ((account.suspendedAt === null) === (suspendedAt === null)) return account;
-  const change = resealed(accounts, account, { suspendedAt });
+  const disputedAt = suspendedAt === null ? null : account.disputedAt;
+  const isSame = (account.suspendedAt === null) === (suspendedAt === null) && account.disputedAt === disputedAt;
+  if (isSame) return account;
+  const change = resealed(accounts, account, { suspendedAt, disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
   return { ...account, ...change };
+}
+
+/** Notes that a payment of the account is disputed, or that none is any more. */
+export function setDisputed(tx: Tx, accountId: string, disputedAt: number | null): void {
+  const change = resealed(accounts, accountOf(tx, accountId), { disputedAt });
+  tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
 }
 
 const writes = prepare((tx: Tx) => ({
@@ -142,7 +195,7 @@ const writes = prepare((tx: Tx) => ({
     .update(accounts)
     .set({
       reservedCents: sql`${accounts.reservedCents} - ${sql.placeholder('budget')}`,
-      availableCents: sql`${accounts.availableCents} + ${sql.placeholder('returned')}`,
+      availableCents: sql`${accounts.availableCents} + ${sql.placeholder('freed')}`,
       spentCents: sql`${accounts.spentCents} + ${sql.placeholder('spent')}`,
     })
     .where(eq(accounts.id, sql.placeholder('id')))
@@ -154,13 +207,23 @@ export function reserveBudget(tx: Tx, accountId: string, cents: number): void {
   writes(tx).reserve.run({ id: accountId, cents: BigInt(cents) });
 }
 
-/** Ends a reservation on the account row: `spent + returned` is the budget. */
-export function settleBudget(tx: Tx, accountId: string, cents: { spent: number; returned: number }): void {
+/**
+ * Ends a reservation on the account row: `spent + returned` is the budget. What returns pays what is owed first; answers
+ * how much of it did, in cents. The caller posts the entries.
+ */
+export function settleBudget(tx: Tx, accountId: string, cents: { spent: number; returned: number }): number {
   assert(cents.spent >= 0 && cents.returned >= 0, 'a wallet cannot have spent more than its budget');
+  const account = accountOf(tx, accountId);
+  const debt = Math.min(account.owedCents, cents.returned);
   writes(tx).settle.run({
     id: accountId,
     budget: BigInt(cents.spent + cents.returned),
-    returned: BigInt(cents.returned),
+    freed: BigInt(cents.returned - debt),
     spent: BigInt(cents.spent),
   });
+  if (debt > 0) {
+    const change = resealed(accounts, account, { owedCents: account.owedCents - debt });
+    tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
+  }
+  return debt;
 }

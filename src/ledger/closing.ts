@@ -27,8 +27,8 @@ export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: numbe
 }
 
 /**
- * Settles a frozen wallet: what was spent, rounded up to a cent, stays; the rest returns to the account; the difference
- * is a `rounding` line in the journal (design 2.1). Asserts that nothing is unresolved. Closing a closed one does nothing.
+ * Settles a frozen wallet: what was spent, rounded up to a cent, stays; the rest returns to the account, where it pays what
+ * is owed first; the difference is a `rounding` line in the journal (design 2.1). Asserts that nothing is unresolved. Closing a closed one does nothing.
  */
 export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const wallet = findWallet(tx, id);
@@ -41,15 +41,17 @@ export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   // After this point the wallet is closed.
   const left = available(wallet);
   const returnedCents = nanosToCentsDown(left);
-  const returned = centsToNanos(returnedCents);
-  const rounding = Nanos(left - returned);
+  const rounding = Nanos(left - centsToNanos(returnedCents));
   const change = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
   const closed = resealed(wallets, wallet, change);
   tx.update(wallets).set(closed).where(eq(wallets.id, id)).run();
-  settleBudget(tx, wallet.accountId, { spent: nanosToCentsUp(wallet.spent), returned: returnedCents });
+  const { accountId } = wallet;
+  const debtCents = settleBudget(tx, accountId, { spent: nanosToCentsUp(wallet.spent), returned: returnedCents });
+  const line = { at: now, causeId: id, debit: book.wallet(id) };
   post(tx, [
-    { at: now, causeId: id, debit: book.wallet(id), credit: book.account(wallet.accountId), amount: returned },
-    { at: now, causeId: id, debit: book.wallet(id), credit: book.rounding, amount: rounding },
+    { ...line, credit: book.owed(accountId), amount: centsToNanos(debtCents) },
+    { ...line, credit: book.account(accountId), amount: centsToNanos(returnedCents - debtCents) },
+    { ...line, credit: book.rounding, amount: rounding },
   ]);
   return { ...wallet, ...closed };
 }

@@ -1,6 +1,7 @@
 import type { Database as Client } from 'better-sqlite3';
 import { findBrokenSeals } from '../db/seal.ts';
 import { book, GENESIS, hashEntryHex } from './journal.ts';
+import { verifyCheckouts } from './verify-checkouts.ts';
 
 /** More than so many faults are not listed; they are counted. */
 const PROBLEM_COUNT_MAX = 1000;
@@ -27,13 +28,19 @@ type WalletRow = {
   spent_nanos: bigint;
   returned_cents: bigint | null;
 };
-type AccountRow = { id: string; name: string; available_cents: bigint; reserved_cents: bigint; spent_cents: bigint };
+type AccountRow = {
+  id: string;
+  available_cents: bigint;
+  reserved_cents: bigint;
+  spent_cents: bigint;
+  owed_cents: bigint;
+};
 
 const NANOS_PER_CENT = 10_000_000n;
 
 /**
  * Rebuilds every balance from the journal and names every fault: the chain, the numbering, the time, and each operation,
- * wallet, funding and account against what the entries say. Reads one snapshot; writes nothing.
+ * wallet, funding, checkout and account against what the entries say. Reads one snapshot; writes nothing.
  */
 export function verifyLedger(client: Client): Verdict {
   return client.transaction(() => verifySnapshot(client)).deferred();
@@ -57,6 +64,8 @@ function verifySnapshot(client: Client): Verdict {
     .raw();
   const fundingRow = client.prepare('select account_id, kind, amount_cents from funding where id = ?').raw();
   let operationCount = 0;
+  /** What the entries of a funding say so far: one part may go into what is owed, or come from it. */
+  const parts = new Map<string, bigint>();
   let fundingCount = 0;
 
   let prev = GENESIS.hash.toString('hex');
@@ -127,16 +136,27 @@ function verifySnapshot(client: Client): Verdict {
 
   function checkFunding(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
     const row = fundingRow.get(id) as [string, string, bigint] | undefined;
-    fundingCount++;
     if (!row) return fault(`entry ${seq}: funding ${id} has no row`);
     const [accountId, kind, cents] = row;
-    const books = kind === 'debit' ? [book.account(accountId), book.funding] : [book.funding, book.account(accountId)];
-    if (debit !== books[0] || credit !== books[1])
+    const isTaken = kind === 'debit' || kind === 'clawback';
+    const [own, outside] = isTaken ? [debit, credit] : [credit, debit];
+    const mayOwe = kind !== 'debit' && own === book.owed(accountId);
+    if (outside !== book.funding || (own !== book.account(accountId) && !mayOwe))
       fault(`entry ${seq}: funding ${id} moves from ${debit} to ${credit}`);
-    if (amount !== cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entry of ${amount} nanos`);
+    const moved = (parts.get(id) ?? 0n) + amount;
+    parts.set(id, moved);
+    if (moved < cents * NANOS_PER_CENT) return;
+    parts.delete(id);
+    fundingCount++;
+    if (moved > cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
   }
 
   for (const [id, seen] of open) agree(id, seen);
+  for (const [id, moved] of parts) {
+    const [, , cents] = fundingRow.get(id) as [string, string, bigint];
+    fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
+    fundingCount++;
+  }
   // An operation that holds 0 moves nothing, so it has no entries.
   const priced = client.prepare('select count(*) from operation where hold_nanos > 0').pluck().get() as bigint;
   if (priced !== BigInt(operationCount))
@@ -172,11 +192,16 @@ function verifySnapshot(client: Client): Verdict {
   }
 
   for (const account of client
-    .prepare('select id, name, available_cents, reserved_cents, spent_cents from account')
+    .prepare('select id, available_cents, reserved_cents, spent_cents, owed_cents from account')
     .iterate() as IterableIterator<AccountRow>) {
     const { id } = account;
     const available = balance.get(book.account(id)) ?? 0n;
+    const owed = -(balance.get(book.owed(id)) ?? 0n);
     balance.delete(book.account(id));
+    balance.delete(book.owed(id));
+    if (owed !== account.owed_cents * NANOS_PER_CENT)
+      fault(`account ${id} owes ${account.owed_cents} cents, the journal ${owed} nanos`);
+    if (owed > 0n && available > 0n) fault(`account ${id} owes ${owed} nanos, though ${available} are available`);
     if (available !== account.available_cents * NANOS_PER_CENT)
       fault(`account ${id} has ${account.available_cents} cents available, the journal ${available} nanos`);
     const open = reserved.get(id) ?? 0n;
@@ -187,9 +212,10 @@ function verifySnapshot(client: Client): Verdict {
       fault(`account ${id} has spent ${account.spent_cents} cents, its closed wallets ${kept}`);
   }
   for (const [name, amount] of balance)
-    if (/^(account|wallet|hold):/.test(name) && amount !== 0n)
+    if (/^(account|owed|wallet|hold):/.test(name) && amount !== 0n)
       fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
+  verifyCheckouts(client, fault);
   findBrokenSeals(client, fault);
   if (unlisted) problems.push(`and ${unlisted} more`);
   return { ok: problems.length === 0, entries: head.seq, head, problems };

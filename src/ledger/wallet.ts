@@ -185,6 +185,11 @@ export function openWallet(
   }
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
+  if (account.disputedAt !== null)
+    throw new Refusal(
+      'account_suspended',
+      'A payment of this account is disputed: no new wallets until that is decided, or the operator resumes it.',
+    );
   if (isFrozen(tx))
     throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
       retryAfterSeconds: 60,
@@ -194,7 +199,7 @@ export function openWallet(
   if (account.owedCents > 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account owes ${account.owedCents} cents; no new wallet before they are paid.`,
+      `The account owes ${account.owedCents} cents of payments that were taken back; no new wallet before they are paid.`,
     );
   if (account.availableCents < order.budgetCents)
     throw new Refusal(

@@ -23,6 +23,7 @@ function record(account: Account) {
     owed_cents: account.owedCents,
     created_at: account.createdAt,
     suspended_at: account.suspendedAt,
+    disputed_at: account.disputedAt,
   };
 }
 

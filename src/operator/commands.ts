@@ -2,6 +2,7 @@ import type * as v from 'valibot';
 import { safeParse } from 'valibot';
 import { Refusal } from '../refusal.ts';
 import { accounts } from './accounts.ts';
+import { checkouts } from './checkouts.ts';
 import type { Command, OperatorApp } from './command.ts';
 import { installation } from './installation.ts';
 import { keys } from './keys.ts';
@@ -14,6 +15,7 @@ import { wallets } from './wallets.ts';
 /** Everything the CLI may ask, once: the same table answers in process and over the socket (design, section 4). */
 export const COMMANDS = {
   ...accounts,
+  ...checkouts,
   ...keys,
   ...wallets,
   ...resources,

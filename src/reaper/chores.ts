@@ -31,6 +31,8 @@ const WAIT_SECONDS = 15;
 const hung = new WeakSet<object>();
 /** Backends whose last sweep has not ended yet. */
 const sweeping = new WeakSet<Backend>();
+/** The other chores wait no longer than this for the payment provider. */
+const PAYMENTS_WAIT_SECONDS = 5;
 
 /** The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing hides no other. */
 
@@ -132,6 +134,14 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
   }
 }
 
+/** Asks the payment provider after what is due. One that hangs holds up nothing of the others: the pass goes on by itself. */
+export async function askAfterPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (!app.look || app.look.nextDue() > app.clock.now()) return;
+  const looked = await app.running.waitFor(app.look.pass(), PAYMENTS_WAIT_SECONDS);
+  reaped.asked += looked?.asked ?? 0;
+  reaped.failed += looked?.failed ?? 0;
+}
+
 /** Deletes stored answers whose 72 hours are over. */
 export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
@@ -156,6 +166,7 @@ export function nextDue(app: ReaperApp): number {
       ? Number.POSITIVE_INFINITY
       : oldest.uncertainAt + app.config.router.uncertain.after_seconds,
     nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    app.look?.nextDue() ?? Number.POSITIVE_INFINITY,
   );
 }
 

@@ -1,9 +1,11 @@
 import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/keys.ts';
+import type { Look } from '../billing/look.ts';
 import type { Room } from '../db/room.ts';
 import type { Health } from '../health.ts';
 import type { CloseApp } from '../spend/close.ts';
 import {
+  askAfterPayments,
   dropKeys,
   expireWallets,
   lookAfterLeases,
@@ -21,6 +23,8 @@ export type ReaperApp = CloseApp & {
   keysUsed: Map<string, number>;
   /** When orphans are looked for next, Unix seconds. */
   sweepAt: number;
+  /** Asks the payment provider, where one is configured. */
+  look: Look | undefined;
   keyring: Keyring;
   /** By retired master key: up to which wallet none needs it. */
   keysWalked: Map<string, string>;
@@ -38,6 +42,8 @@ export type Reaped = {
   closed: number;
   pending: number;
   resolved: number;
+  /** Sessions and lists that the payment provider was asked for. */
+  asked: number;
   pruned: number;
   keysDropped: number;
   failed: number;
@@ -59,6 +65,7 @@ const nothing = (): Reaped => ({
   closed: 0,
   pending: 0,
   resolved: 0,
+  asked: 0,
   orphans: 0,
   pruned: 0,
   keysDropped: 0,
@@ -83,6 +90,7 @@ export function createReaper(app: ReaperApp): Reaper {
       windUpWallets,
       resolveUncertain,
       sweepOrphans,
+      askAfterPayments,
       pruneReplays,
       dropKeys,
     ]) {

@@ -11,7 +11,7 @@ import type { AnswerNow, GiveUp, Running, Started } from './running.ts';
 /** A retry of an uncertain operation makes sense after about this long. */
 const UNCERTAIN_RETRY_SECONDS = 30;
 /** How long a second request with the same key waits for the first (design 2.7). */
-const JOIN_SECONDS = 30;
+export const JOIN_SECONDS = 30;
 const JOIN_RETRY_SECONDS = 5;
 
 export type PaidRequest = Pick<
@@ -78,7 +78,8 @@ export async function spend<Q, A>(app: RoadApp, request: PaidRequest, walk: Walk
   };
 }
 
-function inProgress(): Refusal {
+/** The first attempt with this key has run for too long to be waited for. */
+export function inProgress(): Refusal {
   return new Refusal('idempotency_in_progress', undefined, { retryAfterSeconds: JOIN_RETRY_SECONDS });
 }
 

@@ -8,35 +8,42 @@ const SECONDS = 60;
 const SAID_CHARACTERS_MAX = 300;
 
 /**
- * One real PUT, GET and DELETE of a small object: a signature proves nothing about a bucket. Answers what was seen; throws
- * what is wrong, with what to do.
+ * One real PUT, GET and DELETE of a small object, and one GET that nobody signed: a signature proves nothing about a
+ * bucket. Answers what was seen; throws what is wrong, with what to do.
  */
 export async function tryTransfer(settings: TransferSettings, signer: Signer, now: number): Promise<string> {
   const key = `purser-doctor/${randomBytes(8).toString('hex')}`;
   const content = randomBytes(32).toString('hex');
-  const call = async (method: Method, body?: string) => {
-    const url = await signer.sign(method, key, now, SECONDS);
+  async function ask(method: Method, url: string, body?: string): Promise<{ status: number; text: string }> {
     try {
-      const response = await request(url, {
-        method,
-        body: body ?? null,
-        signal: AbortSignal.timeout(CALL_MILLISECONDS),
-      });
-      const text = await response.body.text();
-      if (response.statusCode < 300) return text;
-      throw new Error(`${method} answered ${response.statusCode}: ${sentenceIn(text)}. ${remedy(response.statusCode)}`);
+      const signal = AbortSignal.timeout(CALL_MILLISECONDS);
+      const response = await request(url, { method, body: body ?? null, signal });
+      return { status: response.statusCode, text: await response.body.text() };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
-      if (message.startsWith(method)) throw error;
       throw new Error(`${settings.endpoint} cannot be reached (${code ?? message}). Check transfer.endpoint.`);
     }
-  };
+  }
+  async function call(method: Method, body?: string): Promise<string> {
+    const { status, text } = await ask(method, await signer.sign(method, key, now, SECONDS), body);
+    if (status < 300) return text;
+    throw new Error(`${method} answered ${status}: ${sentenceIn(text)}. ${remedy(status)}`);
+  }
+
   await call('PUT', content);
-  const read = await call('GET');
-  await call('DELETE');
+  let read: string;
+  let isOpen: boolean;
+  try {
+    read = await call('GET');
+    const [unsigned] = (await signer.sign('GET', key, now, SECONDS)).split('?');
+    isOpen = (await ask('GET', unsigned as string)).status < 300;
+  } finally {
+    await call('DELETE');
+  }
   if (read !== content)
     throw new Error('What was put is not what was read back. Is another bucket behind the address?');
-  return `PUT, GET and DELETE of an object in ${settings.bucket} work`;
+  if (isOpen) throw new Error(`Anybody may read ${settings.bucket} without a signature. Close it to the public.`);
+  return `PUT, GET and DELETE of an object in ${settings.bucket} work, and nobody reads it unsigned`;
 }
 
 /** The code and message of S3's XML error, as one line. */
@@ -48,6 +55,7 @@ function sentenceIn(xml: string): string {
 
 function remedy(status: number): string {
   if (status === 403) return 'Check access_key_id, secret_access_key, region, what the key may do, and both clocks.';
+  if (status === 301 || status === 307) return 'The bucket is elsewhere. Check region and endpoint.';
   if (status === 404) return 'Is there a bucket of this name, and is path_style right?';
   return 'Check transfer in purser.yaml.';
 }

@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import http from 'node:http';
 import test from 'node:test';
 import { type House, openHouse } from '../helper/house.ts';
 import { assertRefused } from '../http/refused.ts';
@@ -119,6 +121,26 @@ test('when a key was last used is written by the reaper, and only for those that
   assert.equal((await list(house)).find((it) => it.id === used.id)?.last_used_at, used.created_at + 150);
   const operators = (await house.run('operator-key.list', {})).keys;
   assert.equal(operators[0]?.last_used_at, used.created_at, 'an operator key that minted was used');
+});
+
+test('a key that is revoked while its request comes slowly makes nothing', async (t) => {
+  const house = await openHouse(t);
+  const body = JSON.stringify({ name: 'left behind' });
+  const headers = { authorization: `Bearer ${house.operatorKey}`, 'content-type': 'application/json' };
+  const slow = http.request(`${house.url}/v1/keys`, {
+    method: 'POST',
+    headers: { ...headers, 'content-length': body.length, expect: '100-continue' },
+  });
+  await once(slow, 'continue');
+  slow.write(body.slice(0, 5));
+  await read(house, house.accountKey); // Behind it in the queue: by now its token has been looked at.
+  const [operator] = (await house.run('operator-key.list', {})).keys;
+  await house.run('operator-key.revoke', { id: operator?.id as string });
+  slow.end(body.slice(5));
+  const [response] = (await once(slow, 'response')) as [http.IncomingMessage];
+  assert.equal(response.statusCode, 401);
+  response.resume();
+  assert.equal((await list(house)).length, 1, 'the house’s own');
 });
 
 test('a revoked key that is tried is not used', async (t) => {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { createHmac, createPublicKey } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { type House, handClock, openHouse } from '../helper/house.ts';
-import { AUDIENCE, type FakeIssuer, newKey, openIssuer } from './issuer.ts';
+import { AUDIENCE, type FakeIssuer, type Key, newKey, openIssuer } from './issuer.ts';
 
 async function open(
   t: TestContext,
@@ -139,14 +139,82 @@ test('a string that starts like one of our own tokens is never asked of the issu
   assert.equal(issuer.asked.discovery, 0);
 });
 
-test('keys rotate: the new one is taken, the withdrawn one is not; unknown key ids do not flood the issuer', async (t) => {
+test('unknown key ids do not flood the issuer', async (t) => {
   const { house, issuer } = await open(t);
-  const old = await issuer.token();
-  assert.equal((await account(house, old)).status, 200);
+  const good = await issuer.token();
+  assert.equal((await account(house, good)).status, 200);
   const stranger = await newKey('stranger');
-  for (let i = 0; i < 200; i++)
-    assert.equal((await account(house, await issuer.token({}, { kid: `k${i}` }, stranger))).status, 401);
-  assert.ok(issuer.asked.keys <= 2, `${issuer.asked.keys} times asked`);
+  const forged = await Promise.all(Array.from({ length: 200 }, (_, i) => issuer.token({}, { kid: `k${i}` }, stranger)));
+  for (const it of await Promise.all(forged.map((token) => account(house, token)))) assert.equal(it.status, 401);
+  assert.equal(issuer.asked.keys, 2);
+  house.clock.advance(30);
+  for (const token of forged.slice(0, 20)) assert.equal((await account(house, token)).status, 401);
+  assert.equal(issuer.asked.keys, 3);
+  assert.equal((await account(house, good)).status, 200);
+});
+
+test('keys rotate: a new one is taken at once, the one it replaces while it is published, and no longer', async (t) => {
+  const { house, issuer } = await open(t);
+  const [one, two] = [issuer.keys[0] as Key, await newKey('two')];
+  const exp = 4_000_000_000;
+  const old = await issuer.token({ exp });
+  assert.equal((await account(house, old)).status, 200);
+  issuer.keys = [two, one];
+  const fresh = await issuer.token({ exp }, {}, two);
+  const answers = await Promise.all(Array.from({ length: 20 }, () => account(house, fresh)));
+  for (const it of answers) assert.equal(it.status, 200, it.text);
+  assert.equal(issuer.asked.keys, 2, 'one question for twenty tokens');
+  assert.equal((await account(house, old)).status, 200);
+  issuer.keys = [two];
+  house.clock.advance(600);
+  assert.equal((await account(house, fresh)).status, 200);
+  assert.equal((await account(house, old)).status, 401, 'it is published no longer');
+});
+
+test('a key that rotated while the issuer is down is 503, not 401: nobody knows', async (t) => {
+  const { house, issuer } = await open(t);
+  const good = await issuer.token({ exp: 4_000_000_000 });
+  assert.equal((await account(house, good)).status, 200);
+  const two = await newKey('two');
+  const fresh = await issuer.token({ exp: 4_000_000_000 }, {}, two);
+  issuer.broken = 'down';
+  for (let i = 0; i < 20; i++) assert.equal((await account(house, fresh)).status, 503);
+  assert.equal(issuer.asked.discovery, 2, 'it is left alone');
+  assert.equal((await account(house, good)).status, 200);
+  issuer.broken = undefined;
+  issuer.keys = [two];
+  house.clock.advance(30);
+  assert.equal((await account(house, fresh)).status, 200);
+});
+
+test('an issuer that does not answer is waited for once, and its kept keys are good however old', async (t) => {
+  const { house, issuer } = await open(t);
+  const token = await issuer.token({ exp: 4_000_000_000 });
+  assert.equal((await account(house, token)).status, 200);
+  issuer.broken = 'slow';
+  house.clock.advance(86_400);
+  const start = performance.now();
+  const answers = await Promise.all(Array.from({ length: 20 }, () => account(house, token)));
+  for (const it of answers) assert.equal(it.status, 200);
+  assert.ok(performance.now() - start < 9000);
+  const again = performance.now();
+  assert.equal((await account(house, token)).status, 200);
+  assert.ok(performance.now() - again < 1000, 'nobody waits for it so soon again');
+  const failures = house.log.filter((line) => line.includes('"event":"issuer.failed"'));
+  assert.equal(failures.length, 1);
+  assert.match(failures[0] as string, /no answer within 5000 ms/);
+});
+
+test('a word in a claim is no word of a list, except in scope', async (t) => {
+  const claim = (name: string) => ({ welcome_credit_cents: 100, required_claim: { name, value: 'agents' } });
+  const { house, issuer } = await open(t, claim('title'));
+  assert.equal((await account(house, await issuer.token({ title: 'head of agents' }))).status, 403);
+  assert.equal((await account(house, await issuer.token({ title: 'agents' }))).status, 200);
+  const other = await open(t, claim('scope'));
+  assert.equal((await account(other.house, await other.issuer.token({ scope: 'openid agents' }))).status, 200);
+  const nothing = await open(t, { required_claim: { name: 'x', value: 'undefined' } });
+  for (const x of [undefined, null, {}, []])
+    assert.equal((await account(nothing.house, await nothing.issuer.token({ x }))).status, 403);
 });
 
 test('an issuer that is down locks nobody out while its keys are cached, and is 503 where they are not', async (t) => {

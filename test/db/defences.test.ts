@@ -104,7 +104,34 @@ const RESOURCE: Row = {
   absent_count: 0,
 };
 const ENDED: Row = { ...RESOURCE, status: 'stopped', ended_at: 2, end_reason: 'requested' };
+const CHECKOUT: Row = {
+  id: 'chk_1',
+  account_id: 'acct_1',
+  amount_cents: 500,
+  status: 'creating',
+  taken_cents: 0,
+  idempotency_key: 'k',
+  fingerprint: HASH,
+  request_id: 'req_1',
+  created_at: 1,
+  expires_at: 3,
+  due_at: 2,
+};
+const PAID: Row = { ...CHECKOUT, status: 'paid', session_id: 'cs_1', paid_at: 2, due_at: null };
+const REVERSAL: Row = {
+  id: 're_1',
+  kind: 'refund',
+  payment_intent: 'pi_1',
+  amount_cents: 5,
+  state: 'taken',
+  as_of: 1,
+  created_at: 1,
+};
+const FEED: Row = { id: 1, read_to: 1, due_at: 1 };
 const PLAIN = {
+  checkout: CHECKOUT,
+  reversal: REVERSAL,
+  payment_feed: FEED,
   account: ACCOUNT,
   key: KEY,
   funding: FUNDING,
@@ -128,6 +155,25 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['key_name', 'key', { ...KEY, name: 'x'.repeat(81) }],
   ['funding_kind', 'funding', { ...FUNDING, kind: 'gift' }],
   ['funding_amount', 'funding', { ...FUNDING, amount_cents: 0 }],
+  ['funding_source', 'funding', { ...FUNDING, session_id: 'cs_1' }],
+  ['funding_source', 'funding', { ...FUNDING, kind: 'checkout' }],
+  ['funding_source', 'funding', { ...FUNDING, kind: 'clawback' }],
+  ['checkout_status', 'checkout', { ...CHECKOUT, status: 'lost', due_at: null }],
+  ['checkout_amount', 'checkout', { ...CHECKOUT, amount_cents: 0 }],
+  ['checkout_taken', 'checkout', { ...PAID, taken_cents: 501 }],
+  ['checkout_taken', 'checkout', { ...PAID, taken_cents: -1 }],
+  ['checkout_taken_back', 'checkout', { ...CHECKOUT, taken_cents: 1 }],
+  ['checkout_paid', 'checkout', { ...PAID, paid_at: null }],
+  ['checkout_paid', 'checkout', { ...CHECKOUT, paid_at: 2 }],
+  ['checkout_asked', 'checkout', { ...CHECKOUT, due_at: null }],
+  ['checkout_asked', 'checkout', { ...PAID, due_at: 2 }],
+  ['checkout_known', 'checkout', { ...CHECKOUT, status: 'open' }],
+  ['checkout_known', 'checkout', { ...PAID, session_id: null }],
+  ['checkout_freed', 'checkout', { ...CHECKOUT, status: 'refused', due_at: null }],
+  ['reversal_kind', 'reversal', { ...REVERSAL, kind: 'gift' }],
+  ['reversal_state', 'reversal', { ...REVERSAL, state: 'asleep' }],
+  ['reversal_amount', 'reversal', { ...REVERSAL, amount_cents: -1 }],
+  ['payment_feed_one', 'payment_feed', { ...FEED, id: 2 }],
   ['wallet_status', 'wallet', { ...WALLET, status: 'asleep', close_reason: 'operator' }],
   ['wallet_name', 'wallet', { ...WALLET, name: '' }],
   ['wallet_name', 'wallet', { ...WALLET, name: 'x'.repeat(81) }],
@@ -254,6 +300,11 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
     ],
     `update wallet set account_id = 'acct_2'`,
   ],
+  ['checkout_is_never_deleted', [['checkout', CHECKOUT]], `delete from checkout`],
+  ['checkout_is_paid_once', [['checkout', PAID]], `update checkout set status = 'expired', paid_at = null`],
+  ['checkout_is_paid_once', [['checkout', PAID]], `update checkout set session_id = 'cs_2'`],
+  ['checkout_amount_is_fixed', [['checkout', CHECKOUT]], `update checkout set amount_cents = 501`],
+  ['reversal_is_never_deleted', [['reversal', REVERSAL]], `delete from reversal`],
   ['funding_is_never_changed', [['funding', FUNDING]], `update funding set amount_cents = 2`],
   ['funding_is_never_deleted', [['funding', FUNDING]], `delete from funding`],
   [
@@ -264,7 +315,7 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
 ];
 
 /** What there may be only one of: the second of these rows is refused, the third is not. */
-const UNIQUE: [index: string, table: Table, first: Row, second: Row, other: Row][] = [
+const UNIQUE: [index: string, table: Table | 'payment_event', first: Row, second: Row, other: Row][] = [
   [
     'account.name',
     'account',
@@ -278,6 +329,41 @@ const UNIQUE: [index: string, table: Table, first: Row, second: Row, other: Row]
     { ...FUNDING, key: 'k' },
     { ...FUNDING, id: 'evt_2', key: 'k' },
     { ...FUNDING, id: 'evt_2', key: null },
+  ],
+  [
+    'funding.session_id',
+    'funding',
+    { ...FUNDING, kind: 'checkout', session_id: 'cs_1' },
+    { ...FUNDING, kind: 'checkout', session_id: 'cs_1', id: 'evt_2' },
+    { ...FUNDING, kind: 'clawback', session_id: 'cs_1', id: 'evt_2' },
+  ],
+  [
+    'checkout.account_id, checkout.idempotency_key',
+    'checkout',
+    CHECKOUT,
+    { ...CHECKOUT, id: 'chk_2' },
+    { ...CHECKOUT, id: 'chk_2', status: 'refused', idempotency_key: null, due_at: null },
+  ],
+  [
+    'checkout.session_id',
+    'checkout',
+    PAID,
+    { ...PAID, id: 'chk_2', idempotency_key: 'l' },
+    { ...PAID, id: 'chk_2', idempotency_key: 'l', session_id: 'cs_2' },
+  ],
+  [
+    'checkout.payment_intent',
+    'checkout',
+    { ...PAID, payment_intent: 'pi_1' },
+    { ...PAID, id: 'chk_2', idempotency_key: 'l', session_id: 'cs_2', payment_intent: 'pi_1' },
+    { ...PAID, id: 'chk_2', idempotency_key: 'l', session_id: 'cs_2', payment_intent: 'pi_2' },
+  ],
+  [
+    'payment_event.id',
+    'payment_event',
+    { id: 'evt_1', type: 't', subject: 's', received_at: 1 },
+    { id: 'evt_1', type: 'u', subject: 'r', received_at: 2 },
+    { id: 'evt_2', type: 't', subject: 's', received_at: 1 },
   ],
   [
     'wallet.account_id, wallet.idempotency_key',
@@ -393,6 +479,8 @@ test('a reference that leads nowhere is refused', (t) => {
   assert.throws(() => insert('operation', OPERATION), message);
   assert.throws(() => insert('key', { ...KEY, account_id: 'acct_9' }), message);
   assert.throws(() => insert('funding', { ...FUNDING, account_id: 'acct_9' }), message);
+  assert.throws(() => insert('checkout', { ...CHECKOUT, account_id: 'acct_9' }), message);
+  assert.throws(() => insert('reversal', { ...REVERSAL, checkout_id: 'chk_9' }), message);
   assert.throws(() => insert('answer', { operation_id: 'op_9', body: HASH, kept_until: 1 }), message);
 });
 

@@ -122,6 +122,31 @@ test('what an interrupted copy left behind is in nobody’s way', (t) => {
   assert.equal(existsSync(`${copyOf(file)}.part`), false);
 });
 
+test('what stood in a table that a migration makes anew stands there still, with its triggers', (t) => {
+  const client = openRaw(t, newFile(t));
+  const all = knownMigrations();
+  const before = all.findIndex((it) => it.sql.includes('__new_funding'));
+  migrate(client, all.slice(0, before));
+  client.exec(ACCOUNT);
+  client.exec(`insert into funding values ('evt_1', 'acct_1', 'credit', 5, 'invoice', 'k', 1)`);
+  migrate(client, all.slice(before));
+  assert.deepEqual(
+    { ...(client.prepare('select * from funding').get() as object) },
+    {
+      id: 'evt_1',
+      account_id: 'acct_1',
+      kind: 'credit',
+      amount_cents: 5,
+      reason: 'invoice',
+      key: 'k',
+      session_id: null,
+      created_at: 1,
+    },
+  );
+  assert.throws(() => client.exec('delete from funding'), /fundings are kept/);
+  assert.throws(() => client.exec('update funding set amount_cents = 6'), /fundings are final/);
+});
+
 test('a migration that fails half-way leaves no change', (t) => {
   const client = openRaw(t, newFile(t));
   migrate(client, knownMigrations());

@@ -5,6 +5,8 @@ import net, { type AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/token.ts';
+import { AUDIENCE, type FakeIssuer, openIssuer } from '../access/issuer.ts';
+import { type FakeStripe, openStripe, signatureOf } from '../billing/fake-stripe.ts';
 import { type Installation, installation, run, type Serving } from '../helper/executable.ts';
 import { completionStream, DONE, event, said, streaming } from '../helper/sse.ts';
 import { completion, failure, openUpstream, reset } from '../helper/upstream.ts';
@@ -63,8 +65,37 @@ async function live(t: TestContext, env: Record<string, string>) {
   const upstream = await openUpstream(t);
   const upstreamKey = `sk-proj-${randomBytes(30).toString('base64url')}`;
   const metricsPort = await freePort();
-  const settings = { log_level: 'debug', metrics: { listen: `127.0.0.1:${metricsPort}` } };
-  const purser = installation(t, { upstream: { url: upstream.url, key: upstreamKey }, settings, env });
+  const now = () => Math.floor(Date.now() / 1000);
+  const issuer = await openIssuer(t, now);
+  const outside = {
+    STRIPE_KEY: `sk_test_${randomBytes(30).toString('hex')}`,
+    STRIPE_WEBHOOK: `whsec_${randomBytes(30).toString('hex')}`,
+    S3_ID: `AKIA${randomBytes(20).toString('hex').toUpperCase()}`,
+    S3_SECRET: randomBytes(30).toString('hex'),
+  };
+  const variable = (name: keyof typeof outside) => `\${${name}}`;
+  const stripe = await openStripe(t, now, outside.STRIPE_KEY);
+  const settings = {
+    log_level: 'debug',
+    metrics: { listen: `127.0.0.1:${metricsPort}` },
+    identity: { issuer: issuer.url, audience: AUDIENCE },
+    billing: {
+      stripe: {
+        secret_key: variable('STRIPE_KEY'),
+        webhook_secrets: [variable('STRIPE_WEBHOOK')],
+        success_url: 'https://agents.example/',
+        api_base: stripe.url,
+      },
+    },
+    transfer: {
+      endpoint: 'http://127.0.0.1:1',
+      bucket: 'agents',
+      access_key_id: variable('S3_ID'),
+      secret_access_key: variable('S3_SECRET'),
+    },
+  };
+  const variables = { ...env, ...outside };
+  const purser = installation(t, { upstream: { url: upstream.url, key: upstreamKey }, settings, env: variables });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
   await purser.json('account', 'credit', accounts[0].id, '5000');
@@ -98,6 +129,8 @@ async function live(t: TestContext, env: Record<string, string>) {
   const { keys } = await purser.json('key', 'list', '--wallet', wallet.id);
   const { id: revoked } = keys.find((it: { last4: string }) => secrets['revoked router key']?.endsWith(it.last4));
   await purser.json('key', 'revoke', revoked);
+  secrets.session = await issuer.token();
+  secrets['ended session'] = await issuer.token({ exp: 1 });
 
   const errors: string[] = [];
   const refused = async (method: string, path: string, asked: Parameters<Serving['ask']>[2], status?: number) => {
@@ -193,6 +226,9 @@ async function live(t: TestContext, env: Record<string, string>) {
     assert.match(broken.text, /operation_uncertain/);
     errors.push(broken.text);
   }
+  errors.push(...(await payAndSign(server, { issuer, stripe, now, keys: outside, session: secrets.session, wallet })));
+  Object.assign(secrets, outside);
+
   upstream.handle = reset;
   await refused('POST', '/v1/chat/completions', { token: secrets.wallet, key: 'lost', body: chat('hi') }, 503);
   upstream.handle = completion();
@@ -205,6 +241,48 @@ async function live(t: TestContext, env: Record<string, string>) {
   places.set('cmdline', readFileSync(`/proc/${server.pid}/cmdline`));
   return { purser, server, places, secrets, planted, wallet };
 }
+
+/** People sign in and pay; the payment provider says what it should not, and somebody lies about its signature. */
+async function payAndSign(server: Serving, it: Outside): Promise<string[]> {
+  const { issuer, stripe, now, keys, session } = it;
+  const errors: string[] = [];
+  const checkout = (token: string) =>
+    server.ask('POST', '/v1/billing/checkout', { token, key: randomUUID(), body: { amount_cents: 500 } });
+  const paid = await checkout(session);
+  assert.equal(paid.status, 200, paid.text);
+  const body = JSON.stringify(stripe.pay(paid.body.id));
+  const webhook = (secret: string) =>
+    server.ask('POST', '/webhooks/stripe', {
+      body,
+      headers: { 'stripe-signature': signatureOf(body, secret, now()) },
+    });
+  assert.equal((await webhook(keys.STRIPE_WEBHOOK)).status, 200);
+  errors.push((await webhook(keys.STRIPE_KEY)).text);
+  const known = [keys.STRIPE_KEY, keys.STRIPE_WEBHOOK, session];
+  const sentences = known.map((secret) => `Invalid API Key provided: ${secret}. Bearer ${secret}`);
+  const cut = known.map((secret) => `${'x'.repeat(270)} ${secret}`);
+  for (const status of [400, 401, 403, 404, 409, 429, 500, 503])
+    for (const message of [...sentences, ...cut]) {
+      stripe.faults = [{ kind: 'status', status, error: { type: 'invalid_request_error', code: 'x', message } }];
+      const answer = await checkout(await issuer.token({ sub: randomUUID() }));
+      assert.equal(answer.status, 503, answer.text);
+      errors.push(answer.text, JSON.stringify(answer.headers));
+    }
+  const asked = { object: 'a', operation: 'put' };
+  const signed = await server.ask('POST', '/v1/transfer/sign', { token: it.wallet.agent_token, body: asked });
+  assert.equal(signed.status, 200);
+  assert(signed.body.url.includes(keys.S3_ID), 'the id of the key is in every signed URL');
+  assert(!signed.body.url.includes(keys.S3_SECRET));
+  return errors;
+}
+type Outside = {
+  issuer: FakeIssuer;
+  stripe: FakeStripe;
+  now: () => number;
+  keys: Record<'STRIPE_KEY' | 'STRIPE_WEBHOOK' | 'S3_ID' | 'S3_SECRET', string>;
+  session: string;
+  wallet: { agent_token: string };
+};
 
 async function metrics(port: number): Promise<{ statusCode: number; text: string }> {
   const answer = await fetch(`http://127.0.0.1:${port}/metrics`);
@@ -224,6 +302,7 @@ async function end({ purser, server, places, wallet }: Awaited<ReturnType<typeof
     ['key', 'list', '--wallet', wallet.id],
     ['wallet', 'list'],
     ['operator-key', 'list'],
+    ['checkout', 'list'],
     ['config', 'print'],
     ['--json', 'config', 'print'],
     ['ledger', 'export'],

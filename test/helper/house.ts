@@ -152,6 +152,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
       ...secrets.upstreamKeys.values(),
       ...secrets.slotKeys.values(),
       ...Object.values(secrets.transferKeys ?? {}),
+      ...(secrets.billingKeys ? [secrets.billingKeys.secret_key, ...secrets.billingKeys.webhook_secrets] : []),
     ];
     return serve(config, secrets, {
       log: createLog('debug', hidden, (line) => log.push(line)),

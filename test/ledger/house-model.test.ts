@@ -4,7 +4,7 @@ import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/money.ts';
 import { type House, openHouse } from '../helper/house.ts';
 import { completion, failure, hang, reset } from '../helper/upstream.ts';
-import { Model } from './model.ts';
+import { Model, NEW_ACCOUNT } from './model.ts';
 import { createRandom, SEED, steps } from './random.ts';
 
 /** USD 0.01 for each output token, and nothing else: the hold is what was asked for, the charge what came. */
@@ -21,7 +21,7 @@ test(`${count} random requests leave the house equal to the model (PURSER_TEST_S
   const house = await openHouse(t, { settings: { close_wait_seconds: 0, drain_seconds: 0 } });
   await house.app.reaper.stop(); // It runs when the walk says so.
   model.now = house.app.clock.now();
-  model.accounts.set(house.accountId, { available: 100_000, reserved: 0, spent: 0, suspended: false });
+  model.accounts.set(house.accountId, { ...NEW_ACCOUNT, available: 100_000 });
   const tokens = new Map<string, string>();
   const asked: Asked[] = [];
   const seen: Record<string, number> = {};

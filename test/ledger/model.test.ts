@@ -1,14 +1,17 @@
 import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
 import { copyFileSync, existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { newId } from '../../src/id.ts';
 import { fundAccount, openAccount, setSuspended } from '../../src/ledger/account.ts';
+import { openCheckout, reportPayment } from '../../src/ledger/checkout.ts';
 import { closeWallet, freezeWallet } from '../../src/ledger/closing.ts';
 import { findGap, headOf } from '../../src/ledger/head.ts';
 import { install, setFrozen } from '../../src/ledger/installation.ts';
 import type { Ledger } from '../../src/ledger/ledger.ts';
 import { decide, type Outcome, placeHold, settle } from '../../src/ledger/operation.ts';
+import { reportReversal } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { dueWallets, openWallet } from '../../src/ledger/wallet.ts';
 import { Refusal } from '../../src/refusal.ts';
@@ -24,7 +27,7 @@ import {
   unknown,
   walletOrder,
 } from './books.ts';
-import { Model } from './model.ts';
+import { Model, NEW_ACCOUNT } from './model.ts';
 import { createRandom, SEED, steps } from './random.ts';
 
 /** One write, and what the model says of it. Both run later, in the order in which the steps were made. */
@@ -44,12 +47,12 @@ async function ending(result: Promise<unknown>): Promise<string> {
 function balances({ client }: Ledger) {
   const rows = (sql: string) => client.prepare(sql).all() as Record<string, never>[];
   const whole = (value: unknown) => (value === null ? null : Number(value));
-  const columns = 'id, available_cents a, reserved_cents r, spent_cents s, suspended_at';
+  const columns = 'id, available_cents a, reserved_cents r, spent_cents s, owed_cents o, suspended_at, disputed_at';
   return {
     accounts: new Map(
       rows(`select ${columns} from account`).map((it) => {
-        const figures = { available: whole(it.a), reserved: whole(it.r), spent: whole(it.s) };
-        return [it.id, { ...figures, suspended: it.suspended_at !== null }];
+        const figures = { available: whole(it.a), reserved: whole(it.r), spent: whole(it.s), owed: whole(it.o) };
+        return [it.id, { ...figures, suspended: it.suspended_at !== null, disputed: it.disputed_at !== null }];
       }),
     ),
     wallets: new Map(
@@ -72,8 +75,8 @@ function balances({ client }: Ledger) {
 function assertBounds(model: Model): void {
   for (const { held, spent, budget } of model.wallets.values())
     assert(held >= 0n && spent >= 0n && held + spent <= budget);
-  for (const { available, reserved, spent } of model.accounts.values())
-    assert(available >= 0 && reserved >= 0 && spent >= 0);
+  for (const { available, reserved, spent, owed } of model.accounts.values())
+    assert(available >= 0 && reserved >= 0 && spent >= 0 && (owed === 0 || available === 0));
 }
 
 const ENDINGS = [
@@ -101,9 +104,10 @@ for (const seed of [SEED, SEED + 1, 1])
     await ledger.write((tx) => install(tx, MASTER_KEY_ID, model.now));
     for (let i = 0; i < 3; i++) {
       const { id } = await ledger.write((tx) => openAccount(tx, `account ${i}`, model.now));
-      model.accounts.set(id, { available: 0, reserved: 0, spent: 0, suspended: false });
+      model.accounts.set(id, { ...NEW_ACCOUNT });
     }
     const accountIds = [...model.accounts.keys()];
+    let toldAt = 0; // Each word of the payment provider is newer than the one before.
 
     const MAKE: Record<string, () => Step | undefined> = {
       fund() {
@@ -113,6 +117,38 @@ for (const seed of [SEED, SEED + 1, 1])
         return {
           write: (it) => it.write((tx) => fundAccount(tx, order, model.now)),
           model: () => model.fund(accountId, kind === 'credit' ? cents : -cents),
+        };
+      },
+      pay() {
+        const [id, accountId, cents] = [randomUUID(), random.pick(accountIds), random.whole(1, 3000)];
+        const order = { accountId, amountCents: cents, fingerprint: Buffer.alloc(32), requestId: 'req_test' };
+        const paid = { outcome: 'paid', currency: 'usd', amountCents: cents, paymentIntent: `pi_${id}` } as const;
+        const payment = `pi_${id}`;
+        return {
+          write: (it) =>
+            it.write((tx) => {
+              const expiresAt = model.now + 3600;
+              const checkout = openCheckout(tx, { ...order, idempotencyKey: id, expiresAt }, model.now);
+              return reportPayment(tx, { sessionId: `cs_${id}`, checkoutId: checkout.id, ...paid }, model.now);
+            }),
+          model: () => model.pay(payment, accountId, cents),
+        };
+      },
+      reverse() {
+        if (!model.payments.size) return;
+        const [paymentIntent, { cents, reversals }] = random.pick([...model.payments].slice(-20));
+        const known = random.whole(0, 1) && reversals.size ? random.pick([...reversals.keys()]) : undefined;
+        const id = known ?? randomUUID();
+        const kind = known ? (reversals.get(known)?.kind ?? 'refund') : random.pick(['refund', 'dispute'] as const);
+        const state =
+          kind === 'refund'
+            ? random.pick(['taken', 'returned'] as const)
+            : random.pick(['inquiry', 'taken', 'lost', 'returned'] as const);
+        const told = { kind, cents: random.pick([cents, random.whole(0, cents)]), state };
+        const report = { id, kind, paymentIntent, amountCents: told.cents, state, asOf: ++toldAt };
+        return {
+          write: (it) => it.write((tx) => reportReversal(tx, report, model.now)),
+          model: () => model.reverse(paymentIntent, id, told),
         };
       },
       open() {
@@ -181,7 +217,7 @@ for (const seed of [SEED, SEED + 1, 1])
         };
       },
     };
-    const WEIGHTS = { fund: 10, open: 8, hold: 40, settle: 36, decide: 5, suspend: 2, freeze: 2 };
+    const WEIGHTS = { fund: 10, pay: 3, reverse: 4, open: 8, hold: 40, settle: 36, decide: 5, suspend: 2, freeze: 2 };
     const anyWallet = () => {
       const active = [...model.wallets].filter(([, it]) => it.status === 'active').map(([id]) => id);
       const from = random.whole(0, 9) && active.length ? active : [...model.wallets.keys()];

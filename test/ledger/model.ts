@@ -4,7 +4,24 @@
  */
 const CENT = 10_000_000n;
 
-type Account = { available: number; reserved: number; spent: number; suspended: boolean };
+type Account = {
+  available: number;
+  reserved: number;
+  spent: number;
+  owed: number;
+  suspended: boolean;
+  disputed: boolean;
+};
+export const NEW_ACCOUNT: Account = {
+  available: 0,
+  reserved: 0,
+  spent: 0,
+  owed: 0,
+  suspended: false,
+  disputed: false,
+};
+type Reversal = { kind: 'refund' | 'dispute'; cents: number; state: 'inquiry' | 'taken' | 'lost' | 'returned' };
+type Payment = { account: string; cents: number; taken: number; reversals: Map<string, Reversal> };
 type Wallet = {
   account: string;
   status: string;
@@ -23,6 +40,7 @@ export class Model {
   readonly accounts = new Map<string, Account>();
   readonly wallets = new Map<string, Wallet>();
   readonly operations = new Map<string, Operation>();
+  readonly payments = new Map<string, Payment>();
 
   account = (id: string) => this.accounts.get(id) as Account;
   wallet = (id: string) => this.wallets.get(id) as Wallet;
@@ -34,12 +52,54 @@ export class Model {
   fund(id: string, cents: number): string {
     const account = this.account(id);
     if (account.available + cents < 0) return 'insufficient_funds';
-    account.available += cents;
+    if (cents < 0) account.available += cents;
+    else this.#receive(account, cents);
+    return 'ok';
+  }
+
+  /** What comes in pays what is owed first. */
+  #receive(account: Account, cents: number): void {
+    const debt = Math.min(account.owed, cents);
+    account.owed -= debt;
+    account.available += cents - debt;
+  }
+
+  pay(id: string, owner: string, cents: number): string {
+    this.payments.set(id, { account: owner, cents, taken: 0, reversals: new Map() });
+    return this.fund(owner, cents);
+  }
+
+  /** A refund or dispute is told of: what is available is taken back, and the rest is owed. */
+  reverse(paymentId: string, id: string, told: Reversal): string {
+    const payment = this.payments.get(paymentId) as Payment;
+    if (payment.reversals.get(id)?.state === 'returned') return 'ok';
+    const isNew = !payment.reversals.has(id);
+    payment.reversals.set(id, told);
+    const asked = [...payment.reversals.values()].filter(({ state }) => state === 'taken' || state === 'lost');
+    const taken = Math.min(
+      payment.cents,
+      asked.reduce((sum, it) => sum + it.cents, 0),
+    );
+    const account = this.account(payment.account);
+    const more = taken - payment.taken;
+    payment.taken = taken;
+    if (more < 0) this.#receive(account, -more);
+    else {
+      const now = Math.min(account.available, more);
+      account.available -= now;
+      account.owed += more - now;
+    }
+    const undecided = [...this.payments.values()].some(
+      (it) => it.account === payment.account && [...it.reversals.values()].some(isUndecided),
+    );
+    if (!undecided) account.disputed = false;
+    else if (isNew && isUndecided(told)) account.disputed = true;
     return 'ok';
   }
 
   suspend(id: string, suspended: boolean): string {
     this.account(id).suspended = suspended;
+    if (!suspended) this.account(id).disputed = false;
     return 'ok';
   }
 
@@ -50,8 +110,9 @@ export class Model {
 
   open(id: string, owner: string, cents: number, seconds: number): string {
     const account = this.account(owner);
-    if (account.suspended) return 'account_suspended';
+    if (account.suspended || account.disputed) return 'account_suspended';
     if (this.frozen) return 'read_only';
+    if (account.owed > 0) return 'insufficient_funds';
     if (account.available < cents) return 'insufficient_funds';
     account.available -= cents;
     account.reserved += cents;
@@ -103,7 +164,7 @@ export class Model {
     wallet.status = 'closed';
     wallet.returned = Number(wallet.budget / CENT) - spent;
     account.reserved -= spent + wallet.returned;
-    account.available += wallet.returned;
+    this.#receive(account, wallet.returned);
     account.spent += spent;
     return 'ok';
   }
@@ -113,3 +174,5 @@ export class Model {
     for (const it of this.operations.values()) if (it.state === 'reserved') it.state = 'uncertain';
   }
 }
+
+const isUndecided = ({ kind, state }: Reversal) => kind === 'dispute' && (state === 'inquiry' || state === 'taken');

@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Database as Client } from 'better-sqlite3';
+import type { Tx } from '../../src/db/handle.ts';
+import { dueCheckouts, nextDueCheckout, reportPayment, troubledCheckouts } from '../../src/ledger/checkout.ts';
 import { openOperations, reservedOperations } from '../../src/ledger/operation.ts';
+import { hasPaymentsSince } from '../../src/ledger/payment-events.ts';
 import { dueWallets, endingWallets, nextExpiry } from '../../src/ledger/wallet.ts';
 import { openBooks } from './books.ts';
 
@@ -28,6 +31,12 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   dueWallets(read, 1);
   endingWallets(read);
   nextExpiry(read);
+  dueCheckouts(read, 1);
+  nextDueCheckout(read);
+  troubledCheckouts(read);
+  hasPaymentsSince(read, 1);
+  const report = { sessionId: 'cs_x', checkoutId: null, outcome: 'open', currency: null, amountCents: null } as const;
+  reportPayment(read as unknown as Tx, { ...report, paymentIntent: null }, 1);
   client.prepare = prepare as typeof client.prepare;
 
   const planned = (part: RegExp) => {
@@ -39,4 +48,10 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   assert.match(planned(/"state" = 'reserved'/), /operation_open/);
   assert.match(planned(/"expires_at" <= \?/), /wallet_expiry/);
   assert.match(planned(/"status" in \('closing', 'expired'\)/), /wallet_ending/);
+  assert.match(planned(/"due_at" <= \?/), /checkout_due/);
+  assert.match(planned(/"due_at" is not null/), /checkout_due/);
+  assert.match(planned(/"status" in \('mismatch', 'abandoned'\)/), /checkout_trouble/);
+  assert.match(planned(/"paid_at" > \?/), /checkout_paid/);
+  assert.match(planned(/"session_id" = \?/), /checkout_session/);
+  assert.match(planned(/"status" in \('creating', 'open'\)/), /checkout_waiting/);
 });

@@ -275,7 +275,7 @@ const DAMAGE: [what: string, sql: (it: Story) => string, said: (it: Story) => Re
   [
     'the amount of a funding',
     ({ other }) => `update funding set amount_cents = 701 where account_id = '${other}'`,
-    () => [/^funding evt_\w+ is of 701 cents, its entry of 7000000000 nanos/],
+    () => [/^funding evt_\w+ is of 701 cents, its entries of 7000000000 nanos/],
   ],
   [
     'the kind of a funding',
@@ -295,7 +295,7 @@ const DAMAGE: [what: string, sql: (it: Story) => string, said: (it: Story) => Re
   [
     'a funding that never was',
     ({ other }) =>
-      `insert into funding select 'evt_x', account_id, kind, amount_cents, reason, key, created_at, seal from funding where account_id = '${other}'`,
+      `insert into funding select 'evt_x', account_id, kind, amount_cents, reason, key, session_id, created_at, seal from funding where account_id = '${other}'`,
     () => [/^there are 4 fundings, 3 of them in the journal/],
   ],
 ];

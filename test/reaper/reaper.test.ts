@@ -59,6 +59,7 @@ async function openReaper(t: TestContext) {
     sweepAt: 0,
     keyring: createKeyring({ id: MASTER_KEY_ID, key: Buffer.alloc(32) }),
     keysWalked: new Map(),
+    look: undefined,
     health: { fault: undefined },
     room: { lack: () => undefined },
     keysUsed: {

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import http from 'node:http';
 import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
 import { tryTransfer } from '../../src/transfer/check.ts';
@@ -155,6 +157,11 @@ test('doctor moves a real object, and says what is wrong', async (t) => {
   const settings = settingsOf(store);
   assert.match(await tryTransfer(settings, createSigner(settings, KEYS), now), /PUT, GET and DELETE.*agents work/);
   assert.equal(store.objects.size, 0, 'nothing is left');
+  assert.deepEqual(store.refused, ['AuthorizationQueryParametersError'], 'the one that nobody signed');
+  store.isPublic = true;
+  await assert.rejects(tryTransfer(settings, createSigner(settings, KEYS), now), /Anybody may read agents/);
+  assert.equal(store.objects.size, 0);
+  store.isPublic = false;
   const wrong = createSigner(settings, { ...KEYS, secret_access_key: 'wrong' });
   await assert.rejects(
     tryTransfer(settings, wrong, now),
@@ -162,6 +169,29 @@ test('doctor moves a real object, and says what is wrong', async (t) => {
   );
   const gone = { ...settings, endpoint: 'http://127.0.0.1:1' };
   await assert.rejects(tryTransfer(gone, createSigner(gone, KEYS), now), /cannot be reached \(ECONNREFUSED\)/);
+});
+
+test('a wallet that was closed while its request came slowly gets no URL', async (t) => {
+  const { house } = await open(t);
+  const { id, token } = await house.openWallet();
+  const body = JSON.stringify({ object: 'a', operation: 'put' });
+  const slow = http.request(`${house.url}/v1/transfer/sign`, {
+    method: 'POST',
+    headers: {
+      authorization: `Bearer ${token}`,
+      'content-type': 'application/json',
+      'content-length': body.length,
+      expect: '100-continue',
+    },
+  });
+  await once(slow, 'continue'); // Its token has been looked at, or will be before the close below is answered.
+  slow.write(body.slice(0, 5));
+  assert.equal((await sign(house, token, 'a', 'put')).status, 200);
+  await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  slow.end(body.slice(5));
+  const [response] = (await once(slow, 'response')) as [http.IncomingMessage];
+  assert.equal(response.statusCode, 409);
+  response.resume();
 });
 
 test('no key reaches the log, the answer or the database', async (t) => {

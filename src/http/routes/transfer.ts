@@ -1,4 +1,4 @@
-import { refuseInactive } from '../../ledger/wallet.ts';
+import { refuseInactive, walletOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { keyOfObject } from '../../transfer/object-url.ts';
 import { SignedUrl, SignRequest } from '../../wire/outside.ts';
@@ -25,7 +25,8 @@ export const signTransfer = endpoint({
     const key = keyOfObject(wallet.id, body.object);
     if (!app.signer) throw new Refusal('transfer_not_configured');
     const now = app.clock.now();
-    refuseInactive(wallet, now);
+    // As it is now: while the body came, slowly perhaps, the wallet may have been closed.
+    refuseInactive(walletOf(app.ledger.read, wallet.accountId, wallet.id), now);
     // Never past the wallet's end: a signed URL cannot be taken back.
     const seconds = Math.min(body.expires_seconds, (wallet.expiresAt ?? Number.POSITIVE_INFINITY) - now);
     const method = body.operation === 'get' ? 'GET' : 'PUT';

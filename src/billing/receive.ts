@@ -1,0 +1,45 @@
+import { type PaymentReport, reportPayment } from '../ledger/checkout.ts';
+import { isKnownEvent, noteEvent } from '../ledger/payment-events.ts';
+import { reportReversal } from '../ledger/reversal.ts';
+import type { BillingApp } from './checkout.ts';
+import type { ProviderEvent, SaidPayment } from './provider.ts';
+
+/**
+ * Takes one event of the provider, once; what it changes is on disk when this resolves. It may come by a webhook or because
+ * it was asked for, twice, late, and in any order. An event that is not as documented throws, so that it comes again.
+ */
+export async function receive(app: BillingApp, event: ProviderEvent): Promise<void> {
+  if (event.fault !== undefined) throw new Error(`event ${event.id}: ${event.fault}`);
+  const { says } = event;
+  if (!says || isKnownEvent(app.ledger.read, event.id)) return;
+  if ('payment' in says) return takePayment(app, says.payment, event);
+  const { reversal } = says;
+  const now = app.clock.now();
+  const reversed = await app.ledger.write((tx) => {
+    if (isKnownEvent(tx, event.id)) return undefined;
+    noteEvent(tx, event, now);
+    return reportReversal(tx, reversal, now);
+  });
+  if (reversed) app.events.reversed(reversed.checkout, reversed.movedCents, reversal);
+}
+
+/** Takes what is said of a session, by an event or because it was asked after. */
+export async function takePayment(app: BillingApp, said: SaidPayment, event?: ProviderEvent): Promise<void> {
+  const now = app.clock.now();
+  const { installationId, accountId, ...words } = said;
+  const report: PaymentReport = words;
+  const reported = await app.ledger.write((tx) => {
+    if (event && isKnownEvent(tx, event.id)) return undefined;
+    const done = reportPayment(tx, report, now);
+    if (event && done.kind === 'known') noteEvent(tx, event, now);
+    return done;
+  });
+  if (!reported) return;
+  if (reported.kind === 'known') {
+    const { before, checkout, movedCents } = reported;
+    if (before !== checkout.status) app.events.checkoutMoved(checkout);
+    if (movedCents !== 0) app.events.reversed(checkout, movedCents);
+  } else if (report.outcome === 'paid' && (reported.kind === 'stray' || installationId === app.installationId))
+    // Paid, and these books cannot say for what: they may be older than the payment.
+    app.events.paymentUnknown(report, accountId);
+}

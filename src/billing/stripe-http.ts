@@ -1,0 +1,104 @@
+import type Stripe from 'stripe';
+import { type Dispatcher, Pool } from 'undici';
+
+/** From the first byte that is sent to the last that is read. */
+const CALL_MILLISECONDS = 10_000;
+const CONNECT_MILLISECONDS = 5000;
+const ANSWER_BYTES_MAX = 16 * 1024 * 1024;
+
+/** The only headers that are sent: the library would also tell about this machine. */
+const SENT = new Set([
+  'accept',
+  'authorization',
+  'content-type',
+  'content-length',
+  'idempotency-key',
+  'stripe-version',
+]);
+
+/** No answer came. `sent` says whether a byte of the request may have reached the other side. */
+export class CallFailed extends Error {
+  readonly sent: boolean;
+  constructor(message: string, sent: boolean) {
+    super(message);
+    this.sent = sent;
+  }
+}
+
+/**
+ * How the library reaches the API at `origin`: each call with a limit of time for the whole of it, an answer of a bounded
+ * size, and never repeated by itself. Fails with CallFailed alone.
+ */
+export function openHttp(origin: string): { client: Stripe.HttpClient; close(): Promise<void> } {
+  const begun = new WeakSet<object>();
+  const closing = new AbortController();
+  const pool = new Pool(origin, { connect: { timeout: CONNECT_MILLISECONDS }, connections: 8 });
+  const watched = pool.compose((dispatch) => (options, handler) => {
+    const begin = handler.onRequestStart?.bind(handler);
+    handler.onRequestStart = (...args) => {
+      begun.add((options as Dispatcher.RequestOptions).signal as AbortSignal);
+      begin?.(...args);
+    };
+    return dispatch(options, handler);
+  });
+
+  const client: Stripe.HttpClient = {
+    getClientName: () => 'undici',
+    async makeRequest(_host, _port, path, method, headers, body) {
+      const signal = AbortSignal.any([closing.signal, AbortSignal.timeout(CALL_MILLISECONDS)]);
+      try {
+        const response = await watched.request({
+          path,
+          method: method as Dispatcher.HttpMethod,
+          headers: plain(headers),
+          body: body || null,
+          signal,
+        });
+        const text = await readText(response.body);
+        return answer(response.statusCode, response.headers['request-id'], text);
+      } catch (error) {
+        const { code, message, name } = error as NodeJS.ErrnoException;
+        const why = closing.signal.aborted
+          ? 'the server is stopping'
+          : name === 'TimeoutError'
+            ? `no answer within ${CALL_MILLISECONDS / 1000} s`
+            : (code ?? message);
+        throw new CallFailed(why, begun.has(signal));
+      }
+    },
+  };
+  return {
+    client,
+    async close() {
+      if (closing.signal.aborted) return;
+      closing.abort();
+      await pool.destroy();
+    },
+  };
+}
+
+function plain(headers: object): Record<string, string> {
+  const entries = Object.entries(headers).map(([name, value]) => [name.toLowerCase(), String(value)] as const);
+  return { ...Object.fromEntries(entries.filter(([name]) => SENT.has(name))), 'user-agent': 'purser' };
+}
+
+async function readText(body: AsyncIterable<Buffer>): Promise<string> {
+  const chunks: Buffer[] = [];
+  let length = 0;
+  for await (const chunk of body) {
+    length += chunk.length;
+    if (length > ANSWER_BYTES_MAX) throw new Error('the answer is too long');
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks).toString('utf8');
+}
+
+function answer(status: number, requestId: string | string[] | undefined, text: string): Stripe.HttpClientResponse {
+  return {
+    getStatusCode: () => status,
+    getHeaders: () => (requestId === undefined ? {} : { 'request-id': String(requestId) }),
+    getRawResponse: () => ({}),
+    toStream: () => undefined,
+    toJSON: async () => JSON.parse(text),
+  };
+}

@@ -1,0 +1,183 @@
+import Stripe from 'stripe';
+import * as v from 'valibot';
+import type { BillingKeys, BillingSettings } from '../config-outside.ts';
+import type { Creation } from '../ledger/checkout.ts';
+import { redact } from '../log.ts';
+import { Refusal } from '../refusal.ts';
+import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
+import { CallFailed, openHttp } from './stripe-http.ts';
+import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './words.ts';
+
+/** A signed message that is older is refused: it may be a repetition by somebody who listened. */
+const TOLERANCE_SECONDS = 300;
+const PAGE_COUNT = 100;
+/** So many pages are read when a session or the events are looked for. */
+const PAGE_COUNT_MAX = 20;
+/** Their clock and ours may differ by so much. */
+const CLOCK_SECONDS = 300;
+const REASON_CHARACTERS_MAX = 300;
+
+/** Stripe as the payment provider. `marks` are written on each session, so that a stray one tells whose it is. */
+export function openStripe(
+  { stripe: settings }: BillingSettings,
+  keys: BillingKeys,
+  marks: { installationId: string },
+): Provider {
+  const api = new URL(settings.api_base);
+  const http = openHttp(api.origin);
+  const stripe = new Stripe(keys.secret_key, {
+    httpClient: http.client,
+    maxNetworkRetries: 0,
+    telemetry: false,
+  });
+  /** What went wrong, fit for a log: the answer may quote our key. Cut last, else half a key would not be recognised. */
+  function reasonOf(error: unknown): string {
+    const { statusCode, type, code, message, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
+    if (detail instanceof CallFailed) return detail.message;
+    const said = [statusCode, code ?? type, message].filter(Boolean).join(' ');
+    return redact(said.replaceAll(keys.secret_key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
+  }
+
+  function created(value: unknown): Creation {
+    const session = v.safeParse(Session, value);
+    if (!session.success || !session.output.url) return { kind: 'unknown', reason: 'the answer cannot be read' };
+    return { kind: 'created', sessionId: session.output.id, url: session.output.url };
+  }
+
+  return {
+    livemode: settings.livemode,
+    takesWebhooks: keys.webhook_secrets.length > 0,
+
+    async create(checkout) {
+      const metadata = {
+        checkout_id: checkout.id,
+        account_id: checkout.accountId,
+        installation_id: marks.installationId,
+      };
+      try {
+        const session = await stripe.checkout.sessions.create(
+          {
+            mode: 'payment',
+            client_reference_id: checkout.id,
+            metadata,
+            payment_intent_data: { metadata },
+            line_items: [
+              {
+                quantity: 1,
+                price_data: {
+                  currency: 'usd',
+                  unit_amount: checkout.amountCents,
+                  product_data: { name: 'Prepaid credit' },
+                },
+              },
+            ],
+            adaptive_pricing: { enabled: false }, // Else it may be paid in another currency.
+            expires_at: checkout.expiresAt,
+            success_url: settings.success_url,
+            ...(settings.cancel_url === undefined ? {} : { cancel_url: settings.cancel_url }),
+          },
+          { idempotencyKey: checkout.id },
+        );
+        return created(session);
+      } catch (error) {
+        return { kind: saidNo(error) ? 'refused' : 'unknown', reason: reasonOf(error) };
+      }
+    },
+
+    async find(checkout) {
+      try {
+        let after: string | undefined;
+        for (let page = 0; page < PAGE_COUNT_MAX; page++) {
+          const more = after === undefined ? {} : { starting_after: after };
+          const { data, has_more } = await stripe.checkout.sessions.list({
+            created: { gte: checkout.createdAt - CLOCK_SECONDS },
+            limit: PAGE_COUNT,
+            ...more,
+          });
+          const found = data.find((it) => it.metadata?.checkout_id === checkout.id);
+          if (found) return created(found);
+          after = data.at(-1)?.id;
+          if (!has_more || after === undefined) return undefined;
+        }
+      } catch {} // Then it is asked for once more: that makes no second one.
+      return undefined;
+    },
+
+    async read(sessionId) {
+      const session = await reach(() => stripe.checkout.sessions.retrieve(sessionId, { expand: ['payment_intent'] }));
+      return paymentOf(v.parse(Session, session));
+    },
+
+    async readEvents(since) {
+      const events: ProviderEvent[] = [];
+      let after: string | undefined;
+      for (let page = 0; page < PAGE_COUNT_MAX; page++) {
+        const more = after === undefined ? {} : { starting_after: after };
+        const types = Object.keys(REVERSAL_EVENTS);
+        const { data, has_more } = await reach(() =>
+          stripe.events.list({ created: { gte: since - CLOCK_SECONDS }, types, limit: PAGE_COUNT, ...more }),
+        );
+        events.push(...data.map(eventOf));
+        after = data.at(-1)?.id;
+        if (!has_more || after === undefined) return events.reverse(); // They come newest first.
+      }
+      throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes since ${since}`);
+    },
+
+    open(message, signature, now) {
+      for (const secret of keys.webhook_secrets) {
+        let value: unknown;
+        try {
+          value = stripe.webhooks.constructEvent(
+            message,
+            signature ?? '',
+            secret,
+            TOLERANCE_SECONDS,
+            undefined,
+            now * 1000,
+          );
+        } catch {
+          continue;
+        }
+        const event = eventOf(value);
+        if (event.livemode !== settings.livemode)
+          throw new Refusal('invalid_request', `An event in ${event.livemode ? 'live' : 'test'} mode.`);
+        return event;
+      }
+      throw new Refusal('invalid_request');
+    },
+
+    async check() {
+      await reach(() => stripe.checkout.sessions.list({ limit: 1, expand: ['data.payment_intent'] }));
+      await reach(() => stripe.events.list({ limit: 1, types: ['refund.created'] }));
+      const mode = settings.livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
+      const told = keys.webhook_secrets.length ? 'told by webhooks, and asks' : 'asks only: no webhook_secrets';
+      return `the key is accepted (${mode}); ${told}`;
+    },
+
+    close: () => http.close(),
+  };
+
+  /** One call. What is about the connection or our key, and not about what was asked for, is ProviderDown. */
+  async function reach<T>(call: () => Promise<T>): Promise<T> {
+    try {
+      return await call();
+    } catch (error) {
+      const { statusCode } = error as Stripe.errors.StripeError;
+      if (statusCode === 404 || statusCode === 400) throw new Error(reasonOf(error));
+      throw new ProviderDown(reasonOf(error));
+    }
+  }
+}
+
+const SAID_NO = new Set([400, 401, 402, 403, 404, 429]);
+
+/**
+ * Whether an answer is a clear no: nothing was made (docs.stripe.com/api/errors). A conflict of idempotency keys is none
+ * (the earlier attempt may have made it), and neither is anything from 500 on.
+ */
+function saidNo(error: unknown): boolean {
+  const { statusCode, rawType, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
+  if (detail instanceof CallFailed) return !detail.sent;
+  return rawType !== 'idempotency_error' && SAID_NO.has(statusCode ?? 0);
+}

@@ -1,0 +1,316 @@
+import assert from 'node:assert/strict';
+import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { refuseWithoutRoom } from '../db/room.ts';
+import { type CHECKOUT_STATUSES, checkouts } from '../db/schema.ts';
+import { resealed, sealed } from '../db/seal.ts';
+import { newId } from '../id.ts';
+import { Refusal } from '../refusal.ts';
+import { fundAccount } from './account.ts';
+import { settleReversals } from './reversal.ts';
+import { LIST_COUNT_MAX } from './wallet.ts';
+
+export type Checkout = typeof checkouts.$inferSelect;
+export type CheckoutStatus = (typeof CHECKOUT_STATUSES)[number];
+
+/** So many of an account may wait to be paid at once: each is a session outside, and is asked after. */
+export const WAITING_COUNT_MAX = 20;
+const WAITING_RETRY_SECONDS = 60;
+
+const reads = prepare((read: Reader) => ({
+  byId: read
+    .select()
+    .from(checkouts)
+    .where(eq(checkouts.id, sql.placeholder('id')))
+    .prepare(),
+  bySession: read
+    .select()
+    .from(checkouts)
+    .where(eq(checkouts.sessionId, sql.placeholder('sessionId')))
+    .prepare(),
+  byKey: read
+    .select()
+    .from(checkouts)
+    .where(
+      and(eq(checkouts.accountId, sql.placeholder('accountId')), eq(checkouts.idempotencyKey, sql.placeholder('key'))),
+    )
+    .prepare(),
+  waiting: read
+    .select({ id: checkouts.id })
+    .from(checkouts)
+    .where(and(eq(checkouts.accountId, sql.placeholder('accountId')), sql`${checkouts.status} in ('creating', 'open')`))
+    .limit(WAITING_COUNT_MAX)
+    .prepare(),
+  due: read
+    .select()
+    .from(checkouts)
+    .where(
+      and(
+        lte(checkouts.dueAt, sql.placeholder('now')),
+        or(
+          gt(checkouts.dueAt, sql.placeholder('afterAt')),
+          and(eq(checkouts.dueAt, sql.placeholder('afterAt')), gt(checkouts.id, sql.placeholder('afterId'))),
+        ),
+      ),
+    )
+    .orderBy(asc(checkouts.dueAt), asc(checkouts.id))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+  nextDue: read
+    .select({ at: checkouts.dueAt })
+    .from(checkouts)
+    .where(sql`${checkouts.dueAt} is not null`)
+    .orderBy(asc(checkouts.dueAt))
+    .limit(1)
+    .prepare(),
+  latest: read.select().from(checkouts).orderBy(desc(checkouts.id)).limit(LIST_COUNT_MAX).prepare(),
+  trouble: read
+    .select()
+    .from(checkouts)
+    .where(sql`${checkouts.status} in ('mismatch', 'abandoned')`)
+    .orderBy(desc(checkouts.id))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+}));
+
+export function findCheckout(read: Reader, id: string): Checkout | undefined {
+  return reads(read).byId.get({ id });
+}
+
+/** The checkout that an idempotency key of this account made; a clear refusal has freed its key. */
+export function findCheckoutByKey(read: Reader, accountId: string, key: string): Checkout | undefined {
+  return reads(read).byKey.get({ accountId, key });
+}
+
+/** The latest 100 checkouts of all accounts, newest first. */
+export function listCheckouts(read: Reader): Checkout[] {
+  return reads(read).latest.all();
+}
+
+/** Those that a person has to look at: paid otherwise than was asked, or never heard of again. */
+export function troubledCheckouts(read: Reader): Checkout[] {
+  return reads(read).trouble.all();
+}
+
+export type CheckoutCursor = Pick<Checkout, 'id' | 'dueAt'>;
+
+/** Checkouts that the provider is to be asked after by now, earliest first, at most 100, after `cursor`. */
+export function dueCheckouts(read: Reader, now: number, cursor: CheckoutCursor = { id: '', dueAt: -1 }): Checkout[] {
+  return reads(read).due.all({ now, afterAt: cursor.dueAt, afterId: cursor.id });
+}
+
+/** Unix seconds of the next time that one is to be asked after. */
+export function nextDueCheckout(read: Reader): number | undefined {
+  return reads(read).nextDue.get()?.at ?? undefined;
+}
+
+export type CheckoutOrder = Pick<Checkout, 'accountId' | 'amountCents' | 'fingerprint' | 'requestId' | 'expiresAt'> & {
+  idempotencyKey: string;
+};
+
+/**
+ * Writes down a checkout before anybody outside hears of it. Refuses with `rate_limited` where too many of the account
+ * wait to be paid. A suspended account may pay.
+ */
+export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkout {
+  refuseWithoutRoom(tx);
+  if (reads(tx).waiting.all({ accountId: order.accountId }).length >= WAITING_COUNT_MAX)
+    throw new Refusal(
+      'rate_limited',
+      `${WAITING_COUNT_MAX} checkouts of this account wait to be paid. Pay one of them, or let them expire.`,
+      { retryAfterSeconds: WAITING_RETRY_SECONDS },
+    );
+  const checkout = sealed(checkouts, {
+    id: newId('chk'),
+    ...order,
+    status: 'creating' as const,
+    takenCents: 0,
+    sessionId: null,
+    url: null,
+    paymentIntent: null,
+    createdAt: now,
+    paidAt: null,
+    dueAt: order.expiresAt,
+    lastError: null,
+  });
+  tx.insert(checkouts).values(checkout).run();
+  return checkout;
+}
+
+/** What asking the provider for a session came to. */
+export type Creation =
+  | { kind: 'created'; sessionId: string; url: string }
+  | { kind: 'refused'; reason: string }
+  | { kind: 'unknown'; reason: string };
+
+/**
+ * Writes down what asking for the session came to. A refusal frees the key; what is unknown stays `creating`. Somebody
+ * may have told of the session meanwhile: then that stands.
+ */
+export function settleCreation(tx: Tx, id: string, creation: Creation, now: number): Checkout {
+  const checkout = findCheckout(tx, id);
+  assert(checkout, 'checkouts are kept');
+  if (checkout.status !== 'creating') return checkout;
+  const changes = {
+    created: ({ sessionId, url }: Extract<Creation, { kind: 'created' }>) => ({
+      status: 'open' as const,
+      sessionId,
+      url,
+      dueAt: nextLook('open', checkout, now),
+      lastError: null,
+    }),
+    refused: ({ reason }: { reason: string }) => ({
+      status: 'refused' as const,
+      idempotencyKey: null,
+      dueAt: null,
+      lastError: reason,
+    }),
+    unknown: ({ reason }: { reason: string }) => ({ lastError: reason }),
+  };
+  const change: Partial<Checkout> = changes[creation.kind](creation as never);
+  return changeCheckout(tx, checkout, change);
+}
+
+function changeCheckout(tx: Tx, checkout: Checkout, change: Partial<Checkout>): Checkout {
+  const after = resealed(checkouts, checkout, change);
+  tx.update(checkouts).set(after).where(eq(checkouts.id, checkout.id)).run();
+  return { ...checkout, ...after };
+}
+
+/** What the provider says of a session, by an event or because it was asked. */
+export type PaymentReport = {
+  sessionId: string;
+  /** What the session says it was made for. */
+  checkoutId: string | null;
+  /** `pending` is promised and on its way: a delayed method of payment. */
+  outcome: 'open' | 'pending' | 'paid' | 'failed' | 'expired';
+  currency: string | null;
+  amountCents: number | null;
+  paymentIntent: string | null;
+};
+
+/** What becomes of a checkout by what is said of it. Reports come twice, late, and in any order; money that came counts. */
+export const AFTER: Record<CheckoutStatus, Record<PaymentReport['outcome'] | 'wrong', CheckoutStatus>> = {
+  creating: { open: 'open', pending: 'pending', paid: 'paid', failed: 'failed', expired: 'expired', wrong: 'mismatch' },
+  open: { open: 'open', pending: 'pending', paid: 'paid', failed: 'failed', expired: 'expired', wrong: 'mismatch' },
+  pending: {
+    open: 'pending',
+    pending: 'pending',
+    paid: 'paid',
+    failed: 'failed',
+    expired: 'expired',
+    wrong: 'mismatch',
+  },
+  paid: { open: 'paid', pending: 'paid', paid: 'paid', failed: 'paid', expired: 'paid', wrong: 'paid' },
+  expired: {
+    open: 'expired',
+    pending: 'pending',
+    paid: 'paid',
+    failed: 'failed',
+    expired: 'expired',
+    wrong: 'mismatch',
+  },
+  failed: { open: 'failed', pending: 'failed', paid: 'paid', failed: 'failed', expired: 'failed', wrong: 'mismatch' },
+  refused: {
+    open: 'refused',
+    pending: 'pending',
+    paid: 'paid',
+    failed: 'refused',
+    expired: 'refused',
+    wrong: 'mismatch',
+  },
+  mismatch: {
+    open: 'mismatch',
+    pending: 'mismatch',
+    paid: 'mismatch',
+    failed: 'mismatch',
+    expired: 'mismatch',
+    wrong: 'mismatch',
+  },
+  abandoned: {
+    open: 'abandoned',
+    pending: 'pending',
+    paid: 'paid',
+    failed: 'failed',
+    expired: 'expired',
+    wrong: 'mismatch',
+  },
+};
+
+export type Reported =
+  /** `movedCents`: what refunds and disputes that were known before it have taken of it at once. */
+  | { kind: 'known'; before: CheckoutStatus; checkout: Checkout; movedCents: number }
+  /** The checkout has another session: a second one of it cannot be. */
+  | { kind: 'stray'; checkout: Checkout }
+  | { kind: 'not_ours' };
+
+/**
+ * Takes what is said of a session. Paid with the amount that stands in our own row, in USD, it is credited, once for each
+ * session however often, late or disordered it is told; paid otherwise it is a `mismatch`, and nothing is credited.
+ */
+export function reportPayment(tx: Tx, report: PaymentReport, now: number): Reported {
+  const { sessionId } = report;
+  const known =
+    reads(tx).bySession.get({ sessionId }) ?? (report.checkoutId ? findCheckout(tx, report.checkoutId) : undefined);
+  if (!known) return { kind: 'not_ours' };
+  if (known.sessionId !== null && known.sessionId !== sessionId) return { kind: 'stray', checkout: known };
+  const isRight = report.currency === 'usd' && report.amountCents === known.amountCents;
+  const status = AFTER[known.status][report.outcome === 'paid' && !isRight ? 'wrong' : report.outcome];
+  const paymentIntent = known.paymentIntent ?? report.paymentIntent;
+  if (known.status === 'paid') {
+    if (paymentIntent === known.paymentIntent) return { kind: 'known', before: 'paid', checkout: known, movedCents: 0 };
+    const told = changeCheckout(tx, known, { paymentIntent });
+    return { kind: 'known', before: 'paid', ...settleReversals(tx, told, now) };
+  }
+  const checkout = changeCheckout(tx, known, {
+    status,
+    sessionId,
+    paymentIntent,
+    url: status === 'open' ? known.url : null,
+    paidAt: status === 'paid' ? now : null,
+    dueAt: status === known.status ? known.dueAt : nextLook(status, known, now),
+    lastError:
+      status === 'mismatch' && known.status !== 'mismatch'
+        ? `paid ${report.amountCents} ${report.currency}, not ${known.amountCents} usd`
+        : known.lastError,
+  });
+  if (status !== 'paid') return { kind: 'known', before: known.status, checkout, movedCents: 0 };
+  const { accountId, amountCents } = known;
+  fundAccount(tx, { accountId, kind: 'checkout', amountCents, reason: known.id, key: null, sessionId }, now);
+  return { kind: 'known', before: known.status, ...settleReversals(tx, checkout, now) };
+}
+
+const LOOK_SECONDS = { least: 15, open: 600, late: 3600, pending: 21_600 };
+/** How long after its end a checkout is asked after that the provider says nothing final about; bank debits take weeks. */
+const PATIENCE_SECONDS = 90 * 86_400;
+
+/**
+ * When the provider is asked next: soon at first, since people pay at once, then ever more rarely; right after its end once
+ * more. Null when there is nothing to learn any more.
+ */
+function nextLook(status: CheckoutStatus, it: Pick<Checkout, 'createdAt' | 'expiresAt'>, now: number): number | null {
+  if (status === 'creating') return it.expiresAt;
+  if (status !== 'open' && status !== 'pending') return null;
+  const isLate = now >= it.expiresAt;
+  const most = status === 'pending' ? LOOK_SECONDS.pending : isLate ? LOOK_SECONDS.late : LOOK_SECONDS.open;
+  const next = now + Math.min(Math.max(Math.floor((now - it.createdAt) / 4), LOOK_SECONDS.least), most);
+  return status === 'open' && !isLate ? Math.min(next, it.expiresAt + LOOK_SECONDS.least) : next;
+}
+
+/**
+ * After the provider was asked, or could not be (`error`): sets the next time. What nobody has told of for too long ends:
+ * as `expired` where nobody ever got its address, else as `abandoned`, for a person to look at.
+ */
+export function lookAgain(tx: Tx, id: string, error: string | null, now: number): Checkout {
+  const checkout = findCheckout(tx, id);
+  assert(checkout, 'checkouts are kept');
+  if (checkout.dueAt === null) return checkout; // Somebody told of it meanwhile.
+  const isOver = now >= checkout.expiresAt + (checkout.status === 'creating' ? 0 : PATIENCE_SECONDS);
+  const status = isOver ? (checkout.status === 'creating' ? 'expired' : 'abandoned') : checkout.status;
+  return changeCheckout(tx, checkout, {
+    status,
+    url: status === 'open' ? checkout.url : null,
+    dueAt: nextLook(status, checkout, now),
+    lastError: error ?? checkout.lastError,
+  });
+}
