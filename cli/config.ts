@@ -17,7 +17,12 @@ export function configCommands(program: Command): void {
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
         const { adviceOn } = await import('../src/compute/advice.ts');
         const { adviceOnDisk } = await import('../src/compute/disk-advice.ts');
-        const notes = [...adviceOn(config.compute), ...(await adviceOnDisk(config.compute))];
+        const { adviceOnOutside } = await import('../src/advice-outside.ts');
+        const notes = [
+          ...adviceOn(config.compute),
+          ...(await adviceOnDisk(config.compute)),
+          ...adviceOnOutside(config),
+        ];
         for (const note of notes) say(`note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;

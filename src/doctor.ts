@@ -18,7 +18,9 @@ import {
 } from './doctor-disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './doctor-files.ts';
 import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './doctor-machine.ts';
+import { examineOutside } from './doctor-outside.ts';
 import { audit, newFault } from './ledger/audit.ts';
+import { troubledCheckouts } from './ledger/checkout.ts';
 import { findGap, readHeadFile, readTip } from './ledger/head.ts';
 import { findInstallation } from './ledger/installation.ts';
 import { lastJournalAt } from './ledger/journal.ts';
@@ -36,12 +38,14 @@ const CLOCK_SECONDS = 60;
 const READ_BYTES_MAX = 256 * 1024 * 1024;
 /** SQLite folds the log into the database long before, unless somebody reads an old state of it all the time. */
 const LOG_BYTES_MAX = 128 * 1024 * 1024;
+/** What was not credited, and why, has been seen to or forgotten by then. */
+const TROUBLE_DAYS = 30;
 
 type Look = (name: string, look: () => string | Promise<string>) => Promise<boolean>;
 
 /**
  * What is wrong with this installation, and what to do about it. Changes nothing, also while the server runs; asks only
- * the configured upstreams and backends, and has each backend where that costs nothing make one machine and destroy it.
+ * what is configured, and has each backend where that costs nothing make one machine and destroy it.
  */
 export async function examine(config: Config, secrets: Secrets): Promise<Check[]> {
   const checks: Check[] = [];
@@ -59,6 +63,7 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
       tryUpstream(upstream.base_url, secrets.upstreamKeys.get(upstream.name)),
     );
   const now = () => Math.floor(Date.now() / 1000);
+  checks.push(...(await examineOutside(config, secrets, installationId ?? 'inst_none', now())));
   return [...checks, ...(await examineSlots(config, secrets, installationId, now))];
 }
 
@@ -174,6 +179,15 @@ async function examineBooks(
           `${oldest?.id} has waited ${overdue} s for its policy. Is the server running? Else: purser operation resolve`,
         );
       return oldest ? `oldest ${oldest.id}; its policy decides it` : 'none';
+    });
+    await check('checkouts', () => {
+      const since = Math.floor(Date.now() / 1000) - TROUBLE_DAYS * 86_400;
+      const [newest] = troubledCheckouts(read).filter((it) => it.createdAt > since);
+      if (newest)
+        throw new Error(
+          `${newest.id} is ${newest.status} (${newest.lastError ?? 'no word of it'}): nothing was credited. Look at its payment, then: purser checkout list --trouble`,
+        );
+      return 'none needs a person';
     });
     return findInstallation(read)?.installationId;
   } finally {

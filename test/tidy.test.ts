@@ -89,7 +89,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|mount|clock|health|log|asset|fingerprint|durable-file|listening|config-outside)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|mount|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
   ],
   [/^src\/(money|refusal|token|id|ssh-key|in-time)\.ts$/],
 ];

@@ -148,8 +148,17 @@ export function openStripe(
     },
 
     async check() {
-      await reach(() => stripe.checkout.sessions.list({ limit: 1, expand: ['data.payment_intent'] }));
-      await reach(() => stripe.events.list({ limit: 1, types: ['refund.created'] }));
+      const needed = {
+        'read checkouts': () => stripe.checkout.sessions.list({ limit: 1, expand: ['data.payment_intent'] }),
+        'read events': () => stripe.events.list({ limit: 1, types: ['refund.created'] }),
+      };
+      for (const [what, call] of Object.entries(needed))
+        await reach<unknown>(call).catch((error: Error) => {
+          const remedy = /^40[13] /.test(error.message)
+            ? 'Check billing.stripe.secret_key and what it may do'
+            : 'Can this machine reach it';
+          throw new Error(`${settings.api_base} does not let us ${what}: ${error.message}. ${remedy}?`);
+        });
       const mode = settings.livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
       const told = keys.webhook_secrets.length ? 'told by webhooks, and asks' : 'asks only: no webhook_secrets';
       return `the key is accepted (${mode}); ${told}`;

@@ -23,9 +23,9 @@ async function signingKey(kid: string) {
 
 /**
  * A real issuer, certified as such, with its own pages to sign in and to consent. Its access tokens are JWTs for the
- * audience `purser` when a client asks for RESOURCE (RFC 8707).
+ * audience `purser` when a client asks for RESOURCE (RFC 8707), with `claims` beside what is usual.
  */
-export async function openOidcIssuer(t: Pick<TestContext, 'after'>): Promise<OidcIssuer> {
+export async function openOidcIssuer(t: Pick<TestContext, 'after'>, claims: object = {}): Promise<OidcIssuer> {
   let handle: http.RequestListener = (_, response) => response.writeHead(503).end();
   const server = http.createServer((request, response) => handle(request, response));
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
@@ -50,6 +50,7 @@ export async function openOidcIssuer(t: Pick<TestContext, 'after'>): Promise<Oid
       async findAccount(_, sub) {
         return { accountId: sub, claims: () => ({ sub, email: `${sub}@example.com`, email_verified: true }) };
       },
+      extraTokenClaims: () => ({ ...claims }),
       features: {
         devInteractions: { enabled: true },
         resourceIndicators: {
