@@ -128,7 +128,7 @@ test('what stood in a table that a migration makes anew stands there still, with
   const before = all.findIndex((it) => it.sql.includes('__new_funding'));
   migrate(client, all.slice(0, before));
   client.exec(ACCOUNT);
-  client.exec(`insert into funding values ('evt_1', 'acct_1', 'credit', 5, 'invoice', 'k', 1)`);
+  client.exec(`insert into funding values ('evt_1', 'acct_1', 'credit', 5, 'invoice', 'k', 1, 77)`);
   migrate(client, all.slice(before));
   assert.deepEqual(
     { ...(client.prepare('select * from funding').get() as object) },
@@ -141,6 +141,7 @@ test('what stood in a table that a migration makes anew stands there still, with
       key: 'k',
       session_id: null,
       created_at: 1,
+      seal: 77,
     },
   );
   assert.throws(() => client.exec('delete from funding'), /fundings are kept/);
@@ -181,7 +182,7 @@ test('of several migrations those before the one that fails stay', (t) => {
 test('a migration that breaks a reference is undone', (t) => {
   const client = openRaw(t, newFile(t));
   migrate(client, knownMigrations());
-  const sql = `insert into funding (id, account_id, kind, amount_cents, created_at) values ('evt_1', 'acct_x', 'credit', 1, 1)`;
+  const sql = `insert into funding (id, account_id, kind, amount_cents, created_at, seal) values ('evt_1', 'acct_x', 'credit', 1, 1, 0)`;
   assert.throws(() => migrate(client, [{ name: '0002_x.sql', sql }]), /0002_x\.sql: a broken reference/);
   assert.equal(client.prepare('select count(*) from funding').pluck().get(), 0);
 });

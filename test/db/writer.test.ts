@@ -294,7 +294,7 @@ test('that nothing can be written is known until something can, however SQLite u
 const failAtCommit = (client: Client.Database) => () => {
   client.pragma('defer_foreign_keys = ON');
   client.exec(
-    `insert into funding (id, account_id, kind, amount_cents, created_at) values ('evt_1', 'acct_x', 'credit', 1, 1)`,
+    `insert into funding (id, account_id, kind, amount_cents, created_at, seal) values ('evt_1', 'acct_x', 'credit', 1, 1, 0)`,
   );
 };
 

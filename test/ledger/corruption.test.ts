@@ -12,8 +12,11 @@ import { files } from '../../src/data-directory.ts';
 import { newId } from '../../src/id.ts';
 import { setSuspended } from '../../src/ledger/account.ts';
 import { auditFiles } from '../../src/ledger/audit.ts';
+import { openCheckout, reportPayment, settleCreation } from '../../src/ledger/checkout.ts';
 import type { Ledger } from '../../src/ledger/ledger.ts';
 import { placeHold, settle } from '../../src/ledger/operation.ts';
+import { noteEvent, setFeed } from '../../src/ledger/payment-events.ts';
+import { reportReversal } from '../../src/ledger/reversal.ts';
 import { createLog } from '../../src/log.ts';
 import { Nanos } from '../../src/money.ts';
 import { openHouse } from '../helper/house.ts';
@@ -47,6 +50,8 @@ async function openStory(t: TestContext): Promise<{ killed: string; closed: stri
   const key = await house.run('key.create', { account: house.accountId, name: 'old' });
   await house.run('key.revoke', { id: key.id });
   await endLease(house.app.ledger, id, house.app.clock.now());
+  await house.run('account.link', { id: other.id, issuer: 'https://id.example.org', subject: 'user-1' });
+  await payAndDispute(house.app.ledger, other.id, house.app.clock.now());
   await house.run('freeze', {});
   await house.run('unfreeze', {}); // The newest commits move no money: losing them must be seen too.
 
@@ -90,6 +95,23 @@ async function endLease(ledger: Ledger, walletId: string, now: number): Promise<
     insertResource(tx, { ...lease, ...price, ...times, status: 'provisioning' });
     settle(tx, operationId, { kind: 'done', charge: Nanos(5_000_000n), usage: null, answer: null }, 'answer', now);
     updateResource(tx, id, { status: 'failed', endedAt: now, endReason: 'create_failed', lastError: 'no machine' });
+  });
+}
+
+/** A checkout that was paid and disputed, and one that waits: nobody is asked for their sessions. */
+async function payAndDispute(ledger: Ledger, accountId: string, now: number): Promise<void> {
+  const order = { accountId, amountCents: 2000, fingerprint: randomBytes(32), requestId: 'req_1' };
+  const [sessionId, paymentIntent] = ['cs_test_1', 'pi_1'];
+  await ledger.write((tx) => {
+    openCheckout(tx, { ...order, idempotencyKey: 'waiting', expiresAt: now + 3600 }, now);
+    const { id: checkoutId } = openCheckout(tx, { ...order, idempotencyKey: 'paid', expiresAt: now + 3600 }, now);
+    settleCreation(tx, checkoutId, { kind: 'created', sessionId, url: 'https://pay.example.org/1' }, now);
+    const paid = { outcome: 'paid', currency: 'usd', amountCents: 2000 } as const;
+    reportPayment(tx, { ...paid, sessionId, checkoutId, paymentIntent }, now);
+    noteEvent(tx, { id: 'evt_stripe_1', type: 'checkout.session.completed', subject: sessionId }, now);
+    const dispute = { id: 'dp_1', kind: 'dispute', state: 'taken', amountCents: 2000 } as const;
+    reportReversal(tx, { ...dispute, paymentIntent, asOf: now }, now);
+    setFeed(tx, { readTo: now, dueAt: now + 3600 });
   });
 }
 
