@@ -71,7 +71,7 @@ const CLAIMS: [what: string, claims: Record<string, unknown>, header?: Record<st
   ['no audience', { aud: undefined }],
   ['an audience that only begins alike', { aud: 'purser-admin' }],
   ['another issuer', { iss: 'https://evil.example' }],
-  ['the issuer with a slash', { iss: undefined }],
+  ['no issuer', { iss: undefined }],
   ['no subject', { sub: undefined }],
   ['an empty subject', { sub: '' }],
   ['no expiry', { exp: undefined }],
@@ -79,6 +79,7 @@ const CLAIMS: [what: string, claims: Record<string, unknown>, header?: Record<st
   ['a beginning in the future', { nbf: 4_000_000_000 }],
   ['a nonce: an ID token', { nonce: 'n' }],
   ['an at_hash: an ID token', { at_hash: 'h' }],
+  ['a c_hash: an ID token', { c_hash: 'h' }],
   ['the payload type of Keycloak’s ID tokens', { typ: 'ID' }],
   ['the header type of a logout token', {}, { typ: 'logout+jwt' }],
   ['a critical header that we do not know', {}, { crit: ['x-mine'], 'x-mine': 1 }],
@@ -90,6 +91,21 @@ for (const [what, claims, header] of CLAIMS)
     assert.deepEqual([answer.status, answer.body.error.code], [401, 'unauthenticated'], answer.text);
     assert.equal((await accounts(house)).length, 1);
   });
+
+test('the issuer is compared to the letter, and times with thirty seconds of tolerance', async (t) => {
+  const { house, issuer, now } = await open(t);
+  const status = async (claims: object) => (await account(house, await issuer.token({ ...claims }))).status;
+  assert.equal(await status({ iss: `${issuer.url}/` }), 401);
+  assert.equal(await status({ iss: issuer.url.toUpperCase() }), 401);
+  assert.equal(await status({ exp: now() - 31 }), 401);
+  assert.equal(await status({ exp: now() - 29 }), 200);
+  assert.equal(await status({ nbf: now() + 31 }), 401);
+  assert.equal(await status({ nbf: now() + 30 }), 200);
+  const token = await issuer.token({ exp: now() + 60 });
+  assert.equal((await account(house, token)).status, 200);
+  house.clock.advance(91);
+  assert.equal((await account(house, token)).status, 401, 'the same token, later');
+});
 
 const encode = (value: unknown) =>
   Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)).toString('base64url');

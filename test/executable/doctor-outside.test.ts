@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
 import test from 'node:test';
 import { openIssuer } from '../access/issuer.ts';
 import { KEY, openStripe, signatureOf, WEBHOOK_SECRET } from '../billing/fake-stripe.ts';
@@ -6,7 +9,7 @@ import { type Installation, installation } from '../helper/executable.ts';
 import { KEYS, openObjectStore, REGION } from '../transfer/object-store.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
-const NAMES = ['identity provider', 'payment provider', 'transfer storage'];
+const NAMES = ['identity provider', 'payment provider', 'payment webhook', 'transfer storage'];
 
 /** What doctor says of other people's services, and its exit code. */
 async function doctor(purser: Installation) {
@@ -43,6 +46,7 @@ test('doctor tries what is configured outside: the issuer’s keys, the payment 
     [
       `${issuer.url}/jwks publishes 1 key`,
       'the key is accepted (test mode: nobody pays real money, and what is paid is credited); told by webhooks, and asks',
+      'not tried: public_url is not set, so only you know under which address it is',
       'PUT, GET and DELETE of an object in agents work, and nobody reads it unsigned',
     ],
   );
@@ -58,10 +62,48 @@ test('doctor tries what is configured outside: the issuer’s keys, the payment 
     /does not let us read checkouts: 401 .*Invalid API Key.*Check billing\.stripe\.secret_key/,
     /Anybody may read agents/,
   ].entries()) {
-    assert.equal(bad.outside[i]?.ok, false);
-    assert.match(bad.outside[i]?.detail as string, said);
+    const found = bad.outside.filter(({ name }) => name !== 'payment webhook')[i];
+    assert.equal(found?.ok, false);
+    assert.match(found?.detail as string, said);
   }
   await server.stop();
+});
+
+test('doctor sees whether the public address leads to the door of webhooks', async (t) => {
+  let answer: http.RequestListener = (_, response) => response.writeHead(404).end('no such site');
+  const proxy = http.createServer((request, response) => answer(request, response)).listen(0, '127.0.0.1');
+  await once(proxy, 'listening');
+  t.after(() => proxy.close());
+  const publicUrl = `http://127.0.0.1:${(proxy.address() as AddressInfo).port}`;
+  const stripe = await openStripe(t, now);
+  const secrets = { secret_key: KEY, webhook_secrets: [WEBHOOK_SECRET] };
+  const billing = { stripe: { ...secrets, success_url: 'https://agents.example/', api_base: stripe.url } };
+  const purser = installation(t, { settings: { billing, public_url: publicUrl } });
+  const find = async () => (await doctor(purser)).outside.find(({ name }) => name === 'payment webhook');
+  const server = await purser.serve();
+
+  const lost = await find();
+  assert.equal(lost?.ok, false);
+  assert.match(lost?.detail as string, /\/webhooks\/stripe answers 404, .* Check public_url, the proxy/);
+
+  answer = (request, response) => {
+    const onward = http.request(`${server.url}${request.url}`, { method: request.method }, (said) => {
+      response.writeHead(said.statusCode as number, said.headers);
+      said.pipe(response);
+    });
+    onward.end();
+  };
+  assert.deepEqual(await find(), {
+    name: 'payment webhook',
+    ok: true,
+    detail: `${publicUrl}/webhooks/stripe leads here`,
+  });
+  assert.ok(!server.output.stderr.includes('webhook.refused'), 'nothing was sent that looks like a forged message');
+
+  answer = (request) => request.destroy();
+  assert.match((await find())?.detail as string, /cannot be reached from here/);
+  await server.stop();
+  assert.match((await find())?.detail as string, /not tried: the server .* is not running/);
 });
 
 test('doctor names a checkout that was paid otherwise than asked for', async (t) => {
