@@ -4,8 +4,6 @@ import type { Config, Secrets } from './config.ts';
 import { files } from './data-directory.ts';
 import { askSocket } from './operator/ask.ts';
 
-const CALL_MILLISECONDS = 5000;
-
 /**
  * Other people's services that are configured: whether the issuer publishes its keys, the payment provider takes ours, and
  * an object can be moved, and whether its messages find our door. `now` is Unix seconds.
@@ -51,23 +49,11 @@ export async function examineOutside(
   return Promise.all(looks);
 }
 
-/**
- * Whether the public address leads to the door that takes the payment provider's messages, as far as that can be seen from
- * here: it answers 405 to whoever only reads. Nothing is sent that a message could be taken for.
- */
+/** As far as it can be tried: there must be an address, and a server behind it. */
 async function tryWebhook(publicUrl: string | undefined, socket: string): Promise<string> {
   if (publicUrl === undefined) return 'not tried: public_url is not set, so only you know under which address it is';
-  const at = `${publicUrl.replace(/\/$/, '')}/webhooks/stripe`;
   const isServed = await askSocket(socket, 'ledger.head', {}).catch(() => true);
-  if (!isServed) return `not tried: the server of ${at} is not running`;
-  const { request } = await import('undici');
-  const remedy = 'Purser asks Stripe itself meanwhile. Check public_url, the proxy before it, and its certificate.';
-  const answer = await request(at, { signal: AbortSignal.timeout(CALL_MILLISECONDS) }).catch((error: Error) => {
-    const { code, message } = error as NodeJS.ErrnoException;
-    throw new Error(`${at} cannot be reached from here (${code ?? message}). ${remedy}`);
-  });
-  await answer.body.dump();
-  const { allow, 'x-request-id': requestId } = answer.headers;
-  if (answer.statusCode === 405 && allow === 'POST' && requestId !== undefined) return `${at} leads here`;
-  throw new Error(`${at} answers ${answer.statusCode}, which is not this server's door for messages. ${remedy}`);
+  if (!isServed) return `not tried: the server of ${publicUrl} is not running`;
+  const { findWebhook } = await import('./billing/check.ts');
+  return findWebhook(publicUrl);
 }

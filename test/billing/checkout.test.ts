@@ -3,7 +3,8 @@ import { randomUUID } from 'node:crypto';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { type Fault, KEY, WEBHOOK_SECRET } from './fake-stripe.ts';
+import { AUDIENCE, openIssuer } from '../access/issuer.ts';
+import { deliver, type Fault, KEY, WEBHOOK_SECRET } from './fake-stripe.ts';
 import { ask, begin, CENTS, events, figures, openShop, rowOf, sessionsOf } from './house.ts';
 
 test('a checkout is a session to pay at; the same key is the same one, another body a conflict', async (t) => {
@@ -85,6 +86,19 @@ test('500 and 100,000 cents are taken; a key is required; an account key is not 
   assert.equal(keyless.body.error.code, 'idempotency_key_required');
   const account = await house.ask('POST', '/v1/billing/checkout', { token: house.accountKey, key: 'k', body });
   assert.deepEqual([account.status, account.body.error.code], [403, 'wrong_token_scope']);
+});
+
+test('whoever is signed in tops up an account of their own', async (t) => {
+  const issuer = await openIssuer(t, () => 0); // Times are given below, by the house's own clock.
+  const identity = { issuer: issuer.url, audience: AUDIENCE };
+  const { house, stripe, now } = await openShop(t, {}, { settings: { identity } });
+  const token = await issuer.token({ exp: now() + 300, iat: now() });
+  const body = { amount_cents: CENTS };
+  const { status, body: checkout } = await house.ask('POST', '/v1/billing/checkout', { token, key: 'k', body });
+  assert.equal(status, 200);
+  await deliver(house, stripe.pay(checkout.id));
+  assert.equal((await house.ask('GET', '/v1/account', { token })).body.available_cents, CENTS);
+  assert.deepEqual(await figures(house), [0, 0], 'the default account has none of it');
 });
 
 const UNKNOWN: [what: string, fault: Fault][] = [

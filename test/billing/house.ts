@@ -7,8 +7,8 @@ import { type FakeStripe, KEY, openStripe, WEBHOOK_SECRET } from './fake-stripe.
 
 export const CENTS = 2000;
 
-/** A house with a payment provider behind it. Its reaper runs when the test says so. */
-export async function openShop(t: TestContext, stripeSettings: object = {}, options: HouseOptions = {}) {
+/** A payment provider, and the options of a house whose it is: without credit, by a clock in the test's hand. */
+export async function shopOf(t: TestContext, stripeSettings: object = {}) {
   const time = handClock();
   const now = () => Math.floor(time.wall() / 1000);
   const stripe = await openStripe(t, now);
@@ -20,12 +20,14 @@ export async function openShop(t: TestContext, stripeSettings: object = {}, opti
     api_base: stripe.url,
     ...stripeSettings,
   };
-  const house = await openHouse(t, {
-    creditCents: 0,
-    ...options,
-    time,
-    settings: { billing: { stripe: settings }, ...options.settings },
-  });
+  const options = { creditCents: 0, time, settings: { billing: { stripe: settings } } };
+  return { stripe, now, options };
+}
+
+/** A house with a payment provider behind it. Its reaper runs when the test says so. */
+export async function openShop(t: TestContext, stripeSettings: object = {}, more: HouseOptions = {}) {
+  const { stripe, now, options } = await shopOf(t, stripeSettings);
+  const house = await openHouse(t, { ...options, ...more, settings: { ...options.settings, ...more.settings } });
   await house.app.reaper.stop();
   return { house, stripe, now };
 }

@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
+import { LONG, openLeaseHouse } from '../compute/leases.ts';
 import { gate } from '../helper/upstream.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 import { deliver } from './fake-stripe.ts';
-import { begin, CENTS, events, figures, openShop, pass } from './house.ts';
+import { begin, CENTS, events, figures, openShop, pass, shopOf } from './house.ts';
 
 /** A shop in which a checkout was paid. */
 async function openPaid(t: TestContext) {
@@ -49,6 +50,33 @@ test('a refund while an agent works: what is available goes, the rest is owed, t
   assert.deepEqual(await figures(house), [CENTS - spent, 0]);
   assert.equal((await wallet(house)).status, 201);
   assert.deepEqual(await figures(house), [CENTS - spent - 100, 0]);
+});
+
+test('a refund and a dispute leave a running lease alone: it runs, is extended, and ends with its wallet', async (t) => {
+  const shop = await shopOf(t);
+  const house = await openLeaseHouse(t, shop.options);
+  if (!house) return;
+  const { stripe } = shop;
+  const [refunded, disputed] = [await begin(house), await begin(house)];
+  for (const id of [refunded, disputed]) await deliver(house, stripe.pay(id));
+  const { id: walletId, token } = await house.openWallet(LONG);
+  const { body: lease } = await house.rent(token);
+  assert.equal(lease.status, 'running', JSON.stringify(lease));
+
+  assert.equal((await deliver(house, stripe.refund(refunded))).status, 200);
+  assert.equal((await deliver(house, stripe.dispute(disputed))).status, 200);
+  assert.deepEqual(await figures(house), [0, LONG.budget_cents]);
+  assert.equal((await wallet(house)).status, 403);
+  await house.app.reaper.runOnce();
+  assert.equal((await house.machines()).length, 1);
+  assert.equal((await house.status(token, lease.id)).status, 'running');
+  const extended = await house.extend(token, lease.id, 600);
+  assert.deepEqual([extended.status, extended.body.purchased_seconds], [200, 1200], extended.text);
+
+  const closed = await house.closeWallet(walletId);
+  assert.equal(closed.status, 200);
+  assert.deepEqual(await house.machines(), []);
+  assert.deepEqual(await figures(house), [0, LONG.budget_cents - closed.body.returned_cents]);
 });
 
 test('refunds in parts, twice, late, failed and in the wrong order come to what they come to', async (t) => {

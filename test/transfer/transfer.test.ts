@@ -121,6 +121,36 @@ test('a URL never outlives its wallet, and a wallet that has ended gets none', a
   assert.deepEqual([late.status, late.body.error.code], [409, 'wallet_closed']);
 });
 
+test('a signed URL outlives a close, until its own end', async (t) => {
+  const { house, store } = await open(t);
+  const { id, token } = await house.openWallet();
+  const [put, get] = [await sign(house, token, 'a', 'put'), await sign(house, token, 'a', 'get')];
+  await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  assert.equal((await send('PUT', put.body.url, Buffer.from('late'))).status, 200, store.refused.join());
+  assert.equal((await send('GET', get.body.url)).body.toString(), 'late');
+  house.clock.advance(899);
+  assert.equal((await send('GET', get.body.url)).status, 200);
+  house.clock.advance(1);
+  assert.equal((await send('GET', get.body.url)).status, 403);
+});
+
+test('in virtual-host style the bucket is in the name of the host, which is signed', async (t) => {
+  const time = handClock();
+  const store = await openObjectStore(t, () => Math.floor(time.wall() / 1000));
+  const { port } = new URL(store.url);
+  const transfer = { ...settingsOf(store, false), endpoint: `http://s3.lan:${port}`, ...KEYS };
+  const house = await openHouse(t, { time, settings: { transfer } });
+  const { id, token } = await house.openWallet();
+  const { url } = (await sign(house, token, 'dir/a b', 'put')).body;
+  const { host, pathname, search } = new URL(url);
+  assert.deepEqual([host, pathname], [`agents.s3.lan:${port}`, `/wallets/${id}/dir/a%20b`]);
+  const put = async (headers: Record<string, string>) =>
+    (await request(store.url + pathname + search, { method: 'PUT', body: 'x', headers })).statusCode;
+  assert.equal(await put({ host: `others.s3.lan:${port}` }), 403);
+  assert.equal(await put({ host }), 200, store.refused.join());
+  assert.deepEqual([...store.objects.keys()], [`/wallets/${id}/dir/a b`]);
+});
+
 const LONG = 'é'.repeat(512); // 1,024 bytes
 const BAD: [what: string, body: object][] = [
   ['a leading slash', { object: '/etc/passwd', operation: 'get' }],
@@ -129,6 +159,10 @@ const BAD: [what: string, body: object][] = [
   ['one dot', { object: './a', operation: 'get' }],
   ['a line feed', { object: 'a\nb', operation: 'get' }],
   ['a NUL', { object: 'a\0b', operation: 'get' }],
+  ['a DEL', { object: 'a\x7fb', operation: 'get' }],
+  ['a control character beyond ASCII', { object: 'a\u0085b', operation: 'get' }],
+  ['nothing but two dots', { object: '..', operation: 'put' }],
+  ['two dots at the end', { object: 'a/..', operation: 'put' }],
   ['half a character', { object: 'a\ud800', operation: 'get' }],
   ['1,025 bytes', { object: `${LONG}x`, operation: 'get' }],
   ['1,025 characters', { object: 'x'.repeat(1025), operation: 'get' }],
