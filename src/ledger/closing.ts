@@ -28,7 +28,8 @@ export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: numbe
 
 /**
  * Settles a frozen wallet: what was spent, rounded up to a cent, stays; the rest returns to the account, where it pays what
- * is owed first; the difference is a `rounding` line in the journal (design 2.1). Asserts that nothing is unresolved. Closing a closed one does nothing.
+ * is owed first; the difference is a `rounding` line in the journal (design 2.1). Asserts that nothing is unresolved.
+ * Closing a closed one does nothing.
  */
 export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const wallet = findWallet(tx, id);

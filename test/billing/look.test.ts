@@ -1,5 +1,12 @@
 import assert from 'node:assert/strict';
+import { join } from 'node:path';
 import test from 'node:test';
+import { readConfig } from '../../src/config.ts';
+import { files } from '../../src/data-directory.ts';
+import { createLog } from '../../src/log.ts';
+import { backUp } from '../../src/recovery/backup.ts';
+import { restore } from '../../src/recovery/restore.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
 import { deliver } from './fake-stripe.ts';
 import { begin, CENTS, events, figures, openShop, pass, rowOf } from './house.ts';
 
@@ -192,4 +199,27 @@ test('what a webhook told of and the list tells again is taken once', async (t) 
   await deliver(house, refund);
   for (let i = 0; i < 3; i++) await pass(house, 400);
   assert.deepEqual(await figures(house), [CENTS - 700, 0]);
+});
+
+test('books that are restored from before a payment and a refund learn of both by asking, once', async (t) => {
+  const { house, stripe } = await openShop(t);
+  const [early, late] = [await begin(house), await begin(house)];
+  await deliver(house, stripe.pay(early));
+  await pass(house, 20); // Stripe's list has been read up to here.
+  const backup = join(temporaryDirectory(t), 'backup.db');
+  await backUp(files(house.directory), backup, '1.2.3', house.app.clock.now());
+  const told = [stripe.pay(late), stripe.refund(early, { amount: 700 })];
+  for (const event of told) await deliver(house, event);
+  assert.deepEqual(await figures(house), [2 * CENTS - 700, 0]);
+
+  await house.close();
+  const { config, secrets } = readConfig({ data: house.directory }, {});
+  await restore(config, secrets, { file: backup, force: false, log: createLog('error', [], () => {}) });
+  await house.reopen();
+  await house.app.reaper.stop();
+  assert.deepEqual(await figures(house), [CENTS, 0]);
+  for (let i = 0; i < 3; i++) await pass(house, 400);
+  assert.deepEqual(await figures(house), [2 * CENTS - 700, 0]);
+  for (const event of told) await deliver(house, event);
+  assert.deepEqual(await figures(house), [2 * CENTS - 700, 0]);
 });
