@@ -167,10 +167,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       for (const { backend } of it.list) await backend.close();
     },
   );
-  const payments = opening.adopt(
-    await openPayments(config, secrets, installationOf(ledger.read).installationId),
-    async (it) => it?.close(),
-  );
+  const payments = opening.adopt(await openPayments(config, secrets, installationId), async (it) => it?.close());
   opening.defer(async () => {
     running.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
