@@ -20,7 +20,7 @@ const SLICE_BYTES = 1024 * 1024;
 const RETRY_SECONDS = 5;
 
 /**
- * The space that settlements need (docs/decisions/0020). Beside the database lies a file of real blocks, the reserve. What
+ * The space that settlements need (docs/decisions/0017). Beside the database lies a file of real blocks, the reserve. What
  * begins something new needs free space beside it, and is refused early; what ends something gets the reserve when it
  * finds the disk full.
  */
