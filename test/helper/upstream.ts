@@ -14,6 +14,8 @@ export type FakeUpstream = {
   handle: Handler;
   /** Resolves when `count` calls have arrived. */
   arrived(count: number): Promise<void>;
+  /** Nobody listens any more, and open connections are cut; resolves with what makes it listen again on its port. */
+  leave(): Promise<() => Promise<void>>;
   close(): Promise<void>;
 };
 
@@ -86,18 +88,25 @@ export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeU
     for (const it of waiting) if (upstream.calls.length >= it.count) it.tell();
     await upstream.handle(call, response);
   });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const listen = (port: number) => new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
+  await listen(0);
+  const { port } = server.address() as AddressInfo;
   const upstream: FakeUpstream = {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`,
+    url: `http://127.0.0.1:${port}/v1`,
     calls: [],
     handle: completion(),
     arrived(count) {
       if (upstream.calls.length >= count) return Promise.resolve();
       return new Promise((tell) => waiting.push({ count, tell }));
     },
+    async leave() {
+      await upstream.close();
+      return () => listen(port);
+    },
     async close() {
+      const closed = new Promise((resolve) => server.close(resolve));
       server.closeAllConnections();
-      await new Promise((resolve) => server.close(resolve));
+      await closed;
     },
   };
   t.after(() => upstream.close());

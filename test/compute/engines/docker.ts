@@ -23,6 +23,13 @@ const LEAVES_THE_NETWORK_ALONE = [
 
 /** A real engine on a socket of its own; the host's network is left alone. */
 export type Engine = { socket: string; docker: Docker; directory: string; stop(): Promise<void> };
+/** An engine whose daemon can be ended and started again. */
+export type Daemon = Engine & {
+  /** Sends the daemon a signal. */
+  signal(signal: NodeJS.Signals): void;
+  /** Starts the daemon again after it was ended by a signal; resolves when it answers. */
+  revive(): Promise<void>;
+};
 
 export type DockerOptions = {
   /** Stopped by whoever opened it, not with the test. */
@@ -36,9 +43,9 @@ export type DockerOptions = {
 
 /** Starts a real dockerd in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
 export async function openDocker(
-  t: TestContext,
+  t: Pick<TestContext, 'after' | 'skip'>,
   { shared = false, data, flags = [], apart = false }: DockerOptions = {},
-): Promise<Engine | undefined> {
+): Promise<Daemon | undefined> {
   const isThere = () => process.getuid?.() === 0 && hasProgram('dockerd') && hasProgram('busybox');
   if (!hasComponent(t, 'docker', isThere)) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-docker-'));
@@ -54,7 +61,7 @@ export async function openDocker(
     ...LEAVES_THE_NETWORK_ALONE,
     ...flags,
   ];
-  const child = startEngine(command, apart);
+  let child = startEngine(command, apart);
   const docker = new Docker({ socketPath: `${directory}/docker.sock` });
   const stop = () => stopEngine({ docker, child, directory });
   try {
@@ -65,8 +72,21 @@ export async function openDocker(
     throw error;
   }
   if (!shared) t.after(stop);
-  return { socket, docker, directory, stop };
+  return {
+    socket,
+    docker,
+    directory,
+    stop,
+    signal: (signal) => void child.kill(signal),
+    async revive() {
+      if (!hasEnded(child)) await once(child, 'exit');
+      child = startEngine(command, apart);
+      await untilReady(docker, child);
+    },
+  };
 }
+
+const hasEnded = ({ exitCode, signalCode }: ChildProcess) => exitCode !== null || signalCode !== null;
 
 /** Starts an engine; `apart` in a network namespace of its own. */
 export function startEngine(command: string[], apart: boolean, env = process.env): ChildProcess {
@@ -106,7 +126,7 @@ export async function stopEngine({
       .getContainer(Id)
       .remove({ force: true })
       .catch(() => {});
-  if (child.exitCode === null) {
+  if (!hasEnded(child)) {
     const ended = once(child, 'exit');
     child.kill('SIGTERM');
     await ended;

@@ -20,7 +20,7 @@ export type EngineProxy = {
 
 let count = 0;
 
-export async function openEngineProxy(t: TestContext, engine: Engine): Promise<EngineProxy> {
+export async function openEngineProxy(t: Pick<TestContext, 'after'>, engine: Engine): Promise<EngineProxy> {
   const socketPath = join(engine.directory, `proxy-${++count}.sock`);
   const agent = new http.Agent({ keepAlive: false });
   let place: Parameters<EngineProxy['watch']>[0];

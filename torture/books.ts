@@ -1,0 +1,60 @@
+import { join } from 'node:path';
+import Database from 'better-sqlite3';
+import type { Installation } from '../test/helper/executable.ts';
+
+export type Operation = {
+  id: string;
+  wallet: string;
+  kind: string;
+  route: string;
+  key: string;
+  state: string;
+  outcome: string | null;
+  settledBy: string | null;
+  hold: bigint;
+  charge: bigint | null;
+  resourceId: string | null;
+};
+export type Entry = { seq: number; cause: string; debit: string; credit: string; amount: bigint; hash: string };
+/** What Purser's own books say in the end, read apart from its code. Amounts are nano-dollars. */
+export type Books = {
+  operations: Operation[];
+  wallets: { id: string; key: string; status: string; budget: bigint; spent: bigint; held: bigint }[];
+  resources: { id: string; wallet: string; tag: string; status: string; ended: bigint | null }[];
+  fundings: { key: string | null; cents: bigint }[];
+  account: { available: bigint; reserved: bigint; spent: bigint };
+  entries: Entry[];
+  /** What `ledger verify` finds. */
+  problems: string[];
+};
+
+/** Of a server that has stopped. */
+export async function readBooks(purser: Installation, accountId: string): Promise<Books> {
+  const verified = await purser.cli('--json', 'ledger', 'verify');
+  const problems: string[] = verified.code === 0 ? [] : [`exit ${verified.code}: ${verified.stdout}${verified.stderr}`];
+  const file = new Database(join(purser.directory, 'purser.db'), { readonly: true });
+  try {
+    file.defaultSafeIntegers(true);
+    const all = <T>(sql: string, ...values: unknown[]) => file.prepare(sql).all(...values) as T[];
+    return {
+      problems,
+      operations:
+        all(`select id, wallet_id wallet, kind, route, idempotency_key key, state, outcome, settled_by settledBy,
+        hold_nanos hold, charge_nanos charge, resource_id resourceId from operation`),
+      wallets: all(
+        `select id, idempotency_key key, status, budget_nanos budget, spent_nanos spent, held_nanos held from wallet`,
+      ),
+      resources: all('select id, wallet_id wallet, tag, status, ended_at ended from resource'),
+      fundings: all('select key, amount_cents cents from funding where account_id = ?', accountId),
+      account: all<Books['account']>(
+        'select available_cents available, reserved_cents reserved, spent_cents spent from account where id = ?',
+        accountId,
+      )[0] as Books['account'],
+      entries: all<Entry & { seq: bigint }>(
+        'select seq, cause_id cause, debit, credit, amount_nanos amount, lower(hex(hash)) hash from entry order by seq',
+      ).map((it) => ({ ...it, seq: Number(it.seq) })),
+    };
+  } finally {
+    file.close();
+  }
+}

@@ -1,0 +1,24 @@
+import { randomInt } from 'node:crypto';
+import { parseArgs } from 'node:util';
+
+export type Flags = { minutes: number; seed: number };
+
+const HELP = `npm run torture -- [flags]
+  --minutes N   of load and faults (3); what is open is brought to its end afterwards
+  --seed S      the same faults in the same order again; drawn unless given`;
+
+/** The flags of the command line, or undefined when they were asked for. Throws TypeError for what is no flag. */
+export function readFlags(): Flags | undefined {
+  const { values } = parseArgs({
+    options: { minutes: { type: 'string' }, seed: { type: 'string' }, help: { type: 'boolean', default: false } },
+  });
+  if (values.help) {
+    console.log(HELP);
+    return undefined;
+  }
+  const minutes = Number(values.minutes ?? 3);
+  const seed = Number(values.seed ?? randomInt(2 ** 31));
+  if (!(minutes > 0)) throw new TypeError(`--minutes must be a number above 0\n${HELP}`);
+  if (!Number.isInteger(seed)) throw new TypeError(`--seed must be a whole number\n${HELP}`);
+  return { minutes, seed };
+}

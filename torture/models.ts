@@ -1,0 +1,134 @@
+import type { ServerResponse } from 'node:http';
+import { setTimeout as pause } from 'node:timers/promises';
+import { breakOff, DONE, event, forever, resetIt, streaming } from '../test/helper/sse.ts';
+import { failure, halfBody, hang, openUpstream, reset, type UpstreamCall } from '../test/helper/upstream.ts';
+import type { Chance } from './chance.ts';
+import { TOKENS_MAX } from './prices.ts';
+
+/** What the model server knows of one operation: its own count, which the books are held against. */
+export type Call = {
+  /** The order's key: it is what the message says. */
+  key: string;
+  model: string;
+  seen: number;
+  /** `part`: it may have worked, and nobody got the whole. */
+  answered: 'no' | 'part' | 'whole';
+  usage: object | undefined;
+  fault: string;
+};
+
+type Asked = UpstreamCall & { id: string; usage: object | undefined };
+/** What goes wrong with one call. `answered` is what the model server remembers of it. */
+type Fault = { answered: Call['answered']; plain: Handle; stream: Handle };
+type Handle = (asked: Asked, response: ServerResponse) => unknown;
+
+const chunk = ({ id }: Asked, choices: object[], usage?: object) =>
+  event({ id, object: 'chat.completion.chunk', created: 1, choices, ...(usage === undefined ? {} : { usage }) });
+const delta = (asked: Asked, content: string, reason: string | null = null) =>
+  chunk(asked, [{ index: 0, delta: { content }, finish_reason: reason }]);
+const begun = (asked: Asked) => [delta(asked, 'hel'), delta(asked, 'lo')];
+
+/** A whole answer. The operation's id is its own: so the client learns which operation it was charged for. */
+const plain: Handle = ({ id, body, usage }, response) => {
+  response.writeHead(200, { 'content-type': 'application/json' });
+  const choices = [{ index: 0, message: { role: 'assistant', content: 'hello' }, finish_reason: 'stop' }];
+  response.end(JSON.stringify({ id, object: 'chat.completion', created: 1, model: body.model, choices, usage }));
+};
+const stream: Handle = (asked, response) =>
+  streaming(
+    ...begun(asked),
+    delta(asked, '', 'stop'),
+    ...(asked.usage === undefined ? [] : [chunk(asked, [], asked.usage)]),
+    DONE,
+  )(asked, response);
+const broken =
+  (...end: Parameters<typeof streaming>): Handle =>
+  (asked, response) =>
+    streaming(...begun(asked), ...end)(asked, response);
+
+const LATE_MILLISECONDS = 300;
+const late =
+  (handle: Handle): Handle =>
+  async (asked, response) => {
+    await pause(LATE_MILLISECONDS);
+    return handle(asked, response);
+  };
+const both = (answered: Call['answered'], handle: Handle): Fault => ({ answered, plain: handle, stream: handle });
+const says = (status: number) => both('no', failure(status));
+const garbage: Handle = (_, response) => void response.writeHead(200, { 'content-type': 'text/html' }).end('<html>');
+
+const WHOLE: Fault = { answered: 'whole', plain, stream };
+const FAULTS: Record<string, Fault> = {
+  late: { answered: 'whole', plain: late(plain), stream: late(stream) },
+  'bad usage': WHOLE,
+  '429': says(429),
+  '500': says(500),
+  '502': both('part', failure(502)),
+  '503': says(503),
+  '504': both('part', failure(504)),
+  '529': says(529),
+  garbage: both('part', garbage),
+  'half a body': { answered: 'part', plain: halfBody, stream: broken(breakOff) },
+  'reset after the request': both('part', reset),
+  'reset in the middle': { answered: 'part', plain: reset, stream: broken(resetIt) },
+  'an error in the middle': {
+    answered: 'part',
+    plain: failure(502),
+    stream: broken(event({ error: { message: 'no' } })),
+  },
+  'no answer': both('part', hang),
+  'no end': { answered: 'part', plain: hang, stream: broken(forever) },
+};
+const BAD_USAGES = [
+  undefined,
+  {},
+  { prompt_tokens: -5, completion_tokens: 3 },
+  { prompt_tokens: 1.5, completion_tokens: 3 },
+  { prompt_tokens: '7', completion_tokens: 3 },
+  { prompt_tokens: 5, completion_tokens: 1_000_000 },
+];
+/** So many calls go wrong at any time; in a storm, so many. */
+const [EVER, STORM] = [0.06, 0.7];
+
+export type Models = {
+  url: string;
+  calls: Map<string, Call>;
+  /** How often each fault was done. */
+  faults: Map<string, number>;
+  /** Most calls go wrong from now on, or few as ever. None when `calm`. */
+  weather: 'ever' | 'storm' | 'calm';
+  leave(): Promise<() => Promise<void>>;
+};
+
+/** The model server: a real HTTP server that fails in every way it can, and counts what it did. */
+export async function openModels(t: Parameters<typeof openUpstream>[0], chance: Chance): Promise<Models> {
+  const upstream = await openUpstream(t);
+  const models: Models = {
+    url: upstream.url,
+    calls: new Map(),
+    faults: new Map(),
+    weather: 'ever',
+    leave: () => upstream.leave(),
+  };
+  upstream.handle = (call, response) => {
+    upstream.calls.length = 0; // It keeps them all, and there are many.
+    const rate = { ever: EVER, storm: STORM, calm: 0 }[models.weather];
+    const name = chance.of(rate) ? chance.pick(Object.keys(FAULTS)) : undefined;
+    const usage = { prompt_tokens: chance.whole(1, 20), completion_tokens: chance.whole(0, TOKENS_MAX) };
+    const id = String(call.headers['idempotency-key']);
+    const asked = { ...call, id, usage: name === 'bad usage' ? chance.pick(BAD_USAGES) : usage };
+    const fault = name === undefined ? WHOLE : (FAULTS[name] as Fault);
+    if (name !== undefined) models.faults.set(name, (models.faults.get(name) ?? 0) + 1);
+    const [{ content }] = call.body.messages as [{ content: string }];
+    models.calls.set(id, {
+      key: content,
+      model: String(call.body.model),
+      seen: (models.calls.get(id)?.seen ?? 0) + 1,
+      answered: fault.answered,
+      usage: asked.usage,
+      fault: name ?? 'none',
+    });
+    return (call.body.stream ? fault.stream : fault.plain)(asked, response);
+  };
+  return models;
+}

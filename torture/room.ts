@@ -1,0 +1,18 @@
+import type { Machines } from './engine.ts';
+import type { Journal } from './journal.ts';
+import type { Models } from './models.ts';
+import type { Disk, Site, WallClock } from './site.ts';
+
+/** Everything that can be tortured, and who looks on. */
+export type Room = {
+  site: Site;
+  journal: Journal;
+  models: Models;
+  machines: Machines | undefined;
+  disk: Disk | undefined;
+  clock: WallClock | undefined;
+  accountId: string;
+  accountKey: string;
+  /** What is left of it is removed in the end. */
+  directory: string;
+};

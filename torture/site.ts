@@ -1,0 +1,187 @@
+import { execFileSync } from 'node:child_process';
+import { appendFileSync, mkdirSync, mkdtempSync, readdirSync, rmdirSync, statfsSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as pause } from 'node:timers/promises';
+import { hasComponent } from '../test/helper/component.ts';
+import { type Ended, type Installation, installation, type Launched, type Serving } from '../test/helper/executable.ts';
+import { count, type Finding } from './journal.ts';
+
+export type Stage = { after(undo: () => unknown): void; skip(message?: string): void };
+
+/** The disk of the data directory: small, and the harness's to make full. */
+export type Disk = {
+  directory: string;
+  /** Leaves so many bytes free. */
+  fill(freeBytes: number): void;
+  free(): void;
+};
+
+const DISK_BYTES = 4 * 1024 ** 3; // Of memory, and only what is written takes any.
+const PAGE_BYTES = 4096;
+
+/** A tmpfs that is full when it is said to be: its size is set to what it holds. Undefined where none can be mounted. */
+export function openDisk(t: Stage): Disk | undefined {
+  if (!hasComponent(t as never, 'root, for a tmpfs', () => process.getuid?.() === 0)) return undefined;
+  const directory = mkdtempSync(join(tmpdir(), 'purser-torture-'));
+  const size = (bytes: number) => `size=${Math.ceil(bytes / PAGE_BYTES) * PAGE_BYTES}`;
+  execFileSync('mount', ['-t', 'tmpfs', '-o', `${size(DISK_BYTES)},mode=700`, 'purser-torture', directory]);
+  t.after(() => {
+    execFileSync('umount', [directory]);
+    rmdirSync(directory);
+  });
+  const remount = (bytes: number) => execFileSync('mount', ['-o', `remount,${size(bytes)}`, directory]);
+  return {
+    directory,
+    fill(freeBytes) {
+      const { blocks, bfree, bsize } = statfsSync(directory);
+      remount((blocks - bfree) * bsize + freeBytes);
+    },
+    free: () => remount(DISK_BYTES),
+  };
+}
+
+/** The wall clock that the executable sees; the monotonic clock stays the machine's. */
+export type WallClock = { env: Record<string, string>; leap(seconds: number): void };
+
+export function openWallClock(t: Stage, directory: string): WallClock | undefined {
+  const library = libfaketime();
+  if (!hasComponent(t as never, 'libfaketime', () => library !== undefined)) return undefined;
+  const file = join(directory, 'clock');
+  const leap = (seconds: number) => writeFileSync(file, `${seconds < 0 ? '' : '+'}${seconds}\n`);
+  leap(0);
+  return {
+    leap,
+    env: {
+      LD_PRELOAD: library as string,
+      FAKETIME_TIMESTAMP_FILE: file,
+      FAKETIME_NO_CACHE: '1',
+      DONT_FAKE_MONOTONIC: '1',
+      FAKETIME_DONT_FAKE_MONOTONIC: '1', // Its newer name.
+      NO_FAKE_STAT: '1',
+    },
+  };
+}
+
+function libfaketime(): string | undefined {
+  const places = readdirSync('/usr/lib').map((name) => `/usr/lib/${name}/faketime`);
+  for (const place of places)
+    try {
+      const name = readdirSync(place).find((it) => it.startsWith('libfaketime.so'));
+      if (name) return join(place, name);
+    } catch {} // Most have none.
+  return undefined;
+}
+
+/** The installation under torture, and the operator who starts it again whenever it has ended. */
+export type Site = {
+  purser: Installation;
+  /** What serves, now or as soon as it does. Throws when the operator has given up. */
+  server(): Promise<Serving>;
+  /** The process of now, serving or still starting. */
+  launched(): Launched;
+  /** Until `end` is called the server may end by itself, or refuse to start: that fault may make it. */
+  allow(): { end(): void };
+  /** Kills it, or asks it to stop; resolves with how it ended. The operator then starts it again. */
+  end(signal: NodeJS.Signals): Promise<Ended>;
+  /** Ends it for good. */
+  close(): Promise<Ended>;
+  findings: Finding[];
+  /** Milliseconds until each start served. */
+  ready: number[];
+  /** Errors in the log, by event. */
+  errors: Map<string, number>;
+  /** Where everything that the servers logged is kept. */
+  log: string;
+};
+
+const GIVES_UP_MILLISECONDS = 90_000;
+const AGAIN_MILLISECONDS = 300;
+const ERROR = /"level":50/;
+
+export function openSite(t: Stage, options: NonNullable<Parameters<typeof installation>[1]>, log: string): Site {
+  const purser = installation(t, options);
+  const findings: Finding[] = [];
+  const ready: number[] = [];
+  const errors = new Map<string, number>();
+  let launched: Launched;
+  let serving = Promise.withResolvers<Serving>();
+  serving.promise.catch(() => {});
+  let allowances = 0;
+  let closing = false;
+  let signalled = false;
+
+  const operate = async () => {
+    let failingSince: number | undefined;
+    while (!closing) {
+      signalled = false;
+      launched = purser.launch('serve');
+      const server = await launched.serving.catch(() => undefined);
+      if (server) {
+        failingSince = undefined;
+        ready.push(server.readyMilliseconds);
+        const fault = await notServed(server);
+        if (fault) findings.push({ failure: 'unexpected ends', what: `the books are not served: ${fault}` });
+        serving.resolve(server);
+      }
+      const { code, signal } = await launched.ended;
+      if (server) {
+        serving = Promise.withResolvers<Serving>();
+        serving.promise.catch(() => {});
+      }
+      keep(launched.output.stderr);
+      if (closing) return;
+      if (!signalled && !allowances) {
+        const last = launched.output.stderr.trim().split('\n').slice(-3).join('\n');
+        const what = server ? 'the server ended by itself' : 'the server refused to start';
+        findings.push({ failure: 'unexpected ends', what: `${what} (${code ?? signal}): ${last}` });
+      }
+      if (server || signalled) continue;
+      failingSince ??= performance.now();
+      if (performance.now() - failingSince > GIVES_UP_MILLISECONDS) {
+        const error = new Error(`the server does not start any more:\n${launched.output.stderr.slice(-2000)}`);
+        serving.reject(error);
+        return;
+      }
+      await pause(AGAIN_MILLISECONDS);
+    }
+  };
+  /** The server answers, and says why it does not serve. */
+  async function notServed(server: Serving): Promise<string | undefined> {
+    const { status, text } = await server.ask('GET', '/readyz').catch(() => ({ status: 0, text: '' }));
+    return status === 503 && /accept-loss|chain|behind|missing|damaged/.test(text) ? text : undefined;
+  }
+  function keep(stderr: string) {
+    appendFileSync(log, `${stderr}\n`);
+    for (const line of stderr.split('\n').filter((it) => ERROR.test(it)))
+      count(errors, String(/"event":"([^"]+)"/.exec(line)?.[1]));
+  }
+
+  mkdirSync(purser.directory, { recursive: true });
+  void operate();
+  return {
+    purser,
+    findings,
+    ready,
+    errors,
+    log,
+    server: () => serving.promise,
+    launched: () => launched,
+    allow() {
+      allowances++;
+      return { end: () => void allowances-- };
+    },
+    end(signal) {
+      signalled = true;
+      const { child, ended } = launched;
+      child.kill(signal);
+      return ended;
+    },
+    async close() {
+      await serving.promise;
+      closing = true;
+      launched.child.kill('SIGTERM');
+      return launched.ended;
+    },
+  };
+}

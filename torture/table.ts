@@ -1,0 +1,64 @@
+import type { Books } from './books.ts';
+import { FAILURES, type Journal } from './journal.ts';
+import type { Verdict } from './judge.ts';
+import type { Models } from './models.ts';
+import type { Site } from './site.ts';
+
+export type Report = {
+  seed: number;
+  minutes: number;
+  journal: Journal;
+  books: Books;
+  models: Models;
+  faults: ReadonlyMap<string, number>;
+  verdict: Verdict;
+  site: Site;
+  looks: Record<string, number>;
+};
+
+const SHOWN = 10;
+
+/** Prints the tables; answers how many failures there were. */
+export function printReport({ seed, minutes, journal, books, models, faults, verdict, site, looks }: Report): number {
+  const { orders, wallets, credits, backups } = journal;
+  console.log('\noperations');
+  for (const kind of ['chat', 'stream', 'create', 'extend'] as const) {
+    const own = orders.filter((it) => it.kind === kind);
+    const of = (outcome: string) => own.filter((it) => it.outcome === outcome).length;
+    row(
+      kind,
+      `${own.length}: ${of('done')} done, ${of('lost')} charged by policy, ${of('refused')} refused, ${of('unknown')} unknown`,
+    );
+  }
+  row('wallets', `${wallets.length}: ${wallets.filter(({ closed }) => closed).length} closed`);
+  row('leases', `${books.resources.length}: ${books.resources.filter(({ ended }) => ended !== null).length} ended`);
+  row('credits, backups', `${credits.length}, ${backups.length}`);
+  row('journal lines', `${books.entries.length}`);
+  list('answers', journal.answers);
+  list('faults', faults);
+  list('faults of model calls', models.faults);
+  list('looks', new Map(Object.entries(looks)));
+  list('errors in the log', site.errors);
+  const ready = site.ready.toSorted((a, b) => a - b);
+  console.log(
+    `\n${ready.length} starts; ready after ${Math.round(ready[ready.length >> 1] ?? 0)} ms, at worst ${Math.round(ready.at(-1) ?? 0)} ms`,
+  );
+
+  console.log(`\nfailures (seed ${seed}, ${minutes} minutes)`);
+  let failures = 0;
+  for (const name of FAILURES) {
+    const found = verdict[name];
+    failures += found.length;
+    row(name, String(found.length));
+    for (const what of found.slice(0, SHOWN)) console.log(`      ${what}`);
+    if (found.length > SHOWN) console.log(`      and ${found.length - SHOWN} more`);
+  }
+  return failures;
+}
+
+function list(title: string, tally: ReadonlyMap<string, number>): void {
+  console.log(`\n${title}`);
+  for (const [name, count] of [...tally].sort(([a], [b]) => a.localeCompare(b))) row(name, String(count));
+}
+
+const row = (name: string, value: string) => console.log(`  ${name.padEnd(36)} ${value}`);

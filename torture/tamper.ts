@@ -1,0 +1,33 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { setTimeout as pause } from 'node:timers/promises';
+
+const LOOK_MILLISECONDS = 10;
+
+/**
+ * Makes some system calls of a running process fail, or late, until `end`. Undefined where strace did not get hold of it:
+ * the process may have ended.
+ */
+export async function tamper(pid: number, calls: string, what: string): Promise<{ end(): Promise<void> } | undefined> {
+  const inject = ['-e', `trace=${calls}`, '-e', `inject=${calls}:${what}`];
+  const strace = spawn('strace', ['-f', '-qq', '-o', '/dev/null', ...inject, '-p', String(pid)], { stdio: 'ignore' });
+  const ended = once(strace, 'close').catch(() => {});
+  const isOver = () => strace.exitCode !== null || strace.signalCode !== null;
+  while (!isOver() && !isTraced(pid)) await pause(LOOK_MILLISECONDS);
+  if (isOver()) return undefined;
+  return {
+    async end() {
+      strace.kill('SIGTERM'); // It lets go of the process first.
+      await ended;
+    },
+  };
+}
+
+function isTraced(pid: number): boolean {
+  try {
+    return !/^TracerPid:\t0$/m.test(readFileSync(`/proc/${pid}/status`, 'utf8'));
+  } catch {
+    return false;
+  }
+}

@@ -1,0 +1,100 @@
+import { setTimeout as pause } from 'node:timers/promises';
+import { nanos } from '../test/executable/books.ts';
+import type { Chance } from './chance.ts';
+import type { Machines } from './engine.ts';
+import type { Failure, Journal } from './journal.ts';
+import { Gone, type Orders } from './orders.ts';
+
+const LOOK_MILLISECONDS = 200;
+const MACHINES_MILLISECONDS = 1000;
+/** So long after its deadline a machine may still be seen: the engine takes its time to stop one. */
+const GRACE_SECONDS = 30;
+const NANOS_PER_CENT = 10_000_000n;
+
+export type Watch = { stop(): Promise<void>; looks: { budgets: number; accounts: number; machines: number } };
+
+/** Looks at budgets, the account and the machines all the time: what must hold at every moment is asked for at many. */
+export function watch(
+  { journal, accountKey }: { journal: Journal; accountKey: string },
+  orders: Orders,
+  machines: Machines | undefined,
+  chance: Chance,
+): Watch {
+  const looks = { budgets: 0, accounts: 0, machines: 0 };
+  const find = (failure: Failure, what: string) => void journal.findings.push({ failure, what });
+
+  async function lookAtBudget(): Promise<void> {
+    const wallets = journal.wallets.filter(({ token }) => token);
+    if (!wallets.length) return;
+    const wallet = chance.pick(wallets.slice(-40));
+    const known = wallet.known;
+    const answer = await orders.ask('GET', '/v1/budget', { token: wallet.token });
+    if (answer.body?.error?.code === 'read_only') return;
+    if (answer.status !== 200) return orders.unexpected(`budget of ${wallet.id}`, answer);
+    looks.budgets++;
+    const [used, held, budget] = [answer.body.used_usd, answer.body.held_usd, answer.body.budget_usd].map(nanos) as [
+      bigint,
+      bigint,
+      bigint,
+    ];
+    if (budget !== BigInt(wallet.budgetCents) * NANOS_PER_CENT || used + held > budget)
+      find('over budget', `${wallet.id} of ${wallet.budgetCents} cents: ${answer.text.slice(0, 300)}`);
+    if (used < known)
+      find(
+        'acknowledged and lost',
+        `${wallet.id} has used ${used} nanos, and answers of ${known} were acknowledged before`,
+      );
+  }
+
+  async function lookAtAccount(): Promise<void> {
+    const answer = await orders.ask('GET', '/v1/account', { token: accountKey });
+    if (answer.body?.error?.code === 'read_only') return;
+    if (answer.status !== 200) return orders.unexpected('account', answer);
+    looks.accounts++;
+    const { available_cents: available, reserved_cents: reserved } = answer.body;
+    if (available < 0 || reserved < 0) find('over budget', `the account: ${answer.text}`);
+  }
+
+  async function lookAtMachines(from: Machines): Promise<void> {
+    const asked = Date.now();
+    const found = await from.list().catch(() => []); // An engine that is down shows nothing.
+    looks.machines++;
+    for (const machine of found.filter(({ running }) => running)) {
+      const made = journal.orders.find((it) => it.kind === 'create' && it.resourceId === machine.resourceId);
+      if (!made) continue;
+      const ended = Math.min(
+        made.stoppedAt ?? Number.POSITIVE_INFINITY,
+        made.wallet.closedAt ?? Number.POSITIVE_INFINITY,
+      );
+      if (ended < asked) find('orphans', `${machine.tag} runs, and its end was acknowledged`);
+      const own = journal.orders.filter((it) => it.kind === 'extend' && it.body.id === made.resourceId);
+      const isOpen = [made, ...own].some((it) => it.outcome === 'unknown');
+      const until = Math.max(...[made, ...own].map((it) => it.expiresAt ?? 0));
+      if (!isOpen && asked / 1000 > until + GRACE_SECONDS)
+        find('orphans', `${machine.tag} runs past its end at ${until}`);
+    }
+  }
+
+  let stopped = false;
+  const forever = async (look: () => Promise<void>, milliseconds: number) => {
+    while (!stopped) {
+      await look().catch((error) => {
+        if (!(error instanceof Gone)) throw error;
+      });
+      await pause(milliseconds);
+    }
+  };
+  const looking = Promise.all([
+    forever(lookAtBudget, LOOK_MILLISECONDS),
+    forever(lookAtAccount, LOOK_MILLISECONDS),
+    ...(machines ? [forever(() => lookAtMachines(machines), MACHINES_MILLISECONDS)] : []),
+  ]);
+  looking.catch(() => {}); // Whoever stops it hears of it.
+  return {
+    looks,
+    async stop() {
+      stopped = true;
+      await looking;
+    },
+  };
+}
