@@ -5,7 +5,7 @@ import test from 'node:test';
 
 const ROOT = join(import.meta.dirname, '..');
 
-const files = ['src', 'cli', 'test', 'bench'].flatMap((folder) =>
+const files = ['src', 'cli', 'test', 'bench', 'torture'].flatMap((folder) =>
   readdirSync(join(ROOT, folder), { recursive: true, encoding: 'utf8' })
     .map((name) => join(folder, name))
     .filter((name) => /\.(ts|mjs)$/.test(name) && !name.includes('node_modules')),
@@ -29,7 +29,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'better-sqlite3'/,
-    /^(src\/db|src\/ledger|test|bench)\//,
+    /^(src\/db|src\/ledger|test|bench|torture)\//,
     'only the ground opens databases; the ledger verifies them',
   ],
   [
@@ -47,7 +47,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /console\.(log|error|warn)/,
-    /^(cli\/main\.ts|test\/|bench\/)/,
+    /^(cli\/main\.ts|test\/|bench\/|torture\/)/,
     'data goes through print, words through say, events through the log',
   ],
   [
@@ -55,7 +55,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     /^(src\/(config|config-compute|config-outside|config-router|wire\/\w+)\.ts|test\/)/,
     'a plain integer column reads a bigint as if it were a number',
   ],
-  [/Date\.now\(\)/, /^(src\/(clock|id|doctor)\.ts|src\/demo\/|test\/|bench\/)/, 'time is handed in'],
+  [/Date\.now\(\)/, /^(src\/(clock|id|doctor)\.ts|src\/demo\/|test\/|bench\/|torture\/)/, 'time is handed in'],
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
 ];

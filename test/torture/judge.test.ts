@@ -1,0 +1,286 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import type { Entry, Operation } from '../../torture/books.ts';
+import { FAILURES, type Failure, type OrderEntry, type WalletEntry } from '../../torture/journal.ts';
+import { type Evidence, judge } from '../../torture/judge.ts';
+import type { Call } from '../../torture/models.ts';
+
+const CENT = 10_000_000n;
+const FLAT = CENT; // One request of the model `flat`.
+const LEASE = 6_000_000n;
+
+const operation = (id: string, key: string, more: Partial<Operation> = {}): Operation => ({
+  id,
+  wallet: 'wal_1',
+  kind: 'chat',
+  route: 'chat/completions',
+  key,
+  state: 'settled',
+  outcome: 'charged',
+  settledBy: 'answer',
+  hold: FLAT,
+  charge: FLAT,
+  resourceId: null,
+  ...more,
+});
+const call = (key: string, more: Partial<Call> = {}): Call => ({
+  key,
+  model: 'flat',
+  seen: 1,
+  answered: 'whole',
+  usage: { prompt_tokens: 3, completion_tokens: 2 },
+  fault: 'none',
+  ...more,
+});
+const order = (wallet: WalletEntry, key: string, more: Partial<OrderEntry> = {}): OrderEntry => ({
+  kind: 'chat',
+  key,
+  wallet,
+  what: 'flat',
+  path: '/v1/chat/completions',
+  body: {},
+  outcome: 'done',
+  text: '{}',
+  charged: FLAT,
+  operationId: `op_${key}`,
+  resourceId: '',
+  flying: 0,
+  ...more,
+});
+
+/** The lines of the journal that a wallet and its operations leave, from its funding to its close. */
+function linesOf(operations: readonly Operation[], funded: bigint, budget: bigint): Entry[] {
+  const lines: Omit<Entry, 'seq' | 'hash'>[] = [
+    { cause: 'fnd_1', debit: 'funding', credit: 'account:acct_1', amount: funded },
+    { cause: 'wal_1', debit: 'account:acct_1', credit: 'wallet:wal_1', amount: budget },
+  ];
+  let left = budget;
+  for (const { id, hold, charge } of operations) {
+    const paid = charge ?? 0n;
+    lines.push({ cause: id, debit: 'wallet:wal_1', credit: 'hold:wal_1', amount: hold });
+    if (paid) lines.push({ cause: id, debit: 'hold:wal_1', credit: 'sales:chat', amount: paid });
+    if (hold > paid) lines.push({ cause: id, debit: 'hold:wal_1', credit: 'wallet:wal_1', amount: hold - paid });
+    left -= paid;
+  }
+  const rounding = left % CENT;
+  lines.push({ cause: 'wal_1', debit: 'wallet:wal_1', credit: 'account:acct_1', amount: left - rounding });
+  if (rounding) lines.push({ cause: 'wal_1', debit: 'wallet:wal_1', credit: 'rounding', amount: rounding });
+  return lines.map((it, i) => ({ ...it, seq: i + 1, hash: `hash ${i + 1}` }));
+}
+
+/** A run in which all is well: an answer, one charged by policy, a refusal, a lease, and a credit. */
+function well(): Evidence & { wallet: WalletEntry } {
+  const used = 2n * FLAT + LEASE;
+  const wallet: WalletEntry = {
+    kind: 'wallet',
+    key: 'w',
+    budgetCents: 100,
+    expiresInSeconds: 0,
+    outcome: 'closed',
+    id: 'wal_1',
+    token: 'token',
+    routerKey: '',
+    closed: { used_usd: '0.026', returned_cents: 97 },
+    known: used,
+  };
+  const operations = [
+    operation('op_a', 'a'),
+    operation('op_b', 'b', { settledBy: 'policy' }),
+    operation('op_c', 'c', { outcome: 'released', charge: 0n }),
+    operation('op_d', 'd', { kind: 'compute_create', hold: LEASE, charge: LEASE, resourceId: 'res_1' }),
+  ];
+  return {
+    wallet,
+    creditCents: 1000,
+    machines: [],
+    calls: new Map([
+      ['op_a', call('a')],
+      ['op_b', call('b', { answered: 'part', fault: 'half a body' })],
+      ['op_c', call('c', { answered: 'no', fault: '500' })],
+    ]),
+    journal: {
+      wallets: [wallet],
+      orders: [
+        order(wallet, 'a'),
+        order(wallet, 'b', { outcome: 'lost', text: '', operationId: '' }),
+        order(wallet, 'c', { outcome: 'refused', text: '', charged: undefined, operationId: '' }),
+        order(wallet, 'd', { kind: 'create', what: 'small', charged: LEASE, operationId: '', resourceId: 'res_1' }),
+      ],
+      credits: [{ kind: 'credit', key: 'invoice', cents: 50, outcome: 'done' }],
+      backups: [{ file: 'backup.db', seq: 2, hash: 'hash 2' }],
+      findings: [],
+    },
+    books: {
+      operations,
+      wallets: [{ id: 'wal_1', key: 'w', status: 'closed', budget: 100n * CENT, spent: used, held: 0n }],
+      resources: [{ id: 'res_1', wallet: 'wal_1', tag: 'tag-1', status: 'stopped', ended: 1n }],
+      fundings: [
+        { key: null, cents: 1000n },
+        { key: 'invoice', cents: 50n },
+      ],
+      account: { available: 1047n, reserved: 0n, spent: 3n },
+      entries: linesOf(operations, 1050n * CENT, 100n * CENT),
+      problems: [],
+    },
+  };
+}
+
+test('a run in which all is well has no failures', () => {
+  const verdict = judge(well());
+  for (const name of FAILURES) assert.deepEqual(verdict[name], [], name);
+});
+
+/** Every operation of the books in one list, so that its lines stand or fall with it. */
+const rebook = ({ books }: Evidence, change: (operations: Operation[]) => Operation[]) => {
+  books.operations = change(books.operations);
+  books.entries = linesOf(books.operations, 1050n * CENT, 100n * CENT);
+};
+const orderOf = ({ journal }: Evidence, key: string) => journal.orders.find((it) => it.key === key) as OrderEntry;
+const rowOf = ({ books }: Evidence, id: string) => books.operations.find((it) => it.id === id) as Operation;
+
+/** What went wrong, what the run then left, and what the judge has to call it. */
+const WRONGS: [what: string, failure: Failure, breakIt: (run: ReturnType<typeof well>) => void][] = [
+  ['an acknowledged answer without a row', 'acknowledged and lost', (it) => rebook(it, (all) => all.slice(1))],
+  [
+    'a charge that was given back after its answer',
+    'acknowledged and lost',
+    (it) => rebook(it, ([a, ...rest]) => [{ ...(a as Operation), outcome: 'released', charge: 0n }, ...rest]),
+  ],
+  [
+    'an acknowledged wallet without a row',
+    'acknowledged and lost',
+    (it) => {
+      it.books.wallets = [];
+    },
+  ],
+  [
+    'an acknowledged close of a wallet that is open',
+    'acknowledged and lost',
+    ({ books }) => void Object.assign(books.wallets[0] as object, { status: 'closing' }),
+  ],
+  ['an acknowledged credit without a row', 'acknowledged and lost', ({ books }) => void books.fundings.pop()],
+  ['a lease that was paid for and has no row', 'acknowledged and lost', (it) => rebook(it, (all) => all.slice(0, 3))],
+  [
+    'a backup that is no part of the journal',
+    'acknowledged and lost',
+    ({ books }) => void Object.assign(books.entries[1] as object, { hash: 'another' }),
+  ],
+  ['a key that was charged twice', 'charged twice', (it) => rebook(it, (all) => [...all, operation('op_e', 'a')])],
+  [
+    'an operation with two charges in the journal',
+    'charged twice',
+    ({ books }) =>
+      void books.entries.push({ ...(books.entries.find(({ credit }) => credit === 'sales:chat') as Entry), seq: 99 }),
+  ],
+  [
+    'an operation that the model server saw twice',
+    'charged twice',
+    ({ calls }) => void Object.assign(calls.get('op_a') as object, { seen: 2 }),
+  ],
+  [
+    'a key that the model server worked for twice',
+    'charged twice',
+    ({ calls }) => void (calls as Map<string, Call>).set('op_z', call('b')),
+  ],
+  [
+    'a wallet that was made twice',
+    'charged twice',
+    ({ books }) => void books.wallets.push({ ...(books.wallets[0] as (typeof books.wallets)[0]), id: 'wal_2' }),
+  ],
+  [
+    'a credit that was booked twice',
+    'charged twice',
+    ({ books }) => void books.fundings.push({ key: 'invoice', cents: 50n }),
+  ],
+  [
+    'a refused order that was charged',
+    'charged wrongly',
+    (it) =>
+      rebook(it, (all) => all.map((row) => (row.key === 'c' ? { ...row, outcome: 'charged', charge: FLAT } : row))),
+  ],
+  [
+    'an answer that was charged a nano too much',
+    'charged wrongly',
+    (it) => {
+      rowOf(it, 'op_a').charge = FLAT + 1n;
+    },
+  ],
+  [
+    'an answer that cost nothing',
+    'charged wrongly',
+    ({ calls }) => void Object.assign(calls.get('op_c') as object, { answered: 'whole' }),
+  ],
+  [
+    'an answer of another operation',
+    'charged wrongly',
+    (it) => {
+      orderOf(it, 'a').operationId = 'op_x';
+    },
+  ],
+  ['a charge that nobody ordered', 'charged wrongly', (it) => rebook(it, (all) => [...all, operation('op_e', 'e')])],
+  [
+    'a charge above its hold',
+    'over budget',
+    (it) => {
+      rowOf(it, 'op_a').hold = FLAT - 1n;
+    },
+  ],
+  [
+    'a wallet below nothing at one line of the journal',
+    'over budget',
+    ({ books }) => void Object.assign(books.entries[1] as object, { amount: 1n }),
+  ],
+  ['a machine that is left', 'orphans', (it) => void Object.assign(it, { machines: [{ tag: 'tag-1' }] })],
+  ['a machine that no row knows', 'orphans', (it) => void Object.assign(it, { machines: [{ tag: 'tag-9' }] })],
+  [
+    'an order that nobody knows of',
+    'unresolved',
+    (it) => {
+      orderOf(it, 'c').outcome = 'unknown';
+    },
+  ],
+  [
+    'an operation that is not settled',
+    'unresolved',
+    (it) => {
+      rowOf(it, 'op_b').state = 'uncertain';
+    },
+  ],
+  [
+    'a lease that has not ended',
+    'unresolved',
+    ({ books }) => void Object.assign(books.resources[0] as object, { ended: null }),
+  ],
+  [
+    'a wallet that says a nano too little',
+    'money not conserved',
+    ({ wallet }) => {
+      wallet.closed.used_usd = '0.025999999';
+    },
+  ],
+  [
+    'a cent that is missing from the account',
+    'money not conserved',
+    ({ books }) => {
+      books.account.available -= 1n;
+    },
+  ],
+  [
+    'a line that gives back too much',
+    'money not conserved',
+    ({ books }) =>
+      void (books.entries.find(({ cause, credit }) => cause === 'op_c' && credit === 'wallet:wal_1') as Entry).amount++,
+  ],
+  ['books that `ledger verify` does not like', 'books wrong', ({ books }) => void books.problems.push('exit 1')],
+  [
+    'what the clients saw on the way',
+    'over budget',
+    ({ journal }) => void journal.findings.push({ failure: 'over budget', what: 'seen' }),
+  ],
+];
+for (const [what, failure, breakIt] of WRONGS)
+  test(`the judge finds ${what}`, () => {
+    const run = well();
+    breakIt(run);
+    assert.notDeepEqual(judge(run)[failure], [], failure);
+  });
