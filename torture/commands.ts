@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import { existsSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout as pause } from 'node:timers/promises';
 import type { Said } from '../test/helper/executable.ts';
 import type { CreditEntry } from './journal.ts';
 import { count } from './journal.ts';
@@ -14,6 +15,8 @@ const plain =
   (...args: string[]): Command =>
   ({ site }) =>
     site.purser.cli('--json', ...args);
+
+const AGAIN_MILLISECONDS = 500;
 
 /** A credit with its key: what was acknowledged is there once. */
 export async function credit({ site, accountId }: Room, entry: CreditEntry): Promise<Said> {
@@ -60,8 +63,9 @@ const COMMANDS: Record<string, Command> = {
   'ledger head': plain('ledger', 'head'),
   'master-key rotate': plain('master-key', 'rotate'),
   freeze: async (room, step) => {
-    await plain('freeze')(room, step);
-    return plain('unfreeze')(room, step);
+    const frozen = await plain('freeze')(room, step);
+    while ((await plain('unfreeze')(room, step))?.code !== 0) await pause(AGAIN_MILLISECONDS);
+    return frozen;
   },
   backup: async ({ site, directory, journal }, { number }) => {
     const file = join(directory, `backup-${number}.db`);

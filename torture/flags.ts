@@ -1,16 +1,30 @@
 import { randomInt } from 'node:crypto';
 import { parseArgs } from 'node:util';
+import { LANES } from './plan.ts';
 
-export type Flags = { minutes: number; seed: number };
+export type Flags = {
+  minutes: number;
+  seed: number;
+  /** Names of the faults that are meant; undefined means all. */
+  only: readonly string[] | undefined;
+};
 
 const HELP = `npm run torture -- [flags]
   --minutes N   of load and faults (3); what is open is brought to its end afterwards
-  --seed S      the same faults in the same order again; drawn unless given`;
+  --seed S      the same faults in the same order again; drawn unless given
+  --only a,b    these faults, and no others: ${Object.values(LANES)
+    .flatMap((lane) => Object.keys(lane))
+    .join(', ')}`;
 
 /** The flags of the command line, or undefined when they were asked for. Throws TypeError for what is no flag. */
 export function readFlags(): Flags | undefined {
   const { values } = parseArgs({
-    options: { minutes: { type: 'string' }, seed: { type: 'string' }, help: { type: 'boolean', default: false } },
+    options: {
+      minutes: { type: 'string' },
+      seed: { type: 'string' },
+      only: { type: 'string' },
+      help: { type: 'boolean', default: false },
+    },
   });
   if (values.help) {
     console.log(HELP);
@@ -20,5 +34,5 @@ export function readFlags(): Flags | undefined {
   const seed = Number(values.seed ?? randomInt(2 ** 31));
   if (!(minutes > 0)) throw new TypeError(`--minutes must be a number above 0\n${HELP}`);
   if (!Number.isInteger(seed)) throw new TypeError(`--seed must be a whole number\n${HELP}`);
-  return { minutes, seed };
+  return { minutes, seed, only: values.only?.split(',') };
 }

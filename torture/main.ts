@@ -26,7 +26,7 @@ const CREDIT_CENTS = 100_000_000;
 const flags = readFlags();
 if (flags) process.exitCode = await torture(flags);
 
-async function torture({ minutes, seed }: NonNullable<typeof flags>): Promise<number> {
+async function torture({ minutes, seed, only }: NonNullable<typeof flags>): Promise<number> {
   await using stack = new AsyncDisposableStack();
   const began = performance.now();
   const say = (text: string) =>
@@ -76,7 +76,7 @@ async function torture({ minutes, seed }: NonNullable<typeof flags>): Promise<nu
 
   const until = performance.now() + minutes * 60_000;
   async function strike(lane: Lane): Promise<void> {
-    for (const step of stepsOf(lane, seed)) {
+    for (const step of stepsOf(lane, seed, only)) {
       const left = until - performance.now();
       await pause(Math.min(Math.max(0, left), step.after * 1000));
       if (performance.now() >= until) return;

@@ -1,8 +1,9 @@
 import { type Chance, chanceFrom } from './chance.ts';
 
 /**
- * What is done to the server itself, one after the other; and what is done to the world around it, beside that. How often
- * each is drawn. A clock leaps and comes back between two starts: whoever starts with a wrong clock has to believe it.
+ * What is done to the server itself, one after the other; and beside that what the operator does at his desk, and what is
+ * done to the world around. How often each is drawn. A clock leaps and comes back between two starts: whoever starts with
+ * a wrong clock has to believe it.
  */
 export const LANES = {
   process: {
@@ -14,13 +15,13 @@ export const LANES = {
     'write fails': 2,
     'fsync is slow': 4,
     'second server': 4,
-    command: 14,
     'clock ahead a little': 2,
     'clock ahead an hour': 2,
     'clock ahead a day': 1,
     'clock back a little': 2,
     'clock back an hour': 2,
   },
+  desk: { command: 1 },
   world: {
     'upstream storm': 6,
     'upstream gone': 4,
@@ -49,14 +50,17 @@ export type Step = {
   chance: Chance;
 };
 
-const QUIET_SECONDS = { process: [0.3, 3], world: [0.2, 3] } as const;
+const QUIET_SECONDS = { process: [0.3, 3], desk: [0.5, 4], world: [0.2, 3] } as const;
 const LASTS_SECONDS = [0.5, 5] as const;
 
-/** The steps of a lane, without end: they follow from the seed alone. */
-export function* stepsOf(lane: Lane, seed: number): Generator<Step, never> {
+/** The steps of a lane, without end: they follow from the seed, and from which faults are meant. */
+export function* stepsOf(lane: Lane, seed: number, only?: readonly string[]): Generator<Step> {
   const chance = chanceFrom(seed).apart(lane);
+  const meant = Object.entries(LANES[lane]).filter(([name]) => only?.includes(name) ?? true);
+  if (!meant.length) return;
+  const weights = Object.fromEntries(meant) as Record<FaultName, number>;
   for (let number = 1; ; number++) {
-    const name = chance.weighed(LANES[lane] as Record<FaultName, number>);
+    const name = chance.weighed(weights);
     const [least, most] = QUIET_SECONDS[lane];
     const [after, lasts] = [chance.between(least, most), chance.between(...LASTS_SECONDS)];
     yield { number, lane, name, after, lasts, chance: chance.apart(`${name} ${number}`) };

@@ -80,10 +80,22 @@ export async function openDocker(
     signal: (signal) => void child.kill(signal),
     async revive() {
       if (!hasEnded(child)) await once(child, 'exit');
+      // Its containerd dies a moment later; a daemon that still sees it waits for it in vain.
+      await until('containerd has ended', async () => !isAlive(`${directory}/exec/containerd/containerd.pid`));
       child = startEngine(command, apart);
       await untilReady(docker, child);
     },
   };
+}
+
+/** Whether the process that a file names still runs. */
+function isAlive(pidFile: string): boolean {
+  try {
+    const status = readFileSync(`/proc/${readFileSync(pidFile, 'utf8').trim()}/status`, 'utf8');
+    return !/^State:\tZ/m.test(status);
+  } catch {
+    return false;
+  }
 }
 
 const hasEnded = ({ exitCode, signalCode }: ChildProcess) => exitCode !== null || signalCode !== null;
