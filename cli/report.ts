@@ -16,8 +16,14 @@ function exitCodeOf(error: unknown): number {
   return status === 500 ? 1 : 5;
 }
 
+/** What went wrong first: on a full disk closing fails too, and that is not what has to be told. */
+function firstOf(error: unknown): unknown {
+  return error instanceof SuppressedError ? firstOf(error.suppressed) : error;
+}
+
 /** Says on stderr what went wrong, as JSON on stdout too when that was asked for, and sets the exit code. */
-export function reportFailure(error: unknown, json: boolean): void {
+export function reportFailure(thrown: unknown, json: boolean): void {
+  const error = firstOf(thrown);
   const message = error instanceof Error ? error.message : String(error);
   const code = error instanceof Refusal ? error.code : error instanceof ConfigurationFault ? 'configuration' : 'failed';
   if (json) print(JSON.stringify({ error: { code, message } }));
