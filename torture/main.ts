@@ -3,8 +3,10 @@
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { TestContext } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 import { MODELS } from '../test/helper/house.ts';
+import { openSmallDisk } from '../test/helper/small-disk.ts';
 import { readBooks } from './books.ts';
 import { chanceFrom } from './chance.ts';
 import { openClients } from './clients.ts';
@@ -18,11 +20,13 @@ import { openModels } from './models.ts';
 import { openOrders } from './orders.ts';
 import { LANES, type Lane, nameOf, stepsOf } from './plan.ts';
 import type { Room } from './room.ts';
-import { openDisk, openSite, openWallClock, type Stage } from './site.ts';
+import { openSite, openWallClock, type Stage } from './site.ts';
 import { printReport } from './table.ts';
 import { watch } from './watch.ts';
 
 const CREDIT_CENTS = 100_000_000;
+/** In memory: all of it is taken whenever it is full. */
+const [DISK_MEBIBYTES, MEBIBYTES_PER_MINUTE] = [128, 16];
 const flags = readFlags();
 if (flags) process.exitCode = await torture(flags);
 
@@ -41,7 +45,7 @@ async function torture({ minutes, seed, only }: NonNullable<typeof flags>): Prom
 
   const models = await openModels(stage, chance.apart('models'));
   const machines = await openMachines(stage);
-  const disk = openDisk(stage);
+  const disk = openSmallDisk(stage as TestContext, DISK_MEBIBYTES + Math.ceil(minutes) * MEBIBYTES_PER_MINUTE);
   const clock = openWallClock(stage, directory);
   const data = join(disk?.directory ?? directory, 'data');
   mkdirSync(data, { mode: 0o700 });

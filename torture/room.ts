@@ -1,7 +1,8 @@
+import type { SmallDisk } from '../test/helper/small-disk.ts';
 import type { Machines } from './engine.ts';
 import type { Journal } from './journal.ts';
 import type { Models } from './models.ts';
-import type { Disk, Site, WallClock } from './site.ts';
+import type { Site, WallClock } from './site.ts';
 
 /** Everything that can be tortured, and who looks on. */
 export type Room = {
@@ -9,7 +10,7 @@ export type Room = {
   journal: Journal;
   models: Models;
   machines: Machines | undefined;
-  disk: Disk | undefined;
+  disk: SmallDisk | undefined;
   clock: WallClock | undefined;
   accountId: string;
   accountKey: string;

@@ -1,6 +1,4 @@
-import { execFileSync } from 'node:child_process';
-import { appendFileSync, mkdirSync, mkdtempSync, readdirSync, rmdirSync, statfsSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { appendFileSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as pause } from 'node:timers/promises';
 import { hasComponent } from '../test/helper/component.ts';
@@ -8,38 +6,6 @@ import { type Ended, type Installation, installation, type Launched, type Servin
 import { count, type Finding } from './journal.ts';
 
 export type Stage = { after(undo: () => unknown): void; skip(message?: string): void };
-
-/** The disk of the data directory: small, and the harness's to make full. */
-export type Disk = {
-  directory: string;
-  /** Leaves so many bytes free. */
-  fill(freeBytes: number): void;
-  free(): void;
-};
-
-const DISK_BYTES = 4 * 1024 ** 3; // Of memory, and only what is written takes any.
-const PAGE_BYTES = 4096;
-
-/** A tmpfs that is full when it is said to be: its size is set to what it holds. Undefined where none can be mounted. */
-export function openDisk(t: Stage): Disk | undefined {
-  if (!hasComponent(t as never, 'root, for a tmpfs', () => process.getuid?.() === 0)) return undefined;
-  const directory = mkdtempSync(join(tmpdir(), 'purser-torture-'));
-  const size = (bytes: number) => `size=${Math.ceil(bytes / PAGE_BYTES) * PAGE_BYTES}`;
-  execFileSync('mount', ['-t', 'tmpfs', '-o', `${size(DISK_BYTES)},mode=700`, 'purser-torture', directory]);
-  t.after(() => {
-    execFileSync('umount', [directory]);
-    rmdirSync(directory);
-  });
-  const remount = (bytes: number) => execFileSync('mount', ['-o', `remount,${size(bytes)}`, directory]);
-  return {
-    directory,
-    fill(freeBytes) {
-      const { blocks, bfree, bsize } = statfsSync(directory);
-      remount((blocks - bfree) * bsize + freeBytes);
-    },
-    free: () => remount(DISK_BYTES),
-  };
-}
 
 /** The wall clock that the executable sees; the monotonic clock stays the machine's. */
 export type WallClock = { env: Record<string, string>; leap(seconds: number): void };
