@@ -1,5 +1,6 @@
 import { setTimeout as pause } from 'node:timers/promises';
 import { within } from '../test/helper/executable.ts';
+import type { Chance } from './chance.ts';
 import { runCommand } from './commands.ts';
 import { lose } from './engine.ts';
 import type { FaultName, Step } from './plan.ts';
@@ -12,13 +13,13 @@ type Fault = (room: Room, step: Step) => Promise<unknown>;
 const seconds = (count: number) => pause(count * 1000);
 const PAST_EXPIRIES = 3;
 
-/** Calls that make the kernel of the server's process fail them, while strace watches it. */
+/** System calls of the server that fail, come late or kill it, while strace watches; `fatal` where that may end it. */
 const injected =
-  (calls: string, what: string, fatal: boolean): Fault =>
-  async (room, { lasts }) => {
+  (calls: string, what: string | ((chance: Chance) => string), fatal: boolean): Fault =>
+  async (room, { lasts, chance }) => {
     const allowance = fatal ? room.site.allow() : undefined;
     const server = await room.site.server();
-    const watching = await tamper(server.pid, calls, what);
+    const watching = await tamper(server.pid, calls, typeof what === 'string' ? what : what(chance));
     await Promise.race([server.ended, seconds(lasts)]);
     await watching?.end();
     await seconds(0.2); // An end that it brought about is seen by then.
@@ -95,6 +96,16 @@ export const FAULTS: Record<FaultName, Fault> = {
   },
   'fsync fails': injected('fsync,fdatasync', 'error=EIO', true),
   'write fails': injected('pwrite64', 'error=EIO', true),
+  'write finds no room': injected(
+    'pwrite64',
+    (chance) => `error=ENOSPC:when=${chance.whole(1, 9)}+${chance.whole(3, 9)}`,
+    false,
+  ),
+  'kill -9 at a write': injected(
+    'pwrite64,fsync,fdatasync,rename,ftruncate',
+    (chance) => `signal=SIGKILL:when=${chance.whole(1, 60)}`,
+    true,
+  ),
   'fsync is slow': injected('fsync,fdatasync', 'delay_enter=150000', false),
   /** Another server on the same directory has to give up at once, and must not disturb the first. */
   async 'second server'({ site }) {

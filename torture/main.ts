@@ -28,7 +28,11 @@ const CREDIT_CENTS = 100_000_000;
 /** In memory: all of it is taken whenever it is full. */
 const [DISK_MEBIBYTES, MEBIBYTES_PER_MINUTE] = [128, 16];
 const flags = readFlags();
-if (flags) process.exitCode = await torture(flags);
+if (flags)
+  process.exitCode = await torture(flags).catch((error) => {
+    console.log(`\nFAILED with seed ${flags.seed}: it did not come to its end.`);
+    throw error;
+  });
 
 async function torture({ minutes, seed, only }: NonNullable<typeof flags>): Promise<number> {
   await using stack = new AsyncDisposableStack();

@@ -9,10 +9,12 @@ export const LANES = {
   process: {
     'kill -9': 10,
     'kill -9 twice': 4,
+    'kill -9 at a write': 6,
     SIGTERM: 5,
     SIGSTOP: 4,
     'fsync fails': 4,
     'write fails': 2,
+    'write finds no room': 3,
     'fsync is slow': 4,
     'second server': 4,
     'clock ahead a little': 2,
