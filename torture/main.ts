@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
+import { hasComponent, hasProgram } from '../test/helper/component.ts';
 import { MODELS } from '../test/helper/house.ts';
 import { openSmallDisk } from '../test/helper/small-disk.ts';
 import { readBooks } from './books.ts';
@@ -51,6 +52,7 @@ async function torture({ minutes, seed, only }: NonNullable<typeof flags>): Prom
   const machines = await openMachines(stage);
   const disk = openSmallDisk(stage as TestContext, DISK_MEBIBYTES + Math.ceil(minutes) * MEBIBYTES_PER_MINUTE);
   const clock = openWallClock(stage, directory);
+  hasComponent(stage as TestContext, 'strace', () => hasProgram('strace'));
   const data = join(disk?.directory ?? directory, 'data');
   mkdirSync(data, { mode: 0o700 });
   const house = { name: 'house', base_url: models.url, timeout_seconds: 3 };

@@ -12,10 +12,14 @@ const LOOK_MILLISECONDS = 10;
 export async function tamper(pid: number, calls: string, what: string): Promise<{ end(): Promise<void> } | undefined> {
   const inject = ['-e', `trace=${calls}`, '-e', `inject=${calls}:${what}`];
   const strace = spawn('strace', ['-f', '-qq', '-o', '/dev/null', ...inject, '-p', String(pid)], { stdio: 'ignore' });
-  const ended = once(strace, 'close').catch(() => {});
-  const isOver = () => strace.exitCode !== null || strace.signalCode !== null;
-  while (!isOver() && !isTraced(pid)) await pause(LOOK_MILLISECONDS);
-  if (isOver()) return undefined;
+  let isOver = false;
+  const ended = once(strace, 'close')
+    .catch(() => {}) // It is not installed.
+    .then(() => {
+      isOver = true;
+    });
+  while (!isOver && !isTraced(pid)) await pause(LOOK_MILLISECONDS);
+  if (isOver) return undefined;
   return {
     async end() {
       strace.kill('SIGTERM'); // It lets go of the process first.

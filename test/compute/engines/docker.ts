@@ -12,6 +12,7 @@ import { until } from '../conformance.ts';
 export const IMAGE = 'localhost/busybox:1';
 export const IMAGE_WITH_VOLUME = 'localhost/busybox-volume:1';
 const READY_MILLISECONDS = 30_000;
+const REVIVAL_COUNT = 5;
 const LEAVES_THE_NETWORK_ALONE = [
   '--bridge=none',
   '--iptables=false',
@@ -82,8 +83,15 @@ export async function openDocker(
       if (!hasEnded(child)) await once(child, 'exit');
       // Its containerd dies a moment later; a daemon that still sees it waits for it in vain.
       await until('containerd has ended', async () => !isAlive(`${directory}/exec/containerd/containerd.pid`));
-      child = startEngine(command, apart);
-      await untilReady(docker, child);
+      for (let attempts = REVIVAL_COUNT; ; attempts--) {
+        child = startEngine(command, apart);
+        try {
+          return await untilReady(docker, child);
+        } catch (error) {
+          // On a busy machine its containerd may take longer than a daemon waits for it.
+          if (!hasEnded(child) || attempts === 1) throw error;
+        }
+      }
     },
   };
 }
