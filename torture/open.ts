@@ -1,0 +1,44 @@
+import { mkdirSync, mkdtempSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { hasComponent, hasProgram } from '../test/helper/component.ts';
+import { MODELS } from '../test/helper/house.ts';
+import { openSmallDisk } from '../test/helper/small-disk.ts';
+import type { Chance } from './chance.ts';
+import { openMachines } from './engine.ts';
+import { newJournal } from './journal.ts';
+import { openModels } from './models.ts';
+import type { Room } from './room.ts';
+import { openSite, openWallClock, type Stage } from './site.ts';
+
+export const CREDIT_CENTS = 100_000_000;
+/** In memory: all of it is taken whenever it is full. */
+const [DISK_MEBIBYTES, MEBIBYTES_PER_MINUTE] = [128, 16];
+
+/** Sets everything up: model server, engine, disk, clock and an installation with an account that has credit. */
+export async function openRoom(stage: Stage, chance: Chance, minutes: number): Promise<Room> {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-torture-kept-'));
+  const models = await openModels(stage, chance);
+  const machines = await openMachines(stage);
+  const disk = openSmallDisk(stage as TestContext, DISK_MEBIBYTES + Math.ceil(minutes) * MEBIBYTES_PER_MINUTE);
+  const clock = openWallClock(stage, directory);
+  hasComponent(stage as TestContext, 'strace', () => hasProgram('strace'));
+  const data = join(disk?.directory ?? directory, 'data');
+  mkdirSync(data, { mode: 0o700 });
+  const house = { name: 'house', base_url: models.url, timeout_seconds: 3 };
+  const settings = {
+    close_wait_seconds: 2,
+    drain_seconds: 2,
+    router: { upstreams: [house], models: MODELS, uncertain: { after_seconds: 4, policy: 'charge' } },
+    ...(machines ? { compute: machines.settings, ssh: { listen: '127.0.0.1:0' } } : {}),
+  };
+  const log = join(directory, 'server.log');
+  const site = openSite(stage, { directory: data, env: clock?.env ?? {}, settings }, log);
+  await site.server();
+  const { accounts } = await site.purser.json('account', 'list');
+  const accountId: string = accounts[0].id;
+  await site.purser.json('account', 'credit', accountId, String(CREDIT_CENTS));
+  const { key: accountKey } = await site.purser.json('key', 'create', '--account', accountId, '--name', 'clients');
+  return { site, journal: newJournal(), models, machines, disk, clock, accountId, accountKey, directory };
+}
