@@ -43,7 +43,9 @@ const full =
     if (!disk) return 'left out';
     const allowance = site.allow(); // It cannot start without room.
     disk.fill(freeBytes);
-    await seconds(lasts);
+    await seconds(lasts / 2);
+    disk.fill(freeBytes); // What the server gave back for its settlements is gone too.
+    await seconds(lasts / 2);
     disk.free();
     await seconds(1);
     allowance.end();

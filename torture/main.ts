@@ -46,7 +46,7 @@ async function torture(flags: Flags): Promise<number> {
   const looking = watch(room, orders, room.machines, chance.apart('watch'));
   const load = clients.run();
   const striking = strike(room, flags, say);
-  await Promise.race([striking, load]); // Clients only end by themselves with an error.
+  await Promise.race([striking, load, interrupted()]); // Clients only end by themselves with an error.
   const struck = await striking;
   clients.stop();
   await load;
@@ -70,6 +70,13 @@ async function torture(flags: Flags): Promise<number> {
   if (failures) keep(room, struck, seed);
   else rmSync(room.directory, { recursive: true, force: true });
   return failures ? 1 : 0;
+}
+
+/** Rejects when somebody wants the run to end: what was started is ended then. */
+function interrupted(): Promise<never> {
+  return new Promise((_, reject) => {
+    for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => reject(new Error(signal)));
+  });
 }
 
 /** What whoever looks for the fault needs. */

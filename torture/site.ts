@@ -1,4 +1,4 @@
-import { appendFileSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { appendFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as pause } from 'node:timers/promises';
 import { hasComponent } from '../test/helper/component.ts';
@@ -123,7 +123,9 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
       count(errors, String(/"event":"([^"]+)"/.exec(line)?.[1]));
   }
 
-  mkdirSync(purser.directory, { recursive: true });
+  t.after(() => {
+    closing = true; // Whatever the run ended with, nothing is started again.
+  });
   void operate();
   return {
     purser,
