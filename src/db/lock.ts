@@ -31,10 +31,22 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
       client.close();
       if (!String((error as { code?: string }).code).startsWith('SQLITE_BUSY')) throw error;
       const holder = holderOf(file);
-      if (performance.now() > deadline || holder.startsWith('purser serve'))
+      if (performance.now() > deadline || isServing(holder))
         throw new LockedError(`${dirname(file)} is in use by ${holder}. Only one process may write there.`);
     }
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+  }
+}
+
+/** A server keeps the lock for as long as it lives. One that was killed has left its name: whoever has the lock now is another. */
+function isServing(holder: string): boolean {
+  const pid = /^purser serve \(process (\d+)\)$/.exec(holder)?.[1];
+  if (pid === undefined) return false;
+  try {
+    process.kill(Number(pid), 0);
+    return true;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM';
   }
 }
 

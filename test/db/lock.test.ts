@@ -1,0 +1,38 @@
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { LockedError } from '../../src/data-directory.ts';
+import { takeLock } from '../../src/db/lock.ts';
+
+function lockFile(t: TestContext): string {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-lock-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  return join(directory, 'purser.lock');
+}
+
+test('beside a server that serves another is refused at once, by its name', async (t) => {
+  const file = lockFile(t);
+  const held = await takeLock(file, 'purser serve');
+  const began = performance.now();
+  await assert.rejects(takeLock(file, 'purser serve'), (error: Error) => {
+    assert(error instanceof LockedError);
+    assert.match(error.message, new RegExp(`in use by purser serve \\(process ${process.pid}\\)`));
+    return true;
+  });
+  assert(performance.now() - began < 4000);
+  held.release();
+});
+
+test('a start waits for a command that took the lock after a server was killed, though the server’s name still stands there', async (t) => {
+  const file = lockFile(t);
+  const command = await takeLock(file, 'purser account credit');
+  const { pid: dead } = spawnSync('true');
+  // The command has the lock, and has not written its name yet.
+  writeFileSync(`${file}.holder`, `purser serve (process ${dead})\n`);
+  const starting = takeLock(file, 'purser serve');
+  setTimeout(() => command.release(), 200);
+  (await starting).release();
+});
