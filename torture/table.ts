@@ -34,6 +34,9 @@ export function printReport({ seed, minutes, journal, books, models, faults, ver
   row('leases', `${books.resources.length}: ${books.resources.filter(({ ended }) => ended !== null).length} ended`);
   row('credits, backups', `${credits.length}, ${backups.length}`);
   row('journal lines', `${books.entries.length}`);
+  row('acknowledged', `${acknowledged(journal)} orders, wallets, closes and credits`);
+  const unseen = books.operations.filter((it) => it.settledBy === 'policy' && !models.calls.has(it.id));
+  row('charged by policy, never seen', `${unseen.length} (the server died before it called, or nobody was there)`);
   list('answers', journal.answers);
   list('faults', faults);
   list('faults of model calls', models.faults);
@@ -54,6 +57,16 @@ export function printReport({ seed, minutes, journal, books, models, faults, ver
     if (found.length > SHOWN) console.log(`      and ${found.length - SHOWN} more`);
   }
   return failures;
+}
+
+/** Everything that a client was told is so, each thing once. */
+function acknowledged({ orders, wallets, credits }: Journal): number {
+  return (
+    orders.filter(({ outcome }) => outcome === 'done' || outcome === 'lost').length +
+    wallets.filter(({ id }) => id).length +
+    wallets.filter(({ closedAt }) => closedAt !== undefined).length +
+    credits.filter(({ outcome }) => outcome === 'done').length
+  );
 }
 
 function list(title: string, tally: ReadonlyMap<string, number>): void {
