@@ -14,6 +14,9 @@ export type WalletEntry = {
   id: string;
   token: string;
   routerKey: string;
+  /** Milliseconds: when it was first asked for, and when that was acknowledged. */
+  askedAt: number;
+  madeAt?: number;
   /** What the first acknowledged close said, and when it came. */
   closed?: Answer['body'];
   closedAt?: number;
@@ -42,6 +45,8 @@ export type OrderEntry = {
   stoppedAt?: number;
   /** Until when the machine was paid for, as last acknowledged (Unix seconds). */
   expiresAt?: number;
+  /** Whether what comes now is the answer to the first request. */
+  isNew: boolean;
   /** How often it is being asked for at this moment. */
   flying: number;
 };
@@ -117,6 +122,19 @@ type Told =
   | { outcome: 'pending'; resource: Answer['body'] }
   | { outcome: 'unexpected' };
 
+/** The clock leaps by less than a minute, which is believed; by more, which must change nothing. */
+const CLOCK_MILLISECONDS = 60_000;
+
+/** Whether an answer of now fits the expiry of its wallet: neither a leap of the clock nor a crash may move it. */
+function isTimely(
+  { expiresInSeconds, askedAt, madeAt = Number.POSITIVE_INFINITY }: WalletEntry,
+  told: 'expired' | 'new',
+) {
+  const lasts = expiresInSeconds * 1000;
+  if (told === 'expired') return lasts > 0 && Date.now() > askedAt + lasts - CLOCK_MILLISECONDS;
+  return lasts === 0 || Date.now() < madeAt + lasts + CLOCK_MILLISECONDS;
+}
+
 /** What an answer says of the order that it answers. */
 export function readAnswer(order: OrderEntry, { status, body, text }: Answer): Told {
   const code: string | undefined = body?.error?.code;
@@ -168,6 +186,8 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
     journal.findings.push({ failure, what: `${order.kind} ${order.key} of ${order.wallet.id}: ${what}` });
   count(journal.answers, `${order.kind} ${answer.body?.error?.code ?? answer.status}`);
 
+  if (answer.body?.error?.code === 'wallet_expired' && !isTimely(order.wallet, 'expired'))
+    find('unexpected answers', `it lasts for ${order.wallet.expiresInSeconds} s, and had expired before: ${said}`);
   if (told.outcome === 'unexpected') return void find('unexpected answers', said);
   if (told.outcome === 'as before') return;
   if ('resource' in told && told.resource) {
@@ -187,6 +207,8 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
       order.wallet.known += told.charged;
       return;
     }
+    if (order.isNew && !isTimely(order.wallet, 'new'))
+      find('unexpected answers', `it lasted for ${order.wallet.expiresInSeconds} s, and was still spent from: ${said}`);
     order.text = told.text;
     order.operationId = told.operationId;
     if (told.charged !== 'hold') order.wallet.known += told.charged;

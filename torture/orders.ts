@@ -41,6 +41,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
         failure: 'acknowledged and lost',
         what: `wallet ${wallet.key} was ${wallet.id}, and is now ${answer.text}`,
       });
+    wallet.madeAt ??= Date.now();
     wallet.id ||= answer.body.id;
     wallet.token ||= answer.body.agent_token;
     if (wallet.outcome === 'unknown') wallet.outcome = 'open';
@@ -79,6 +80,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
       if (error instanceof Gone) count(journal.answers, `${order.kind} gone`);
       throw error;
     } finally {
+      order.isNew = false;
       order.flying--;
     }
   }
@@ -92,6 +94,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
       charged: undefined,
       operationId: '',
       resourceId: '',
+      isNew: true,
       flying: 0,
       ...it,
     };
@@ -154,6 +157,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
       id: '',
       token: '',
       routerKey: '',
+      askedAt: Date.now(),
       known: 0n,
     };
     journal.wallets.push(entry);

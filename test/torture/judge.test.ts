@@ -44,6 +44,7 @@ const order = (wallet: WalletEntry, key: string, more: Partial<OrderEntry> = {})
   charged: FLAT,
   operationId: `op_${key}`,
   resourceId: '',
+  isNew: false,
   flying: 0,
   ...more,
 });
@@ -80,6 +81,7 @@ function well(): Evidence & { wallet: WalletEntry } {
     id: 'wal_1',
     token: 'token',
     routerKey: '',
+    askedAt: 0,
     closed: { used_usd: '0.026', returned_cents: 97 },
     known: used,
   };
