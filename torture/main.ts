@@ -17,15 +17,20 @@ import { watch } from './watch.ts';
 
 const flags = readFlags();
 if (flags)
-  process.exitCode = await torture(flags).catch((error) => {
+  process.exitCode = await attempt(flags).catch((error) => {
     console.log(`\nFAILED with seed ${flags.seed}: it did not come to its end.`);
     throw error;
   });
 
-/** Answers the exit code. */
-async function torture(flags: Flags): Promise<number> {
-  const { seed, minutes } = flags;
+/** Whatever it ends with, an interrupt included, what was started is ended. */
+async function attempt(flags: Flags): Promise<number> {
   await using stack = new AsyncDisposableStack();
+  return await Promise.race([torture(flags, stack), interrupted()]);
+}
+
+/** Answers the exit code. */
+async function torture(flags: Flags, stack: AsyncDisposableStack): Promise<number> {
+  const { seed, minutes } = flags;
   const began = performance.now();
   const say = (text: string) => {
     const line = `${((performance.now() - began) / 1000).toFixed(1).padStart(7)} s  ${text}`;
@@ -46,7 +51,7 @@ async function torture(flags: Flags): Promise<number> {
   const looking = watch(room, orders, room.machines, chance.apart('watch'));
   const load = clients.run();
   const striking = strike(room, flags, say);
-  await Promise.race([striking, load, interrupted()]); // Clients only end by themselves with an error.
+  await Promise.race([striking, load]); // Clients only end by themselves with an error.
   const struck = await striking;
   clients.stop();
   await load;
@@ -72,7 +77,7 @@ async function torture(flags: Flags): Promise<number> {
   return failures ? 1 : 0;
 }
 
-/** Rejects when somebody wants the run to end: what was started is ended then. */
+/** Rejects when somebody wants the run to end. */
 function interrupted(): Promise<never> {
   return new Promise((_, reject) => {
     for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => reject(new Error(signal)));
