@@ -21,7 +21,7 @@ export function reachable(path: string): { path: string; free(): void } {
 
 /**
  * Asks the server that listens on `path`. Undefined when nobody listens there. `signal` ends the waiting, not the command.
- * Throws the server's refusal as a Refusal, and an Error when the server went away in the middle.
+ * Throws the server's refusal as a Refusal, `operation_uncertain` when the server went away in the middle.
  */
 export async function askSocket(
   path: string,
@@ -37,12 +37,11 @@ export async function askSocket(
         const chunks: Buffer[] = [];
         response.on('data', (chunk) => chunks.push(chunk));
         response.on('end', () => resolve(Buffer.concat(chunks).toString()));
-        response.on('error', reject);
+        response.on('error', (error) => reject(wentAway(error)));
       });
       request.on('error', (error: NodeJS.ErrnoException) => {
         if (error.code === 'ENOENT' || error.code === 'ECONNREFUSED') resolve(undefined);
-        else
-          reject(new Error(`The server went away before it answered (${error.code}). Ask again to see what it did.`));
+        else reject(wentAway(error));
       });
       request.end(JSON.stringify({ name, input }));
     });
@@ -53,4 +52,9 @@ export async function askSocket(
   } finally {
     at.free();
   }
+}
+
+function wentAway(cause: NodeJS.ErrnoException): Refusal {
+  const message = `The server went away before it answered (${cause.code}). Ask again to see what it did.`;
+  return new Refusal('operation_uncertain', message, { cause });
 }

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { appendFileSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
@@ -226,4 +227,15 @@ test('a command line that cannot be understood exits 2, and says so as JSON too'
   }
   const help = await purser.cli('--json', '--help');
   assert.deepEqual([help.code, help.stderr], [0, '']);
+});
+
+test('a server that goes away in the middle of a command leaves its outcome unknown: exit 5', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const goesAway = createServer((socket) => socket.once('data', () => socket.destroy()));
+  await new Promise<void>((resolve) => goesAway.listen(join(purser.directory, 'purser.sock'), resolve));
+  t.after(() => goesAway.close());
+  const { code, message } = await refused(purser, 5, ['account', 'list']);
+  assert.equal(code, 'operation_uncertain');
+  assert.match(message, /went away before it answered/);
 });
