@@ -1,0 +1,94 @@
+import assert from 'node:assert/strict';
+import type { Statement } from 'better-sqlite3';
+import { Column, is, Param, Placeholder, SQL } from 'drizzle-orm';
+
+type Values = Record<string, unknown>;
+type Codec = { mapToDriverValue(value: unknown): unknown; mapFromDriverValue(value: unknown): unknown };
+
+/** What drizzle-orm 0.45 keeps in a prepared query of better-sqlite3. Not in its types: test/db/statement.test.ts holds it. */
+type Prepared = {
+  stmt: Statement;
+  query: { params: unknown[] };
+  fields?: { path: string[]; field: unknown }[];
+  get(values?: Values): unknown;
+  all(values?: Values): unknown[];
+  run(values?: Values): unknown;
+};
+
+/**
+ * Makes a prepared query of drizzle's fast, in place: what it finds out anew on each call (which parameter is a
+ * placeholder, which field a column, how each is encoded) is found out once. The answers are the same.
+ */
+export function quicken(prepared: object): void {
+  const query = prepared as Prepared;
+  const { fields } = query;
+  const { stmt, params } = withLiteralLimit(query.stmt, query.query.params);
+  const bind = binder(params);
+  if (!stmt.reader) {
+    query.run = (values) => stmt.run(bind(values));
+    return;
+  }
+  if (!fields || fields.some(({ path }) => path.length > 1)) return; // A join of whole tables: none of ours.
+  const toRow = mapper(fields);
+  stmt.raw();
+  query.get = (values) => {
+    const row = stmt.get(bind(values)) as unknown[] | undefined;
+    return row && toRow(row);
+  };
+  query.all = (values) => (stmt.all(bind(values)) as unknown[][]).map(toRow);
+}
+
+/**
+ * SQLite compiles a statement anew whenever its LIMIT is bound, since the plan depends on it: that is ten times the cost of
+ * reading one row. As a literal it is part of the statement.
+ */
+function withLiteralLimit(
+  stmt: Statement,
+  params: readonly unknown[],
+): { stmt: Statement; params: readonly unknown[] } {
+  const limit = params.at(-1);
+  if (typeof limit !== 'number' || !stmt.source.endsWith(' limit ?')) return { stmt, params };
+  return { stmt: stmt.database.prepare(`${stmt.source.slice(0, -1)}${limit}`), params: params.slice(0, -1) };
+}
+
+/** What a statement is run with: constants, and values by the name of their placeholder. Throws where one is missing. */
+function binder(params: readonly unknown[]): (values: Values | undefined) => unknown[] {
+  const slots = params.map((it) => {
+    if (is(it, Placeholder)) return { name: it.name as string };
+    if (is(it, Param) && is(it.value, Placeholder))
+      return { name: it.value.name as string, encoder: it.encoder as Codec };
+    return { constant: it };
+  });
+  return (values = {}) => {
+    const bound = new Array<unknown>(slots.length);
+    for (let i = 0; i < slots.length; i++) {
+      const { name, encoder, constant } = slots[i] as { name?: string; encoder?: Codec; constant?: unknown };
+      const value = name === undefined ? constant : values[name];
+      assert(name === undefined || value !== undefined || name in values, `no value for the placeholder ${name}`);
+      bound[i] = encoder ? encoder.mapToDriverValue(value) : value;
+    }
+    return bound;
+  };
+}
+
+function mapper(fields: NonNullable<Prepared['fields']>): (row: unknown[]) => Values {
+  const columns = fields.map(({ path, field }) => {
+    const codec = (
+      is(field, Column) ? field : is(field, SQL) ? decoderOf(field) : decoderOf((field as { sql: SQL }).sql)
+    ) as Codec;
+    // Texts and blobs are taken as they are: most columns.
+    const isAsIs = codec.mapFromDriverValue === Column.prototype.mapFromDriverValue;
+    return { name: path[0] as string, codec: isAsIs ? undefined : codec };
+  });
+  return (row) => {
+    const result: Values = {};
+    for (let i = 0; i < columns.length; i++) {
+      const { name, codec } = columns[i] as (typeof columns)[number];
+      const value = row[i];
+      result[name] = codec === undefined || value === null ? value : codec.mapFromDriverValue(value);
+    }
+    return result;
+  };
+}
+
+const decoderOf = (it: SQL) => (it as unknown as { decoder: Codec }).decoder;
