@@ -7,17 +7,18 @@ type Json = Record<string, unknown>;
  * for how it finished, and one for the usage. Throws where there are no choices: then nothing was answered that could be
  * told of in chunks.
  */
-export async function* eventsOfCompletion(completion: unknown): AsyncGenerator<SseEvent, void, void> {
+export function eventsOfCompletion(completion: unknown): SseEvent[] {
   const { choices, usage, object: _, ...head } = completion as Json;
   if (!Array.isArray(choices)) throw new Error('the upstream answered without choices');
   const chunk = (rest: Json) => toEvent({ ...head, object: 'chat.completion.chunk', ...rest });
-  for (const choice of choices as (Json | null)[]) {
+  const told = (choices as (Json | null)[]).flatMap((choice) => {
     const { message, finish_reason: reason, index = 0, ...rest } = choice ?? {};
-    yield chunk({ choices: [{ index, delta: toDelta(message), ...rest, finish_reason: null }] });
-    yield chunk({ choices: [{ index, delta: {}, finish_reason: reason ?? 'stop' }] });
-  }
-  if (usage !== undefined) yield chunk({ choices: [], usage });
-  yield { raw: DONE_EVENT, data: DONE };
+    return [
+      chunk({ choices: [{ index, delta: toDelta(message), ...rest, finish_reason: null }] }),
+      chunk({ choices: [{ index, delta: {}, finish_reason: reason ?? 'stop' }] }),
+    ];
+  });
+  return [...told, ...(usage === undefined ? [] : [chunk({ choices: [], usage })]), { raw: DONE_EVENT, data: DONE }];
 }
 
 /** In a stream tool calls carry their number: clients put their pieces together by it. */

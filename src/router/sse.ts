@@ -1,5 +1,5 @@
-/** One server-sent event: as it came, and what its data lines say (undefined for a comment). */
-export type SseEvent = { raw: Buffer; data: string | undefined };
+/** One server-sent event: as it came, and what its data lines say (undefined for a comment), read when it is asked for. */
+export type SseEvent = { readonly raw: Buffer; readonly data: string | undefined };
 
 /** A longer event is no event of a model server. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
@@ -25,10 +25,15 @@ export function createEventSplitter(): EventSplitter {
   let isFirst = true;
 
   function toEvent(raw: Buffer): SseEvent {
-    const text = raw.toString('utf8');
-    const data = dataOf(isFirst ? text.replace(/^\uFEFF/, '') : text);
+    const hasMark = isFirst;
     isFirst = false;
-    return { raw, data };
+    return {
+      raw,
+      get data() {
+        const text = raw.toString('utf8');
+        return dataOf(hasMark ? text.replace(/^\uFEFF/, '') : text);
+      },
+    };
   }
 
   return {
@@ -100,6 +105,11 @@ export const eventOf = (value: unknown): Buffer => Buffer.from(`data: ${JSON.str
 /** How an OpenAI stream ends. */
 export const DONE = '[DONE]';
 export const DONE_EVENT = Buffer.from(`data: ${DONE}\n\n`);
+
+const TELLING = ['"usage"', '"error"', DONE].map((it) => Buffer.from(it));
+
+/** Whether an event may say more than a piece of the answer: a count, an error, the end. Cheap, and never wrong with no. */
+export const mayTell = ({ raw }: SseEvent): boolean => TELLING.some((it) => raw.includes(it));
 
 /**
  * The body of an event that tells of an error instead of a chunk, in the shapes that model servers use: OpenAI's, a bare

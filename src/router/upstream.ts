@@ -26,8 +26,8 @@ export type Refused = {
 /** What an upstream answered. Only `answered` has cost anything for certain; `unknown` may have. */
 export type Reply =
   | { kind: 'answered'; body: Buffer; json: unknown }
-  /** Its first event has come. What breaks later is thrown while it is read; it has to be read or returned. */
-  | { kind: 'streaming'; events: AsyncGenerator<SseEvent, void, void> }
+  /** Its first events have come. What breaks later is thrown while it is read; it has to be read or returned. */
+  | { kind: 'streaming'; events: AsyncIterable<readonly SseEvent[]> }
   | Refused
   | { kind: 'unknown'; reason: string };
 
@@ -151,11 +151,12 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   ): Promise<Reply> {
     const source = eventsOf(response.body, limits);
     for (;;) {
-      const { value: first } = await source.next();
-      if (!first) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
-      if (first.data === undefined) continue; // A comment, to keep the connection alive.
-      const error = errorIn(first.data);
-      if (!error) return { kind: 'streaming', events: follow(first, source, limits, over) };
+      const { value: events } = await source.next();
+      if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
+      const at = events.findIndex(({ data }) => data !== undefined);
+      if (at === -1) continue; // Comments, to keep the connection alive.
+      const error = errorIn(events[at]?.data as string);
+      if (!error) return { kind: 'streaming', events: follow(events.slice(at), source, limits, over) };
       await source.return();
       const status = Number(codeIn(error));
       if (status >= 400 && status < 500)
@@ -171,22 +172,28 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     }
   }
 
-  async function* follow(
-    first: SseEvent,
-    rest: AsyncGenerator<SseEvent, void, void>,
-    limits: Limits,
-    over: () => void,
-  ): AsyncGenerator<SseEvent, void, void> {
-    try {
-      yield first;
-      yield* rest;
-    } catch (error) {
+  /** What was read already, and the rest. By hand: a generator around a generator costs more than a token's way through. */
+  function follow(first: SseEvent[], rest: Events, limits: Limits, over: () => void): AsyncIterable<SseEvent[]> {
+    let waiting: SseEvent[] | undefined = first;
+    const told = (result: IteratorResult<SseEvent[], void>) => {
+      if (result.done) over();
+      return result;
+    };
+    const broke = (error: unknown) => {
+      over();
       const { code, message } = error as NodeJS.ErrnoException;
       throw new Error(`${name}: ${limits.exceeded() ?? clean(code ?? message)}`);
-    } finally {
-      await rest.return();
-      over();
-    }
+    };
+    const iterator: AsyncIterator<SseEvent[], void> = {
+      next() {
+        if (!waiting) return rest.next().then(told, broke);
+        const value = waiting;
+        waiting = undefined;
+        return Promise.resolve({ value, done: false });
+      },
+      return: () => rest.return().then(told, broke),
+    };
+    return { [Symbol.asyncIterator]: () => iterator };
   }
 }
 
@@ -228,16 +235,20 @@ function startLimits(config: UpstreamConfig): Limits {
   };
 }
 
+/** Events as they come: those of one chunk at a time. */
+type Events = AsyncGenerator<SseEvent[], void, void>;
+
 /** The events of a body. Leaving it early reads the little that is left, so that the connection can be used again. */
-async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits): AsyncGenerator<SseEvent, void, void> {
+async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits): Events {
   const splitter = createEventSplitter();
   try {
     for await (const chunk of body.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
       limits.firstByte();
-      yield* splitter.push(chunk);
+      const events = splitter.push(chunk);
+      if (events.length) yield events;
     }
     const last = splitter.end();
-    if (last) yield last;
+    if (last) yield [last];
   } finally {
     if (!body.readableEnded && !body.destroyed)
       void body.dump({ limit: ERROR_BYTES_MAX, signal: AbortSignal.timeout(REST_MILLISECONDS) }).catch(() => {});

@@ -1,7 +1,7 @@
 import type { Operation, Outcome } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
 import { eventsOfCompletion } from '../router/completion-events.ts';
-import { DONE, DONE_EVENT, errorIn, type SseEvent } from '../router/sse.ts';
+import { DONE, DONE_EVENT, errorIn, mayTell, type SseEvent } from '../router/sse.ts';
 import { createTranscript } from '../router/transcript.ts';
 import {
   type ChatApp,
@@ -69,8 +69,10 @@ async function finish(
   };
   listener.begin();
   // An upstream that does not stream has answered in one piece: its stream is made here.
-  const source = reply.kind === 'streaming' ? reply.events : eventsOfCompletion(reply.json);
-  const { answer, usageEvent, broken } = await pass(source, tell);
+  const { answer, usageEvent, broken } = await pass(
+    reply.kind === 'streaming' ? reply.events : eventsOfOnePiece(reply.json),
+    tell,
+  );
   const isWhole = broken === undefined || answer?.isLast === true;
   if (!isWhole) return settleChat(app, operation, { kind: 'unknown', reason: broken }, giveUp);
 
@@ -94,28 +96,52 @@ type Passed = {
   broken: string | undefined;
 };
 
-/** Passes a stream on, event by event, and keeps what it says of its usage. Nobody reads faster than the listener. */
+/** A stream that is made here: what cannot be told of in chunks breaks it. */
+async function* eventsOfOnePiece(completion: unknown): AsyncGenerator<readonly SseEvent[], void, void> {
+  yield eventsOfCompletion(completion);
+}
+
+/**
+ * Passes a stream on and keeps what it says of its usage. What came at once goes on at once: most events are a word each.
+ * Nobody reads faster than the listener.
+ */
 async function pass(
-  source: AsyncIterable<SseEvent>,
+  source: AsyncIterable<readonly SseEvent[]>,
   tell: (bytes: Buffer) => Promise<void> | undefined,
 ): Promise<Passed> {
   let answer: Counted | undefined;
   let usageEvent: Buffer | undefined;
+  let untold: Buffer[] = [];
+  const tellAll = () => {
+    const [one] = untold;
+    if (!one) return undefined;
+    const bytes = untold.length === 1 ? one : Buffer.concat(untold);
+    untold = [];
+    return tell(bytes);
+  };
   try {
-    for await (const { raw, data } of source) {
-      if (data === DONE) return { answer, usageEvent, broken: undefined };
-      if (data !== undefined) {
-        if (errorIn(data))
-          return { answer, usageEvent, broken: 'the upstream told of an error in the middle of its stream' };
-        const counted = countIn(data);
-        if (counted) answer = counted;
-        else if (answer) answer.isLast = false; // Its count was none of the whole.
-        if (counted?.isLast) {
-          usageEvent = raw;
-          continue;
+    for await (const events of source) {
+      for (const event of events) {
+        const data = answer || mayTell(event) ? event.data : undefined;
+        if (data !== undefined) {
+          const isEnd = data === DONE;
+          if (isEnd || errorIn(data)) {
+            await tellAll();
+            const broken = isEnd ? undefined : 'the upstream told of an error in the middle of its stream';
+            return { answer, usageEvent, broken };
+          }
+          const counted = countIn(data);
+          if (counted) answer = counted;
+          else if (answer) answer.isLast = false; // Its count was none of the whole.
+          if (counted?.isLast) {
+            usageEvent = event.raw;
+            continue;
+          }
         }
+        untold.push(event.raw);
       }
-      await tell(raw);
+      const full = tellAll();
+      if (full) await full;
     }
     // It ended properly, though not with [DONE]: what it has counted by then is the count.
     return { answer, usageEvent, broken: answer ? undefined : 'the stream ended before its end' };
@@ -126,7 +152,7 @@ async function pass(
 
 /** The usage in a chunk, if it has one. In OpenAI's shape the chunk without choices is the last. */
 function countIn(data: string): Counted | undefined {
-  if (!data.includes('"usage"')) return undefined;
+  if (!/"usage"\s*:(?!\s*null)/.test(data)) return undefined; // Most say that there is none yet.
   try {
     const json = JSON.parse(data) as { usage?: unknown; choices?: unknown } | null;
     if (json?.usage === undefined || json.usage === null) return undefined;

@@ -91,6 +91,7 @@ test(`streams that race for the last of a wallet never take more than there is (
     }),
   );
   await gateway.quiet();
+  clearInterval(watch); // Before the house closes.
   const wallet = house.wallet(gateway.walletId);
   assert.deepEqual([wallet.spent, wallet.held], [upstreamCounted, 0n]);
   assert(most <= 1_000_000_000n, `${most}`);
