@@ -23,6 +23,7 @@ const ACCOUNT = {
   owed_cents: 'number',
   created_at: 'number',
   suspended_at: 'null',
+  disputed_at: 'null',
 };
 const KEY = {
   id: 'string',
