@@ -9,7 +9,7 @@ export function doctorCommand(program: Command): void {
     .addHelpText('after', example('purser doctor'))
     .action(async (_, command: Command) => {
       const [{ examine }, { WARNING }] = await Promise.all([
-        import('../src/doctor.ts'),
+        import('../src/doctor/doctor.ts'),
         import('../src/compute/finding.ts'),
       ]);
       const checks = await readHouse(command).then(

@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { readConfig } from '../../src/config.ts';
-import { examine } from '../../src/doctor.ts';
+import { examine } from '../../src/doctor/doctor.ts';
 import { openHouse } from '../helper/house.ts';
 import { IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';

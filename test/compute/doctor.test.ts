@@ -8,7 +8,7 @@ import { stringify } from 'yaml';
 import { type Backend, type Machine, type Quote, tagPrefix } from '../../src/compute/backend.ts';
 import { tryMachine } from '../../src/compute/trial.ts';
 import { readConfig } from '../../src/config.ts';
-import { type Check, examine } from '../../src/doctor.ts';
+import { type Check, examine } from '../../src/doctor/doctor.ts';
 import { type House, openHouse } from '../helper/house.ts';
 import { openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { readConfig } from '../../src/config.ts';
-import { examine } from '../../src/doctor.ts';
+import { examine } from '../../src/doctor/doctor.ts';
 import { LONG, openMemoryHouse, PRICE } from './leases.ts';
 
 const MACHINE = '0123456789abcdef0123456789abcdef';

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../src/doctor-disk.ts';
-import { findPrograms, judgeClock, judgeTools } from '../src/doctor-machine.ts';
-import { mountOf } from '../src/mount.ts';
+import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../../src/doctor/disk.ts';
+import { findPrograms, judgeClock, judgeTools } from '../../src/doctor/machine.ts';
+import { mountOf } from '../../src/doctor/mount.ts';
 
 const MOUNTINFO = [
   '27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,errors=remount-ro',

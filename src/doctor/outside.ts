@@ -1,8 +1,8 @@
-import type { Finding } from './compute/backend.ts';
-import { finding } from './compute/finding.ts';
-import type { Config, Secrets } from './config.ts';
-import { files } from './data-directory.ts';
-import { askSocket } from './operator/ask.ts';
+import type { Finding } from '../compute/backend.ts';
+import { finding } from '../compute/finding.ts';
+import type { Config, Secrets } from '../config.ts';
+import { files } from '../data-directory.ts';
+import { askSocket } from '../operator/ask.ts';
 
 /**
  * Other people's services that are configured: whether the issuer publishes its keys, the payment provider takes ours, and
@@ -18,14 +18,14 @@ export async function examineOutside(
   if (identity)
     looks.push(
       finding('identity provider', async () => {
-        const { tryIssuer } = await import('./access/issuer.ts');
+        const { tryIssuer } = await import('../access/issuer.ts');
         return tryIssuer(identity.issuer);
       }),
     );
   if (billing && billingKeys)
     looks.push(
       finding('payment provider', async () => {
-        const { openStripe } = await import('./billing/stripe.ts');
+        const { openStripe } = await import('../billing/stripe.ts');
         const stripe = openStripe(billing, billingKeys, { installationId });
         try {
           return await stripe.check();
@@ -40,8 +40,8 @@ export async function examineOutside(
     looks.push(
       finding('transfer storage', async () => {
         const [{ createSigner }, { tryTransfer }] = await Promise.all([
-          import('./transfer/object-url.ts'),
-          import('./transfer/check.ts'),
+          import('../transfer/object-url.ts'),
+          import('../transfer/check.ts'),
         ]);
         return tryTransfer(transfer, createSigner(transfer, transferKeys), now);
       }),
@@ -54,6 +54,6 @@ async function tryWebhook(publicUrl: string | undefined, socket: string): Promis
   if (publicUrl === undefined) return 'not tried: public_url is not set, so only you know under which address it is';
   const isServed = await askSocket(socket, 'ledger.head', {}).catch(() => true);
   if (!isServed) return `not tried: the server of ${publicUrl} is not running`;
-  const { findWebhook } = await import('./billing/check.ts');
+  const { findWebhook } = await import('../billing/check.ts');
   return findWebhook(publicUrl);
 }

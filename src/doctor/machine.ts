@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { accessSync, constants, realpathSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { warning } from './compute/finding.ts';
+import { warning } from '../compute/finding.ts';
 
 /** What doctor says of the machine around the installation: its clock, and other programs that may open the database. */
 

@@ -1,32 +1,24 @@
 import { existsSync, statSync } from 'node:fs';
-import { openKeyring } from './access/keyring.ts';
-import { readMasterKey } from './access/master-key.ts';
-import type { Finding } from './compute/backend.ts';
-import { finding, warning } from './compute/finding.ts';
-import { type Config, type Secrets, searchPath } from './config.ts';
-import { files, prepareDirectory } from './data-directory.ts';
-import { type Database, openDatabase } from './db/open.ts';
-import { examineSlots } from './doctor-compute.ts';
-import {
-  judgeFileSystem,
-  judgeFsync,
-  judgeSpace,
-  measureFsync,
-  readDisk,
-  readMount,
-  readSpace,
-} from './doctor-disk.ts';
-import { judgeDirectory, judgeFiles, judgeSecrets } from './doctor-files.ts';
-import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './doctor-machine.ts';
-import { examineOutside } from './doctor-outside.ts';
-import { audit, newFault } from './ledger/audit.ts';
-import { troubledCheckouts } from './ledger/checkout.ts';
-import { findGap, readHeadFile, readTip } from './ledger/head.ts';
-import { findInstallation } from './ledger/installation.ts';
-import { lastJournalAt } from './ledger/journal.ts';
-import { uncertainOperations } from './ledger/operation.ts';
-import { askSocket } from './operator/ask.ts';
-import { cautionOf } from './spend/caution.ts';
+import { openKeyring } from '../access/keyring.ts';
+import { readMasterKey } from '../access/master-key.ts';
+import type { Finding } from '../compute/backend.ts';
+import { finding, warning } from '../compute/finding.ts';
+import { type Config, type Secrets, searchPath } from '../config.ts';
+import { files, prepareDirectory } from '../data-directory.ts';
+import { type Database, openDatabase } from '../db/open.ts';
+import { audit, newFault } from '../ledger/audit.ts';
+import { troubledCheckouts } from '../ledger/checkout.ts';
+import { findGap, readHeadFile, readTip } from '../ledger/head.ts';
+import { findInstallation } from '../ledger/installation.ts';
+import { lastJournalAt } from '../ledger/journal.ts';
+import { uncertainOperations } from '../ledger/operation.ts';
+import { askSocket } from '../operator/ask.ts';
+import { cautionOf } from '../spend/caution.ts';
+import { examineSlots } from './compute.ts';
+import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
+import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
+import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './machine.ts';
+import { examineOutside } from './outside.ts';
 
 export type Check = Finding;
 
