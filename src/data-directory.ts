@@ -1,4 +1,4 @@
-import { existsSync, mkdirSync, statSync } from 'node:fs';
+import { closeSync, existsSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 
 /** There is nothing to work on: only `serve`, `demo` and `restore` create a database (design, section 4). */
@@ -21,6 +21,7 @@ export const files = (directory: string) => ({
   reserve: join(directory, 'reserve'),
   lock: join(directory, 'purser.lock'),
   backupLock: join(directory, 'backup.lock'),
+  lockHolder: join(directory, 'purser.lock.holder'),
   socket: join(directory, 'purser.sock'),
   leases: join(directory, 'leases'),
   sshHostKey: join(directory, 'ssh_host_key'),
@@ -36,6 +37,22 @@ export function prepareDirectory(directory: string, create: boolean): void {
   if (existsSync(directory)) refuseOtherOwner(directory);
   if (!create && !existsSync(files(directory).database)) throw new NoDatabaseError(directory);
   if (!statSync(directory).isDirectory()) throw new Error(`${directory} is not a directory.`);
+}
+
+export const READ_ONLY = 'the file system of the data directory is read-only';
+
+/**
+ * Whether the file system takes no writes any more. One that turned read-only after an error of its own still looks
+ * writable to access(2) and statfs(2), so a file is opened to be written: the one that says who holds the lock, because it
+ * is always there and closing it gives up nothing (to close the database or the lock would give up SQLite's locks).
+ */
+export function isReadOnly(directory: string): boolean {
+  try {
+    closeSync(openSync(files(directory).lockHolder, 'a', 0o600));
+    return false;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EROFS';
+  }
 }
 
 /** Purser runs as the owner of its data directory and as nobody else (design, section 4). Throws OtherOwnerError. */

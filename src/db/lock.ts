@@ -1,6 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { LockedError } from '../data-directory.ts';
+import { isReadOnly, LockedError } from '../data-directory.ts';
+import { Refusal } from '../refusal.ts';
 import { connect } from './addon.ts';
 
 /** So long a start waits for a command that holds the lock for a moment. */
@@ -10,9 +11,15 @@ const TRY_MILLISECONDS = 50;
 /**
  * Takes the data directory for this process: one writer, always (design, section 4). The lock is SQLite's own file lock
  * on a file beside the database, so the kernel frees it however the process ends. Throws LockedError when another
- * process keeps it; `who` is what that process is told of us.
+ * process keeps it; `who` is what that process is told of us. Refuses with `read_only` where nothing can be written.
  */
 export async function takeLock(file: string, who: string): Promise<{ release(): void }> {
+  const directory = dirname(file);
+  if (isReadOnly(directory))
+    throw new Refusal(
+      'read_only',
+      `The file system of ${directory} is read-only: nothing can be written there. The system's log says why (dmesg). Check and mount it again.`,
+    );
   const deadline = performance.now() + WAIT_MILLISECONDS;
   for (;;) {
     const client = connect(file, { timeout: 0 });
@@ -23,7 +30,9 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
       writeFileSync(holder, `${who} (process ${process.pid})\n`, { mode: 0o600 });
       return {
         release() {
-          writeFileSync(holder, '');
+          try {
+            writeFileSync(holder, '');
+          } catch {} // A name that stays on a read-only disk is only a name: the lock itself is free.
           client.close();
         },
       };
@@ -32,7 +41,7 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
       if (!String((error as { code?: string }).code).startsWith('SQLITE_BUSY')) throw error;
       const holder = holderOf(file);
       if (performance.now() > deadline || isServing(holder))
-        throw new LockedError(`${dirname(file)} is in use by ${holder}. Only one process may write there.`);
+        throw new LockedError(`${directory} is in use by ${holder}. Only one process may write there.`);
     }
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }

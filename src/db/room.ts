@@ -2,6 +2,7 @@ import { randomFillSync } from 'node:crypto';
 import { ftruncateSync, rmSync, statfsSync, statSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { isReadOnly, READ_ONLY } from '../data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import type { Tx } from './handle.ts';
 
@@ -29,6 +30,8 @@ export type Room = {
   lack(): string | undefined;
   /** The disk was found full: gives the reserve to what has to be written. False when it is used up already. */
   release(): boolean;
+  /** Whether the file system takes no writes any more, asked of it now. */
+  isReadOnly(): boolean;
   /** Makes the reserve, now or as soon as there is space again. */
   start(): void;
   stop(): Promise<void>;
@@ -68,6 +71,7 @@ export function createRoom(file: string, inFlight: () => number, events: RoomEve
   let seen: { at: number; lack: string | undefined } | undefined;
 
   function look(): string | undefined {
+    if (isReadOnly(directory)) return READ_ONLY;
     const { free, reserve } = space();
     const needed = freeNeeded(reserve, made) + inFlight() * IN_FLIGHT_BYTES;
     if (free >= needed) return undefined;
@@ -147,6 +151,7 @@ export function createRoom(file: string, inFlight: () => number, events: RoomEve
   return {
     lack,
     release,
+    isReadOnly: () => isReadOnly(directory),
     start() {
       started = true;
       lookLater();

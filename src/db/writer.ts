@@ -1,4 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
+import { READ_ONLY } from '../data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import type { Tx } from './handle.ts';
 
@@ -12,21 +13,29 @@ const BATCH_MILLISECONDS_MAX = 5;
 /** These leave the database as it was before the batch, for certain; anything else at COMMIT is an unknown outcome. */
 const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY'];
 
+/**
+ * A write into the log failed. The commit mark is the last that is written before the fsync, so where the file system says
+ * that it takes no writes, the batch is not there, for certain (docs/decisions/0020). From anything else it is a bad disk.
+ */
+const WRITE_FAILURE = 'SQLITE_IOERR_WRITE';
+
 /** The whole batch is undone, and runs again. */
 const AGAIN = new Error('there is room now');
 
 const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB)/;
 const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
 
-function isClean(error: unknown): boolean {
+function leavesNothing(error: unknown, isReadOnly = () => false): boolean {
   const code = codeOf(error);
+  if (code === WRITE_FAILURE) return isReadOnly();
   return CLEAN_FAILURES.some((clean) => code === clean || code.startsWith(`${clean}_`));
 }
 
 const isFull = (error: unknown) => codeOf(error).startsWith('SQLITE_FULL');
 
 function notNow(error: unknown): Refusal {
-  const message = `Nothing can be written at the moment (${codeOf(error)}). Retry later.`;
+  const why = codeOf(error) === WRITE_FAILURE ? READ_ONLY : codeOf(error);
+  const message = `Nothing can be written at the moment (${why}). Retry later.`;
   return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
 }
 
@@ -48,6 +57,8 @@ export type WriterEvents = {
   committing?: () => void;
   /** The disk is full. True when there is room now: the same batch is tried again. */
   makeRoom?: () => boolean;
+  /** Whether the file system takes no writes any more. */
+  isReadOnly?: () => boolean;
   /** After a commit, before its promises resolve. */
   committed?: () => void;
   /** A COMMIT or fsync failed: nobody knows what is on disk. The process has to stop and answer nothing. */
@@ -68,6 +79,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
   let alone = 0; // So many of those that wait are tried one by one: together they were too much for a full disk.
   let undone: string | undefined; // Why a closure of this batch found no room, though the batch was committed.
   const idle: (() => void)[] = [];
+  const isClean = (error: unknown) => leavesNothing(error, events.isReadOnly);
 
   // better-sqlite3's transaction() nests as a savepoint, keeps its statements, and refuses a promise at run time too.
   const savepoint = client.transaction((run: Job['run']) => run(tx));

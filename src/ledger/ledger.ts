@@ -34,7 +34,7 @@ export function openLedger(file: string, options: LedgerOptions): Ledger {
   let next = newest;
   const writer = createWriter(client, tx, {
     fatal: options.fatal,
-    ...(room ? { makeRoom: room.release } : {}),
+    ...(room ? { makeRoom: room.release, isReadOnly: room.isReadOnly } : {}),
     committing() {
       next = journalHead(tx).seq;
       if (next === newest) countQuietCommit(tx);

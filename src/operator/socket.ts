@@ -40,7 +40,9 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
       await closed;
       clearTimeout(timer);
       at.free();
-      rmSync(path, { force: true });
+      try {
+        rmSync(path, { force: true });
+      } catch {} // On a read-only disk it stays, and nobody listens; the next start removes it.
     },
   };
 }

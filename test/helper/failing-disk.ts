@@ -1,0 +1,57 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { basename, join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { hasComponent, hasProgram } from './component.ts';
+
+/** An ext4 of its own, mounted as Debian mounts one: after an error it takes no more writes until it has been checked. */
+export type FailingDisk = {
+  directory: string;
+  /** The file system finds an error of its own: it turns read-only under whoever has files open there. */
+  turnReadOnly(): void;
+  /** Unmounts, checks and mounts it again. Nobody may have files open there. */
+  repair(): void;
+};
+
+const BYTES = 256 * 1024 * 1024;
+/** e2fsck: "file system errors corrected" */
+const CORRECTED = 1;
+
+/** Undefined, and the test skipped, where nothing can be mounted. */
+export function openFailingDisk(t: TestContext): FailingDisk | undefined {
+  const canMount = () => process.getuid?.() === 0 && ['losetup', 'mkfs.ext4', 'e2fsck'].every(hasProgram);
+  if (!hasComponent(t, 'root and ext4', canMount)) return undefined;
+  const at = mkdtempSync(join(tmpdir(), 'purser-ext4-'));
+  const [image, directory] = [join(at, 'image'), join(at, 'disk')];
+  const run = (program: string, ...args: string[]) =>
+    execFileSync(program, args, { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] }).trim();
+  writeFileSync(image, '');
+  run('truncate', '--size', String(BYTES), image);
+  run('mkfs.ext4', '-q', image);
+  mkdirSync(directory);
+  const device = run('losetup', '--find', '--show', image);
+  const mount = () => run('mount', '-o', 'errors=remount-ro', device, directory);
+  mount();
+  t.after(() => {
+    run('umount', '--lazy', directory);
+    run('losetup', '--detach', device);
+    rmSync(at, { recursive: true, force: true });
+  });
+  return {
+    directory,
+    turnReadOnly() {
+      run('sync', '--file-system', directory); // Also of what is mapped: the next write of it is a fault that ext4 hears of.
+      writeFileSync(join('/sys/fs/ext4', basename(device), 'trigger_fs_error'), '1');
+    },
+    repair() {
+      run('umount', directory);
+      try {
+        run('e2fsck', '-f', '-y', device);
+      } catch (error) {
+        if ((error as { status?: number }).status !== CORRECTED) throw error;
+      }
+      mount();
+    },
+  };
+}
