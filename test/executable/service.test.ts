@@ -8,10 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { EXECUTABLE } from '../helper/executable.ts';
 
-/**
- * docs/purser.service is only read here. A systemd that is started to run it does the machine's boot jobs too, and one of
- * them empties /tmp: that belongs on a root file system of its own.
- */
+/** docs/purser.service is only read here; systemd.test.ts runs it. */
 const UNIT = fileURLToPath(new URL('../../docs/purser.service', import.meta.url));
 /** systemd's own measure of what a service may do: 10 is everything, 2 and less "OK". */
 const EXPOSURE_MAX = 1.6;

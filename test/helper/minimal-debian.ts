@@ -8,7 +8,8 @@ import { hasComponent, hasProgram } from './component.ts';
 
 const SUITE = 'bookworm';
 /** Kept between runs: it is the same tree every time, and takes half a minute to make. */
-const TREE = join(tmpdir(), `purser-minimal-${SUITE}-${process.arch}`);
+const treeOf = (packages: readonly string[]) =>
+  join(tmpdir(), ['purser-minimal', SUITE, process.arch, ...packages].join('-'));
 const MAKE_MILLISECONDS_MAX = 600_000;
 
 /** The mirror from which this machine itself installs Debian's packages. */
@@ -20,22 +21,24 @@ function debianMirror(): string | undefined {
   )[0];
 }
 
-/** The directory of the smallest Debian there is, with nothing added. Undefined, and the test skipped, without the means. */
-export async function minimalDebian(t: TestContext): Promise<string | undefined> {
+/** The directory of the smallest Debian there is with these `packages`. Undefined, and the test skipped, without the means. */
+export async function minimalDebian(t: TestContext, packages: readonly string[] = []): Promise<string | undefined> {
   if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return undefined;
   if (!hasComponent(t, 'debootstrap', () => hasProgram('debootstrap') && hasProgram('chroot'))) return undefined;
   const mirror = debianMirror();
   if (!hasComponent(t, 'a Debian mirror in the apt sources', () => Boolean(mirror))) return undefined;
 
-  if (existsSync(TREE)) return TREE;
-  const part = mkdtempSync(`${TREE}.`);
+  const tree = treeOf(packages);
+  if (existsSync(tree)) return tree;
+  const part = mkdtempSync(`${tree}.`);
   try {
-    const args = ['--variant=minbase', SUITE, part, mirror as string];
+    const include = packages.length ? [`--include=${packages.join(',')}`] : [];
+    const args = ['--variant=minbase', ...include, SUITE, part, mirror as string];
     await promisify(execFile)('debootstrap', args, { timeout: MAKE_MILLISECONDS_MAX, maxBuffer: 2 ** 26 });
     // It is there whole, or not at all. Another test may have been quicker.
-    if (!existsSync(TREE)) renameSync(part, TREE);
+    if (!existsSync(tree)) renameSync(part, tree);
   } finally {
     rmSync(part, { recursive: true, force: true });
   }
-  return TREE;
+  return tree;
 }

@@ -1,0 +1,117 @@
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import test, { type TestContext } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { stringify } from 'yaml';
+import { EXECUTABLE, within } from '../helper/executable.ts';
+import { bootMachine, type Machine } from '../helper/systemd.ts';
+
+const UNIT = fileURLToPath(new URL('../../docs/purser.service', import.meta.url));
+const LOOK_MILLISECONDS = 200;
+/** Longer than RestartSec and a start on a busy machine. */
+const RESTART_MILLISECONDS_MAX = 60_000;
+
+/** Purser as the first lines of the unit say, and a pool of one host beside it. */
+async function install(t: TestContext) {
+  const machine = await bootMachine(t, ['openssh-server', 'curl'], {
+    [EXECUTABLE]: '/usr/local/bin/purser',
+    [UNIT]: '/etc/systemd/system/purser.service',
+  });
+  if (!machine) return undefined;
+  const { sh } = machine;
+  await sh('useradd --system --home-dir /var/lib/purser --shell /usr/sbin/nologin purser');
+  await sh('systemctl daemon-reload && systemctl enable --now purser');
+  await until(machine, 'curl -sf http://127.0.0.1:7420/readyz');
+
+  await sh(`mkdir -p /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /var/lib/purser/id
+    cp /var/lib/purser/id.pub /root/.ssh/authorized_keys && chown purser: /var/lib/purser/id`);
+  const [type, blob] = (await sh('cat /etc/ssh/ssh_host_ed25519_key.pub')).split(' ');
+  const host = { address: '127.0.0.1', host_key: `${type} ${blob}`, identity_file: '/var/lib/purser/id' };
+  const hosts = [{ chip: 'chip', ...host, price_hourly_usd: '1' }];
+  const yaml = stringify({ compute: { provider_two: { backend: 'ssh', hosts } } });
+  await sh(`cat > /var/lib/purser/purser.yaml <<'END'\n${yaml}END\nsystemctl restart purser`);
+  await until(machine, 'curl -sf http://127.0.0.1:7420/readyz');
+  return machine;
+}
+
+async function until({ sh }: Machine, line: string): Promise<string> {
+  const came = async () => {
+    for (;;) {
+      const said = await sh(line).catch(() => undefined);
+      if (said !== undefined) return said;
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+    }
+  };
+  return within(came(), () => `\`${line}\` succeeds`, RESTART_MILLISECONDS_MAX);
+}
+
+test('docs/purser.service runs under systemd: money and leases in its sandbox, restarts, a read-only disk, a stop', async (t) => {
+  const machine = await install(t);
+  if (!machine) return;
+  const { sh } = machine;
+  const show = async (name: string) => sh(`systemctl show purser --property ${name} --value`);
+  const cli = async (...args: string[]) =>
+    JSON.parse(await sh(`runuser -u purser -- env PURSER_DATA=/var/lib/purser purser --json ${args.join(' ')}`));
+  const ask = async (token: string, path: string, body?: object) => {
+    const fields = [
+      `Authorization: Bearer ${token}`,
+      'Content-Type: application/json',
+      `Idempotency-Key: ${randomUUID()}`,
+    ];
+    const data = body ? `--data-binary '${JSON.stringify(body)}'` : '';
+    const said = await sh(`curl -s ${fields.map((it) => `-H '${it}'`).join(' ')} ${data} http://127.0.0.1:7420${path}`);
+    return JSON.parse(said);
+  };
+
+  const status = await sh(`cat /proc/$(systemctl show purser --property MainPID --value)/status`);
+  assert.match(status, /^NoNewPrivs:\t1$/m);
+  assert.match(status, /^Seccomp:\t2$/m, 'the system calls are filtered');
+  assert.match(status, /^CapBnd:\t0+$/m);
+  const uid = await sh('id -u purser');
+  assert.match(status, new RegExp(`^Uid:\t${uid}\t`, 'm'));
+
+  const { accounts } = await cli('account', 'list');
+  await cli('account', 'credit', accounts[0].id, '1000');
+  const { key } = await cli('key', 'create', '--account', accounts[0].id, '--name', 'tester');
+  const wallet = await ask(key, '/v1/wallets', { name: 'agent', budget_cents: 500, expires_in_seconds: 0 });
+  const token = wallet.agent_token;
+  const spec = { chip: 'chip', max_seconds: 600 };
+  const lease = await ask(token, '/v1/compute/create', { provider: 'provider_two', spec });
+  assert.equal(lease.status, 'running', JSON.stringify(lease));
+  const { stdout } = await ask(token, '/v1/compute/exec', { id: lease.id, command: 'echo $((6 * 7))' });
+  assert.equal(stdout, '42\n');
+  const door = await ask(token, '/v1/compute/ssh', { id: lease.id });
+  await sh(
+    `umask 077; cat > /root/key <<'END'\n${door.private_key}END\necho '[${door.host}]:${door.port} ${door.host_key}' > /root/known`,
+  );
+  const ssh = `-i /root/key -o UserKnownHostsFile=/root/known -o BatchMode=yes`;
+  assert.equal(
+    await sh(`ssh ${ssh} -p ${door.port} ${door.username}@${door.host} 'echo through the gateway'`),
+    'through the gateway',
+  );
+  await sh(`echo a file > /root/a && scp ${ssh} -P ${door.port} /root/a ${door.username}@${door.host}:b`);
+
+  await sh('kill -KILL $(systemctl show purser --property MainPID --value)');
+  await until(
+    machine,
+    'test $(systemctl show purser --property NRestarts --value) = 1 && curl -sf http://127.0.0.1:7420/readyz',
+  );
+  assert.equal((await ask(token, '/v1/compute/exec', { id: lease.id, command: 'cat b' })).stdout, 'a file\n');
+  const budget = await ask(token, '/v1/budget');
+  assert.equal(budget.used_usd, '0.166666667');
+  await ask(token, '/v1/compute/stop', { id: lease.id });
+
+  await sh('systemctl stop purser');
+  assert.deepEqual([await show('Result'), await show('ExecMainStatus')], ['success', '0']);
+
+  await sh('mount --bind /var/lib/purser /var/lib/purser && mount -o remount,bind,ro /var/lib/purser');
+  await sh('systemctl start purser');
+  await until(machine, "journalctl --unit purser --output cat | grep 'code=exited, status=5'");
+  assert.match(
+    await sh('journalctl --unit purser --output cat'),
+    /^The file system of \/var\/lib\/purser is read-only: /m,
+  );
+  await sh('umount /var/lib/purser');
+  await until(machine, 'curl -sf http://127.0.0.1:7420/readyz');
+  assert.deepEqual((await cli('ledger', 'verify')).problems, []);
+});

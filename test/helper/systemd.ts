@@ -1,0 +1,81 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import type { TestContext } from 'node:test';
+import { hasComponent, hasProgram } from './component.ts';
+import { within } from './executable.ts';
+import { minimalDebian } from './minimal-debian.ts';
+
+/** A Debian that systemd has booted, with files, processes and a network of its own. */
+export type Machine = {
+  /** Runs one command in there as root: what it says on stdout. Throws where it fails. */
+  inside(program: string, ...args: string[]): Promise<string>;
+  /** The same for a line of shell. */
+  sh(line: string): Promise<string>;
+};
+
+const BOOT_MILLISECONDS_MAX = 120_000;
+const LOOK_MILLISECONDS = 200;
+
+/**
+ * Boots a machine in which `files` of this one are seen, read-only, at other paths. What it writes is in memory and gone with
+ * the test: a systemd does its boot jobs, one of which empties /tmp, and has to have a root of its own for that.
+ */
+export async function bootMachine(
+  t: TestContext,
+  packages: readonly string[],
+  files: Readonly<Record<string, string>>,
+): Promise<Machine | undefined> {
+  if (!hasComponent(t, 'systemd-nspawn', () => hasProgram('systemd-nspawn') && hasProgram('nsenter'))) return undefined;
+  const tree = await minimalDebian(t, ['systemd-sysv', ...packages]);
+  if (!tree) return undefined;
+  const binds = Object.entries(files).map(([from, to]) => `--bind-ro=${from}:${to}`);
+  const args = [
+    '--directory',
+    tree,
+    '--volatile=overlay',
+    '--private-network',
+    '--register=no',
+    '--keep-unit',
+    ...binds,
+  ];
+  const nspawn = spawn('systemd-nspawn', [...args, '--boot'], { stdio: ['ignore', 'pipe', 'pipe'] });
+  let said = '';
+  for (const stream of [nspawn.stdout, nspawn.stderr])
+    stream.setEncoding('utf8').on('data', (text: string) => {
+      said = (said + text).slice(-4000);
+    });
+  const ended = new Promise<void>((resolve) => nspawn.once('exit', () => resolve()));
+  t.after(async () => {
+    nspawn.kill('SIGTERM'); // It takes everything in there with it.
+    await ended;
+  });
+
+  const machine: Machine = {
+    inside: (program, ...words) => enter(nspawn, [program, ...words]),
+    sh: (line) => enter(nspawn, ['sh', '-ec', line]),
+  };
+  const booted = (async () => {
+    while (nspawn.exitCode === null) {
+      const state = await machine.sh('systemctl is-system-running || true').catch(() => '');
+      if (/^(running|degraded)$/.test(state)) return;
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+    }
+    throw new Error(`systemd-nspawn ended: ${said}`);
+  })();
+  await within(booted, () => `the machine has booted: ${said}`, BOOT_MILLISECONDS_MAX);
+  return machine;
+}
+
+/** Its first process is nspawn's only child. */
+function enter(nspawn: ChildProcess, command: readonly string[]): Promise<string> {
+  const { pid } = nspawn;
+  const leader = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim();
+  const args = ['--target', leader, '--mount', '--uts', '--ipc', '--net', '--pid', '--cgroup', '--', ...command];
+  const env = { PATH: '/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' };
+  return new Promise((resolve, reject) => {
+    execFile('nsenter', args, { encoding: 'utf8', env }, (error, stdout, stderr) => {
+      if (error) reject(new Error(`${command.join(' ')}: ${stderr}${stdout}`, { cause: error }));
+      else resolve(stdout.trim());
+    });
+  });
+}
