@@ -11,6 +11,7 @@ import { unrouted } from './http/door.ts';
 import { listen } from './listening.ts';
 import { listenSocket } from './operator/socket.ts';
 import { REFUSALS } from './refusal.ts';
+import type { Gateway } from './ssh/gateway.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
@@ -43,7 +44,8 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   const address = await listen(door, config.listen, failed, 'PURSER_LISTEN or `listen`');
   // Together: a command that waits for what is in flight is not waited for before that is cut off.
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
-  opening.defer(async () => void (await Promise.all([close(), socket?.close()])));
+  let gateway: Gateway | undefined;
+  opening.defer(async () => void (await Promise.all([close(), socket?.close(), gateway?.close()])));
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
 
   if (app.slots.list.length) {
@@ -52,8 +54,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
       import('./access/ssh-keys.ts'),
     ]);
     const key = hostKey(files(config.dataDirectory).sshHostKey);
-    const gateway = await openGateway(app, config.ssh.listen, key.privateKey);
-    opening.defer(() => gateway.close());
+    gateway = await openGateway(app, config.ssh.listen, key.privateKey);
     const [type, blob] = key.publicKey.split(' ');
     const { publicHost, publicPort } = config.ssh;
     app.ssh = {

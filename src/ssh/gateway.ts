@@ -97,7 +97,7 @@ export async function openGateway(
     address,
     async close() {
       clearInterval(look);
-      visitors.sendAllAway('Purser stops');
+      visitors.sendAllAway('the server is stopping; what you rent goes on');
       await new Promise<void>((resolve) => server.close(() => resolve()));
     },
   };

@@ -2,6 +2,7 @@ import { constants } from 'node:os';
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
+import { breakOff } from './break-off.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
 import { SftpFault } from './sftp-fault.ts';
@@ -88,9 +89,8 @@ export function serveSession(host: Host, visitor: Visitor, session: ServerSessio
   async function run(channel: ServerChannel, order: SessionOrder, speak: typeof join): Promise<void> {
     const outlet = createOutlet(channel, visitor.socket, signal);
     const idle = setTimeout(() => {
-      channel.stderr.write('purser: the session was silent for too long\n');
       leave('the session was silent for too long');
-      channel.close();
+      breakOff(channel, 'the session was silent for too long');
     }, host.idleMilliseconds);
     visitor.channels.add(channel);
     channel.on('error', () => {}); // A channel that breaks off closes.

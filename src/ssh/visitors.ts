@@ -1,5 +1,6 @@
 import type { Socket } from 'node:net';
 import type { ServerChannel } from 'ssh2';
+import { breakOff } from './break-off.ts';
 
 /** Strangers have shown no key yet: so many at a time. */
 const STRANGER_COUNT_MAX = 64;
@@ -26,6 +27,11 @@ export type Visitor = {
   gone: AbortSignal;
   /** Ends the connection: what it has inside is killed at once, its socket as soon as `farewell` is sent. */
   leave(why: string): void;
+  /**
+   * The same for one who did no harm: each open session is told why, and then the client has a moment to hang up. OpenSSH
+   * does not print what it has not printed when a connection is ended on it.
+   */
+  dismiss(why: string): void;
   /** Says goodbye in the protocol, when that has begun. */
   farewell: () => void;
 };
@@ -50,6 +56,12 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
 
   function admit(socket: Socket): Visitor {
     const leaving = new AbortController();
+    function part(why: string) {
+      strangers.delete(visitor);
+      guests.delete(visitor);
+      leaving.abort(new Error(why));
+      setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
+    }
     const visitor: Visitor = {
       socket,
       software: '',
@@ -59,12 +71,15 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
       farewell: () => {},
       leave(why) {
         if (leaving.signal.aborted) return;
-        strangers.delete(visitor);
-        guests.delete(visitor);
-        leaving.abort(new Error(why));
+        part(why);
         visitor.farewell();
         socket.destroySoon();
-        setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
+      },
+      dismiss(why) {
+        const open = [...visitor.channels];
+        if (!open.length || leaving.signal.aborted) return visitor.leave(why);
+        part(why);
+        for (const it of open) breakOff(it, why);
       },
     };
     if (strangers.size >= STRANGER_COUNT_MAX) sendOneAway();
@@ -108,7 +123,7 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
       };
     },
     sendAllAway(why: string) {
-      for (const it of [...strangers.keys(), ...guests]) it.leave(why);
+      for (const it of [...strangers.keys(), ...guests]) it.dismiss(why);
     },
   };
 }
