@@ -15,7 +15,7 @@ const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY'];
 
 /**
  * A write into the log failed. The commit mark is the last that is written before the fsync, so where the file system says
- * that it takes no writes, the batch is not there, for certain (docs/decisions/0020). From anything else it is a bad disk.
+ * that it takes no writes, the batch is not there, for certain (docs/decisions/0017). From anything else it is a bad disk.
  */
 const WRITE_FAILURE = 'SQLITE_IOERR_WRITE';
 
