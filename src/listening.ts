@@ -44,8 +44,17 @@ export function outliveFaults(server: Server, failed: (error: Error) => void): v
   });
 }
 
+/** What every Linux gives; assumed where there is no /proc to read the limit from. */
+const OPEN_FILES_USUAL = 1024;
+
 /** The files and sockets that this process may have open (getrlimit(2), RLIMIT_NOFILE; Node has raised it to the most). */
 export function openFilesMax(): number {
-  const found = /^Max open files +(\d+|unlimited)/m.exec(readFileSync('/proc/self/limits', 'utf8'))?.[1];
+  let limits: string;
+  try {
+    limits = readFileSync('/proc/self/limits', 'utf8');
+  } catch {
+    return OPEN_FILES_USUAL;
+  }
+  const found = /^Max open files +(\d+|unlimited)/m.exec(limits)?.[1];
   return found === undefined || found === 'unlimited' ? Number.POSITIVE_INFINITY : Number(found);
 }

@@ -214,6 +214,7 @@ function setAside(database: string): string {
       if (isFolded) removeDatabase(`${database}${suffix}`);
       else renameSync(database + suffix, kept + suffix);
     }
+  syncDirectory(dirname(database)); // Else a power cut might keep the coming rename, and the old log beside the new database.
   return kept;
 }
 
