@@ -26,13 +26,10 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
     try {
       client.pragma('journal_mode = MEMORY'); // Nothing is ever written: no journal file beside it.
       client.exec('begin exclusive');
-      const holder = `${file}.holder`;
-      writeFileSync(holder, `${who} (process ${process.pid})\n`, { mode: 0o600 });
+      name(file, `${who} (process ${process.pid})\n`);
       return {
         release() {
-          try {
-            writeFileSync(holder, '');
-          } catch {} // A name that stays on a read-only disk is only a name: the lock itself is free.
+          name(file, '');
           client.close();
         },
       };
@@ -45,6 +42,13 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
     }
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }
+}
+
+/** Says who has the lock. On a full or read-only disk nobody is told: the lock itself is taken, or free, all the same. */
+function name(file: string, who: string): void {
+  try {
+    writeFileSync(`${file}.holder`, who, { mode: 0o600 });
+  } catch {}
 }
 
 /** A server keeps the lock for as long as it lives. One that was killed has left its name: whoever has the lock now is another. */

@@ -164,6 +164,23 @@ test('a server that is killed on a full disk starts on it again by its reserve, 
   await audit(purser, acknowledged);
 });
 
+test('a server that was stopped starts on a disk that has been filled since, by its reserve', async (t) => {
+  const it = await open(t);
+  if (!it) return;
+  const { disk, purser, server, wallet, chat } = it;
+  const acknowledged = [idIn((await chat(server)).text)];
+  await server.logged('disk.reserve_made');
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  disk.fill();
+  const next = await purser.serve();
+  const { body } = await next.ask('GET', '/v1/budget', { token: wallet.agent_token });
+  assert.equal(nanos(body.used_usd), CHARGE);
+  isReadOnly(await chat(next));
+  assert.deepEqual(await next.stop(), { code: 0, signal: null });
+  disk.free();
+  await audit(purser, acknowledged);
+});
+
 test('a disk that Purser itself fills is never found full: the reserve is left alone', async (t) => {
   const it = await open(t);
   if (!it) return;
