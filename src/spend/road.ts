@@ -123,12 +123,12 @@ export async function writeOutcome<T>(
   change: (tx: Tx) => NotPromise<T>,
   giveUp: GiveUp,
 ): Promise<T> {
-  for (;;) {
+  for (let attempt = 1; ; attempt++) {
     try {
       return await app.ledger.write(change);
     } catch (error) {
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
-      app.events.failed('settle', error);
+      if (attempt === 1) app.events.failed('settle', error); // Said once: a disk may be full for hours.
       giveUp(uncertain());
       if (app.running.isCutOff()) throw uncertain(); // The next start finds it in flight.
     }
