@@ -67,6 +67,16 @@ export class Disk {
         this.#pendingNames.push({ seq: this.#seq++, from, to, file });
         break;
       }
+      case 'link': {
+        const file = this.#live.get(step.from);
+        if (!file) break;
+        this.#live.set(step.to, file);
+        this.#pendingNames.push({ seq: this.#seq++, to: step.to, file });
+        break;
+      }
+      case 'copy':
+        this.#copy(step);
+        break;
       case 'unlink':
         if (this.#live.delete(step.path)) this.#pendingNames.push({ seq: this.#seq++, from: step.path });
     }
@@ -78,6 +88,15 @@ export class Disk {
     const at = offset ?? (open.appends ? lengthOf(open.file) : open.position);
     open.file.pending.push({ seq: this.#seq++, offset: at, bytes });
     if (offset === undefined) open.position = at + bytes.length;
+  }
+
+  #copy({ from, offset, to, length }: Step & { kind: 'copy' }): void {
+    const source = this.#open.get(from);
+    if (!source?.file) throw new Error('a copy of a file that is not on this disk');
+    const at = offset ?? source.position;
+    if (offset === undefined) source.position += length;
+    const bytes = withChanges(source.file.synced, source.file.pending).subarray(at, at + length);
+    this.#write({ kind: 'write', fd: to, offset: undefined, bytes });
   }
 
   #openFile({ fd, path, creates, truncates, appends }: Step & { kind: 'open' }): void {

@@ -1,21 +1,18 @@
 import assert from 'node:assert/strict';
-import { randomInt, randomUUID } from 'node:crypto';
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { randomUUID } from 'node:crypto';
+import { mkdtempSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { dirname, join, relative } from 'node:path';
+import { dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type App, openApp } from '../../src/app.ts';
-import { readConfig } from '../../src/config.ts';
-import { installationOf } from '../../src/ledger/installation.ts';
 import { findOperation } from '../../src/ledger/operation.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
-import { createLog } from '../../src/log.ts';
 import { randomFrom } from '../executable/random.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
-import { EXECUTABLE, type Installation, installation, type Serving, within } from '../helper/executable.ts';
+import { EXECUTABLE, type Installation, installation, type Serving } from '../helper/executable.ts';
 import { openUpstream } from '../helper/upstream.ts';
+import { CUTS, identify, imageOf, isWritten, LUCKS, layDown, reopen, SEED } from './cuts.ts';
 import { Disk, type Image, type Luck } from './disk.ts';
 import { readTrace, type Step, straced } from './trace.ts';
 
@@ -25,13 +22,10 @@ import { readTrace, type Step, straced } from './trace.ts';
  * every such disk has to hold everything that was acknowledged by then. With synchronous=NORMAL it must not: that proves
  * that the test would see it.
  */
-const CUTS = Number(process.env.PURSER_TEST_CUTS ?? 40);
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
 const WORKER_COUNT = 6;
 /** More than a thousand pages of log: the database is checkpointed under the load, too. */
 const ANSWER_COUNT = 300;
 const CHATS_A_WALLET = 12;
-const LUCKS: Luck[] = ['none', 'some', 'some'];
 const CHARGE = 10n * 1000n + 5n * 2000n + 100_000n;
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
@@ -78,48 +72,9 @@ async function record(
   await work(server);
   server.kill('SIGKILL');
   await server.ended;
-  const end = new RegExp(`^${server.pid} +\\+{3} killed by SIGKILL`, 'm');
-  const isWritten = async () => {
-    while (!end.test(readFileSync(trace, 'latin1').slice(-10_000)))
-      await new Promise((resolve) => setTimeout(resolve, 20));
-  };
-  await within(isWritten(), () => 'the trace is written');
+  await isWritten(trace, server.pid, 'killed by SIGKILL');
   t.diagnostic(`trace of ${Math.round(statSync(trace).size / 1e6)} MB`);
   return readTrace(trace, (path) => path.startsWith(purser.directory));
-}
-
-function imageOf(directory: string): Image {
-  const names = readdirSync(directory, { recursive: true, encoding: 'utf8' }).map((name) => join(directory, name));
-  return new Map(names.filter((it) => statSync(it).isFile()).map((it) => [it, readFileSync(it)]));
-}
-
-/** Lays an image down in a directory of its own. What was shared memory is garbage after a cut, or nothing. */
-function layDown(t: Pick<TestContext, 'after'>, from: string, image: Image, random: () => number): string {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-cut-'));
-  t.after(() => rmSync(directory, { recursive: true, force: true }));
-  for (const [path, bytes] of image) {
-    const to = join(directory, relative(from, path));
-    mkdirSync(dirname(to), { recursive: true, mode: 0o700 });
-    const isShared = path.endsWith('-shm');
-    writeFileSync(to, isShared ? Buffer.from(bytes).fill(Math.floor(random() * 256)) : bytes, { mode: 0o600 });
-  }
-  return directory;
-}
-
-/** Opens a directory as `serve` opens it. */
-function reopen(directory: string): Promise<App> {
-  const { config, secrets } = readConfig({ data: directory }, {});
-  const fatal = (error: unknown) => {
-    throw error;
-  };
-  return openApp(config, secrets, { log: createLog('silent'), who: 'a test', create: true, fatal });
-}
-
-/** Which installation this directory is, and what is wrong with it. */
-async function identify(directory: string) {
-  await using app = await reopen(directory);
-  const { installationId: id } = installationOf(app.ledger.read);
-  return { id, fault: app.health.fault, problems: verifyLedger(app.ledger.client).problems };
 }
 
 /** What of the journal is missing in this directory. */

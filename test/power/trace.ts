@@ -11,16 +11,18 @@ export type Step =
   | { kind: 'sync-begins'; fd: number; by: number }
   | { kind: 'sync-ends'; fd: number; by: number }
   | { kind: 'rename'; from: string; to: string }
+  | { kind: 'link'; from: string; to: string }
+  /** From `offset` of the one to where the last write of the other ended. */
+  | { kind: 'copy'; from: number; offset: number | undefined; to: number; length: number }
   | { kind: 'unlink'; path: string }
   | { kind: 'mkdir'; path: string };
 
 /** Put before the server's command: everything that changes a file, and what goes over sockets, is written to `file`. */
 export function straced(file: string): string[] {
   const calls =
-    'openat,close,write,pwrite64,writev,pwritev,ftruncate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat';
+    'openat,close,write,pwrite64,writev,pwritev,ftruncate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,link,linkat,copy_file_range';
   // Calls that change files in ways that are not understood here: there should be none, and a trace with one is refused.
-  const strange =
-    'open,creat,truncate,fallocate,link,linkat,symlink,copy_file_range,sync_file_range,sendfile,dup,dup2,dup3';
+  const strange = 'open,creat,truncate,fallocate,symlink,sync_file_range,sendfile,dup,dup2,dup3';
   const flags = ['-D', '-f', '-q', '--seccomp-bpf', '-xx', '-s', '33554432'];
   return ['strace', ...flags, '-e', `trace=${calls},${strange}`, '-o', file];
 }
@@ -96,6 +98,17 @@ function stepsOf(
       const [from = '', to = ''] = paths();
       return [{ kind: 'rename', from, to }];
     }
+    case 'link':
+    case 'linkat': {
+      const [from = '', to = ''] = paths();
+      return [{ kind: 'link', from, to }];
+    }
+    case 'copy_file_range': {
+      const [, offset, to, where] = /^\d+, (\[\d+\]|NULL)[^,]*, (\d+), (\w+)/.exec(args) ?? [];
+      if (where !== 'NULL') throw new Error(`the trace has a copy to an offset: ${args}`);
+      const at = offset === 'NULL' ? undefined : Number(offset?.slice(1, -1));
+      return [{ kind: 'copy', from: fd, offset: at, to: Number(to), length: result }];
+    }
     case 'unlink':
     case 'unlinkat':
       return paths().map((path) => ({ kind: 'unlink', path }));
@@ -103,7 +116,7 @@ function stepsOf(
     case 'mkdirat':
       return paths().map((path) => ({ kind: 'mkdir', path }));
     default:
-      if (!paths().some(isOurs) && !/^(dup|sendfile|copy_file_range)/.test(call)) return [];
+      if (!paths().some(isOurs) && !/^(dup|sendfile)/.test(call)) return [];
       throw new Error(`the trace has a call that is not understood: ${call}(${args.slice(0, 200)})`);
   }
 }
