@@ -105,6 +105,8 @@ export type AppOptions = {
 
 /** `POST /v1/compute/create` answers within this, ready or not (design 2.18). */
 const ANSWER_SECONDS = 30;
+/** So long a server waits at its start for a command that has the data directory. */
+const COMMAND_MILLISECONDS = 60_000;
 /** After the cut-off, so long what is still driven may take to be written; the next start finds what was not. */
 const LAST_WORDS_MILLISECONDS = 5000;
 /** Of one address: a payment provider tells of a few payments a minute, and tells again what was refused. */
@@ -117,7 +119,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   prepareDirectory(config.dataDirectory, options.create);
 
   await using opening = new AsyncDisposableStack();
-  opening.adopt(await takeLock(at.lock, options.who), (it) => it.release());
+  const patience = {
+    milliseconds: COMMAND_MILLISECONDS,
+    waits: (holder: string) => log.warn({ event: 'lock.waiting', holder }, `waiting until ${holder} has ended`),
+  };
+  opening.adopt(await takeLock(at.lock, options.who, options.create ? patience : undefined), (it) => it.release());
   const isNew = !existsSync(at.database);
   // Before the database: without it no token of this installation could be made again, so nothing may exist first.
   const masterKey = readMasterKey(secrets.masterKey, { create: isNew && options.create });

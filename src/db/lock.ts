@@ -4,23 +4,32 @@ import { isReadOnly, LockedError } from '../data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import { connect } from './addon.ts';
 
-/** So long a start waits for a command that holds the lock for a moment. */
+/** So long a command waits for another that holds the lock for a moment. */
 const WAIT_MILLISECONDS = 5000;
 const TRY_MILLISECONDS = 50;
+
+/** How a server waits: a command may have to ask a machine's backend that hangs, and nobody may be there to start it again. */
+export type Patience = {
+  milliseconds: number;
+  /** Hears of it once, when it takes longer than usual. */
+  waits(holder: string): void;
+};
 
 /**
  * Takes the data directory for this process: one writer, always (design, section 4). The lock is SQLite's own file lock
  * on a file beside the database, so the kernel frees it however the process ends. Throws LockedError when another
  * process keeps it; `who` is what that process is told of us. Refuses with `read_only` where nothing can be written.
  */
-export async function takeLock(file: string, who: string): Promise<{ release(): void }> {
+export async function takeLock(file: string, who: string, patience?: Patience): Promise<{ release(): void }> {
   const directory = dirname(file);
   if (isReadOnly(directory))
     throw new Refusal(
       'read_only',
       `The file system of ${directory} is read-only: nothing can be written there. The system's log says why (dmesg). Check and mount it again.`,
     );
-  const deadline = performance.now() + WAIT_MILLISECONDS;
+  const usual = performance.now() + WAIT_MILLISECONDS;
+  const deadline = patience ? performance.now() + patience.milliseconds : usual;
+  let isPatient = false;
   for (;;) {
     const client = connect(file, { timeout: 0 });
     try {
@@ -39,6 +48,10 @@ export async function takeLock(file: string, who: string): Promise<{ release(): 
       const holder = holderOf(file);
       if (performance.now() > deadline || isServing(holder))
         throw new LockedError(`${directory} is in use by ${holder}. Only one process may write there.`);
+      if (performance.now() > usual && !isPatient) {
+        isPatient = true;
+        patience?.waits(holder);
+      }
     }
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }

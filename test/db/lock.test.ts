@@ -36,3 +36,15 @@ test('a start waits for a command that took the lock after a server was killed, 
   setTimeout(() => command.release(), 200);
   (await starting).release();
 });
+
+test('a server waits longer for a command than a command does, and says so', async (t) => {
+  const file = lockFile(t);
+  const command = await takeLock(file, 'purser resource.reconcile');
+  const asked = assert.rejects(takeLock(file, 'purser wallet.list'), LockedError);
+  const said = Promise.withResolvers<string>();
+  const starting = takeLock(file, 'purser serve', { milliseconds: 60_000, waits: said.resolve });
+  await asked; // After five seconds.
+  assert.equal(await said.promise, `purser resource.reconcile (process ${process.pid})`);
+  command.release();
+  (await starting).release();
+});
