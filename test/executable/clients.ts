@@ -115,14 +115,15 @@ export function openClients(accountKey: string, random: () => number) {
     if (entry.outcome === 'refused' && random() < 0.5) await chat(server, entry);
   }
 
+  const unknownNow = () => ({
+    wallets: wallets.filter((it) => it.outcome === 'unknown'),
+    chats: chats.filter((it) => it.outcome === 'unknown'),
+  });
+
   /** Asks again, with its key, for everything whose outcome is not known. */
-  async function replay(server: Serving) {
-    const unknown = wallets.filter((it) => it.outcome === 'unknown');
-    await inTurn(unknown, (it) => (it.id ? closeWallet(server, it) : createWallet(server, it)));
-    await inTurn(
-      chats.filter((it) => it.outcome === 'unknown'),
-      (it) => chat(server, it),
-    );
+  async function replay(server: Serving, unknown = unknownNow()) {
+    await inTurn(unknown.wallets, (it) => (it.id ? closeWallet(server, it) : createWallet(server, it)));
+    await inTurn(unknown.chats, (it) => chat(server, it));
   }
 
   /** Work until the server is gone. Whatever else goes wrong is thrown. */
@@ -142,9 +143,10 @@ export function openClients(accountKey: string, random: () => number) {
     async load(server: Serving) {
       const again = latest.slice(-LATEST_COUNT);
       latest = [];
+      const unknown = unknownNow(); // Not what the workers are about to begin: they may have closed it by the time it is asked for.
       const replaying = untilGone(async () => {
         await inTurn(again, (it) => chat(server, it));
-        await replay(server);
+        await replay(server, unknown);
         throw new Gone('all is replayed');
       });
       const workers = Array.from({ length: WORKER_COUNT }, () => untilGone(() => anything(server)));

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { EXECUTABLE } from '../helper/executable.ts';
 
-/** docs/purser.service is only read here; systemd.test.ts runs it. */
+/** docs/purser.service is only read here; systemd.ts runs it, by hand. */
 const UNIT = fileURLToPath(new URL('../../docs/purser.service', import.meta.url));
 /** systemd's own measure of what a service may do: 10 is everything, 2 and less "OK". */
 const EXPOSURE_MAX = 1.6;

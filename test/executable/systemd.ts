@@ -11,6 +11,11 @@ const LOOK_MILLISECONDS = 200;
 /** Longer than RestartSec and a start on a busy machine. */
 const RESTART_MILLISECONDS_MAX = 60_000;
 
+/**
+ * Run by hand, as docs/purser.service says: a systemd that is booted in a container wants control groups as not every machine
+ * has them.
+ */
+
 /** Purser as the first lines of the unit say, and a pool of one host beside it. */
 async function install(t: TestContext) {
   const machine = await bootMachine(t, ['openssh-server', 'curl'], {
