@@ -1,5 +1,6 @@
 import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
 import { request } from 'undici';
+import { readAnswerText } from '../answer-text.ts';
 import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 
@@ -114,7 +115,7 @@ async function readJson(at: string): Promise<object> {
       cause.name === 'TimeoutError' ? `no answer within ${CALL_MILLISECONDS} ms` : (cause.code ?? cause.message);
     throw new Error(`${at} cannot be reached (${why})`, { cause });
   });
-  const text = await readText(response.body);
+  const text = await readAnswerText(response.body, DOCUMENT_BYTES_MAX);
   if (response.statusCode !== 200) throw new Error(`${at} answered ${response.statusCode}`);
   let document: unknown;
   try {
@@ -122,17 +123,6 @@ async function readJson(at: string): Promise<object> {
   } catch {}
   if (typeof document !== 'object' || document === null) throw new Error(`${at} did not answer with a JSON object`);
   return document;
-}
-
-async function readText(body: AsyncIterable<Buffer>): Promise<string> {
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of body) {
-    length += chunk.length;
-    if (length > DOCUMENT_BYTES_MAX) throw new Error(`the answer is longer than ${DOCUMENT_BYTES_MAX} bytes`);
-    chunks.push(chunk);
-  }
-  return Buffer.concat(chunks).toString('utf8');
 }
 
 /** For doctor: asks for the document and the keys anew, whatever is kept. Answers what was seen; throws what is wrong. */

@@ -1,5 +1,6 @@
 import type Stripe from 'stripe';
 import { type Dispatcher, Pool } from 'undici';
+import { readAnswerText } from '../answer-text.ts';
 
 /** From the first byte that is sent to the last that is read. */
 const CALL_MILLISECONDS = 10_000;
@@ -54,7 +55,7 @@ export function openHttp(origin: string): { client: Stripe.HttpClient; close(): 
           body: body || null,
           signal,
         });
-        const text = await readText(response.body);
+        const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
         return answer(response.statusCode, response.headers['request-id'], text);
       } catch (error) {
         const { code, message, name } = error as NodeJS.ErrnoException;
@@ -80,17 +81,6 @@ export function openHttp(origin: string): { client: Stripe.HttpClient; close(): 
 function plain(headers: object): Record<string, string> {
   const entries = Object.entries(headers).map(([name, value]) => [name.toLowerCase(), String(value)] as const);
   return { ...Object.fromEntries(entries.filter(([name]) => SENT.has(name))), 'user-agent': 'purser' };
-}
-
-async function readText(body: AsyncIterable<Buffer>): Promise<string> {
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of body) {
-    length += chunk.length;
-    if (length > ANSWER_BYTES_MAX) throw new Error('the answer is too long');
-    chunks.push(chunk);
-  }
-  return Buffer.concat(chunks).toString('utf8');
 }
 
 function answer(status: number, requestId: string | string[] | undefined, text: string): Stripe.HttpClientResponse {

@@ -1,4 +1,5 @@
 import { type Dispatcher, Pool } from 'undici';
+import { readAnswerText } from '../../answer-text.ts';
 import { redact } from '../../log.ts';
 
 /** What Vast counts apart when it limits how often it may be asked. */
@@ -120,7 +121,7 @@ export function openVastApi(
         bodyTimeout: 0,
       });
       const { statusCode: status } = response;
-      const text = await textOf(response.body);
+      const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
       return { status, json: parse(text), said: clean(`${status} ${text.replace(/\s+/g, ' ').trim()}`.trim()) };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
@@ -187,17 +188,6 @@ async function within(event: Promise<void>, milliseconds: number, closing: Abort
   clearTimeout(timer);
   closing.removeEventListener('abort', stop);
   return inTime;
-}
-
-async function textOf(body: Dispatcher.ResponseData['body']): Promise<string> {
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of body as AsyncIterable<Buffer>) {
-    length += chunk.length;
-    if (length > ANSWER_BYTES_MAX) throw new Error('the answer is too long');
-    chunks.push(chunk);
-  }
-  return Buffer.concat(chunks).toString('utf8');
 }
 
 /** Prices are exact: they are kept as the digits that were sent, never as a binary fraction. */
