@@ -9,6 +9,7 @@ import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { listen } from '../listening.ts';
 import type { LeaseApp } from '../spend/lease.ts';
 import { SSH_ALGORITHMS } from '../ssh-algorithms.ts';
+import { takesPackets } from '../ssh-packets.ts';
 import { type Host, serveSession } from './session.ts';
 import { createVisitors, type Visitor } from './visitors.ts';
 
@@ -74,8 +75,11 @@ export async function openGateway(
       connection.on('session', (accept, reject) => {
         if (++opened > OPENED_COUNT_MAX) return visitor.leave('too many sessions');
         const over = visitors.enter(visitor.resourceId as string);
-        if (over) serveSession(host, visitor, accept(), over);
-        else reject();
+        if (!over) return reject();
+        const session = accept();
+        if (takesPackets(session)) return serveSession(host, visitor, session, over);
+        over();
+        visitor.leave('its packets are too small');
       });
       // Forwarding of every kind: from the client, to the client, of sockets.
       connection.on('tcpip', (_accept, reject) => reject());

@@ -12,11 +12,13 @@ import { type GatewayLimits, openGateway } from '../../src/ssh/gateway.ts';
 import { until } from '../compute/conformance.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
-import { installation } from '../helper/executable.ts';
+import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { type House, openHouse } from '../helper/house.ts';
+import { openUpstream } from '../helper/upstream.ts';
 
 let engine: Engine | undefined;
-let landlord: Awaited<ReturnType<typeof openLandlord>> | undefined;
+type Owner = Awaited<ReturnType<typeof openLandlord>>;
+let landlord: Owner | undefined;
 after(async () => {
   await landlord?.stop();
   await engine?.stop();
@@ -30,11 +32,13 @@ export type Running = Promise<Ran> & { child: ChildProcess };
 /** A server that sells leases, whichever way it runs. */
 export type Landlord = Pick<House, 'ask' | 'openWallet'>;
 
-/** `dist/purser`: one for a whole file. In the end it has to stop well, and its books have to agree. */
-async function openLandlord(compute: object) {
+/** `dist/purser` with an upstream. `stop` has to be called in the end: it has to stop well, and its books have to agree. */
+async function openLandlord(compute: object, executable: string) {
   const undo: (() => unknown)[] = [];
+  const later = { after: (done?: unknown) => void undo.unshift(done as () => unknown) };
+  const upstream = await openUpstream(later);
   const settings = { listen: '127.0.0.1:0', ssh: { listen: '127.0.0.1:0' }, compute };
-  const purser = installation({ after: (done?: unknown) => void undo.push(done as () => unknown) }, { settings });
+  const purser = installation(later, { settings, upstream, command: [executable] });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
   await purser.json('account', 'credit', accounts[0].id, '100000');
@@ -42,6 +46,7 @@ async function openLandlord(compute: object) {
   return {
     purser,
     server,
+    upstream,
     ask: server.ask,
     async openWallet(body: object = {}) {
       const wallet = { name: 'test', budget_cents: 500, expires_in_seconds: 7200, ...body };
@@ -70,21 +75,34 @@ async function openCompute(t: TestContext) {
   return { provider_one: { backend: 'container', socket: engine.socket, image: IMAGE, prices, limits } };
 }
 
+/** A directory that is gone after the test. */
+export function openDirectory(t: TestContext): string {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  return directory;
+}
+
 const ORDER = { provider: 'provider_one', spec: SPEC };
 
-/** A running lease of `dist/purser`, and what plain OpenSSH needs to reach it. */
-export async function openLease(t: TestContext) {
+/**
+ * A running lease of `dist/purser`, and what plain OpenSSH needs to reach it. Unless it is another build of it, one server
+ * for a whole file.
+ */
+export async function openLease(t: TestContext, executable = EXECUTABLE) {
   const compute = await openCompute(t);
   if (!compute) return undefined;
-  landlord ??= await openLandlord(compute);
-  const { server, purser } = landlord;
-  const lease = await reachLease(t, landlord, await landlord.openWallet(), ORDER);
+  if (executable === EXECUTABLE) landlord ??= await openLandlord(compute, EXECUTABLE);
+  const own = executable === EXECUTABLE ? (landlord as Owner) : await openLandlord(compute, executable);
+  const { server, purser, upstream, openWallet } = own;
+  const lease = await reachLease(t, own, await openWallet(), ORDER);
+  t.after(() => own.ask('POST', '/v1/compute/stop', { token: lease.token, body: { id: lease.id } }));
+  if (own !== landlord) t.after(own.stop);
   /** Bytes of memory that the server has resident now. */
   const resident = () => {
     const status = readFileSync(`/proc/${server.pid}/status`, 'utf8');
     return Number(/^VmRSS:\s+(\d+) kB/m.exec(status)?.[1]) * 1024;
   };
-  return { ...lease, server, purser, resident };
+  return { ...lease, server, purser, upstream, openWallet, resident };
 }
 
 /** The same of a server in this process, for what needs its clock or its limits in the test's hand. */
@@ -99,7 +117,7 @@ export async function openLeaseInside(t: TestContext) {
   return { ...lease, engine: { pause: () => signal('SIGSTOP'), proceed: () => signal('SIGCONT') } };
 }
 
-/** Leases a machine, and answers what reaches it. It is given back after the test. */
+/** Leases a machine, and answers what reaches it. */
 export async function reachLease<L extends Landlord>(
   t: TestContext,
   house: L,
@@ -109,10 +127,8 @@ export async function reachLease<L extends Landlord>(
   const created = await house.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
   assert.equal(created.status, 200, created.text);
   const { id } = created.body;
-  t.after(() => house.ask('POST', '/v1/compute/stop', { token, body: { id } }));
   const access = (await house.ask('POST', '/v1/compute/ssh', { token, body: { id } })).body;
-  const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
-  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  const directory = openDirectory(t);
   const at = (name: string) => join(directory, name);
   writeFileSync(at('key'), access.private_key, { mode: 0o600 });
   /** What is known of the host key at this port. */

@@ -6,6 +6,7 @@ import { Client, type ClientChannel, type ConnectConfig } from 'ssh2';
 import { contain } from '../../contain.ts';
 import { Refusal } from '../../refusal.ts';
 import { SSH_ALGORITHMS } from '../../ssh-algorithms.ts';
+import { takesPackets } from '../../ssh-packets.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
@@ -78,6 +79,10 @@ function begin(client: Client, line: string, terminal?: SessionOrder['terminal']
     client.exec(line, pty ? { pty } : {}, (error, channel) => {
       client.off('close', lost);
       if (error) return reject(error);
+      if (!takesPackets(channel)) {
+        client.destroy();
+        return reject(new Error('the machine takes no packets of a usable size'));
+      }
       for (const it of [channel, channel.stderr]) contain(it, (thrown) => client.emit('error', thrown));
       const end = Promise.withResolvers<{ code: number } | { signal: string }>();
       end.promise.catch(() => {}); // Whoever waits hears of it.
