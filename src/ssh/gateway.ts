@@ -8,8 +8,7 @@ import { contain } from '../contain.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { listen } from '../listening.ts';
 import type { LeaseApp } from '../spend/lease.ts';
-import { SSH_ALGORITHMS } from '../ssh-algorithms.ts';
-import { takesPackets } from '../ssh-packets.ts';
+import { SSH_ALGORITHMS, takesPackets } from '../ssh-peer.ts';
 import { type Host, serveSession } from './session.ts';
 import { createVisitors, type Visitor } from './visitors.ts';
 

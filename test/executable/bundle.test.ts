@@ -11,11 +11,12 @@ import {
   rmSync,
   writeFileSync,
 } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { constants, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import test from 'node:test';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 
+const { SIGUSR1 } = constants.signals;
 const ROOT = join(import.meta.dirname, '../..');
 
 /**
@@ -93,9 +94,13 @@ test('SIGUSR1 neither ends the server nor opens an inspector', async (t) => {
   const before = listening(server.pid);
   assert.equal(before.length, 1);
   server.kill('SIGUSR1');
-  const status = readFileSync(`/proc/${server.pid}/status`, 'utf8');
-  const has = (set: string) => (BigInt(`0x${new RegExp(`^${set}:\\s+(\\w+)`, 'm').exec(status)?.[1]}`) >> 9n) & 1n;
-  assert.deepEqual([has('SigIgn'), has('SigCgt')], [1n, 0n], 'it is ignored');
+  // It waits, blocked by every thread and caught by nobody (proc_pid_status).
+  for (const thread of readdirSync(`/proc/${server.pid}/task`)) {
+    const status = readFileSync(`/proc/${server.pid}/task/${thread}/status`, 'utf8');
+    const has = (set: string) =>
+      (BigInt(`0x${new RegExp(`^${set}:\\s+(\\w+)`, 'm').exec(status)?.[1]}`) >> BigInt(SIGUSR1 - 1)) & 1n;
+    assert.deepEqual([has('ShdPnd'), has('SigBlk'), has('SigCgt')], [1n, 1n, 0n], status);
+  }
   assert.equal((await server.ask('GET', '/healthz')).status, 200);
   assert.deepEqual(listening(server.pid), before);
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
