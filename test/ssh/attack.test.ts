@@ -1,13 +1,15 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { chmodSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import type { Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type ssh2 from 'ssh2';
 import { EXECUTABLE, within } from '../helper/executable.ts';
 import { completion, gate } from '../helper/upstream.ts';
-import { type Lease, openClient, openDirectory, openLease } from './lease.ts';
+import { type Lease, openClient, openLease } from './lease.ts';
 
 const CHAT_COUNT = 5;
 /** 10 tokens in, 5 out and one request of the model `chat`, five times. */
@@ -160,10 +162,12 @@ test('an exception of the SSH library ends the connection that it came from, and
   const at = bytes.indexOf(from);
   assert.ok(at > 0 && bytes.indexOf(from, at + 1) === -1, 'the place in the executable');
   bytes.write(to, at);
-  const faulty = `${openDirectory(t)}/purser`;
-  writeFileSync(faulty, bytes);
-  chmodSync(faulty, 0o755);
-  const it = await openLease(t, faulty);
+  const directory = mkdtempSync(join(tmpdir(), 'purser-faulty-'));
+  const faulty = join(directory, 'purser');
+  writeFileSync(faulty, bytes, { mode: 0o755 });
+  // After what the lease leaves to be done: that needs the executable.
+  const remove = () => t.after(() => rmSync(directory, { recursive: true, force: true }));
+  const it = await openLease(t, faulty).finally(remove);
   if (!it) return;
   await whileOthersPay(it, async () => {
     for (const what of ['a subsystem that is not there', 'a line that breaks between open and exec'] as const)

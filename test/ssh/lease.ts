@@ -75,13 +75,6 @@ async function openCompute(t: TestContext) {
   return { provider_one: { backend: 'container', socket: engine.socket, image: IMAGE, prices, limits } };
 }
 
-/** A directory that is gone after the test. */
-export function openDirectory(t: TestContext): string {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
-  t.after(() => rmSync(directory, { recursive: true, force: true }));
-  return directory;
-}
-
 const ORDER = { provider: 'provider_one', spec: SPEC };
 
 /**
@@ -128,7 +121,8 @@ export async function reachLease<L extends Landlord>(
   assert.equal(created.status, 200, created.text);
   const { id } = created.body;
   const access = (await house.ask('POST', '/v1/compute/ssh', { token, body: { id } })).body;
-  const directory = openDirectory(t);
+  const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
   const at = (name: string) => join(directory, name);
   writeFileSync(at('key'), access.private_key, { mode: 0o600 });
   /** What is known of the host key at this port. */
