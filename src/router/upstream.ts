@@ -1,6 +1,7 @@
 import { Readable } from 'node:stream';
 import { type Dispatcher, Pool } from 'undici';
 import type { UpstreamConfig } from '../config-router.ts';
+import { containedConnector } from '../contained-connector.ts';
 import { redact } from '../log.ts';
 import type { RefusalCode } from '../refusal.ts';
 import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
@@ -46,7 +47,7 @@ export type Upstream = {
  */
 function watchedPool(origin: string, connectMilliseconds: number) {
   const begun = new WeakSet<object>();
-  const pool = new Pool(origin, { pipelining: 1, connect: { timeout: connectMilliseconds } });
+  const pool = new Pool(origin, { pipelining: 1, connect: containedConnector(connectMilliseconds) });
   const dispatcher = pool.compose((dispatch) => (options, handler) => {
     const begin = handler.onRequestStart?.bind(handler);
     handler.onRequestStart = (...args) => {

@@ -1,12 +1,14 @@
 import { createServer, type Socket } from 'node:net';
-import ssh2, { type AuthContext, type Connection, type ParsedKey } from 'ssh2';
+import ssh2, { type Algorithms, type AuthContext, type Connection, type ParsedKey } from 'ssh2';
 import type { Keyring } from '../access/keyring.ts';
 import { resourceKey } from '../access/ssh-keys.ts';
 import { findResource, type Resource } from '../compute/resources.ts';
 import type { Address } from '../config.ts';
+import { contain } from '../contain.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { listen } from '../listening.ts';
 import type { LeaseApp } from '../spend/lease.ts';
+import { SSH_ALGORITHMS, takesPackets } from '../ssh-peer.ts';
 import { type Host, serveSession } from './session.ts';
 import { createVisitors, type Visitor } from './visitors.ts';
 
@@ -37,14 +39,19 @@ export async function openGateway(
   limits: Partial<GatewayLimits> = {},
 ): Promise<Gateway> {
   const { strangerMilliseconds, idleMilliseconds } = { ...LIMITS, ...limits };
-  const visitors = createVisitors({ strangerMilliseconds });
+  const visitors = createVisitors({
+    strangerMilliseconds,
+    failed: (error, { resourceId }) => app.events.failed('ssh_connection', error, { resource: resourceId }),
+  });
   /** ssh2 says of a connection where it comes from and nothing more. */
   const bySource = new Map<string, Visitor>();
   const host = createHost(app, idleMilliseconds);
 
   // Nothing is compressed: a few bytes could become a great many before anybody has shown a key.
-  const ssh = new ssh2.Server({ hostKeys: [hostKey], ident: 'Purser', algorithms: { compress: ['none'] } });
+  const algorithms: Algorithms = { ...SSH_ALGORITHMS, compress: ['none'] };
+  const ssh = new ssh2.Server({ hostKeys: [hostKey], ident: 'Purser', algorithms });
   ssh.on('connection', (connection, { ip, port, header }) => {
+    connection.on('error', () => {}); // A client that breaks off is no event.
     const visitor = bySource.get(`${ip} ${port}`);
     if (!visitor) return connection.end();
     visitor.software = header.versions.software;
@@ -54,7 +61,7 @@ export async function openGateway(
     let attempts = 0;
     let opened = 0;
     visitor.farewell = () => connection.end();
-    connection.on('error', () => {}); // A client that breaks off is no event.
+    connection.on('error', () => visitor.leave('the connection broke off'));
     connection.on('authentication', (context) => {
       const resource = authenticate(app, context);
       if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : visitor.leave('no key');
@@ -67,8 +74,11 @@ export async function openGateway(
       connection.on('session', (accept, reject) => {
         if (++opened > OPENED_COUNT_MAX) return visitor.leave('too many sessions');
         const over = visitors.enter(visitor.resourceId as string);
-        if (over) serveSession(host, visitor, accept(), over);
-        else reject();
+        if (!over) return reject();
+        const session = accept();
+        if (takesPackets(session)) return serveSession(host, visitor, session, over);
+        over();
+        visitor.leave('its packets are too small');
       });
       // Forwarding of every kind: from the client, to the client, of sockets.
       connection.on('tcpip', (_accept, reject) => reject());
@@ -82,6 +92,7 @@ export async function openGateway(
     const visitor = visitors.admit(socket);
     bySource.set(source, visitor);
     socket.on('close', () => bySource.delete(source));
+    contain(socket, visitor.broken);
     ssh.injectSocket(socket);
     socket.on('data', () => visitors.heard(visitor));
   }

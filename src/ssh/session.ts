@@ -2,6 +2,7 @@ import { constants } from 'node:os';
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
+import { contain, containCall } from '../contain.ts';
 import { breakOff } from './break-off.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
@@ -90,7 +91,7 @@ export function serveSession(host: Host, visitor: Visitor, session: ServerSessio
     const outlet = createOutlet(channel, visitor.socket, signal);
     const idle = setTimeout(() => {
       leave('the session was silent for too long');
-      breakOff(channel, 'the session was silent for too long');
+      containCall(() => breakOff(channel, 'the session was silent for too long'), visitor.broken);
     }, host.idleMilliseconds);
     visitor.channels.add(channel);
     channel.on('error', () => {}); // A channel that breaks off closes.
@@ -119,7 +120,9 @@ export function serveSession(host: Host, visitor: Visitor, session: ServerSessio
   }
   /** `channel` is undefined where the client did not wait for the answer, or has one on this session already. */
   function begin(channel: ServerChannel | undefined, order: SessionOrder, speak: typeof join) {
-    if (channel) running = run(channel, order, speak);
+    if (!channel) return;
+    for (const it of [channel, channel.stderr]) contain(it, visitor.broken);
+    running = run(channel, order, speak).catch(visitor.broken);
   }
   session.on('shell', (accept) => begin(accept(), { command: undefined, terminal }, join));
   session.on('exec', (accept, _reject, { command }) => begin(accept(), { command, terminal }, join));

@@ -1,5 +1,6 @@
 import type { Socket } from 'node:net';
 import type { ServerChannel } from 'ssh2';
+import { containCall } from '../contain.ts';
 import { breakOff } from './break-off.ts';
 
 /** Strangers have shown no key yet: so many at a time. */
@@ -32,6 +33,8 @@ export type Visitor = {
    * does not print what it has not printed when a connection is ended on it.
    */
   dismiss(why: string): void;
+  /** The protocol library, or what we do with it, threw on this connection: says so and ends it. */
+  broken(error: Error): void;
   /** Says goodbye in the protocol, when that has begun. */
   farewell: () => void;
 };
@@ -39,7 +42,14 @@ export type Visitor = {
 export type Visitors = ReturnType<typeof createVisitors>;
 
 /** Those who are connected, bounded in number, in time and in what they make us keep. */
-export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds: number }) {
+export function createVisitors({
+  strangerMilliseconds,
+  failed,
+}: {
+  strangerMilliseconds: number;
+  /** Hears of what `broken` was told. */
+  failed(error: Error, visitor: Visitor): void;
+}) {
   const strangers = new Map<Visitor, string>(); // And their addresses; the oldest first.
   const guests = new Set<Visitor>();
   /** Sessions by resource: those of clients that are gone count until nothing is left of them. */
@@ -72,14 +82,18 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
       leave(why) {
         if (leaving.signal.aborted) return;
         part(why);
-        visitor.farewell();
+        containCall(visitor.farewell, visitor.broken);
         socket.destroySoon();
       },
       dismiss(why) {
         const open = [...visitor.channels];
         if (!open.length || leaving.signal.aborted) return visitor.leave(why);
         part(why);
-        for (const it of open) breakOff(it, why);
+        for (const it of open) containCall(() => breakOff(it, why), visitor.broken);
+      },
+      broken(error) {
+        failed(error, visitor);
+        visitor.leave('something went wrong on the connection');
       },
     };
     if (strangers.size >= STRANGER_COUNT_MAX) sendOneAway();

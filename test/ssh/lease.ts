@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -11,38 +12,114 @@ import { type GatewayLimits, openGateway } from '../../src/ssh/gateway.ts';
 import { until } from '../compute/conformance.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
-import { openHouse } from '../helper/house.ts';
+import { EXECUTABLE, installation } from '../helper/executable.ts';
+import { type House, openHouse } from '../helper/house.ts';
+import { openUpstream } from '../helper/upstream.ts';
 
 let engine: Engine | undefined;
-after(() => engine?.stop());
+type Owner = Awaited<ReturnType<typeof openLandlord>>;
+let landlord: Owner | undefined;
+after(async () => {
+  await landlord?.stop();
+  await engine?.stop();
+});
 
 const SPEC = { cpus: 1, memory_gib: 0.25, max_seconds: 600 };
 
 export type Ran = { code: number | null; stdout: string; stderr: string };
 export type Running = Promise<Ran> & { child: ChildProcess };
 
-/** A house with one running lease, and what plain OpenSSH needs to reach it. One engine for the whole file. */
-export async function openLease(t: TestContext) {
+/** A server that sells leases, whichever way it runs. */
+export type Landlord = Pick<House, 'ask' | 'openWallet'>;
+
+/** `dist/purser` with an upstream. `stop` has to be called in the end: it has to stop well, and its books have to agree. */
+async function openLandlord(compute: object, executable: string) {
+  const undo: (() => unknown)[] = [];
+  const later = { after: (done?: unknown) => void undo.unshift(done as () => unknown) };
+  const upstream = await openUpstream(later);
+  const settings = { listen: '127.0.0.1:0', ssh: { listen: '127.0.0.1:0' }, compute };
+  const purser = installation(later, { settings, upstream, command: [executable] });
+  const server = await purser.serve();
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '100000');
+  const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
+  return {
+    purser,
+    server,
+    upstream,
+    ask: server.ask,
+    async openWallet(body: object = {}) {
+      const wallet = { name: 'test', budget_cents: 500, expires_in_seconds: 7200, ...body };
+      const answer = await server.ask('POST', '/v1/wallets', { token: key, key: randomUUID(), body: wallet });
+      assert.equal(answer.status, 201, answer.text);
+      return { id: answer.body.id as string, token: answer.body.agent_token as string };
+    },
+    async stop() {
+      try {
+        assert.deepEqual(await server.stop(), { code: 0, signal: null }, server.output.stderr.slice(-2000));
+        assert((await purser.json('ledger', 'verify')).ok);
+      } finally {
+        for (const it of undo) await it();
+      }
+    },
+  };
+}
+
+/** What is rented out, on one engine for the whole file. Undefined, and the test skipped, where it cannot be had. */
+async function openCompute(t: TestContext) {
   if (!hasComponent(t, 'openssh-client', () => hasProgram('ssh'))) return undefined;
   engine ??= await openDocker(t, { shared: true });
   if (!engine) return undefined;
   const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' };
   const limits = { cpus: 2, memory_gib: 1, max_seconds: 3600 };
-  const provider_one = { backend: 'container', socket: engine.socket, image: IMAGE, prices, limits };
-  const house = await openHouse(t, { settings: { compute: { provider_one } } });
+  return { provider_one: { backend: 'container', socket: engine.socket, image: IMAGE, prices, limits } };
+}
+
+const ORDER = { provider: 'provider_one', spec: SPEC };
+
+/**
+ * A running lease of `dist/purser`, and what plain OpenSSH needs to reach it. Unless it is another build of it, one server
+ * for a whole file.
+ */
+export async function openLease(t: TestContext, executable = EXECUTABLE) {
+  const compute = await openCompute(t);
+  if (!compute) return undefined;
+  if (executable === EXECUTABLE) landlord ??= await openLandlord(compute, EXECUTABLE);
+  const own = executable === EXECUTABLE ? (landlord as Owner) : await openLandlord(compute, executable);
+  const { server, purser, upstream, openWallet } = own;
+  const lease = await reachLease(t, own, await openWallet(), ORDER);
+  t.after(() => own.ask('POST', '/v1/compute/stop', { token: lease.token, body: { id: lease.id } }));
+  if (own !== landlord) t.after(own.stop);
+  /** Bytes of memory that the server has resident now. */
+  const resident = () => {
+    const status = readFileSync(`/proc/${server.pid}/status`, 'utf8');
+    return Number(/^VmRSS:\s+(\d+) kB/m.exec(status)?.[1]) * 1024;
+  };
+  return { ...lease, server, purser, upstream, openWallet, resident };
+}
+
+/** The same of a server in this process, for what needs its clock or its limits in the test's hand. */
+export async function openLeaseInside(t: TestContext) {
+  const compute = await openCompute(t);
+  if (!compute) return undefined;
+  const house = await openHouse(t, { settings: { compute } });
   const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-  const lease = await reachLease(t, house, wallet, { provider: 'provider_one', spec: SPEC });
+  const lease = await reachLease(t, house, wallet, ORDER);
+  const pid = Number(readFileSync(join((engine as Engine).directory, 'pid'), 'utf8'));
   const signal = (name: 'SIGSTOP' | 'SIGCONT') => process.kill(pid, name);
-  const pid = Number(readFileSync(join(engine.directory, 'pid'), 'utf8'));
   return { ...lease, engine: { pause: () => signal('SIGSTOP'), proceed: () => signal('SIGCONT') } };
 }
 
-type House = Awaited<ReturnType<typeof openHouse>>;
-
-/** Leases a machine of this house, and answers what reaches it. */
-export async function reachLease(t: TestContext, house: House, wallet: { id: string; token: string }, order: object) {
-  const { token } = wallet;
-  const { id } = (await house.ask('POST', '/v1/compute/create', { token, key: 'k', body: order })).body;
+/** Leases a machine, and answers what reaches it. */
+export async function reachLease<L extends Landlord>(
+  t: TestContext,
+  house: L,
+  { token }: { token: string },
+  order: object,
+) {
+  const created = await house.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
+  assert.equal(created.status, 200, created.text);
+  const { id } = created.body;
   const access = (await house.ask('POST', '/v1/compute/ssh', { token, body: { id } })).body;
   const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
   t.after(() => rmSync(directory, { recursive: true, force: true }));
@@ -107,12 +184,15 @@ export async function reachLease(t: TestContext, house: House, wallet: { id: str
   async function sftp(lines: string[], ...args: string[]): Promise<Ran> {
     return run('sftp', ['-b', '-', ...args, target], `${lines.join('\n')}\n`);
   }
-  return { house, wallet, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, sftp };
+  return { house, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, sftp };
 }
 export type Lease = NonNullable<Awaited<ReturnType<typeof openLease>>>;
+export type LeaseInside = NonNullable<Awaited<ReturnType<typeof openLeaseInside>>>;
+/** What both have. */
+export type AnyLease = Pick<Lease, keyof Lease & keyof LeaseInside>;
 
 /** Another gateway of the same house, with limits that a test can wait for. Answers its port. */
-export async function openLimited(t: TestContext, it: Lease, limits: Partial<GatewayLimits>): Promise<number> {
+export async function openLimited(t: TestContext, it: LeaseInside, limits: Partial<GatewayLimits>): Promise<number> {
   const { privateKey } = hostKey(files(it.house.directory).sshHostKey);
   const gateway = await openGateway(it.house.app, { host: '127.0.0.1', port: 0 }, privateKey, limits);
   t.after(() => gateway.close());
@@ -121,7 +201,7 @@ export async function openLimited(t: TestContext, it: Lease, limits: Partial<Gat
 }
 
 /** A client that does what OpenSSH's never would. */
-export async function openClient(t: TestContext, { access }: Lease): Promise<ssh2.Client> {
+export async function openClient(t: TestContext, { access }: Pick<Lease, 'access'>): Promise<ssh2.Client> {
   const client = new ssh2.Client();
   t.after(() => client.destroy());
   client.on('error', () => {});

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import type Docker from 'dockerode';
+import { contain } from '../../contain.ts';
 import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
 import { collect, collectBoth } from './collect.ts';
@@ -32,6 +33,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], terminal?: Sessio
   const stream = await ask('exec', (abortSignal) =>
     exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
   );
+  contain(stream, (error) => stream.destroy(error));
   const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
   const ended = waitForEnd(ask, exec, stream, quiet).finally(() => {
     end();

@@ -1,8 +1,11 @@
 import { randomBytes } from 'node:crypto';
+import { connect } from 'node:net';
 import { constants } from 'node:os';
 import { PassThrough } from 'node:stream';
 import { Client, type ClientChannel, type ConnectConfig } from 'ssh2';
+import { contain } from '../../contain.ts';
 import { Refusal } from '../../refusal.ts';
+import { SSH_ALGORITHMS, takesPackets } from '../../ssh-peer.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
 import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
@@ -37,8 +40,13 @@ export function connectSsh(
   milliseconds = CONNECT_MILLISECONDS,
 ): Promise<Client> {
   const client = new Client();
+  const { host, port, algorithms, ...login } = address;
+  const sock = connect({ host, port });
+  contain(sock, (error) => client.emit('error', error));
   const settings: ConnectConfig = {
-    ...address,
+    ...login,
+    sock,
+    algorithms: { ...SSH_ALGORITHMS, ...algorithms },
     hostVerifier: isHost,
     readyTimeout: milliseconds,
     keepaliveInterval: KEEPALIVE_MILLISECONDS,
@@ -60,19 +68,28 @@ type Begun = { channel: ClientChannel; ended: Promise<{ code: number } | { signa
 function begin(client: Client, line: string, terminal?: SessionOrder['terminal']): Promise<Begun> {
   const pty = terminal && { term: terminal.term, cols: terminal.columns, rows: terminal.rows, width: 0, height: 0 };
   return new Promise((resolve, reject) => {
-    const lost = () => reject(new Error('the connection to the machine was lost'));
+    let fault: Error | undefined;
+    client.once('error', (error) => {
+      fault = error;
+    });
+    const gone = () => new Error('the connection to the machine was lost', { cause: fault });
+    const lost = () => reject(gone());
     client.once('close', lost);
     client.exec(line, pty ? { pty } : {}, (error, channel) => {
       client.off('close', lost);
       if (error) return reject(error);
+      if (!takesPackets(channel)) {
+        client.destroy();
+        return reject(new Error('the machine takes no packets of a usable size'));
+      }
+      for (const it of [channel, channel.stderr]) contain(it, (thrown) => client.emit('error', thrown));
       const end = Promise.withResolvers<{ code: number } | { signal: string }>();
       end.promise.catch(() => {}); // Whoever waits hears of it.
-      channel.on('error', (fault: Error) => end.reject(fault));
+      channel.on('error', (thrown: Error) => end.reject(thrown));
       channel.once('exit', (code: number | null, signal?: string) =>
         end.resolve(typeof code === 'number' ? { code } : { signal: signal ?? 'KILL' }),
       );
-      for (const it of [client, channel])
-        it.once('close', () => end.reject(new Error('the connection to the machine was lost')));
+      for (const it of [client, channel]) it.once('close', () => end.reject(gone()));
       resolve({ channel, ended: end.promise });
     });
   });

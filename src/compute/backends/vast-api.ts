@@ -1,5 +1,6 @@
 import { type Dispatcher, Pool } from 'undici';
 import { readAnswerText } from '../../answer-text.ts';
+import { containedConnector } from '../../contained-connector.ts';
 import { redact } from '../../log.ts';
 
 /** What Vast counts apart when it limits how often it may be asked. */
@@ -90,7 +91,7 @@ export function openVastApi(
 ): VastApi {
   const { origin, pathname } = new URL(baseUrl);
   const prefix = pathname.replace(/\/$/, '');
-  const connect = { timeout: CONNECT_MILLISECONDS };
+  const connect = containedConnector(CONNECT_MILLISECONDS);
   const pool = new Pool(origin, { pipelining: 1, connect });
   // A create gets a fresh connection: one that was kept open and has died would leave it in doubt.
   const fresh = new Pool(origin, { pipelining: 0, connect });

@@ -1,0 +1,88 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import type { AddressInfo } from 'node:net';
+import test, { type TestContext } from 'node:test';
+import ssh2, { type Algorithms, type Connection } from 'ssh2';
+import { connectSsh, runOver } from '../../src/compute/backends/ssh-machine.ts';
+
+const key = () => ssh2.utils.generateKeyPairSync('ed25519').private;
+const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_000 };
+
+/** A machine that lets everybody in, and says `hello` to every command. `meet` may change what it does. */
+async function openMachine(
+  t: TestContext,
+  { algorithms, meet = () => {} }: { algorithms?: Algorithms; meet?: (connection: Connection) => void } = {},
+) {
+  const server = new ssh2.Server({ hostKeys: [key()], ...(algorithms ? { algorithms } : {}) }, (connection) => {
+    meet(connection);
+    connection.on('error', () => {});
+    connection.on('authentication', (context) => context.accept());
+    connection.on('session', (accept) =>
+      accept().on('exec', (begin) => {
+        const channel = begin();
+        channel.write('hello');
+        channel.exit(0);
+        channel.end();
+      }),
+    );
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => server.close());
+  const { port } = server.address() as AddressInfo;
+  return async () => {
+    const client = await connectSsh({ host: '127.0.0.1', port, username: 'root', privateKey: key() }, () => true);
+    t.after(() => client.destroy());
+    return client;
+  };
+}
+
+test('a machine is reached by curve25519 or nistp256, and by macs of the ciphertext, and in no other way', async (t) => {
+  const good: Algorithms[] = [
+    {},
+    { kex: ['curve25519-sha256@libssh.org'] },
+    { kex: ['ecdh-sha2-nistp256'], cipher: ['aes128-ctr'], hmac: ['hmac-sha2-512-etm@openssh.com'] },
+  ];
+  for (const algorithms of good) {
+    const client = await (await openMachine(t, { algorithms }))();
+    assert.equal((await runOver(client, 'true', ORDER)).stdout.toString(), 'hello');
+  }
+  const bad: [Algorithms, RegExp][] = [
+    [{ kex: ['diffie-hellman-group18-sha512', 'diffie-hellman-group14-sha256'] }, /no matching key exchange algorithm/],
+    [{ kex: ['ecdh-sha2-nistp521'] }, /no matching key exchange algorithm/],
+    [
+      { cipher: ['aes128-ctr'], hmac: ['hmac-sha1', 'hmac-sha1-etm@openssh.com', 'hmac-sha2-256'] },
+      /no matching .*MAC/,
+    ],
+  ];
+  for (const [algorithms, said] of bad) await assert.rejects((await openMachine(t, { algorithms }))(), said);
+});
+
+test('a machine that takes no packets of a usable size is not spoken to', async (t) => {
+  for (const packetBytes of [0, 1]) {
+    const connect = await openMachine(t, {
+      meet(connection) {
+        const { _protocol: protocol } = connection as unknown as {
+          _protocol: Record<string, (...args: any[]) => void>;
+        };
+        const confirm = protocol.channelOpenConfirm as (...args: any[]) => void;
+        protocol.channelOpenConfirm = (to, from, window) => confirm.call(protocol, to, from, window, packetBytes);
+      },
+    });
+    const order = { ...ORDER, input: Buffer.from('input') };
+    await assert.rejects(runOver(await connect(), 'true', order), /no packets of a usable size/);
+  }
+});
+
+test('an exception of the SSH library on a connection to a machine loses that connection only', async (t) => {
+  const connect = await openMachine(t, { meet: (it) => it.on('ready', () => void it.on('session', () => it.end())) });
+  const client = await connect();
+  const inner = client as unknown as { _chanMgr: { cleanup(): void } };
+  inner._chanMgr.cleanup = () => {
+    throw new TypeError('a fault of the library');
+  };
+  await assert.rejects(
+    runOver(client, 'true', ORDER),
+    /the connection to the machine was lost|No response from server/,
+  );
+});
