@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from './conformance.ts';
+import { openLeaseHouse, sharedDocker } from './docker-leases.ts';
 import { openEngineProxy } from './engines/proxy.ts';
-import { hold, LONG, openLeaseHouse, openMemoryHouse, PRICE, sharedDocker } from './leases.ts';
+import { hold, LONG, openMemoryHouse, PRICE } from './leases.ts';
 
 /** What has to answer at once does so within this, on a machine that does much else. */
 const AT_ONCE_MILLISECONDS = 700;

@@ -1,0 +1,44 @@
+// `npm run test:fast`: runs every test file that needs no root, no engine and no build. Those are the files that import,
+// directly or not, nothing of NEEDS_MORE. Arguments that are files run those alone; other arguments go to Node
+// (`npm run test:fast -- --watch`).
+import { spawnSync } from 'node:child_process';
+import { globSync, readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+
+/** The helpers that start the executable, and the one that asks for programs or root. */
+const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts']);
+
+const needsMore = new Map();
+function needs(file) {
+  if (NEEDS_MORE.has(file)) return true;
+  if (!needsMore.has(file)) {
+    needsMore.set(file, false); // A circle adds nothing.
+    const imports = readFileSync(file, 'utf8').matchAll(/(?:from|import\()\s*'(\.[^']+)'/g);
+    needsMore.set(
+      file,
+      [...imports].map(([, it]) => join(dirname(file), it)).some((it) => it.startsWith('test/') && needs(it)),
+    );
+  }
+  return needsMore.get(file);
+}
+
+const given = process.argv.slice(2);
+const named = given.filter((it) => !it.startsWith('-'));
+const files = named.length ? named : globSync('test/**/*.test.ts').filter((it) => !needs(it));
+const options = given.filter((it) => it.startsWith('-'));
+const { status } = spawnSync(
+  process.execPath,
+  [
+    '--import=./test/helper/loading.mjs',
+    '--test',
+    '--test-concurrency=2',
+    '--test-reporter=dot',
+    '--test-reporter-destination=stdout',
+    '--test-reporter=./test/helper/closing-reporter.mjs',
+    '--test-reporter-destination=stdout',
+    ...options,
+    ...files.sort(),
+  ],
+  { stdio: 'inherit' },
+);
+process.exitCode = status ?? 1;
