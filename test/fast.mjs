@@ -26,16 +26,15 @@ const given = process.argv.slice(2);
 const named = given.filter((it) => !it.startsWith('-'));
 const files = named.length ? named : globSync('test/**/*.test.ts').filter((it) => !needs(it));
 const options = given.filter((it) => it.startsWith('-'));
+// A run that watches has no last lines, and few enough tests to name each.
+const reporters = options.includes('--watch') ? ['spec'] : ['dot', './test/helper/closing-reporter.mjs'];
 const { status } = spawnSync(
   process.execPath,
   [
     '--import=./test/helper/loading.mjs',
     '--test',
     '--test-concurrency=2',
-    '--test-reporter=dot',
-    '--test-reporter-destination=stdout',
-    '--test-reporter=./test/helper/closing-reporter.mjs',
-    '--test-reporter-destination=stdout',
+    ...reporters.flatMap((it) => [`--test-reporter=${it}`, '--test-reporter-destination=stdout']),
     ...options,
     ...files.sort(),
   ],
