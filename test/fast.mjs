@@ -8,6 +8,9 @@ import { dirname, join } from 'node:path';
 /** The helpers that start the executable, and the one that asks for programs or root. */
 const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts']);
 
+/** Random walks of a quarter of their usual length. */
+const SHORT_WALKS = { PURSER_TEST_STEPS: '1000', PURSER_TEST_FUZZ: '40' };
+
 const needsMore = new Map();
 function needs(file) {
   if (NEEDS_MORE.has(file)) return true;
@@ -33,11 +36,11 @@ const { status } = spawnSync(
   [
     '--import=./test/helper/loading.mjs',
     '--test',
-    '--test-concurrency=2',
+    '--test-concurrency=3', // For two cores: a third of the time of a file is waiting.
     ...reporters.flatMap((it) => [`--test-reporter=${it}`, '--test-reporter-destination=stdout']),
     ...options,
     ...files.sort(),
   ],
-  { stdio: 'inherit' },
+  { stdio: 'inherit', env: { ...SHORT_WALKS, ...process.env } },
 );
 process.exitCode = status ?? 1;
