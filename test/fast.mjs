@@ -8,8 +8,8 @@ import { dirname, join } from 'node:path';
 /** The helpers that start the executable, and the one that asks for programs or root. */
 const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts']);
 
-/** Random walks of a quarter of their usual length. */
-const SHORT_WALKS = { PURSER_TEST_STEPS: '1000', PURSER_TEST_FUZZ: '40' };
+/** The longest random walks are shorter than usual. */
+const SHORT_WALKS = { PURSER_TEST_STEPS: '400', PURSER_TEST_FUZZ: '40' };
 
 const needsMore = new Map();
 function needs(file) {
