@@ -1,46 +1,6 @@
-import { Command, CommanderError } from 'commander';
-import { accountCommands } from './account.ts';
-import { backupCommand } from './backup.ts';
-import { checkoutCommands } from './checkout.ts';
-import { configCommands } from './config.ts';
-import { demoCommand } from './demo.ts';
-import { doctorCommand } from './doctor.ts';
-import { freezeCommands } from './freeze.ts';
-import { example } from './house.ts';
-import { keyCommands } from './key.ts';
-import { ledgerCommands } from './ledger.ts';
-import { masterKeyCommands } from './master-key.ts';
-import { modelsCommands } from './models.ts';
-import { operationCommands } from './operation.ts';
-import { operatorKeyCommands } from './operator-key.ts';
+import { CommanderError } from 'commander';
+import { createProgram } from './program.ts';
 import { reportFailure, reportUsage } from './report.ts';
-import { resourceCommands } from './resource.ts';
-import { restoreCommand } from './restore.ts';
-import { serveCommand } from './serve.ts';
-import { VERSION, versionCommand } from './version.ts';
-import { walletCommands } from './wallet.ts';
-
-/** The commands of Purser, in the order in which an operator meets them. */
-const COMMANDS = [
-  serveCommand,
-  demoCommand,
-  operatorKeyCommands,
-  accountCommands,
-  checkoutCommands,
-  keyCommands,
-  walletCommands,
-  resourceCommands,
-  modelsCommands,
-  operationCommands,
-  ledgerCommands,
-  backupCommand,
-  restoreCommand,
-  masterKeyCommands,
-  freezeCommands,
-  configCommands,
-  doctorCommand,
-  versionCommand,
-];
 
 async function main(): Promise<void> {
   process.umask(0o077); // Whatever is created is its owner's alone.
@@ -55,20 +15,8 @@ async function main(): Promise<void> {
     process.exitCode = 1;
     return;
   }
-  const program = new Command('purser')
-    .description('Bounded spending wallets for software agents.')
-    .version(VERSION)
-    .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)')
-    .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
-    .option('--json', 'print one JSON value on stdout, nothing else')
-    .showHelpAfterError('Add --help for the whole text.')
-    .addHelpText('after', example('purser serve', 'purser operator-key mint', 'purser wallet create --help'))
-    .exitOverride();
-  for (const add of COMMANDS) add(program);
-  for (const group of program.commands.filter((it) => it.commands.length))
-    group.addHelpText('after', example(`purser ${group.name()} ${group.commands[0]?.name()} --help`));
   try {
-    await program.parseAsync();
+    await createProgram().parseAsync();
   } catch (error) {
     // What could not be parsed may stand before `--json`: so the words themselves are asked.
     const json = process.argv.includes('--json');

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, normalize, relative } from 'node:path';
 import test from 'node:test';
 
@@ -140,4 +140,68 @@ test('a mark in a comment has its reason', () => {
       ),
     );
   assert.deepEqual(bare, []);
+});
+
+const documents = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md'].concat(
+  readdirSync(join(ROOT, 'docs'), { recursive: true, encoding: 'utf8' })
+    .filter((name) => name.endsWith('.md'))
+    .map((name) => join('docs', name)),
+);
+
+/** The numbers of a document's sections, and of the items of each numbered list in them: `2`, `2.7`. */
+function sectionsOf(document: string): Set<string> {
+  const numbers = new Set<string>();
+  let section = '';
+  for (const line of read(document).split('\n')) {
+    section = /^## (\d+)\./.exec(line)?.[1] ?? section;
+    const item = /^(\d+)\. /.exec(line)?.[1];
+    numbers.add(item && section ? `${section}.${item}` : section);
+  }
+  return numbers;
+}
+
+/** Of a sentence, the words that name a document and the numbers after them: `design, sections 4 and 8`, `design 2.7, 2.8`. */
+const CITATION =
+  /\b(design|interface)\b(?:\.md)?,?\s+(?:sections?\s+)?(\d+(?:\.\d+)?(?:(?:,\s*|\s+and\s+)\d+(?:\.\d+)?)*)\b/gi;
+/** Sections of other documents have the name of the document before them, or belong to the page they stand in. */
+const OTHER_DOCUMENT = /\bRFC \d+, $/;
+
+test('every section that is cited exists', () => {
+  const sections: Record<string, Set<string>> = {
+    design: sectionsOf('docs/design.md'),
+    interface: sectionsOf('docs/interface.md'),
+  };
+  const faults: string[] = [];
+  let count = 0;
+  for (const name of [...files, ...documents]) {
+    // A sentence goes on across the lines of a comment.
+    const text = read(name).replace(/\n\s*(?:\*|\/\/)?\s*/g, ' ');
+    for (const [citation, document, numbers] of text.matchAll(CITATION))
+      for (const number of (numbers as string).split(/,\s*|\s+and\s+/)) {
+        count++;
+        if (!sections[(document as string).toLowerCase()]?.has(number)) faults.push(`${name}: ${citation}`);
+      }
+    if (documents.includes(name)) continue;
+    for (const { index, 0: words } of text.matchAll(/\bsections? \d+/g)) {
+      const before = text.slice(Math.max(0, index - 80), index);
+      if (!/\b(design|interface)\b[^.]*$/i.test(before) && !OTHER_DOCUMENT.test(before))
+        faults.push(`${name}: ${words} of what?`);
+    }
+  }
+  assert.deepEqual(faults, []);
+  assert.ok(count > 100, 'the citations are found');
+});
+
+test('every file of the project that a page or a comment names exists', () => {
+  const faults: string[] = [];
+  for (const name of documents)
+    for (const [, target] of read(name).matchAll(/\]\((?!https?:|#|mailto:)([^)#\s]+)/g))
+      if (!existsSync(join(ROOT, dirname(name), target as string))) faults.push(`${name}: ${target}`);
+  const speakOfToday = documents.filter((name) => name !== 'CHANGELOG.md');
+  for (const name of [...files, ...speakOfToday])
+    for (const [path] of read(name).matchAll(
+      /\b(?:docs|test|src|cli|bench|torture)\/[\w/.-]+\.(?:md|ts|mjs|sh|service)\b/g,
+    ))
+      if (!existsSync(join(ROOT, path))) faults.push(`${name}: ${path}`);
+  assert.deepEqual(faults, []);
 });

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { LONG, openLeaseHouse } from '../compute/leases.ts';
+import { openLeaseHouse } from '../compute/docker-leases.ts';
+import { LONG } from '../compute/leases.ts';
 import { gate } from '../helper/upstream.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 import { deliver } from './fake-stripe.ts';

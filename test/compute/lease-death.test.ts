@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from './conformance.ts';
-import { LONG, openLeaseHouse } from './leases.ts';
+import { openLeaseHouse } from './docker-leases.ts';
+import { LONG } from './leases.ts';
 
 /** Every await of a life at which the process may die: the wrapped call never returns. */
 const DEATHS = ['create', 'inspect', 'extend', 'destroy', 'find'] as const;

@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from './conformance.ts';
+import { openLeaseHouse, sharedDocker } from './docker-leases.ts';
 import { openEngineProxy } from './engines/proxy.ts';
-import { hold, LONG, openLeaseHouse, openMemoryHouse, PRICE, sharedDocker } from './leases.ts';
+import { hold, LONG, openMemoryHouse, PRICE } from './leases.ts';
 
-/** What has to answer at once does so within this, on a machine that does much else. */
-const AT_ONCE_MILLISECONDS = 700;
+/**
+ * What has to answer at once does so within this. What it must not wait for hangs for ever here, so the bound need not be
+ * tight: a busy machine keeps it too.
+ */
+const AT_ONCE_MILLISECONDS = 5000;
 
 async function timed<T>(run: () => Promise<T>): Promise<{ answer: T; milliseconds: number }> {
   const started = performance.now();

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from './conformance.ts';
-import { type LeaseHouse, LONG, openLeaseHouse, PRICE } from './leases.ts';
+import { openLeaseHouse } from './docker-leases.ts';
+import { type LeaseHouse, LONG, PRICE } from './leases.ts';
 
 /** A lease of a wallet of its own, and a shell in it. */
 async function enter(house: LeaseHouse) {

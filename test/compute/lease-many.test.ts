@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from './conformance.ts';
-import { openLeaseHouse, openMemoryHouse } from './leases.ts';
+import { openLeaseHouse } from './docker-leases.ts';
+import { openMemoryHouse } from './leases.ts';
 
 const MANY = { budget_cents: 5000, expires_in_seconds: 7200 };
 

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
-import { LONG, openLeaseHouse, PRICE, SPEC } from './leases.ts';
+import { openLeaseHouse } from './docker-leases.ts';
+import { LONG, PRICE, SPEC } from './leases.ts';
 
 test('a lease is prepaid, captured when ready, ended on request, and not refunded', async (t) => {
   const house = await openLeaseHouse(t);

@@ -1,8 +1,7 @@
 import { randomUUID } from 'node:crypto';
-import { after, type TestContext } from 'node:test';
-import { type Backend, tagPrefix } from '../../src/compute/backend.ts';
+import type { TestContext } from 'node:test';
+import type { Backend } from '../../src/compute/backend.ts';
 import { type Answer, type House, type HouseOptions, openHouse } from '../helper/house.ts';
-import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { createMemory, type Memory, replaceBackend } from './engines/memory.ts';
 
 /** A small lease, and what 600 s of it cost: (0.5 × 0.04 + 0.25 × 0.005) an hour, rounded up to a nano. */
@@ -26,27 +25,33 @@ export type LeaseHouse = House & {
   machines(): Promise<string[]>;
 };
 
-const settingsOf = (socket: string) => ({
+const settingsOf = (socket: string, image: string) => ({
   provider_one: {
     backend: 'container',
     socket,
-    image: IMAGE,
+    image,
     prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
     limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
   },
   provider_three: {
     backend: 'container',
     socket,
-    image: IMAGE,
+    image,
     offers: [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }],
   },
 });
 
-async function openWith(t: TestContext, socket: string, options: HouseOptions): Promise<LeaseHouse> {
+/** A house that leases containers: of `image`, by the engine behind `socket`. */
+export async function openWith(
+  t: TestContext,
+  socket: string,
+  image: string,
+  options: HouseOptions,
+): Promise<LeaseHouse> {
   const { compute, ...settings } = options.settings ?? {};
   const house = await openHouse(t, {
     ...options,
-    settings: { compute: { ...settingsOf(socket), ...(compute as object) }, ...settings },
+    settings: { compute: { ...settingsOf(socket, image), ...(compute as object) }, ...settings },
   });
   await house.app.reaper.stop(); // Passes run when a test says so: none looks for a machine between two of its lines.
   const create = (token: string, key: string, body: object) =>
@@ -70,38 +75,13 @@ async function openWith(t: TestContext, socket: string, options: HouseOptions): 
   });
 }
 
-let engine: Engine | undefined;
-after(() => engine?.stop());
-/** One engine for a whole file: it takes two seconds to start. */
-export async function sharedDocker(t: TestContext): Promise<Engine | undefined> {
-  engine ??= await openDocker(t, { shared: true });
-  return engine;
-}
-
-/** A house whose leases are containers of a real engine. Undefined, and the test skipped, without one. */
-export async function openLeaseHouse(
-  t: TestContext,
-  options: HouseOptions & { socket?: string } = {},
-): Promise<(LeaseHouse & { engine: Engine }) | undefined> {
-  const docker = await sharedDocker(t);
-  if (!docker) return undefined;
-  const house = await openWith(t, options.socket ?? docker.socket, options);
-  return Object.assign(house, {
-    engine: docker,
-    machines: async () =>
-      (await docker.docker.listContainers({ all: true }))
-        .map((it) => it.Names[0] as string)
-        .filter((name) => name.startsWith(`/${tagPrefix(house.app.installationId)}`)),
-  });
-}
-
 /** A house whose machines are only remembered, for what no real engine can be made to do. */
 export async function openMemoryHouse(
   t: TestContext,
   options: HouseOptions = {},
 ): Promise<LeaseHouse & { memory: Memory }> {
   const memory = createMemory();
-  const house = await openWith(t, 'unix:///nowhere/docker.sock', options);
+  const house = await openWith(t, 'unix:///nowhere/docker.sock', 'nowhere:1', options);
   const { reopen, crash } = house;
   // The machines know the time that passes, whatever is done to our own clock.
   const born = house.clock.wall() - house.clock.monotonic();

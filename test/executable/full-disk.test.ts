@@ -16,7 +16,7 @@ const STREAM_COUNT = 20;
 const ANSWER_BYTES = 30_000;
 /** `1 prompt token, 1 completion token` at the prices of the model `chat`. */
 const CHARGE = 1000n + 2000n + 100_000n;
-const RECOVER_MILLISECONDS_MAX = 5000;
+const RECOVER_MILLISECONDS_MAX = 30_000;
 
 const usage = { prompt_tokens: 1, completion_tokens: 1 };
 /** An answer that tells its operation, of about ANSWER_BYTES that no compression makes small. */

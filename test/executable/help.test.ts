@@ -2,7 +2,10 @@ import assert from 'node:assert/strict';
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
+import { CommanderError } from 'commander';
+import { createProgram } from '../../cli/program.ts';
+import { NoDatabaseError } from '../../src/data-directory.ts';
 import { run } from '../helper/executable.ts';
 
 /** The commands of design section 4 that are there today, with arguments that each would accept. */
@@ -49,6 +52,36 @@ const COMMANDS: Record<string, string[]> = {
 /** These answer without a database, and change nothing. */
 const WITHOUT_DATABASE = ['config check', 'config print', 'models check', 'version'];
 
+/** What the command line `args` writes, and the error that ends it: in this process, by the program of the executable. */
+async function attempt(args: string[]): Promise<{ error: unknown; stdout: string; stderr: string }> {
+  const said = { stdout: '', stderr: '' };
+  const program = createProgram({
+    writeOut: (text) => {
+      said.stdout += text;
+    },
+    writeErr: (text) => {
+      said.stderr += text;
+    },
+  });
+  const error = await program.parseAsync(args, { from: 'user' }).then(
+    () => undefined,
+    (thrown: unknown) => thrown,
+  );
+  return { error, ...said };
+}
+
+/** An empty working directory, for this process too. */
+function emptyDirectory(t: TestContext): string {
+  const empty = mkdtempSync(join(tmpdir(), 'purser-empty-'));
+  const before = process.cwd();
+  process.chdir(empty);
+  t.after(() => {
+    process.chdir(before);
+    rmSync(empty, { recursive: true, force: true });
+  });
+  return empty;
+}
+
 /** The names that a help text lists under "Commands:". */
 function commandsIn(help: string): string[] {
   const list = /\nCommands:\n((?: .*\n)*)/.exec(help)?.[1] ?? '';
@@ -60,8 +93,9 @@ test('every command explains itself with an example, and every documented one is
   for (const queue: string[][] = [[]]; queue.length; ) {
     const path = queue.shift() as string[];
     assert(path.length <= 2, path.join(' '));
-    const { code, stdout, stderr } = await run([...path, '--help']);
-    assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+    const { error, stdout, stderr } = await attempt([...path, '--help']);
+    assert(error instanceof CommanderError);
+    assert.deepEqual([error.exitCode, stderr], [0, '']);
     assert.match(stdout, /^Usage: purser /);
     assert.match(stdout, /\nExample:\n {2}purser /, `purser ${path.join(' ')} --help shows no example`);
     const below = commandsIn(stdout);
@@ -69,28 +103,42 @@ test('every command explains itself with an example, and every documented one is
     queue.push(...below.map((name) => [...path, name]));
   }
   for (const name of Object.keys(COMMANDS)) assert(leaves.includes(name), `there is no command ${name}`);
-});
 
-test('no command but serve creates a database: what needs one says that there is none and leaves no trace', async (t) => {
-  const empty = mkdtempSync(join(tmpdir(), 'purser-empty-'));
-  t.after(() => rmSync(empty, { recursive: true, force: true }));
-  const asked = Object.entries(COMMANDS).map(([name, args]) => [...name.split(' '), ...args]);
-  const elsewhere = [empty, join(empty, 'not', 'there')].map((data) => ['--data', data, 'account', 'list']);
-  for (const args of [...asked, ...elsewhere]) {
-    const { code, stdout, stderr } = await run(args, { cwd: empty });
-    const line = `purser ${args.join(' ')}`;
-    assert.deepEqual(readdirSync(empty), [], `${line} left something behind`);
-    if (WITHOUT_DATABASE.some((name) => line.startsWith(`purser ${name}`))) assert.equal(code, 0, `${line}: ${stderr}`);
-    else {
-      assert.deepEqual({ code, stdout }, { code: 3, stdout: '' }, `${line}: ${stderr}`);
-      assert.match(stderr, /^There is no database in .*`purser serve` creates one on its first start\.\n$/);
-    }
+  for (const path of [[], ['wallet', 'create']]) {
+    const { stdout } = await attempt([...path, '--help']);
+    assert.deepEqual(await run([...path, '--help']), { code: 0, signal: null, stdout, stderr: '' });
   }
 });
 
+test('no command but serve creates a database: what needs one says that there is none and leaves no trace', async (t) => {
+  const empty = emptyDirectory(t);
+  const asked = Object.entries(COMMANDS)
+    .filter(([name]) => !WITHOUT_DATABASE.includes(name))
+    .map(([name, args]) => [...name.split(' '), ...args]);
+  const elsewhere = [empty, join(empty, 'not', 'there')].map((data) => ['--data', data, 'account', 'list']);
+  for (const args of [...asked, ...elsewhere]) {
+    const line = `purser ${args.join(' ')}`;
+    const { error, stdout, stderr } = await attempt(args);
+    assert(error instanceof NoDatabaseError, `${line}: ${error}`);
+    assert.deepEqual([stdout, stderr], ['', ''], line);
+    assert.deepEqual(readdirSync(empty), [], `${line} left something behind`);
+  }
+
+  for (const args of WITHOUT_DATABASE.map((name) => name.split(' '))) {
+    const { code, stderr } = await run(args, { cwd: empty });
+    assert.equal(code, 0, `purser ${args.join(' ')}: ${stderr}`);
+    assert.deepEqual(readdirSync(empty), [], `purser ${args.join(' ')} left something behind`);
+  }
+  for (const args of [['freeze'], ['wallet', 'list'], ['ledger', 'verify'], ['backup', 'copy.db'], ...elsewhere]) {
+    const { code, stdout, stderr } = await run(args, { cwd: empty });
+    assert.deepEqual({ code, stdout }, { code: 3, stdout: '' }, `purser ${args.join(' ')}: ${stderr}`);
+    assert.match(stderr, /^There is no database in .*`purser serve` creates one on its first start\.\n$/);
+  }
+  assert.deepEqual(readdirSync(empty), []);
+});
+
 test('what cannot be understood exits 2, says why on stderr, and points to the help', async (t) => {
-  const empty = mkdtempSync(join(tmpdir(), 'purser-empty-'));
-  t.after(() => rmSync(empty, { recursive: true, force: true }));
+  const empty = emptyDirectory(t);
   const wrong: [string, RegExp][] = [
     ['', /^Usage: purser /],
     ['account', /^Usage: purser account /],
@@ -111,12 +159,20 @@ test('what cannot be understood exits 2, says why on stderr, and points to the h
     ['ledger export --format xml', /--format is jsonl or csv/],
   ];
   for (const [line, said] of wrong) {
-    const { code, stdout, stderr } = await run(line.split(' ').filter(Boolean), { cwd: empty });
-    assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, `purser ${line}: ${stderr}`);
+    const { error, stdout, stderr } = await attempt(line.split(' ').filter(Boolean));
+    assert(error instanceof CommanderError, `purser ${line}: ${error}`);
+    assert.notEqual(error.exitCode, 0, line);
+    assert.equal(stdout, '', line);
     assert.match(stderr, said);
-    assert.doesNotMatch(stderr, /\n\s+at /, 'no stack trace');
   }
   assert.deepEqual(readdirSync(empty), []);
+
+  for (const line of ['', 'account', 'account list --colour', 'ledger export --format xml']) {
+    const args = line.split(' ').filter(Boolean);
+    const { stderr } = await attempt(args);
+    assert.doesNotMatch(stderr, /\n\s+at /, 'no stack trace');
+    assert.deepEqual(await run(args, { cwd: empty }), { code: 2, signal: null, stdout: '', stderr });
+  }
 });
 
 test('version prints the version of package.json, and with --json the runtime beside it', async () => {

@@ -137,6 +137,7 @@ function defaults({ upstream, uncertain }: InstallationOptions) {
   };
   return {
     listen: '127.0.0.1:0',
+    ssh: { listen: '127.0.0.1:0' },
     close_wait_seconds: 1,
     drain_seconds: 1,
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },

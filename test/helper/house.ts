@@ -245,8 +245,9 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
   house.app = await start();
   t.after(async () => {
     await upstream.close().catch(() => {});
-    // Together: a server that stops waits a moment for what a client may still ask on a connection that it keeps.
-    await Promise.all([house.app[Symbol.asyncDispose](), agent.close()]);
+    // Together: a server that stops waits a moment for what a client may still ask on a connection that it keeps. What was
+    // asked of a dead one is not waited for: it may hang for as long as its answer may take.
+    await Promise.all([house.app[Symbol.asyncDispose](), graves.length ? agent.destroy() : agent.close()]);
     for (const grave of graves) {
       grave.release();
       await grave.dead[Symbol.asyncDispose]();

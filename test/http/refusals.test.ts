@@ -45,7 +45,7 @@ const DOCUMENTED: Record<RefusalCode, number> = {
   gateway_unavailable: 503,
   operation_uncertain: 503,
   read_only: 503,
-  conflict: 409, // not in section 3: only the operator's commands say it, never the wire
+  conflict: 409, // not in the design, section 3: only the operator's commands say it, never the wire
 };
 
 /** Codes that say when to come back (design 2.7, 2.8, 2.9; a limit without it would be guessed at). */

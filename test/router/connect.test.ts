@@ -39,7 +39,7 @@ test('a connection that does not come in the shortest of the time limits is a cl
       assert.deepEqual([reply.code, reply.elsewhere], ['gateway_unavailable', true]);
     }),
   );
-  assert(performance.now() - started < 5000);
+  assert(performance.now() - started < 9000, 'by default it is ten seconds');
 });
 
 test('a server that stops while it connects has asked nobody', async (t) => {

@@ -107,7 +107,7 @@ const noFaults = (): VastFaults => ({
 });
 
 /**
- * A server that speaks Vast's documented protocol (facts, section 3), with every misbehaviour on request. Its instances
+ * A server that speaks Vast's documented protocol, with every misbehaviour on request. Its instances
  * are real: each is a process tree in namespaces of its own, with its own /tmp and /run, behind an SSH server on a free
  * loopback port. All of it ends with `close`.
  */

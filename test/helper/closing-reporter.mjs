@@ -1,0 +1,36 @@
+// A second reporter for the last lines of a run: where its time went, and which real components this machine lacks, so that
+// a skipped test is seen.
+import { dirname, resolve } from 'node:path';
+
+const SLOWEST_COUNT = 10;
+const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(1).padStart(7)} s`;
+
+export default async function* closing(source) {
+  const missing = new Map();
+  const times = new Map();
+  let total;
+  for await (const { type, data } of source) {
+    const component = /^component missing: (.+)$/.exec(typeof data?.skip === 'string' ? data.skip : '')?.[1];
+    if (type === 'test:pass' && component) missing.set(component, (missing.get(component) ?? 0) + 1);
+    if (type === 'test:complete' && data.file === resolve(data.name)) times.set(data.name, data.details.duration_ms);
+    if (type === 'test:summary' && !data.file) total = data.duration_ms;
+  }
+  if (times.size > 1) yield timesByPart(times, total);
+  for (const [name, count] of missing)
+    yield `\nSKIPPED: ${count} test(s) for want of ${name}. PURSER_TEST_REQUIRE=all makes that a failure.\n`;
+}
+
+/** Files run side by side, so their times add up to more than the whole. */
+function timesByPart(times, total) {
+  const parts = new Map();
+  for (const [file, duration] of times) parts.set(dirname(file), (parts.get(dirname(file)) ?? 0) + duration);
+  const lines = (list) =>
+    [...list].sort(([, a], [, b]) => b - a).map(([name, duration]) => `${seconds(duration)}  ${name}\n`);
+  return [
+    '\nTime by part (files run side by side):\n',
+    ...lines(parts),
+    'Slowest files:\n',
+    ...lines(times).slice(0, SLOWEST_COUNT),
+    `${seconds(total ?? 0)}  in all\n`,
+  ].join('');
+}
