@@ -9,7 +9,7 @@ import { dirname, join } from 'node:path';
 const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts']);
 
 /** The longest random walks are shorter than usual. */
-const SHORT_WALKS = { PURSER_TEST_STEPS: '400', PURSER_TEST_FUZZ: '40' };
+const SHORT_WALKS = { PURSER_TEST_STEPS: '400', PURSER_TEST_FUZZ: '40', PURSER_TEST_KEYS: '40' };
 
 const needsMore = new Map();
 function needs(file) {

@@ -9,7 +9,7 @@ import { BUDGET_CENTS, type ChatEntry, openClients } from './clients.ts';
 import { randomFrom } from './random.ts';
 
 /** Every run has a seed of its own. `npm run torture` kills for as long as it is told to. */
-const KILLS = Number(process.env.PURSER_TEST_KILLS ?? 50);
+const KILLS = Number(process.env.PURSER_TEST_KILLS ?? 100);
 const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
 const CREDIT_CENTS = 100_000_000;
 const NANOS_PER_CENT = 10_000_000n;
