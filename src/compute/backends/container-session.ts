@@ -1,12 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import type Docker from 'dockerode';
-import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
 import { collect, collectBoth } from './collect.ts';
 import type { Engine } from './container-engine.ts';
 import { partOutput } from './exec-output.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
 const WAIT_MILLISECONDS_MAX = 1000;
@@ -100,13 +99,7 @@ export async function uploadInto(engine: Engine, ref: Ref, path: string, content
   if (!stream.write(content)) await Promise.race([once(stream, 'drain'), ended]);
   stream.end();
   const code = await ended.finally(() => clearTimeout(over));
-  if (code === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
-  if (code === CUT_SHORT) throw new Error('the connection to the engine was lost during an upload');
-  if (code !== 0)
-    throw new Refusal(
-      'invalid_request',
-      `path: cannot be written there: ${(await said).bytes.toString().trim().slice(0, 200)}`,
-    );
+  judgeUpload(code, (await said).bytes);
 }
 
 /** One live session; `kill` also kills what it started. */

@@ -1,10 +1,9 @@
 import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { finished, PassThrough, Transform } from 'node:stream';
-import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
+import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 import type { SlurmCommands, User } from './slurm-command.ts';
 import { directoryOf } from './slurm-job.ts';
 import { RESIZE, WITH_TERMINAL } from './terminal.ts';
@@ -192,13 +191,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
       const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
       const order = { input: content, streamBytesMax: 4096, milliseconds: UPLOAD_MILLISECONDS };
       const { exitCode, stderr } = await run(jobId, argv, order);
-      if (exitCode === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
-      if (exitCode === CUT_SHORT) throw new Error('the step was lost during an upload');
-      if (exitCode !== 0)
-        throw new Refusal(
-          'invalid_request',
-          `path: cannot be written there: ${stderr.toString().trim().slice(0, 200)}`,
-        );
+      judgeUpload(exitCode, stderr);
     },
 
     async session(jobId: string, { command, terminal }: SessionOrder): Promise<Session> {

@@ -308,10 +308,10 @@ export const uploadCompute = endpoint({
   answer: UploadResult,
   refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
   example: {
-    body: { id: ID, path: '/work/hello.txt', content_base64: 'aGVsbG8K' },
+    body: { id: ID, path: 'work/hello.txt', content_base64: 'aGVsbG8K' },
     answer: {
       id: ID,
-      path: '/work/hello.txt',
+      path: 'work/hello.txt',
       bytes: 6,
       sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
     },
