@@ -199,7 +199,17 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { machine } = await make(subject);
-    for (const path of ['../x', 'a/../../x', './x', '/tmp/../etc/x', '/dev/null', '/proc/1/comm', '/tmp/', '/tmp/a\nb', '/tmp'])
+    for (const path of [
+      '../x',
+      'a/../../x',
+      './x',
+      '/tmp/../etc/x',
+      '/dev/null',
+      '/proc/1/comm',
+      '/tmp/',
+      '/tmp/a\nb',
+      '/tmp',
+    ])
       await assert.rejects(backend.upload(machine.ref, path, Buffer.from('x')), { code: 'invalid_request' }, path);
     await gone(backend, machine.ref);
   });

@@ -32,6 +32,9 @@ printf '%s{' "$mark" >&2
 "$@"
 printf '%s}%d;' "$mark" "$?" >&2`;
 
+/** A job that runs, and whom it runs as. */
+export type RunningJob = { id: string; user: User };
+
 type Step = {
   child: ChildProcessWithoutNullStreams;
   stdout: PassThrough;
@@ -92,8 +95,8 @@ function partOf(mark: Buffer, bytes: Buffer): number {
 }
 
 /** Starts programs inside jobs, as the job's user. */
-export function createSteps(start: SlurmCommands['start'], user: () => Promise<User>) {
-  async function begin(jobId: string, argv: readonly string[]): Promise<Step> {
+export function createSteps(start: SlurmCommands['start']) {
+  function begin({ id: jobId, user }: RunningJob, argv: readonly string[]): Step {
     const mark = randomBytes(16).toString('hex');
     const flags = ['--nodes=1', '--ntasks=1', '--overlap', '--mem=0', '--cpu-bind=none', '--unbuffered', '--quiet'];
     const child = start(
@@ -101,7 +104,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
         ...['srun', `--jobid=${jobId}`, ...flags, '--export=ALL', '--propagate=NONE', '--chdir=/'],
         ...['/bin/sh', '-c', ENTER, 'purser', mark, directoryOf(jobId), ...argv],
       ],
-      await user(),
+      user,
     );
     const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<number>()];
     for (const it of [begun, ended]) it.promise.catch(() => {}); // Whoever waits hears of it.
@@ -151,11 +154,11 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
 
   /** Runs one to its end, with `input` on its standard input. */
   async function run(
-    jobId: string,
+    job: RunningJob,
     argv: readonly string[],
     { input, streamBytesMax, milliseconds }: { input: Buffer; streamBytesMax: number; milliseconds: number },
   ): Promise<Omit<ExecResult, 'timedOut'>> {
-    const step = await begin(jobId, argv);
+    const step = begin(job, argv);
     const over = setTimeout(() => abandon(step.child), milliseconds);
     const slow = setTimeout(() => abandon(step.child), BEGIN_MILLISECONDS);
     try {
@@ -173,7 +176,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
   }
 
   return {
-    async exec(jobId: string, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
+    async exec(job: RunningJob, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
       const input = Buffer.from(command);
       refuseCommand(command);
       const marker = randomBytes(12).toString('hex');
@@ -182,19 +185,19 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
       const shell = 'exec /bin/sh -c "$1" purser "$2" "$3" "$(head -c "$4")" </dev/null';
       const argv = ['/bin/sh', '-c', shell, 'purser', LIMITED, marker, String(timeoutSeconds), String(input.length)];
       const milliseconds = timeoutSeconds * 1000 + GRACE_MILLISECONDS;
-      const ran = await run(jobId, argv, { input, streamBytesMax, milliseconds });
+      const ran = await run(job, argv, { input, streamBytesMax, milliseconds });
       return { ...ran, timedOut: ran.exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000 };
     },
 
-    async upload(jobId: string, path: string, content: Buffer): Promise<void> {
+    async upload(job: RunningJob, path: string, content: Buffer): Promise<void> {
       refusePath(path);
       const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
       const order = { input: content, streamBytesMax: 4096, milliseconds: UPLOAD_MILLISECONDS };
-      const { exitCode, stderr } = await run(jobId, argv, order);
+      const { exitCode, stderr } = await run(job, argv, order);
       judgeUpload(exitCode, stderr);
     },
 
-    async session(jobId: string, { command, terminal }: SessionOrder): Promise<Session> {
+    async session(job: RunningJob, { command, terminal }: SessionOrder): Promise<Session> {
       const marker = randomBytes(12).toString('hex');
       const plain = command === undefined ? ['/bin/sh', '-l'] : ['/bin/sh', '-c', command];
       const variables = terminal && [
@@ -202,7 +205,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
         `PURSER_COMMAND=${command ?? ''}`,
       ];
       const argv = variables ? [...variables, '/bin/sh', '-c', WITH_TERMINAL] : plain;
-      const { child, stdout, stderr, begun, ended } = await begin(jobId, ['env', `PURSER_EXEC=${marker}`, ...argv]);
+      const { child, stdout, stderr, begun, ended } = begin(job, ['env', `PURSER_EXEC=${marker}`, ...argv]);
       const slow = setTimeout(() => abandon(child), BEGIN_MILLISECONDS);
       await begun.finally(() => clearTimeout(slow));
       if (terminal) stderr.resume();
@@ -217,7 +220,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
           const { rows, columns } = wanted;
           wanted = undefined;
           const size = [marker, String(rows), String(columns)];
-          await run(jobId, ['/bin/sh', '-c', RESIZE, 'purser', ...size], small).catch(() => {}); // It may have ended.
+          await run(job, ['/bin/sh', '-c', RESIZE, 'purser', ...size], small).catch(() => {}); // It may have ended.
         }
         resizing = false;
       }
@@ -235,7 +238,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
         ),
         kill() {
           abandon(child);
-          void run(jobId, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], small).catch(() => {}); // Or the job is gone.
+          void run(job, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], small).catch(() => {}); // Or the job is gone.
         },
       };
     },

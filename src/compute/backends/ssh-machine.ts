@@ -3,7 +3,16 @@ import { PassThrough } from 'node:stream';
 import { Client, type ClientChannel, type ConnectConfig } from 'ssh2';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
-import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, nameOfSignal, RECEIVE, refuseCommand, refusePath } from './shell.ts';
+import {
+  codeOfSignal,
+  judgeUpload,
+  KILL_MARKED,
+  LIMITED,
+  nameOfSignal,
+  RECEIVE,
+  refuseCommand,
+  refusePath,
+} from './shell.ts';
 
 /** exec, upload and session on a machine that is reached over SSH. Each takes one connection and ends it. */
 
