@@ -86,7 +86,7 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
     start('munged', '--foreground', '--force', `--socket=${socket}`, ...files);
     await until('munged listens', async () => existsSync(socket), READY_MILLISECONDS);
   }
-  const script = readFileSync(JOB_SUBMIT, 'utf8').replace('purser-lease', 'nobody');
+  const script = readFileSync(JOB_SUBMIT, 'utf8').replace('[1234]', `[${NOBODY}]`);
   let changedAt = Math.floor(Date.now() / 1000) - 1000;
   function guard(isOn: boolean) {
     const file = join(directory, 'job_submit.lua');
