@@ -10,11 +10,14 @@ const KILL_COUNT_MAX = 10;
 
 export type Orphan = Owned & { destroyed: boolean };
 
-/** One look at all backends: two slots may have one engine behind them, and what the first has seen is its affair. */
-export type Pass = { report: boolean; seen: Set<string>; killsLeft: number; graceSeconds: number };
+/**
+ * One look at all backends: two slots may have one engine behind them, and what the first has seen is its affair. With
+ * `showStrangers` those are told of as well that the backend may not end.
+ */
+export type Pass = { showStrangers: boolean; seen: Set<string>; killsLeft: number; graceSeconds: number };
 /** `report` looks only, and destroys nothing: so it also tells of what was made a moment ago, before a restore perhaps. */
-export const newPass = ({ report = false } = {}): Pass => ({
-  report,
+export const newPass = ({ report = false, showStrangers = false } = {}): Pass => ({
+  showStrangers,
   seen: new Set(),
   killsLeft: report ? 0 : KILL_COUNT_MAX,
   graceSeconds: report ? 0 : GRACE_SECONDS,
@@ -23,13 +26,13 @@ export const newPass = ({ report = false } = {}): Pass => ({
 /**
  * Lists the backend by this installation's tag and destroys what no live row knows: older than a grace period, a few in
  * one pass, nothing when the list failed or is partial (design, section 7), and nothing while the installation only
- * reports. Strangers that the backend may end are treated alike; those that it may not end are only told of in a report.
+ * reports. Strangers that the backend may end are treated alike.
  */
 export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: Pass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
   const { strangers } = backend;
   const owned = await backend.listOwned(prefix);
-  const others = strangers && (pass.report || strangers.end) ? await strangers.list(prefix) : [];
+  const others = strangers && (pass.showStrangers || strangers.end) ? await strangers.list(prefix) : [];
   const orphans: Orphan[] = [];
 
   async function judge(it: Owned, end: ((ref: Ref) => Promise<void>) | undefined): Promise<void> {

@@ -176,6 +176,19 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     await gone(backend, machine.ref);
   });
 
+  test(`${name}: the end of a machine is the end of a command, as by a signal and not by its limit`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const here = `purser-test-${randomBytes(6).toString('hex')}`;
+    const command = sh(backend, machine.ref, `echo begun > ${here}; sleep 600`);
+    await until('it runs', async () => (await sh(backend, machine.ref, `test -s ${here}`)).exitCode === 0);
+    await gone(backend, machine.ref);
+    const { exitCode, timedOut } = await command;
+    assert.ok(exitCode > 128 && !timedOut, `exit code ${exitCode}`);
+  });
+
   test(`${name}: each stream is cut at its limit, and says so`, async (t) => {
     const subject = await open(t);
     if (!subject) return;

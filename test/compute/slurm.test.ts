@@ -264,7 +264,7 @@ test('a number alone is not trusted: another’s job, or one that lost its name,
       'sbatch',
       `--uid=${NOBODY}`,
       `--gid=${NOBODY}`,
-      `--job-name=x\n99|RUNNING|0|0|0|${tag}`,
+      `--job-name=x\n99|RUNNING|0|0|0|N/A|${tag}`,
       ...stay,
     )
   ).trim();
@@ -408,6 +408,44 @@ test('a lease submits and changes no job itself, and the check says so where it 
   }
 });
 
+test('a job of a dead node is not ready, and never called running', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  await it.cluster.stopNode();
+  const ref = await it.submit();
+  try {
+    // Slurm itself says RUNNING until it misses the node (SlurmdTimeout).
+    const states = () => it.cluster.slurm('squeue', '-h', '-o', '%T', `--jobs=${jobOf(ref)}`);
+    await until('Slurm calls it running', async () => (await states()).startsWith('RUNNING'));
+    const machine = await it.backend.inspect(ref);
+    assert.equal(machine?.state, 'provisioning');
+    assert.match(machine?.note ?? '', /^the job runs, but nothing can be run in it: /);
+  } finally {
+    await it.cluster.startNode();
+    await it.gone(ref);
+  }
+});
+
+test('what a killed job left is removed by the next one of its user', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const [killed, neighbour] = [await it.submit(), await it.submit()];
+  for (const ref of [killed, neighbour]) {
+    await it.running(ref);
+    await it.sh(ref, 'echo secret > file');
+  }
+  const directory = (ref: string) => `/tmp/purser-lease-${jobOf(ref)}`;
+  await it.cluster.slurm('scancel', '--signal=KILL', '--full', jobOf(killed));
+  await until('it has ended', async () => (await it.backend.inspect(killed)) === undefined);
+  assert.equal(existsSync(directory(killed)), true, 'its script could not remove it');
+  const next = await it.submit();
+  await it.running(next);
+  assert.deepEqual(
+    [killed, neighbour, next].map((ref) => existsSync(directory(ref))),
+    [false, true, true],
+  );
+});
+
 test('with job_users each lease has a user of its own, and reaches no other', async (t) => {
   const names = ['games', 'news'];
   const it = await subject(t, { job_user: undefined, job_users: names });
@@ -525,26 +563,37 @@ test('what is wrong with a cluster is said, with what to do about it', async (t)
 
 test('what squeue says is read to the letter or not at all', () => {
   const record = (text: string) => parseJobs(`MARK${text}\n`, 'MARK');
+  for (const [gres, gpus] of [
+    ['N/A', 0],
+    ['gres:gpu', 1],
+    ['gres:gpu:2', 2],
+    ['gres:gpu:h100:2', 2],
+    ['gres:gpu:h100', 1],
+    ['gres/gpu:a100=3,gres/shard=4', 3],
+    ['gres:gpu:a100:1,gres:gpu:h100:2', 3],
+    ['gres:gpuish:4', 0],
+  ] as const)
+    assert.equal(record(`|12|RUNNING|7|1000|2000|${gres}|x`)[0]?.gpus, gpus, gres);
   assert.deepEqual(parseJobs('', 'MARK'), []);
-  assert.deepEqual(record('|12|RUNNING|7|1000|2000|a|b\nc'), [
-    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000 },
+  assert.deepEqual(record('|12|RUNNING|7|1000|2000|N/A|a|b\nc'), [
+    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000, gpus: 0 },
   ]);
-  assert.deepEqual(record('|12|PENDING|7|1000|N/A|'), [
-    { id: '12', uid: 7, name: '', state: 'provisioning', submittedAt: 1000, endsAt: undefined },
+  assert.deepEqual(record('|12|PENDING|7|1000|N/A|N/A|'), [
+    { id: '12', uid: 7, name: '', state: 'provisioning', submittedAt: 1000, endsAt: undefined, gpus: 0 },
   ]);
   for (const text of [
     '',
-    '|12|RUNNING|7|1000|2000',
-    '|12_3|RUNNING|7|1000|2000|x',
-    '|12|DANCING|7|1000|2000|x',
-    '|12|RUNNING|nobody|1000|2000|x',
-    '|12|RUNNING|7|2026-11-21T10:00:00|2000|x',
-    '|12|RUNNING|7|1000|N/A|x', // One that runs has an end.
-    '|12|RUNNING|7|1000|soon|x',
+    '|12|RUNNING|7|1000|2000|N/A',
+    '|12_3|RUNNING|7|1000|2000|N/A|x',
+    '|12|DANCING|7|1000|2000|N/A|x',
+    '|12|RUNNING|nobody|1000|2000|N/A|x',
+    '|12|RUNNING|7|2026-11-21T10:00:00|2000|N/A|x',
+    '|12|RUNNING|7|1000|N/A|N/A|x', // One that runs has an end.
+    '|12|RUNNING|7|1000|soon|N/A|x',
   ])
     assert.throws(() => record(text), text);
   assert.throws(() => parseJobs('slurm_load_jobs error\n', 'MARK'));
-  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|cut off', 'MARK'));
+  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|N/A|cut off', 'MARK'));
 });
 
 test('the configuration refuses a job_user that is root or ourselves, and what Slurm could misread', () => {

@@ -18,8 +18,8 @@ export type JobUsers = {
 export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users: many }: SlurmSettings): JobUsers {
   const names = many ?? [one as string];
   let found: Promise<User[]> | undefined;
-  /** Until when a user is claimed, in milliseconds of the process. */
-  const claimed = new Map<number, number>();
+  /** Until when a user was or is claimed, in milliseconds of the process. */
+  const claimedUntil = new Map<number, number>();
 
   /** A failure is not kept. */
   async function all() {
@@ -42,23 +42,21 @@ export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users:
     return { name, uid, gid };
   }
 
-  const isClaimed = ({ uid }: User) => (claimed.get(uid) ?? 0) > performance.now();
-
   return {
     all,
     async claim(busy) {
       const users = await all();
       if (!many) return { user: users[0], settle() {} };
-      // A claim that is settled while the list is made may be of a job that the list does not show.
-      const unclaimed = users.filter((it) => !isClaimed(it));
+      const began = performance.now();
       const taken = await busy();
-      const user = unclaimed.find((it) => !taken.has(it.uid) && !isClaimed(it));
+      // The list may have been made before the job of a claim that was settled after it began.
+      const user = users.find(({ uid }) => !taken.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
       if (!user) return undefined;
-      claimed.set(user.uid, Number.POSITIVE_INFINITY);
+      claimedUntil.set(user.uid, Number.POSITIVE_INFINITY);
       return {
         user,
         settle: (outcome) =>
-          void claimed.set(user.uid, outcome === 'known' ? 0 : performance.now() + DOUBTED_MILLISECONDS),
+          void claimedUntil.set(user.uid, performance.now() + (outcome === 'known' ? 0 : DOUBTED_MILLISECONDS)),
       };
     },
   };

@@ -12,6 +12,11 @@ import { type Claim, createJobUsers } from './slurm-user.ts';
 const MIN_SECONDS = 60;
 const MIB_PER_GIB = 1024;
 const STRANGER_NAME_CHARACTERS_MAX = 100;
+const PROOF = { timeoutSeconds: 20, streamBytesMax: 4096 };
+/** Fails where the vendor's tool is there and shows fewer GPUs than were sold. */
+const HAS_GPUS = `command -v nvidia-smi >/dev/null || exit 0
+seen=$(nvidia-smi -L | grep -c '^GPU ')
+[ "$seen" -ge COUNT ] || { echo "nvidia-smi -L shows $seen of COUNT GPUs" >&2; exit 1; }`;
 
 /**
  * With these words the controller, or sbatch before it asks, says no: there is no job. What is not here is unknown, above
@@ -54,6 +59,9 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
   const slurm = createSlurmCommands(settings.slurm_conf);
   const steps = createSteps(slurm.start);
   const users = createJobUsers(slurm, settings);
+  /** Jobs in which something has run. RUNNING is no proof: of a dead node Slurm knows after minutes (SlurmdTimeout). */
+  const proved = new Set<string>();
+  const proving = new Map<string, Promise<string | undefined>>();
 
   async function jobs(filter: string): Promise<Job[] | undefined> {
     const mark = randomBytes(12).toString('hex');
@@ -119,7 +127,23 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
 
   async function inspect(ref: string): Promise<Machine | undefined> {
     const job = await look(ref);
-    return job && machineOf(job);
+    if (job?.state !== 'running' || proved.has(ref)) return job && machineOf(job);
+    const fault = await (proving.get(ref) ?? prove(ref, job));
+    return fault === undefined ? machineOf(job) : { ...machineOf(job), state: 'provisioning', note: fault };
+  }
+
+  /** Runs something in a job. Answers what is wrong with it, or undefined; several who ask at once share one answer. */
+  function prove(ref: string, { gpus }: Job): Promise<string | undefined> {
+    const tried = (async () => {
+      const command = gpus === 0 ? 'true' : HAS_GPUS.replaceAll('COUNT', String(gpus));
+      const said = await steps.exec(await runningJob(ref), { command, ...PROOF });
+      if (said.exitCode === 0) return void proved.add(ref);
+      return `the job runs, but not what is run in it: ${said.stderr.toString().trim() || `exit code ${said.exitCode}`}`;
+    })()
+      .catch((error: Error) => `the job runs, but nothing can be run in it: ${error.message}`)
+      .finally(() => proving.delete(ref));
+    proving.set(ref, tried);
+    return tried;
   }
 
   async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
@@ -176,6 +200,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
 
   async function destroy(ref: string): Promise<void> {
     const job = await look(ref);
+    proved.delete(ref);
     if (!job || job.state === 'ended') return; // Slurm is at it: what is left is killed after its KillWait.
     await cancel(job.id);
   }

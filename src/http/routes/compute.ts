@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
 import { resourceKey } from '../../access/ssh-keys.ts';
-import type { Backend } from '../../compute/backend.ts';
+import type { Backend, ExecResult as Ran } from '../../compute/backend.ts';
 import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
 import type { ConfiguredSlot } from '../../compute/slots.ts';
 import { fingerprint } from '../../fingerprint.ts';
@@ -39,6 +39,8 @@ const OFFERS_MILLISECONDS = 20_000;
  */
 const GRACE_SECONDS = 15;
 const UPLOAD_SECONDS = 120;
+/** The exit code of what a signal ended is this and its number. */
+const SIGNAL_EXIT = 128;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
   id: ID,
@@ -85,6 +87,13 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
       cause,
     });
   }
+}
+
+/** Whether the end of the lease ended a command: a signal did, not its own limit, and the lease is over or being ended. */
+function wasCutShort(app: DoorApp, wallet: Wallet, id: string, { exitCode, timedOut }: Ran): boolean {
+  if (exitCode <= SIGNAL_EXIT || timedOut) return false;
+  const { status, expiresAt, endWanted } = resourceOf(app.ledger.read, wallet.id, id);
+  return status !== 'running' || endWanted !== null || expiresAt <= app.clock.now();
 }
 
 /** What a slot has on offer; undefined, and an event, when its backend cannot tell: that is no matter of the other slots. */
@@ -294,6 +303,7 @@ export const execCompute = endpoint({
         stdout_truncated: it.stdoutTruncated,
         stderr_truncated: it.stderrTruncated,
         timed_out: it.timedOut,
+        ...(wasCutShort(app, principal.wallet, body.id, it) ? { ended_by: 'lease' as const } : {}),
         duration_ms: Math.round(performance.now() - started),
       },
     };

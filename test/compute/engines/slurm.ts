@@ -38,6 +38,9 @@ export type Cluster = {
   stopController(): Promise<void>;
   /** Without it nobody can say who he is. */
   stopMunge(): Promise<void>;
+  /** The node: slurmd alone. */
+  stopNode(): Promise<void>;
+  startNode(): Promise<void>;
   startMunge(): Promise<void>;
   /** The same program as the job user, not as root. */
   asJobUser(program: string, ...args: string[]): Promise<string>;
@@ -104,6 +107,11 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
     stopController: () => end('slurmctld'),
     stopMunge: () => end('munged'),
     startMunge,
+    stopNode: () => end('slurmd'),
+    async startNode() {
+      start('slurmd', '-D');
+      await slurm('scontrol', 'ping');
+    },
     guard,
     asJobUser: async (program, ...args) =>
       (await promisify(execFile)(program, args, { env, cwd: '/', timeout: 20_000, uid: NOBODY, gid: NOBODY })).stdout,
