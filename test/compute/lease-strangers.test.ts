@@ -3,6 +3,9 @@ import test, { type TestContext } from 'node:test';
 import type { Owned } from '../../src/compute/backend.ts';
 import { LONG, openMemoryHouse } from './leases.ts';
 
+/** The reaper sweeps once in so many seconds. */
+const SWEEP_SECONDS = 61;
+
 /** A house with one lease, and jobs of its user that are none of its own: as old as these seconds. */
 async function openWithStrangers(t: TestContext, ages: number[], mayEnd: boolean) {
   const house = await openMemoryHouse(t);
@@ -32,6 +35,7 @@ test('what runs as our user and no row knows is shown by reconcile, and not ende
   ];
   assert.deepEqual(await orphans(false), shown);
   assert.deepEqual(await orphans(true), shown.slice(1), 'older than the grace');
+  house.clock.advance(SWEEP_SECONDS);
   assert.equal((await house.app.reaper.runOnce()).orphans, 0);
   assert.deepEqual(await orphans(false), shown);
   assert.equal((await house.machines()).length, 1);
@@ -40,6 +44,7 @@ test('what runs as our user and no row knows is shown by reconcile, and not ende
 test('with a user that is exclusive it is ended after the grace, ten in a pass, and the leases live on', async (t) => {
   const { house, ended, orphans } = await openWithStrangers(t, [10, ...Array(12).fill(1000)], true);
   assert.equal((await orphans(false)).filter(([, , destroyed]) => destroyed).length, 0);
+  house.clock.advance(SWEEP_SECONDS);
   assert.equal((await house.app.reaper.runOnce()).orphans, 10);
   assert.equal(ended.includes('0'), false, 'it is too young');
   const rest = await orphans(true);

@@ -87,7 +87,7 @@ const RECORD = /^\|(\d+)\|([A-Z_]+)\|(\d+)\|(\d+)\|(\d+|N\/A|NONE)\|([^|\n]*)\|(
 
 /** The GPUs in what `squeue` says of a job's resources, as in `gres:gpu:h100:2,gres:shard:1`. */
 function gpusOf(gres: string): number {
-  const counts = [...gres.matchAll(/(?:^|,)(?:gres[:/])?gpu(?::[^,:]*[^,:\d][^,:]*)?(?:[:=](\d+))?(?=,|$)/g)];
+  const counts = [...gres.matchAll(/(?:^|,)(?:gres[:/])?gpu(?::[^,:=]*[^,:=\d][^,:=]*)?(?:[:=](\d+))?(?=,|$)/g)];
   return counts.reduce((sum, [, count]) => sum + Number(count ?? 1), 0);
 }
 

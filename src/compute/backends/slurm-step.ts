@@ -17,6 +17,7 @@ const GRACE_MILLISECONDS = 30_000;
 /** `srun` ends a moment after its command, unless something in the background keeps its streams open. */
 const IDLE_MILLISECONDS = 2_000;
 const FINISH_MILLISECONDS = 1_000;
+const SIGNAL_EXIT = 128;
 const KILLED = 137;
 const NOISE_BYTES_MAX = 4096;
 
@@ -128,7 +129,9 @@ export function createSteps(start: SlurmCommands['start']) {
     child.stdin.on('error', () => {}); // The command need not read what it is given.
     child.stderr.pipe(stderr);
     const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough());
-    function over(reason: string) {
+    function over(reason: string, code: number | null = null) {
+      // srun tells by what signal its task ended: with the job, say.
+      if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) exitCode = code;
       clearTimeout(drain);
       const words = noise.trim().replace(/\s*\n\s*/g, '; ');
       const fault = new Error(
@@ -143,10 +146,10 @@ export function createSteps(start: SlurmCommands['start']) {
       const reason = `srun ended with ${signal ?? code}`;
       for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
       // It may have the exit code still to read; somebody who does not read what comes before it is not waited for.
-      const unread = setTimeout(over, FINISH_MILLISECONDS, reason);
+      const unread = setTimeout(over, FINISH_MILLISECONDS, reason, code);
       finished(stderr, { readable: false }, () => {
         clearTimeout(unread);
-        over(reason);
+        over(reason, code);
       });
     });
     return { child, stdout, stderr, begun: begun.promise, ended: ended.promise };
