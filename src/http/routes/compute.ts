@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
 import { resourceKey } from '../../access/ssh-keys.ts';
-import type { Backend, ExecResult as Ran } from '../../compute/backend.ts';
+import type { Backend } from '../../compute/backend.ts';
 import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
 import type { ConfiguredSlot } from '../../compute/slots.ts';
 import { fingerprint } from '../../fingerprint.ts';
@@ -89,11 +89,18 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Whether the end of the lease ended a command: a signal did, not its own limit, and the lease is over or being ended. */
-function wasCutShort(app: DoorApp, wallet: Wallet, id: string, { exitCode, timedOut }: Ran): boolean {
-  if (exitCode <= SIGNAL_EXIT || timedOut) return false;
+/** Whether a lease is over or being ended. */
+function isEnding(app: DoorApp, wallet: Wallet, id: string): boolean {
   const { status, expiresAt, endWanted } = resourceOf(app.ledger.read, wallet.id, id);
   return status !== 'running' || endWanted !== null || expiresAt <= app.clock.now();
+}
+
+/** Says of a command whose outcome was lost with its lease that there is nothing to retry. */
+function explainLoss(app: DoorApp, wallet: Wallet, id: string, error: unknown): unknown {
+  if (!(error instanceof Refusal) || error.code !== 'provider_unavailable' || !isEnding(app, wallet, id)) return error;
+  return new Refusal('resource_not_active', 'The lease ended while the command ran: its output is lost.', {
+    cause: error.cause,
+  });
 }
 
 /** What a slot has on offer; undefined, and an event, when its backend cannot tell: that is no matter of the other slots. */
@@ -293,7 +300,10 @@ export const execCompute = endpoint({
     const { backend, ref } = active(app, principal.wallet, body.id);
     const started = performance.now();
     const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
-    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order));
+    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order)).catch((error) => {
+      throw explainLoss(app, principal.wallet, body.id, error);
+    });
+    const wasCutShort = it.exitCode > SIGNAL_EXIT && !it.timedOut && isEnding(app, principal.wallet, body.id);
     return {
       body: {
         id: body.id,
@@ -303,7 +313,7 @@ export const execCompute = endpoint({
         stdout_truncated: it.stdoutTruncated,
         stderr_truncated: it.stderrTruncated,
         timed_out: it.timedOut,
-        ...(wasCutShort(app, principal.wallet, body.id, it) ? { ended_by: 'lease' as const } : {}),
+        ...(wasCutShort ? { ended_by: 'lease' as const } : {}),
         duration_ms: Math.round(performance.now() - started),
       },
     };
