@@ -3,12 +3,13 @@ import { once } from 'node:events';
 import type Docker from 'dockerode';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
 import { collect, collectBoth } from './collect.ts';
-import type { Engine } from './container-engine.ts';
+import { type Engine, statusOf, textOf } from './container-engine.ts';
 import { partOutput } from './exec-output.ts';
-import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
 const WAIT_MILLISECONDS_MAX = 1000;
+const KILLED = codeOfSignal('KILL');
 
 const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
 
@@ -58,7 +59,10 @@ async function waitForEnd(
   });
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
-    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal }));
+    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch((error) => {
+      if (over && wasRemoved(error)) return { Running: false, ExitCode: KILLED };
+      throw error;
+    });
     if (!Running && ExitCode !== null) {
       if (!over) await Promise.race([closed, quiet()]);
       return ExitCode;
@@ -66,6 +70,10 @@ async function waitForEnd(
     await (over ? pause(50) : Promise.race([closed, pause(wait)]));
   }
 }
+
+/** Whether a container is gone, and what the engine knew of its commands with it. Podman answers 500 with a cause. */
+const wasRemoved = (error: unknown) =>
+  statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
 
 /** Runs a command with a limit that holds inside the container. */
 export async function runInside(
@@ -81,7 +89,7 @@ export async function runInside(
   const said = collectBoth(stdout, stderr, streamBytesMax);
   said.catch(() => {}); // A command that is lost says so itself.
   const exitCode = await ended;
-  const timedOut = exitCode === 137 && performance.now() - started >= timeoutSeconds * 1000;
+  const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;
   return { exitCode, ...(await said), timedOut };
 }
 

@@ -67,6 +67,9 @@ const KEPT_OUT = 23;
  * fewer than `$2` bytes came (a line that breaks looks like the end of the input), and where nothing may be put.
  */
 export const RECEIVE = `set -e
+fresh=
+# An engine may put its own words for an input that nobody reads in place of the reason.
+trap '[ -z "$fresh" ] || rm -f "$fresh"; cat >/dev/null' EXIT
 case "$1" in
   /*) path=$1 ;;
   *) here=$(pwd -P); path=\${here%/}/$1 ;;
@@ -76,14 +79,14 @@ if [ -d "$path" ]; then exit ${IS_DIRECTORY}; fi
 folder=\${path%/*}
 [ -z "$folder" ] || mkdir -p "$folder"
 fresh="$path.purser-$$"
-trap 'rm -f "$fresh"' EXIT
 cat > "$fresh"
 if [ -n "$2" ] && [ "$(wc -c < "$fresh")" -ne "$2" ]; then exit ${CUT_SHORT}; fi
 if [ -f "$path" ]; then
   if mode=$(stat -Lc %a "$path" 2>/dev/null); then chmod "$mode" "$fresh"
   elif [ -x "$path" ]; then chmod +x "$fresh"; fi
 fi
-mv -f "$fresh" "$path"`;
+mv -f "$fresh" "$path"
+fresh=`;
 
 /** What became of an upload by RECEIVE's exit code. Refuses what the tenant can mend; throws where the line broke. */
 export function judgeUpload(exitCode: number, stderr: Buffer): void {
