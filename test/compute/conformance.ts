@@ -239,7 +239,8 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { machine } = await make(subject);
     const read = async (path: string) => (await sh(backend, machine.ref, `cat ${path}`)).stdout.toString();
     const unique = `purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
-    const mayWrite = async (folder: string) => (await sh(backend, machine.ref, `test -w ${folder}`)).exitCode === 0;
+    const mayWrite = async (folder: string) =>
+      (await sh(backend, machine.ref, `mkdir ${folder}/${unique}-try && rmdir ${folder}/${unique}-try`)).exitCode === 0;
     for (const [folder, path] of [
       ['.', `${unique}/below`],
       ['/tmp', `/tmp/${unique}`],
