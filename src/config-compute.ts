@@ -224,13 +224,27 @@ function ownUser(): string | undefined {
 const notOurs = (name: string) => name !== 'root' && name !== ownUser();
 const word = (of: RegExp) => v.pipe(v.string(), v.maxLength(200), v.regex(of, 'has characters that Slurm cannot take'));
 
+const jobUser = v.pipe(
+  word(/^[A-Za-z_][\w.-]*$/),
+  v.check(notOurs, 'must be neither root nor the user that Purser runs as: what is leased runs as this user'),
+);
+
 /** Jobs of a cluster: each chip is what a job asks for. */
-const Slurm = v.strictObject({
+const SlurmSlot = v.strictObject({
   backend: v.literal('slurm'),
-  job_user: v.pipe(
-    word(/^[A-Za-z_][\w.-]*$/),
-    v.check(notOurs, 'must be neither root nor the user that Purser runs as: what is leased runs as this user'),
+  /** Whom all leases run as. */
+  job_user: v.optional(jobUser),
+  /** Whom leases run as, each user with one lease at a time. */
+  job_users: v.optional(
+    v.pipe(
+      v.array(jobUser),
+      v.minLength(1, 'names nobody'),
+      v.maxLength(1000),
+      v.check((names) => new Set(names).size === names.length, 'has a user twice'),
+    ),
   ),
+  /** Whether the job users do nothing but Purser's jobs: whatever else they run is then ended like an orphan. */
+  exclusive_user: v.optional(v.boolean(), false),
   partition: v.optional(word(/^[\w.][\w.,-]*$/)),
   /** Where Slurm's configuration lies, if Slurm does not find it by itself. */
   slurm_conf: v.optional(v.pipe(v.string(), v.regex(/^\//, 'must be an absolute path'))),
@@ -249,6 +263,17 @@ const Slurm = v.strictObject({
   limits: v.optional(v.strictObject({ max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400) }), {}),
   provision_seconds: v.optional(whole(1, 86_400), CLOUD_PROVISION_SECONDS),
 });
+
+const Slurm = v.pipe(
+  SlurmSlot,
+  v.forward(
+    v.check(
+      ({ job_user, job_users }) => (job_user === undefined) !== (job_users === undefined),
+      'give either job_user or job_users',
+    ),
+    ['job_user'],
+  ),
+);
 
 export const Compute = v.strictObject({
   provider_one: v.optional(v.variant('backend', [ProviderOne], notThis)),

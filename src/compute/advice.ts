@@ -12,8 +12,10 @@ const NOTES: { [B in Settings['backend']]: (settings: Of<B>) => string[] } = {
     ...('prices' in it ? notesOnGpus(it) : []),
     'containers share the kernel of their host, which is no wall against a hostile tenant',
   ],
-  slurm: (it) => [
-    `all tenants are the one user ${it.job_user}; what keeps them apart is the cluster’s configuration, and \`purser doctor\` says what that is`,
+  slurm: ({ job_users: users, job_user: user }) => [
+    users
+      ? 'each lease has a user of its own; what else keeps tenants apart is the cluster’s configuration, and `purser doctor` says what that is'
+      : `all tenants are the one user ${user}, so they can read, signal and enter each other; give job_users where they do not trust each other`,
   ],
   ssh: (it) => [
     ...it.hosts

@@ -113,6 +113,11 @@ export type Backend = {
   /** Writes a file whole or not at all; parents are created. */
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
   session(ref: Ref, order: SessionOrder): Promise<Session>;
+  /**
+   * What runs as the same users as this installation's machines and does not carry its tag: only shown, unless there is
+   * `end`. `list` throws when the list would be partial.
+   */
+  strangers?: { list(prefix: string): Promise<Owned[]>; end?: (ref: Ref) => Promise<void> };
   /** So many empty lists, so many seconds apart, prove that a create left nothing behind. */
   absence: { lists: number; apartSeconds: number };
   /** What of the configuration this machine needs and no longer has, in words. Asks nobody. */

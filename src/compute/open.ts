@@ -42,7 +42,7 @@ async function openBackend(
   }
   if (settings.backend === 'slurm') {
     const { openSlurmBackend } = await import('./backends/slurm.ts');
-    return openSlurmBackend(settings);
+    return openSlurmBackend(settings, { prefix });
   }
   if (settings.backend === 'local') {
     const { openLocalBackend } = await import('./backends/local.ts');

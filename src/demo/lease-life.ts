@@ -60,10 +60,10 @@ export async function rent(
   check('exit code', ran.body.exit_code, 3);
   check('standard output', ran.body.stdout?.trim(), '42');
   const content = Buffer.from(NOTE);
-  const file = { id: one.id, path: '/work/note.txt', content_base64: content.toString('base64') };
+  const file = { id: one.id, path: 'work/note.txt', content_base64: content.toString('base64') };
   const uploaded = await compute('upload', file);
   check('SHA-256 of the file', uploaded.body.sha256, createHash('sha256').update(content).digest('hex'));
-  const back = await compute('exec', { id: one.id, command: 'cat ~/work/note.txt' });
+  const back = await compute('exec', { id: one.id, command: 'cat work/note.txt' });
   check('it reads the same', back.body.stdout === NOTE, true);
 
   step('Time at provider_one is not extended; time at provider_two is, at the same price.');

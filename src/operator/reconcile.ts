@@ -26,7 +26,7 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
     await app.running.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
     app.wakeAt(now);
   }
-  const pass = newPass({ report: !apply });
+  const pass = newPass({ report: !apply, showStrangers: true });
   const orphans = await Promise.all(
     app.slots.list.map(async ({ slot, backend }) => {
       const found = sweep(app, backend, app.clock.now(), pass).then(

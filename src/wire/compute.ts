@@ -168,6 +168,9 @@ export const ExecResult = v.object({
   stdout_truncated: v.boolean(),
   stderr_truncated: v.boolean(),
   timed_out: v.boolean(),
+  ended_by: v.optional(
+    v.pipe(v.literal('lease'), v.description('there when the end of the lease cut the command short')),
+  ),
   duration_ms: count,
 });
 export const UploadResult = v.object({ id: v.string(), path: v.string(), bytes: count, sha256: v.string() });

@@ -154,8 +154,10 @@ const OTHERS: Case[] = [
   ],
   ...[
     '',
-    'x',
+    '../x',
+    'a/../x',
     './x',
+    'a/',
     '/tmp/../etc/passwd',
     '/tmp/./x',
     '/tmp/',

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type Machine, type Spec, tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { startCrowd } from './engines/crowd.ts';
 
 /** What the suite needs of a backend under test, opened against something real. */
 export type Subject = {
@@ -17,12 +18,15 @@ export type Subject = {
   deadlineSlackSeconds: number;
   /** Least seconds a deadline may lie ahead (Slurm counts in minutes). */
   deadlineLeastSeconds: number;
-  /** What a command calls the folder of an uploaded file, where a machine has no root of its own. */
-  seen?: (folder: string) => string;
+  /** Whether the line to a command breaks with its machine, so that nobody hears how the command ended. */
+  losesLine?: true;
 };
 
 const WAIT_MILLISECONDS = 60_000;
 const LOOK_MILLISECONDS = 100;
+const CROWD_COUNT = 3000;
+/** Less than half of what a fork for each of so many entries of /proc takes. */
+const LATE_MILLISECONDS = 5_000;
 const now = () => Math.floor(Date.now() / 1000);
 
 /** Looks again and again until `look` answers something, with a bound. */
@@ -69,7 +73,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
   test(`${name}: the whole life of a machine`, async (t) => {
     const subject = await open(t);
     if (!subject) return;
-    const { backend, seen = (it) => it } = subject;
+    const { backend } = subject;
     const { tag, machine } = await make(subject);
     assert.deepEqual(
       (await backend.find(tag)).map((it) => it.ref),
@@ -96,7 +100,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}/deep`; // A machine may be this one.
     await backend.upload(machine.ref, `${folder}/file.bin`, content);
     await backend.upload(machine.ref, `${folder}/file.bin`, content.subarray(0, 200_000));
-    const size = await sh(backend, machine.ref, `wc -c < ${seen(folder)}/file.bin; ls ${seen(folder)}`);
+    const size = await sh(backend, machine.ref, `wc -c < ${folder}/file.bin; ls ${folder}; rm -r ${folder}`);
     assert.equal(size.stdout.toString().trim().replace(/\s+/g, ' '), '200000 file.bin', size.stderr.toString());
 
     await gone(backend, machine.ref);
@@ -128,6 +132,68 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     await gone(backend, machine.ref);
   });
 
+  test(`${name}: a command that left its environment behind ends at its time as well`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const marker = `5${randomBytes(3).readUIntBE(0, 3)}`;
+    const command = `env -i setsid sleep ${marker} & (env -i sh -c 'setsid sleep ${marker} &'); sleep ${marker}`;
+    assert.equal((await sh(backend, machine.ref, command, 1)).timedOut, true);
+    const left = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
+    await until('all of it is dead', async () => (await sh(backend, machine.ref, left)).stdout.length === 0);
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: a time-out is on time among many processes`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    await startCrowd(t, CROWD_COUNT);
+    const started = performance.now();
+    const said = await sh(backend, machine.ref, 'sleep 600', 1);
+    const milliseconds = performance.now() - started;
+    assert.equal(said.timedOut, true);
+    assert.ok(milliseconds >= 1000 && milliseconds < LATE_MILLISECONDS, `it took ${milliseconds} ms`);
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: what a signal ended is 128 and its number`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    for (const [signal, code] of [
+      ['TERM', 143],
+      ['KILL', 137],
+      ['HUP', 129],
+    ] as const) {
+      const said = await sh(backend, machine.ref, `kill -${signal} $$`);
+      assert.deepEqual([said.exitCode, said.timedOut], [code, false], signal);
+      const session = await backend.session(machine.ref, { command: `kill -${signal} $$`, terminal: undefined });
+      const end = await session.ended;
+      assert.ok('signal' in end ? end.signal === signal : end.code === code, JSON.stringify(end));
+    }
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: the end of a machine is the end of a command, as by a signal and not by its limit`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
+    const command = sh(backend, machine.ref, `sleep ${marker}`);
+    command.catch(() => {}); // It is looked at below.
+    const look = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
+    await until('it runs', async () => (await sh(backend, machine.ref, look)).stdout.length > 0);
+    await gone(backend, machine.ref);
+    if (subject.losesLine) return assert.rejects(command);
+    const { exitCode, timedOut } = await command;
+    assert.ok(exitCode > 128 && !timedOut, `exit code ${exitCode}`);
+  });
+
   test(`${name}: each stream is cut at its limit, and says so`, async (t) => {
     const subject = await open(t);
     if (!subject) return;
@@ -151,8 +217,47 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     if (!subject) return;
     const { backend } = subject;
     const { machine } = await make(subject);
-    for (const path of ['relative', '/tmp/../etc/x', '/dev/null', '/proc/1/comm', '/tmp/', '/tmp/a\nb', '/tmp'])
+    for (const path of [
+      '../x',
+      'a/../../x',
+      './x',
+      '/tmp/../etc/x',
+      '/dev/null',
+      '/proc/1/comm',
+      '/tmp/',
+      '/tmp/a\nb',
+      '/tmp',
+    ])
       await assert.rejects(backend.upload(machine.ref, path, Buffer.from('x')), { code: 'invalid_request' }, path);
+    await gone(backend, machine.ref);
+  });
+
+  test(`${name}: an upload lies where a command looks for its path, and an executable stays one`, async (t) => {
+    const subject = await open(t);
+    if (!subject) return;
+    const { backend } = subject;
+    const { machine } = await make(subject);
+    const read = async (path: string) => (await sh(backend, machine.ref, `cat ${path}`)).stdout.toString();
+    const unique = `purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const mayWrite = async (folder: string) =>
+      (await sh(backend, machine.ref, `mkdir ${folder}/${unique}-try && rmdir ${folder}/${unique}-try`)).exitCode === 0;
+    for (const [folder, path] of [
+      ['.', `${unique}/below`],
+      ['/tmp', `/tmp/${unique}`],
+      ['/', `/${unique}-root`],
+    ] as const) {
+      const isWritable = await mayWrite(folder);
+      const upload = backend.upload(machine.ref, path, Buffer.from(`at ${path}`));
+      if (isWritable) {
+        await upload;
+        assert.equal(await read(path), `at ${path}`);
+      } else await assert.rejects(upload, { code: 'invalid_request', message: /Permission denied/ });
+    }
+    await sh(backend, machine.ref, `chmod 750 /tmp/${unique}`);
+    await backend.upload(machine.ref, `/tmp/${unique}`, Buffer.from('#!/bin/sh\necho runs\n'));
+    const ran = await sh(backend, machine.ref, `/tmp/${unique}; stat -c %a /tmp/${unique}; ls -d /tmp/${unique}*`);
+    assert.equal(ran.stdout.toString(), `runs\n750\n/tmp/${unique}\n`, ran.stderr.toString());
+    await sh(backend, machine.ref, `rm -rf ${unique} /tmp/${unique} /${unique}-root`);
     await gone(backend, machine.ref);
   });
 

@@ -4,6 +4,7 @@ import test from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { openLeaseHouse } from './docker-leases.ts';
 import { LONG, PRICE, SPEC } from './leases.ts';
+import { until } from './conformance.ts';
 
 test('a lease is prepaid, captured when ready, ended on request, and not refunded', async (t) => {
   const house = await openLeaseHouse(t);
@@ -41,6 +42,24 @@ test('a lease is prepaid, captured when ready, ended on request, and not refunde
     'not_found',
   );
   assert.deepEqual(house.problems(), []);
+});
+
+test('a command that the end of its lease cuts short says so, and no other', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { token } = await house.openWallet(LONG);
+  const { id } = (await house.lease(token)).body;
+  const exec = async (command: string, timeout = 60) =>
+    (await house.ask('POST', '/v1/compute/exec', { token, body: { id, command, timeout } })).body;
+  for (const command of ['exit 3', 'exit 143', 'kill -TERM $$'])
+    assert.equal('ended_by' in (await exec(command)), false, command);
+  const late = await exec('sleep 600', 1);
+  assert.deepEqual([late.exit_code, late.timed_out, 'ended_by' in late], [137, true, false]);
+  const cut = exec('echo begun > /tmp/begun; sleep 600');
+  await until('it runs', async () => (await exec('test -s /tmp/begun')).exit_code === 0);
+  await house.stop(token, id);
+  const { exit_code: code, timed_out: timedOut, ended_by: by } = await cut;
+  assert.deepEqual([code, timedOut, by], [137, false, 'lease']);
 });
 
 test('every offer can be posted back unchanged', async (t) => {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -46,7 +46,6 @@ conform('local', async (t) => ({
   extends: true,
   deadlineSlackSeconds: 3,
   deadlineLeastSeconds: 2,
-  seen: (folder) => `"$HOME"${folder}`,
 }));
 
 const freshTag = () => tagOf(`inst_${randomBytes(13).toString('hex')}`, 'res_1');
@@ -110,7 +109,7 @@ test('an end is the end of every process of the lease, whatever session it made 
   await backend.destroy(tag);
   assert.deepEqual(processesWith(tag), [], 'nor its keeper');
   assert.equal(existsSync(directory), false);
-  assert.deepEqual(await session.ended, { signal: 'SIGKILL' });
+  assert.deepEqual(await session.ended, { signal: 'KILL' });
   assert.deepEqual([(await command).exitCode, (await command).timedOut], [137, false]);
   assert.equal((await neighbour.run('true')).exitCode, 0, 'a neighbour lives on');
   await assert.rejects(run('true'), { code: 'resource_not_active' });
@@ -155,29 +154,26 @@ test('a lease ends with a Purser that was killed, long before its deadline', asy
   await until('the lease is gone', isGone, 10_000);
 });
 
-test('no link in a lease leads an upload out of it', async (t) => {
+test('an upload is written as a command of the lease would write it', async (t) => {
   const { backend, run, home, directory, tag } = await openLease(t);
   const outside = temporaryDirectory(t);
-  mkdirSync(join(outside, 'folder'));
   writeFileSync(join(outside, 'file'), 'mine');
   const upload = (path: string) => backend.upload(tag, path, Buffer.from('theirs'));
-  await upload('/work/a/b');
+  await upload('work/a/b');
   await upload(`${home}/work/c`);
+  await upload(join(outside, 'd'));
   assert.equal(
-    (await run('cat work/a/b ~/work/c; ls -A work')).stdout,
-    'theirstheirsa\nc\n',
+    (await run(`cat work/a/b ~/work/c ${outside}/d; ls -A work`)).stdout,
+    'theirstheirstheirsa\nc\n',
     'nothing unfinished is left',
   );
-  await run(`ln -s ${outside} out; ln -s ${outside}/file file; ln -s .. up; ln -s /proc/self/cwd dot`);
-  for (const path of ['/out/x', '/out/folder/x', '/up/x', '/dot/x', '/work/a/b/x', `/work/${'n'.repeat(300)}`])
-    await assert.rejects(upload(path), { code: 'invalid_request' }, path);
-  await upload('/file');
+  await run(`ln -s ${outside}/file file`);
+  await upload('file');
   assert.equal(readFileSync(join(outside, 'file'), 'utf8'), 'mine', 'a link is replaced, not followed');
   assert.equal((await run('cat file; test -L file')).stdout, 'theirs');
-  await run(`mv ~ ~/../old && ln -s ${outside} ${home}`);
-  await assert.rejects(upload('/x'), { code: 'invalid_request' });
-  assert.deepEqual(readdirSync(outside).sort(), ['file', 'folder']);
-  assert.deepEqual(readdirSync(directory).sort(), ['created', 'deadline', 'home', 'keeper', 'old']);
+  for (const path of ['work/a/b/x', `work/${'n'.repeat(300)}`])
+    await assert.rejects(upload(path), { code: 'invalid_request' }, path);
+  assert.deepEqual(readdirSync(directory).sort(), ['created', 'deadline', 'home', 'keeper']);
 });
 
 test('a session with a terminal has one that can be resized, and dies when it is killed', async (t) => {

@@ -13,6 +13,7 @@ import { conform, type Subject, until } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
 
 const NOBODY = 65_534;
+const installation = `inst_${randomBytes(13).toString('hex')}`;
 const CONTROLLER_GONE_MILLISECONDS = 60_000;
 
 let cluster: Cluster | undefined;
@@ -42,15 +43,19 @@ const CHIPS = {
 };
 
 function open({ conf }: Cluster, change: object = {}) {
-  return openSlurmBackend({
-    backend: 'slurm',
-    job_user: 'nobody',
-    slurm_conf: conf,
-    chips: CHIPS,
-    limits: { max_seconds: 86_400 },
-    provision_seconds: 900,
-    ...change,
-  });
+  return openSlurmBackend(
+    {
+      backend: 'slurm',
+      job_user: 'nobody',
+      exclusive_user: false,
+      slurm_conf: conf,
+      chips: CHIPS,
+      limits: { max_seconds: 86_400 },
+      provision_seconds: 900,
+      ...change,
+    },
+    { prefix: tagPrefix(installation) },
+  );
 }
 
 conform('slurm', async (t): Promise<Subject | undefined> => {
@@ -68,7 +73,6 @@ conform('slurm', async (t): Promise<Subject | undefined> => {
   );
 });
 
-const installation = `inst_${randomBytes(13).toString('hex')}`;
 const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
 const now = () => Math.floor(Date.now() / 1000);
 
@@ -260,7 +264,7 @@ test('a number alone is not trusted: another’s job, or one that lost its name,
       'sbatch',
       `--uid=${NOBODY}`,
       `--gid=${NOBODY}`,
-      `--job-name=x\n99|RUNNING|0|0|0|${tag}`,
+      `--job-name=x\n99|RUNNING|0|0|0|N/A|${tag}`,
       ...stay,
     )
   ).trim();
@@ -330,6 +334,156 @@ test('a submission that the controller does not answer is unknown, and is found 
   assert.deepEqual(await it.backend.find(tag), []);
 });
 
+test('what fails before anything is sent is a clear no: no configuration, no credential', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const hear = async (created: Created, words: RegExp) => {
+    assert.deepEqual({ ...created, reason: '' }, { kind: 'refused', code: 'provider_unavailable', reason: '' });
+    assert.match((created as { reason: string }).reason, words);
+  };
+  await it.cluster.stopMunge();
+  try {
+    await hear(await it.create(), /Munge encode failed/);
+  } finally {
+    await it.cluster.startMunge();
+  }
+  const lost = await subject(t, { slurm_conf: undefined });
+  await hear((await lost?.create()) as Created, /Could not establish a configuration source/);
+  await it.running(await it.submit());
+});
+
+test('a lease submits and changes no job itself, and the check says so where it could', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const { cluster, backend } = it;
+  const ref = await it.submit();
+  await it.running(ref);
+  const inside = async (command: string) => {
+    const said = await backend.exec(ref, {
+      command: `export SLURM_CONF=${cluster.conf}; ${command}`,
+      timeoutSeconds: 60,
+      streamBytesMax: 4096,
+    });
+    return [said.exitCode, said.stdout.toString(), said.stderr.toString()] as const;
+  };
+  const sbatch = "sbatch --parsable --time=7-0 --mem=10M --output=/dev/null --chdir=/ --wrap 'sleep 60'";
+  const first = { chips: { h100: CHIPS.h100 } };
+  for (const command of [sbatch, 'srun --jobid= --time=7-0 --mem=10M true', 'salloc --mem=10M true']) {
+    const [code, stdout, stderr] = await inside(`unset SLURM_JOB_ID SLURM_JOBID; ${command.replace('--jobid= ', '')}`);
+    assert.notEqual(code, 0, command);
+    assert.equal(stdout, '', command);
+    assert.match(stderr, /Jobs of this user are submitted by Purser alone/, command);
+  }
+  const [code, , stderr] = await inside(`scontrol update JobId=${jobOf(ref)} JobName=mine`);
+  assert.notEqual(code, 0);
+  assert.match(stderr, /denied/i);
+  assert.equal((await backend.inspect(ref))?.state, 'running');
+
+  cluster.guard(false);
+  try {
+    const { ok, detail } = (await checked(cluster, first)).get('submission') ?? {};
+    assert.equal(ok, false, detail);
+    assert.match(detail ?? '', /A tenant can submit jobs as nobody .*docs\/job_submit\.lua.*docs\/backends\.md/);
+    const [, job] = await inside(`unset SLURM_JOB_ID; ${sbatch}`);
+    assert.match(job, /^\d+\n$/, 'without the plugin it is a job that nobody pays');
+
+    const others = (await checked(cluster, first)).get('other jobs');
+    assert.equal(others?.ok, false);
+    assert.match(others?.detail ?? '', new RegExp(`^1 jobs .*: ${job.trim()} \\(wrap, .*exclusive_user: true`));
+    const [stranger, ...more] = (await backend.strangers?.list(tagPrefix(installation))) ?? [];
+    assert.deepEqual([stranger?.ref, stranger?.tag, more], [job.trim(), 'wrap', []]);
+    assert.equal(backend.strangers?.end, undefined, 'it is only shown');
+
+    const strangers = open(cluster, { exclusive_user: true }).strangers;
+    const foreign = (
+      await cluster.slurm('sbatch', '--parsable', '--mem=10M', '--output=/dev/null', '--wrap', 'sleep 60')
+    ).trim();
+    await strangers?.end?.(foreign);
+    assert.match(await cluster.slurm('squeue', '-h', '-o', '%A', `--jobs=${foreign}`), new RegExp(foreign), 'root’s');
+    await strangers?.end?.(job.trim());
+    await until('the job is gone', async () => (await strangers?.list(tagPrefix(installation)))?.length === 0);
+    await cluster.slurm('scancel', foreign);
+  } finally {
+    cluster.guard(true);
+  }
+});
+
+test('a job of a dead node is not ready, and never called running', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  await it.cluster.stopNode();
+  const ref = await it.submit();
+  try {
+    // Slurm itself says RUNNING until it misses the node (SlurmdTimeout).
+    const states = () => it.cluster.slurm('squeue', '-h', '-o', '%T', `--jobs=${jobOf(ref)}`);
+    await until('Slurm calls it running', async () => (await states()).startsWith('RUNNING'));
+    const machine = await it.backend.inspect(ref);
+    assert.equal(machine?.state, 'provisioning');
+    assert.match(machine?.note ?? '', /^the job runs, but nothing can be run in it: /);
+  } finally {
+    await it.cluster.startNode();
+    await it.gone(ref);
+  }
+});
+
+test('what a killed job left is removed by the next one of its user', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const [killed, neighbour] = [await it.submit(), await it.submit()];
+  for (const ref of [killed, neighbour]) {
+    await it.running(ref);
+    await it.sh(ref, 'echo secret > file');
+  }
+  const directory = (ref: string) => `/tmp/purser-lease-${jobOf(ref)}`;
+  for (const [pid, text] of filesOf('environ'))
+    if (text.split('\0').includes(`SLURM_JOB_ID=${jobOf(killed)}`)) process.kill(Number(pid), 'SIGKILL');
+  await until('it has ended', async () => (await it.backend.inspect(killed)) === undefined);
+  assert.equal(existsSync(directory(killed)), true, 'its script could not remove it');
+  const next = await it.submit();
+  await it.running(next);
+  assert.deepEqual(
+    [killed, neighbour, next].map((ref) => existsSync(directory(ref))),
+    [false, true, true],
+  );
+});
+
+test('with job_users each lease has a user of its own, and reaches no other', async (t) => {
+  const names = ['games', 'news'];
+  const it = await subject(t, { job_user: undefined, job_users: names });
+  if (!it) return;
+  const { backend, sh } = it;
+  const made = await Promise.all([it.create(), it.create(), it.create()]);
+  assert.deepEqual(made.map(({ kind }) => kind).sort(), ['created', 'created', 'refused']);
+  const refused = made.find((one) => one.kind === 'refused');
+  assert.deepEqual(
+    [refused?.code, refused?.reason],
+    ['capacity_unavailable', 'Every one of the job users has a lease. Nothing was charged.'],
+  );
+  const refs = made.flatMap((one) => (one.kind === 'created' ? [one.ref] : []));
+  const [one, two] = refs as [string, string];
+  for (const ref of refs) await it.running(ref);
+  assert.deepEqual(
+    [await sh(one, 'id -un'), await sh(two, 'id -un')].sort(),
+    names.map((name) => `${name}\n`),
+  );
+  assert.deepEqual((await backend.listOwned(tagPrefix(installation))).map(({ ref }) => ref).sort(), [...refs].sort());
+  assert.deepEqual(await backend.strangers?.list(tagPrefix(installation)), []);
+
+  await sh(one, 'echo secret > ~/file; sleep 600 >/dev/null 2>&1 &');
+  const reach = [
+    `cat /tmp/purser-lease-${jobOf(one)}/file`,
+    `scancel ${jobOf(one)}`,
+    `srun --jobid=${jobOf(one)} true`,
+  ];
+  for (const command of reach) assert.doesNotMatch(await sh(two, `${command}; echo "ended with $?"`), /ended with 0/);
+  assert.equal((await backend.inspect(one))?.state, 'running');
+
+  await it.gone(one);
+  const again = await it.submit();
+  await it.running(again);
+  assert.notEqual(await sh(again, 'id -un'), await sh(two, 'id -un'), 'the user that is free again');
+});
+
 /** What the check of a backend finds, by name. */
 const checked = async (own: Cluster, change: object = {}) =>
   new Map((await open(own, change).check?.())?.map((it) => [it.name, it]));
@@ -339,6 +493,7 @@ test('a cluster that is fit is found so, with what only weakens the wall between
   if (!it) return;
   const names = ['commands', 'controller', 'partition', 'job_user', 'chip h100', 'chip both', 'processes', 'devices'];
   const found = await checked(it.cluster, { chips: { h100: CHIPS.h100, both: CHIPS.both } });
+  names.splice(6, 0, 'submission', 'other jobs');
   assert.deepEqual([...found.keys()], [...names, 'directories', 'accounting']);
   for (const { ok, detail } of found.values()) assert.equal(ok, true, detail);
   const detail = (name: string) => found.get(name)?.detail ?? '';
@@ -346,6 +501,8 @@ test('a cluster that is fit is found so, with what only weakens the wall between
   assert.match(detail('partition'), /^main is UP, MaxTime UNLIMITED$/);
   assert.match(detail('job_user'), /^nobody is user 65534/);
   assert.match(detail('chip h100'), /^Job \d+ to start at .* in partition main; gpu:h100:1 is on \S+ \(IDLE\)$/);
+  assert.match(detail('submission'), /^Slurm refuses what nobody submits: .*submitted by Purser alone/);
+  assert.equal(detail('other jobs'), 'the job users have none');
   assert.match(detail('processes'), /^proctrack\/linuxproc: .*Set ProctrackType=proctrack\/cgroup/);
   assert.match(detail('devices'), /^TaskPlugin is task\/none.*ConstrainDevices=yes/);
   assert.match(detail('directories'), /^job_container\/none: .*job_container\/tmpfs/);
@@ -407,26 +564,37 @@ test('what is wrong with a cluster is said, with what to do about it', async (t)
 
 test('what squeue says is read to the letter or not at all', () => {
   const record = (text: string) => parseJobs(`MARK${text}\n`, 'MARK');
+  for (const [gres, gpus] of [
+    ['N/A', 0],
+    ['gres:gpu', 1],
+    ['gres:gpu:2', 2],
+    ['gres:gpu:h100:2', 2],
+    ['gres:gpu:h100', 1],
+    ['gres/gpu:a100=3,gres/shard=4', 3],
+    ['gres:gpu:a100:1,gres:gpu:h100:2', 3],
+    ['gres:gpuish:4', 0],
+  ] as const)
+    assert.equal(record(`|12|RUNNING|7|1000|2000|${gres}|x`)[0]?.gpus, gpus, gres);
   assert.deepEqual(parseJobs('', 'MARK'), []);
-  assert.deepEqual(record('|12|RUNNING|7|1000|2000|a|b\nc'), [
-    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000 },
+  assert.deepEqual(record('|12|RUNNING|7|1000|2000|N/A|a|b\nc'), [
+    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000, gpus: 0 },
   ]);
-  assert.deepEqual(record('|12|PENDING|7|1000|N/A|'), [
-    { id: '12', uid: 7, name: '', state: 'provisioning', submittedAt: 1000, endsAt: undefined },
+  assert.deepEqual(record('|12|PENDING|7|1000|N/A|N/A|'), [
+    { id: '12', uid: 7, name: '', state: 'provisioning', submittedAt: 1000, endsAt: undefined, gpus: 0 },
   ]);
   for (const text of [
     '',
-    '|12|RUNNING|7|1000|2000',
-    '|12_3|RUNNING|7|1000|2000|x',
-    '|12|DANCING|7|1000|2000|x',
-    '|12|RUNNING|nobody|1000|2000|x',
-    '|12|RUNNING|7|2026-11-21T10:00:00|2000|x',
-    '|12|RUNNING|7|1000|N/A|x', // One that runs has an end.
-    '|12|RUNNING|7|1000|soon|x',
+    '|12|RUNNING|7|1000|2000|N/A',
+    '|12_3|RUNNING|7|1000|2000|N/A|x',
+    '|12|DANCING|7|1000|2000|N/A|x',
+    '|12|RUNNING|nobody|1000|2000|N/A|x',
+    '|12|RUNNING|7|2026-11-21T10:00:00|2000|N/A|x',
+    '|12|RUNNING|7|1000|N/A|N/A|x', // One that runs has an end.
+    '|12|RUNNING|7|1000|soon|N/A|x',
   ])
     assert.throws(() => record(text), text);
   assert.throws(() => parseJobs('slurm_load_jobs error\n', 'MARK'));
-  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|cut off', 'MARK'));
+  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|N/A|cut off', 'MARK'));
 });
 
 test('the configuration refuses a job_user that is root or ourselves, and what Slurm could misread', () => {
@@ -443,6 +611,11 @@ test('the configuration refuses a job_user that is root or ourselves, and what S
   assert.deepEqual(faults({}), []);
   const parsed = v.parse(Compute, slot({})).provider_two;
   assert.deepEqual(parsed?.backend === 'slurm' && [parsed.limits.max_seconds, parsed.provision_seconds], [86_400, 900]);
+  assert.deepEqual(faults({ job_user: undefined, job_users: ['a', 'b'] }), []);
+  assert.deepEqual(faults({ job_users: ['a'] }), ['provider_two.job_user']);
+  assert.deepEqual(faults({ job_user: undefined }), ['provider_two.job_user']);
+  assert.deepEqual(faults({ job_user: undefined, job_users: ['a', 'a'] }), ['provider_two.job_users']);
+  assert.deepEqual(faults({ job_user: undefined, job_users: ['a', 'root'] }), ['provider_two.job_users.1']);
   assert.deepEqual(faults({ job_user: 'root' }), ['provider_two.job_user']);
   assert.deepEqual(faults({ job_user: '--uid=0' }), ['provider_two.job_user']);
   assert.deepEqual(faults({ chips: {} }), ['provider_two.chips']);

@@ -53,6 +53,7 @@ conform('vast', async (t): Promise<Subject | undefined> => {
     extends: true,
     deadlineSlackSeconds: 5,
     deadlineLeastSeconds: 3,
+    losesLine: true,
   };
 });
 

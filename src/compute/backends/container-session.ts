@@ -2,15 +2,15 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import type Docker from 'dockerode';
 import { contain } from '../../contain.ts';
-import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
 import { collect, collectBoth } from './collect.ts';
-import type { Engine } from './container-engine.ts';
+import { type Engine, statusOf, textOf } from './container-engine.ts';
 import { partOutput } from './exec-output.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
+import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from './shell.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
 const WAIT_MILLISECONDS_MAX = 1000;
+const KILLED = codeOfSignal('KILL');
 
 const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
 
@@ -61,7 +61,10 @@ async function waitForEnd(
   });
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
-    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal }));
+    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch((error) => {
+      if (over && wasRemoved(error)) return { Running: false, ExitCode: KILLED };
+      throw error;
+    });
     if (!Running && ExitCode !== null) {
       if (!over) await Promise.race([closed, quiet()]);
       return ExitCode;
@@ -69,6 +72,10 @@ async function waitForEnd(
     await (over ? pause(50) : Promise.race([closed, pause(wait)]));
   }
 }
+
+/** Whether a container is gone, and what the engine knew of its commands with it. Podman answers 500 with a cause. */
+const wasRemoved = (error: unknown) =>
+  statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
 
 /** Runs a command with a limit that holds inside the container. */
 export async function runInside(
@@ -84,7 +91,7 @@ export async function runInside(
   const said = collectBoth(stdout, stderr, streamBytesMax);
   said.catch(() => {}); // A command that is lost says so itself.
   const exitCode = await ended;
-  const timedOut = exitCode === 137 && performance.now() - started >= timeoutSeconds * 1000;
+  const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;
   return { exitCode, ...(await said), timedOut };
 }
 
@@ -102,13 +109,7 @@ export async function uploadInto(engine: Engine, ref: Ref, path: string, content
   if (!stream.write(content)) await Promise.race([once(stream, 'drain'), ended]);
   stream.end();
   const code = await ended.finally(() => clearTimeout(over));
-  if (code === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
-  if (code === CUT_SHORT) throw new Error('the connection to the engine was lost during an upload');
-  if (code !== 0)
-    throw new Refusal(
-      'invalid_request',
-      `path: cannot be written there: ${(await said).bytes.toString().trim().slice(0, 200)}`,
-    );
+  judgeUpload(code, (await said).bytes);
 }
 
 /** One live session; `kill` also kills what it started. */

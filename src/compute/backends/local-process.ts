@@ -1,25 +1,26 @@
 import { type ChildProcessWithoutNullStreams, execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { constants } from 'node:os';
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
-import { collectBoth } from './collect.ts';
+import { collect, collectBoth } from './collect.ts';
 import { killAll } from './local-kill.ts';
-import { LIMITED } from './shell.ts';
+import { codeOfSignal, judgeUpload, LIMITED, nameOfSignal, RECEIVE } from './shell.ts';
 import { RESIZE, WITH_TERMINAL } from './terminal.ts';
 
 /** What runs in a lease on this machine: shells in its home, each in a session of its own. */
 
 export type Place = { home: string; env: Record<string, string> };
-type Ended = { code: number } | { signal: NodeJS.Signals };
+type Ended = { code: number } | { signal: string };
 
 /** The guard inside ends a command at its limit; one whose guard was killed is ended from here so much later. */
 const GRACE_MILLISECONDS = 10_000;
 /** A shell that has ended may have something in the background that holds its streams: then silence is their end. */
 const SILENCE_MILLISECONDS = 1000;
 const RESIZE_MILLISECONDS = 10_000;
+const UPLOAD_MILLISECONDS = 120_000;
+const UPLOAD_STDERR_BYTES_MAX = 4096;
 
 /** Starts a shell. Its streams end when it has ended; what it left in the background is not waited for. */
 function begin({ home, env }: Place, args: readonly string[], variables: Record<string, string> = {}) {
@@ -43,7 +44,7 @@ function begin({ home, env }: Place, args: readonly string[], variables: Record<
   child.once('close', (code, signal) => {
     clearTimeout(silence);
     for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
-    ended.resolve(signal === null ? { code: code as number } : { signal });
+    ended.resolve(signal === null ? { code: code as number } : { signal: nameOfSignal(signal) });
   });
   return { child, stdout, stderr, ended: ended.promise };
 }
@@ -51,6 +52,17 @@ function begin({ home, env }: Place, args: readonly string[], variables: Record<
 /** Lets go of the streams, whoever still holds their other ends. */
 function release(child: ChildProcessWithoutNullStreams): void {
   for (const it of child.stdio) it?.destroy();
+}
+
+/** Writes a file as a shell of the lease would. A relative path begins in the home. */
+export async function receive(place: Place, path: string, content: Buffer): Promise<void> {
+  const { child, stdout, stderr, ended } = begin(place, ['-c', RECEIVE, 'purser', path, String(content.length)]);
+  stdout.resume();
+  const said = collect(stderr, UPLOAD_STDERR_BYTES_MAX);
+  child.stdin.end(content);
+  const over = setTimeout(() => child.kill('SIGKILL'), UPLOAD_MILLISECONDS);
+  const end = await ended.finally(() => clearTimeout(over));
+  judgeUpload('code' in end ? end.code : codeOfSignal(end.signal), (await said).bytes);
 }
 
 /** Runs a command to its end or its limit; then all that it started is dead. */
@@ -67,11 +79,11 @@ export async function execute(
   const said = collectBoth(stdout, stderr, streamBytesMax);
   said.catch(() => {}); // A command that is lost says so itself.
   const end = await ended.finally(() => clearTimeout(over));
-  const exitCode = 'code' in end ? end.code : 128 + constants.signals[end.signal];
+  const exitCode = 'code' in end ? end.code : codeOfSignal(end.signal);
   return {
     exitCode,
     ...(await said),
-    timedOut: exitCode === 128 + constants.signals.SIGKILL && performance.now() - started >= timeoutSeconds * 1000,
+    timedOut: exitCode === codeOfSignal('KILL') && performance.now() - started >= timeoutSeconds * 1000,
   };
 }
 

@@ -1,8 +1,7 @@
 import type { LocalSettings } from '../../config-compute.ts';
 import type { Backend, Created } from '../backend.ts';
 import { createLeases } from './local-lease.ts';
-import { execute, openSession } from './local-process.ts';
-import { receive } from './local-upload.ts';
+import { execute, openSession, receive } from './local-process.ts';
 import { offersOf, quoteOf } from './priced.ts';
 import { refuseCommand, refusePath } from './shell.ts';
 
@@ -64,7 +63,7 @@ export function openLocalBackend(
     },
     async upload(ref, path, content) {
       refusePath(path);
-      await receive(leases.enter(ref).home, path, content);
+      await receive(leases.enter(ref), path, content);
     },
     session: async (ref, order) => openSession(leases.enter(ref), order),
     async close() {

@@ -1,70 +1,130 @@
+import { constants } from 'node:os';
 import { Refusal } from '../../refusal.ts';
 
 /**
- * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits the marker `$1` in its environment, whatever
- * session or group it makes for itself; at the limit all that carry it are killed. The guard lives inside the machine, so
- * the limit holds while Purser is down too.
+ * `kill_marked MARKER` kills every process that has `PURSER_EXEC=MARKER` in its environment, with one grep over all of
+ * /proc: a process for each entry would take seconds on a busy machine. What serves where the image has less: a grep that
+ * does not know -z, more entries than one list of arguments takes, no grep at all. It changes to /proc.
  */
-export const LIMITED = `export PURSER_EXEC="$1"
-/bin/sh -c "$3" & child=$!
+const KILL_FUNCTION = `kill_marked() {
+  cd /proc || return
+  if command -v grep >/dev/null; then
+    found=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
+    [ -n "$found" ] || found=$(PURSER_EXEC= grep -lsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
+    [ "$?" -lt 126 ] || for digit in 1 2 3 4 5 6 7 8 9; do
+      found="$found $(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" "$digit"*/environ 2>/dev/null)"
+    done
+  else
+    found=
+    for entry in [0-9]*/environ; do
+      while IFS= read -r text || [ -n "$text" ]; do
+        case $text in *"PURSER_EXEC=$1"*) found="$found $entry"; break ;; esac
+      done 2>/dev/null <"$entry"
+    done
+  fi
+  for entry in $found; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
+}`;
+
+/**
+ * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits two marks, whatever session or group it makes for
+ * itself: `$1` in its environment, and descriptor 8, a file of this very process. At the limit all that carry either are
+ * killed, first those with the descriptor: that takes no fork, so it works where no more processes can be made. Only a
+ * process that clears its environment and also closes what it inherited goes on, until its lease ends. The guard lives
+ * inside the machine, so the limit holds while Purser is down too.
+ */
+export const LIMITED = `${KILL_FUNCTION}
+own=/proc/$$/comm; [ -r "$own" ] || own=/dev/null
+export PURSER_EXEC="$1"
+/bin/sh -c "$3" 8<"$own" & child=$!
 (
   sleep "$2" & nap=$!
   trap 'kill "$nap"; exit' TERM
   wait "$nap"
   trap '' TERM
   for round in 1 2 3; do
-    for entry in /proc/[0-9]*; do
-      grep -qs "PURSER_EXEC=$1" "$entry/environ" && kill -KILL "\${entry#/proc/}"
+    for entry in /proc/[0-9]*/fd/8; do
+      [ "$entry" -ef "$own" ] && entry=\${entry#/proc/} && kill -KILL "\${entry%/fd/8}" 2>/dev/null
     done
+    kill_marked "$1"
   done
 ) </dev/null >/dev/null 2>&1 & guard=$!
-wait "$child"; code=$?
+wait "$child" 2>/dev/null; code=$?
 kill "$guard" 2>/dev/null
 wait "$guard" 2>/dev/null
 exit "$code"`;
 
-/** Kills all that carry the marker `$1`. */
-export const KILL_MARKED = `for round in 1 2 3; do
-  for entry in /proc/[0-9]*; do
-    grep -qs "PURSER_EXEC=$1" "$entry/environ" && kill -KILL "\${entry#/proc/}"
-  done
-done`;
+/** Kills all that carry the marker `$1` in their environment. */
+export const KILL_MARKED = `${KILL_FUNCTION}
+for round in 1 2 3; do kill_marked "$1"; done`;
 
-export const IS_DIRECTORY = 21;
-export const CUT_SHORT = 22;
+const IS_DIRECTORY = 21;
+const CUT_SHORT = 22;
+const KEPT_OUT = 23;
 
 /**
- * Writes standard input to the path `$1`: parents made, replaced whole or not at all. Exits 21 for a directory, 22 where
- * fewer than `$2` bytes came: a line that breaks looks like the end of the input.
+ * Writes standard input to the path `$1`, which may be relative to the directory that a command starts in: parents made,
+ * replaced whole or not at all, the mode of an earlier file kept. Exits with one of the codes above for a directory, where
+ * fewer than `$2` bytes came (a line that breaks looks like the end of the input), and where nothing may be put.
  */
 export const RECEIVE = `set -e
-if [ -d "$1" ]; then exit ${IS_DIRECTORY}; fi
-case "$1" in */*) mkdir -p "\${1%/*}" ;; esac
-fresh="$1.purser-$$"
-trap 'rm -f "$fresh"' EXIT
+fresh=
+# An engine may put its own words for an input that nobody reads in place of the reason.
+trap '[ -z "$fresh" ] || rm -f "$fresh"; cat >/dev/null' EXIT
+case "$1" in
+  /*) path=$1 ;;
+  *) here=$(pwd -P); path=\${here%/}/$1 ;;
+esac
+case "$path" in /proc/*|/sys/*|/dev/*|/run/purser/*) exit ${KEPT_OUT} ;; esac
+if [ -d "$path" ]; then exit ${IS_DIRECTORY}; fi
+folder=\${path%/*}
+[ -z "$folder" ] || mkdir -p "$folder"
+fresh="$path.purser-$$"
 cat > "$fresh"
 if [ -n "$2" ] && [ "$(wc -c < "$fresh")" -ne "$2" ]; then exit ${CUT_SHORT}; fi
-mv -f "$fresh" "$1"`;
+if [ -f "$path" ]; then
+  if mode=$(stat -Lc %a "$path" 2>/dev/null); then chmod "$mode" "$fresh"
+  elif [ -x "$path" ]; then chmod +x "$fresh"; fi
+fi
+mv -f "$fresh" "$path"
+fresh=`;
+
+/** What became of an upload by RECEIVE's exit code. Refuses what the tenant can mend; throws where the line broke. */
+export function judgeUpload(exitCode: number, stderr: Buffer): void {
+  if (exitCode === 0) return;
+  if (exitCode === CUT_SHORT) throw new Error('the connection was lost during an upload');
+  const fault =
+    exitCode === IS_DIRECTORY
+      ? 'is a directory.'
+      : exitCode === KEPT_OUT
+        ? MUST_NOT_LIE_THERE
+        : `cannot be written there: ${stderr.toString().trim().slice(0, 200)}`;
+  throw new Refusal('invalid_request', `path: ${fault}`);
+}
+
+/** A signal's name without `SIG`, as SSH says it (RFC 4254, section 6.10); Node and ssh2's client say it with. */
+export const nameOfSignal = (signal: string) => signal.replace(/^SIG/, '');
+
+/** What a shell answers for a command that a signal ended: 128 + n. */
+export const codeOfSignal = (name: string) => 128 + (constants.signals[`SIG${name}` as NodeJS.Signals] ?? 0);
 
 const PATH_CHARACTERS_MAX = 4096;
-const KEPT_OUT = /^\/(proc|sys|dev|run\/purser)(\/|$)/;
+const KEPT_OUT_PATH = /^\/(proc|sys|dev|run\/purser)(\/|$)/;
+const MUST_NOT_LIE_THERE = 'must not lie in /proc, /sys, /dev or /run/purser.';
 
-/** Refuses what is not the plain absolute path of a file: traversal, devices, control characters. */
+/** Refuses what is not the plain path of a file: traversal, devices, control characters. */
 export function refusePath(path: string): void {
-  const fault = !path.startsWith('/')
-    ? 'must be absolute'
-    : path.endsWith('/')
-      ? 'must name a file'
-      : path.split('/').some((part) => part === '..' || part === '.')
-        ? 'must not contain . or ..'
-        : /\p{Cc}/u.test(path)
-          ? 'must not contain control characters'
-          : path.length > PATH_CHARACTERS_MAX
-            ? 'is too long'
-            : KEPT_OUT.test(path.replace(/\/+/g, '/'))
-              ? 'must not lie in /proc, /sys, /dev or /run/purser'
-              : undefined;
-  if (fault) throw new Refusal('invalid_request', `path: ${fault}.`);
+  const fault = path.endsWith('/')
+    ? 'must name a file.'
+    : path.split('/').some((part) => part === '..' || part === '.')
+      ? 'must not contain . or ..'
+      : /\p{Cc}/u.test(path)
+        ? 'must not contain control characters.'
+        : path.length > PATH_CHARACTERS_MAX
+          ? 'is too long.'
+          : KEPT_OUT_PATH.test(path.replace(/\/+/g, '/'))
+            ? MUST_NOT_LIE_THERE
+            : undefined;
+  if (fault) throw new Refusal('invalid_request', `path: ${fault}`);
 }
 
 /** One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN). */

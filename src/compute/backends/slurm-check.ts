@@ -1,23 +1,32 @@
 import type { SlurmSettings } from '../../config-compute.ts';
-import type { Finding } from '../backend.ts';
+import type { Finding, Owned } from '../backend.ts';
 import { finding } from '../finding.ts';
 import { type SlurmCommands, type User, wordsOf } from './slurm-command.ts';
+import type { JobUsers } from './slurm-user.ts';
 
 /** All that this backend runs, here and on the nodes. */
 const PROGRAMS = ['sbatch', 'squeue', 'scontrol', 'scancel', 'srun', 'id', 'script'];
+const STRANGERS_SHOWN_MAX = 10;
 const MISSING = 'for it; do command -v "$it" >/dev/null || echo "$it"; done';
 
 type Record = ReadonlyMap<string, string>;
 
+type Around = {
+  users: JobUsers['all'];
+  /** The job of a chip, as sbatch is told of it. */
+  ask(chip: string, user: User): string[];
+  /** Jobs of our users that are not this installation's. */
+  strangers(): Promise<Owned[]>;
+};
+
 /**
- * Everything that has to be so before a lease can be a job, each by asking Slurm itself; `ask` is the job of a chip as
- * sbatch is told of it. What only weakens the wall between tenants is said and is no fault: a cluster may be made for one.
+ * Everything that has to be so before a lease can be a job, each by asking Slurm itself. What only weakens the wall between
+ * tenants is said and is no fault: a cluster may be made for one.
  */
 export async function checkSlurm(
   slurm: SlurmCommands,
   settings: SlurmSettings,
-  user: () => Promise<User>,
-  ask: (chip: string, user: User) => string[],
+  { users, ask, strangers }: Around,
 ): Promise<Finding[]> {
   const say = async (...argv: string[]) => {
     const said = await slurm.run(argv);
@@ -50,8 +59,12 @@ export async function checkSlurm(
   const chips: Finding[] = [];
   for (const name of Object.keys(settings.chips))
     chips.push(
-      await finding(`chip ${name}`, async () => checkChip(slurm, settings, name, nodes, ask(name, await user()))),
+      await finding(`chip ${name}`, async () => {
+        const [user] = await users();
+        return checkChip(slurm, settings, name, nodes, user, ask(name, user));
+      }),
     );
+  const fit = Object.keys(settings.chips).find((_, at) => chips[at]?.ok);
   return [
     commands,
     controller,
@@ -59,10 +72,28 @@ export async function checkSlurm(
       checkPartition(settings, recordsOf(await say('scontrol', '--oneliner', 'show', 'partition'))),
     ),
     await finding('job_user', async () => {
-      const { uid, gid } = await user();
-      return `${settings.job_user} is user ${uid} of group ${gid}; all tenants are this one user`;
+      const all = await users();
+      const who = all.map(({ name, uid, gid }) => `${name} is user ${uid} of group ${gid}`).join(', ');
+      return settings.job_users
+        ? `${who}; each has one lease at a time`
+        : `${who}; all tenants are this one user, so they can read, signal and enter each other. Give job_users where they do not trust each other`;
     }),
     ...chips,
+    await finding('submission', async () => {
+      if (fit === undefined) return 'could not be tried, since no job of ours would be taken';
+      const refusals: string[] = [];
+      for (const user of await users()) refusals.push(await checkSubmission(slurm, user, ask(fit, user)));
+      return refusals.join('; ');
+    }),
+    await finding('other jobs', async () => {
+      const others = await strangers();
+      if (!others.length) return 'the job users have none';
+      const some = others.slice(0, STRANGERS_SHOWN_MAX).map(({ ref, tag, state }) => `${ref} (${tag}, ${state})`);
+      const more = others.length > some.length ? ` and ${others.length - some.length} more` : '';
+      throw new Error(
+        `${others.length} jobs of the job users are no lease of this installation: ${some.join(', ')}${more}. ${settings.exclusive_user ? 'The running server ends them after some minutes' : 'Nobody pays for them. End them with scancel, or set exclusive_user: true if these users have no other purpose'}`,
+      );
+    }),
     await finding('processes', () => {
       const tracked = config.get('ProctrackType') ?? 'unknown';
       if (tracked === 'proctrack/cgroup') return tracked;
@@ -115,6 +146,7 @@ async function checkChip(
   settings: SlurmSettings,
   name: string,
   nodes: readonly Record[],
+  user: User,
   argv: string[],
 ): Promise<string> {
   const { gres } = settings.chips[name] as SlurmSettings['chips'][string];
@@ -131,7 +163,17 @@ async function checkChip(
   if (said.code === 0)
     return `${wordsOf(said).replace(/^sbatch: /, '')}${gres === undefined ? '' : `; ${gres} is on ${where}`}`;
   throw new Error(
-    `Slurm would refuse the job as ${settings.job_user}: ${wordsOf(said)}. Nodes: ${where || 'none'}. Correct chips.${name}, or make the node available.`,
+    `Slurm would refuse the job as ${user.name}: ${wordsOf(said)}. Nodes: ${where || 'none'}. Correct chips.${name}, or make the node available.`,
+  );
+}
+
+/** Whether a tenant could submit a job of his own: the same job, asked for by the user himself. A success is the fault. */
+async function checkSubmission(slurm: SlurmCommands, user: User, argv: string[]): Promise<string> {
+  const [sbatch, ...rest] = argv.filter((it) => !/^--[ug]id=/.test(it)) as [string, ...string[]];
+  const said = await slurm.run([sbatch, '--test-only', ...rest], '#!/bin/sh\n', user);
+  if (said.code !== 0) return `Slurm refuses what ${user.name} submits: ${wordsOf(said)}`;
+  throw new Error(
+    `A tenant can submit jobs as ${user.name} that nobody pays and nothing ends. Install docs/job_submit.lua, as docs/backends.md says under "slurm".`,
   );
 }
 

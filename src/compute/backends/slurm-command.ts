@@ -10,14 +10,17 @@ const STDOUT_BYTES_MAX = 32 * 1024 * 1024;
 
 const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin';
 
-export type User = { uid: number; gid: number };
+export type User = { name: string; uid: number; gid: number };
 export type Said = { code: number; stdout: string; stderr: string };
 /** The program was never started, so nobody has heard anything. */
 export class NeverStarted extends Error {}
 
 export type SlurmCommands = {
-  /** Runs a program to its end. Throws when it cannot be started, is killed, takes too long or says too much. */
-  run(argv: readonly string[], input?: string): Promise<Said>;
+  /**
+   * Runs a program to its end, as root or as `user`. Throws when it cannot be started, is killed, takes too long or says
+   * too much.
+   */
+  run(argv: readonly string[], input?: string, user?: User): Promise<Said>;
   /** Starts a program as another user; somebody else watches it. */
   start(argv: readonly string[], user: User): ChildProcessWithoutNullStreams;
 };
@@ -26,15 +29,20 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
   const base = { PATH, LC_ALL: 'C', ...(slurmConf === undefined ? {} : { SLURM_CONF: slurmConf }) };
   // Times come as Unix seconds, whatever zone the cluster lives in.
   const env = { ...base, TZ: 'UTC', SLURM_TIME_FORMAT: '%s' };
-  const begin = ([program, ...args]: readonly string[], environment: Record<string, string>, user = {}) =>
-    spawn(program as string, args, { env: environment, cwd: '/', stdio: 'pipe', ...user });
+  const begin = ([program, ...args]: readonly string[], environment: Record<string, string>, user?: User) =>
+    spawn(program as string, args, {
+      env: environment,
+      cwd: '/',
+      stdio: 'pipe',
+      ...(user && { uid: user.uid, gid: user.gid }),
+    });
 
   return {
-    start: (argv, { uid, gid }) => begin(argv, base, { uid, gid }),
-    async run(argv, input = '') {
+    start: (argv, user) => begin(argv, base, user),
+    async run(argv, input = '', user) {
       const what = argv[0] as string;
       // What sbatch gets goes on into the job.
-      const child = begin(argv, what === 'sbatch' ? base : env);
+      const child = begin(argv, what === 'sbatch' ? base : env, user);
       let late = false;
       const over = setTimeout(() => {
         late = true;

@@ -6,7 +6,7 @@ import type { Machine } from '../backend.ts';
 export const directoryOf = (jobId: string) => `/tmp/purser-lease-${jobId}`;
 
 /**
- * Does nothing until it is told to end. Then all that still carries the job's number in its environment is killed, also
+ * Removes what earlier jobs of its user left, and does nothing until it is told to end. Then all that still carries the job's number in its environment is killed, also
  * where the cluster tracks processes by descent and a daemon has slipped away, and the job's directory is removed.
  */
 export const SCRIPT = `#!/bin/sh
@@ -25,6 +25,12 @@ finish() {
   exit 0
 }
 trap finish TERM INT
+# What a job left here whose script was killed. One that lives has its number in an environment.
+for left in ${directoryOf('[0-9]*')}; do
+  [ -O "$left" ] && [ ! -L "$left" ] || continue
+  grep -qszx "SLURM_JOB_ID=\${left##*-}" /proc/[0-9]*/environ
+  case $? in 1|2) rm -rf "$left" ;; esac
+done
 mkdir -p "$directory" && [ -O "$directory" ] || exit 1
 while :; do sleep 60 & wait "$!"; done
 `;
@@ -67,15 +73,23 @@ export type Job = {
   submittedAt: number;
   /** When Slurm ends it: known only of one that runs. */
   endsAt: number | undefined;
+  /** How many GPUs it asked for. */
+  gpus: number;
 };
 
 /**
  * The output format for `squeue`. A job's name is its owner's to choose, line breaks included: a mark that nobody can
  * know beforehand begins each record, and the name stands last.
  */
-export const formatOf = (mark: string) => `${mark}|%A|%T|%U|%V|%e|%j`;
+export const formatOf = (mark: string) => `${mark}|%A|%T|%U|%V|%e|%b|%j`;
 
-const RECORD = /^\|(\d+)\|([A-Z_]+)\|(\d+)\|(\d+)\|(\d+|N\/A|NONE)\|(.*)\n$/s;
+const RECORD = /^\|(\d+)\|([A-Z_]+)\|(\d+)\|(\d+)\|(\d+|N\/A|NONE)\|([^|\n]*)\|(.*)\n$/s;
+
+/** The GPUs in what `squeue` says of a job's resources, as in `gres:gpu:h100:2,gres:shard:1`. */
+function gpusOf(gres: string): number {
+  const counts = [...gres.matchAll(/(?:^|,)(?:gres[:/])?gpu(?::[^,:=]*[^,:=\d][^,:=]*)?(?:[:=](\d+))?(?=,|$)/g)];
+  return counts.reduce((sum, [, count]) => sum + Number(count ?? 1), 0);
+}
 
 /** Reads what `squeue` said; anything that is not exactly a list of jobs is an error. */
 export function parseJobs(said: string, mark: string): Job[] {
@@ -86,7 +100,8 @@ export function parseJobs(said: string, mark: string): Job[] {
     const state = fields ? STATES[fields[2] as string] : undefined;
     if (!fields || !state)
       throw new Error(`squeue said a line that cannot be read: ${JSON.stringify(record.slice(0, 200))}`);
-    const [, id, , uid, submittedAt, endsAt, name] = fields as unknown as [
+    const [, id, , uid, submittedAt, endsAt, gres, name] = fields as unknown as [
+      string,
       string,
       string,
       string,
@@ -97,6 +112,6 @@ export function parseJobs(said: string, mark: string): Job[] {
     ];
     const ends = state === 'running' ? Number(endsAt) : undefined;
     if (Number.isNaN(ends)) throw new Error(`squeue tells no end of job ${id}, which runs: ${endsAt}`);
-    return { id, uid: Number(uid), name, state, submittedAt: Number(submittedAt), endsAt: ends };
+    return { id, uid: Number(uid), name, state, submittedAt: Number(submittedAt), endsAt: ends, gpus: gpusOf(gres) };
   });
 }

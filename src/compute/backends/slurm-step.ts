@@ -1,10 +1,9 @@
 import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { finished, PassThrough, Transform } from 'node:stream';
-import { Refusal } from '../../refusal.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
+import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 import type { SlurmCommands, User } from './slurm-command.ts';
 import { directoryOf } from './slurm-job.ts';
 import { RESIZE, WITH_TERMINAL } from './terminal.ts';
@@ -18,6 +17,7 @@ const GRACE_MILLISECONDS = 30_000;
 /** `srun` ends a moment after its command, unless something in the background keeps its streams open. */
 const IDLE_MILLISECONDS = 2_000;
 const FINISH_MILLISECONDS = 1_000;
+const SIGNAL_EXIT = 128;
 const KILLED = 137;
 const NOISE_BYTES_MAX = 4096;
 
@@ -32,6 +32,9 @@ umask 022
 printf '%s{' "$mark" >&2
 "$@"
 printf '%s}%d;' "$mark" "$?" >&2`;
+
+/** A job that runs, and whom it runs as. */
+export type RunningJob = { id: string; user: User };
 
 type Step = {
   child: ChildProcessWithoutNullStreams;
@@ -93,8 +96,8 @@ function partOf(mark: Buffer, bytes: Buffer): number {
 }
 
 /** Starts programs inside jobs, as the job's user. */
-export function createSteps(start: SlurmCommands['start'], user: () => Promise<User>) {
-  async function begin(jobId: string, argv: readonly string[]): Promise<Step> {
+export function createSteps(start: SlurmCommands['start']) {
+  function begin({ id: jobId, user }: RunningJob, argv: readonly string[]): Step {
     const mark = randomBytes(16).toString('hex');
     const flags = ['--nodes=1', '--ntasks=1', '--overlap', '--mem=0', '--cpu-bind=none', '--unbuffered', '--quiet'];
     const child = start(
@@ -102,7 +105,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
         ...['srun', `--jobid=${jobId}`, ...flags, '--export=ALL', '--propagate=NONE', '--chdir=/'],
         ...['/bin/sh', '-c', ENTER, 'purser', mark, directoryOf(jobId), ...argv],
       ],
-      await user(),
+      user,
     );
     const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<number>()];
     for (const it of [begun, ended]) it.promise.catch(() => {}); // Whoever waits hears of it.
@@ -126,7 +129,9 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
     child.stdin.on('error', () => {}); // The command need not read what it is given.
     child.stderr.pipe(stderr);
     const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough());
-    function over(reason: string) {
+    function over(reason: string, code: number | null = null) {
+      // srun tells by what signal its task ended: with the job, say.
+      if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) exitCode = code;
       clearTimeout(drain);
       const words = noise.trim().replace(/\s*\n\s*/g, '; ');
       const fault = new Error(
@@ -141,10 +146,10 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
       const reason = `srun ended with ${signal ?? code}`;
       for (const it of [stdout, stderr]) it.end(); // A stream that was destroyed does not end what it is piped into.
       // It may have the exit code still to read; somebody who does not read what comes before it is not waited for.
-      const unread = setTimeout(over, FINISH_MILLISECONDS, reason);
+      const unread = setTimeout(over, FINISH_MILLISECONDS, reason, code);
       finished(stderr, { readable: false }, () => {
         clearTimeout(unread);
-        over(reason);
+        over(reason, code);
       });
     });
     return { child, stdout, stderr, begun: begun.promise, ended: ended.promise };
@@ -152,11 +157,11 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
 
   /** Runs one to its end, with `input` on its standard input. */
   async function run(
-    jobId: string,
+    job: RunningJob,
     argv: readonly string[],
     { input, streamBytesMax, milliseconds }: { input: Buffer; streamBytesMax: number; milliseconds: number },
   ): Promise<Omit<ExecResult, 'timedOut'>> {
-    const step = await begin(jobId, argv);
+    const step = begin(job, argv);
     const over = setTimeout(() => abandon(step.child), milliseconds);
     const slow = setTimeout(() => abandon(step.child), BEGIN_MILLISECONDS);
     try {
@@ -174,7 +179,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
   }
 
   return {
-    async exec(jobId: string, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
+    async exec(job: RunningJob, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
       const input = Buffer.from(command);
       refuseCommand(command);
       const marker = randomBytes(12).toString('hex');
@@ -183,25 +188,19 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
       const shell = 'exec /bin/sh -c "$1" purser "$2" "$3" "$(head -c "$4")" </dev/null';
       const argv = ['/bin/sh', '-c', shell, 'purser', LIMITED, marker, String(timeoutSeconds), String(input.length)];
       const milliseconds = timeoutSeconds * 1000 + GRACE_MILLISECONDS;
-      const ran = await run(jobId, argv, { input, streamBytesMax, milliseconds });
+      const ran = await run(job, argv, { input, streamBytesMax, milliseconds });
       return { ...ran, timedOut: ran.exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000 };
     },
 
-    async upload(jobId: string, path: string, content: Buffer): Promise<void> {
+    async upload(job: RunningJob, path: string, content: Buffer): Promise<void> {
       refusePath(path);
       const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
       const order = { input: content, streamBytesMax: 4096, milliseconds: UPLOAD_MILLISECONDS };
-      const { exitCode, stderr } = await run(jobId, argv, order);
-      if (exitCode === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
-      if (exitCode === CUT_SHORT) throw new Error('the step was lost during an upload');
-      if (exitCode !== 0)
-        throw new Refusal(
-          'invalid_request',
-          `path: cannot be written there: ${stderr.toString().trim().slice(0, 200)}`,
-        );
+      const { exitCode, stderr } = await run(job, argv, order);
+      judgeUpload(exitCode, stderr);
     },
 
-    async session(jobId: string, { command, terminal }: SessionOrder): Promise<Session> {
+    async session(job: RunningJob, { command, terminal }: SessionOrder): Promise<Session> {
       const marker = randomBytes(12).toString('hex');
       const plain = command === undefined ? ['/bin/sh', '-l'] : ['/bin/sh', '-c', command];
       const variables = terminal && [
@@ -209,7 +208,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
         `PURSER_COMMAND=${command ?? ''}`,
       ];
       const argv = variables ? [...variables, '/bin/sh', '-c', WITH_TERMINAL] : plain;
-      const { child, stdout, stderr, begun, ended } = await begin(jobId, ['env', `PURSER_EXEC=${marker}`, ...argv]);
+      const { child, stdout, stderr, begun, ended } = begin(job, ['env', `PURSER_EXEC=${marker}`, ...argv]);
       const slow = setTimeout(() => abandon(child), BEGIN_MILLISECONDS);
       await begun.finally(() => clearTimeout(slow));
       if (terminal) stderr.resume();
@@ -224,7 +223,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
           const { rows, columns } = wanted;
           wanted = undefined;
           const size = [marker, String(rows), String(columns)];
-          await run(jobId, ['/bin/sh', '-c', RESIZE, 'purser', ...size], small).catch(() => {}); // It may have ended.
+          await run(job, ['/bin/sh', '-c', RESIZE, 'purser', ...size], small).catch(() => {}); // It may have ended.
         }
         resizing = false;
       }
@@ -242,7 +241,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
         ),
         kill() {
           abandon(child);
-          void run(jobId, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], small).catch(() => {}); // Or the job is gone.
+          void run(job, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], small).catch(() => {}); // Or the job is gone.
         },
       };
     },

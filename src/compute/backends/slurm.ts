@@ -6,10 +6,17 @@ import { chipOf, quoteOf } from './priced.ts';
 import { checkSlurm } from './slurm-check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './slurm-command.ts';
 import { formatOf, type Job, parseJobs, SCRIPT } from './slurm-job.ts';
-import { createSteps } from './slurm-step.ts';
+import { createSteps, type RunningJob } from './slurm-step.ts';
+import { type Claim, createJobUsers } from './slurm-user.ts';
 
 const MIN_SECONDS = 60;
 const MIB_PER_GIB = 1024;
+const STRANGER_NAME_CHARACTERS_MAX = 100;
+const PROOF = { timeoutSeconds: 20, streamBytesMax: 4096 };
+/** Fails where the vendor's tool is there and shows fewer GPUs than were sold. */
+const HAS_GPUS = `command -v nvidia-smi >/dev/null || exit 0
+seen=$(nvidia-smi -L | grep -c '^GPU ')
+[ "$seen" -ge COUNT ] || { echo "nvidia-smi -L shows $seen of COUNT GPUs" >&2; exit 1; }`;
 
 /**
  * With these words the controller, or sbatch before it asks, says no: there is no job. What is not here is unknown, above
@@ -17,6 +24,9 @@ const MIB_PER_GIB = 1024;
  */
 const SAID_NO: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavailable'][] = [
   [/Unable to contact slurm controller \(connect failure\)/, 'provider_unavailable'],
+  // Of these sbatch itself is the author, before anything is sent: it has no configuration, or munge gives it no credential.
+  [/Could not establish a configuration source/, 'provider_unavailable'],
+  [/auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error/, 'provider_unavailable'],
   [/Invalid generic resource \(gres\) specification/, 'provider_unavailable'],
   [/Invalid partition name specified/, 'provider_unavailable'],
   [/Invalid account or account\/partition combination specified/, 'provider_unavailable'],
@@ -38,38 +48,20 @@ const NOT_EXTENDED =
 
 /**
  * Jobs of a Slurm cluster, by its own programs. The tag is the job's name and comment, the deadline is the job's end
- * time, and a job that waits in the queue is `provisioning`. Everything runs as `job_user`; only root may say so
- * (`man sbatch`, --uid).
+ * time, and a job that waits in the queue is `provisioning`. Everything runs as `job_user`, or as one of `job_users`; only
+ * root may say so (`man sbatch`, --uid).
  */
-export function openSlurmBackend(settings: SlurmSettings): Backend {
+export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: string }): Backend {
   if (process.getuid?.() !== 0)
     throw new Error(
       'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
     );
   const slurm = createSlurmCommands(settings.slurm_conf);
-  const steps = createSteps(slurm.start, user);
-  let found: Promise<User> | undefined;
-
-  /** Whom jobs run as. A failure is not kept. */
-  function user() {
-    found ??= findUser().catch((error) => {
-      found = undefined;
-      throw error;
-    });
-    return found;
-  }
-  async function findUser(): Promise<User> {
-    const number = async (flag: string) => {
-      const said = await slurm.run(['id', flag, '--', settings.job_user]);
-      if (said.code !== 0 || !/^\d+\n$/.test(said.stdout))
-        throw new Error(`job_user ${settings.job_user} cannot be found: ${wordsOf(said)}`);
-      return Number(said.stdout);
-    };
-    const [uid, gid] = [await number('-u'), await number('-g')];
-    if (uid === 0 || uid === process.getuid?.())
-      throw new Error(`job_user ${settings.job_user} is root or Purser's own user`);
-    return { uid, gid };
-  }
+  const steps = createSteps(slurm.start);
+  const users = createJobUsers(slurm, settings);
+  /** Jobs in which something has run. RUNNING is no proof: of a dead node Slurm knows after minutes (SlurmdTimeout). */
+  const proved = new Set<string>();
+  const proving = new Map<string, Promise<string | undefined>>();
 
   async function jobs(filter: string): Promise<Job[] | undefined> {
     const mark = randomBytes(12).toString('hex');
@@ -80,14 +72,42 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
     throw new Error(`squeue cannot tell: ${wordsOf(said)}`);
   }
 
-  async function list(prefix: string): Promise<Owned[]> {
-    const { uid } = await user();
-    // Of this user only: anybody may name a job as he likes, and ours must not be mixed up with his.
-    const all = await jobs(`--user=${uid}`);
+  /** All jobs of our users that are not gone. Of these users only: anybody may name a job as he likes. */
+  async function liveJobs(): Promise<Job[]> {
+    const uids = (await users.all()).map(({ uid }) => uid);
+    const all = await jobs(`--user=${uids.join(',')}`);
     if (!all) throw new Error('squeue knows no such user');
-    return all
-      .filter((job) => job.uid === uid && job.name.startsWith(prefix) && job.state !== 'gone')
+    return all.filter((job) => uids.includes(job.uid) && job.state !== 'gone');
+  }
+
+  async function list(owned: string): Promise<Owned[]> {
+    return (await liveJobs())
+      .filter((job) => job.name.startsWith(owned))
       .map((job) => ({ ...machineOf(job), tag: job.name, createdAt: job.submittedAt }));
+  }
+
+  /** Jobs of our users that do not carry our tag: a tenant submitted them, or somebody else uses our user. */
+  async function strangers(owned: string): Promise<Owned[]> {
+    return (await liveJobs())
+      .filter((job) => !job.name.startsWith(owned))
+      .map(({ id, name, state, submittedAt }) => ({
+        ref: id,
+        tag: name.replace(/[^\x20-\x7e]/g, '?').slice(0, STRANGER_NAME_CHARACTERS_MAX), // Its owner chose it.
+        state: state as Machine['state'],
+        createdAt: submittedAt,
+      }));
+  }
+
+  async function endStranger(jobId: string): Promise<void> {
+    const names = (await users.all()).map(({ name }) => name);
+    // Each user by name, so that a number which somebody else has now is not enough.
+    for (const name of names) await cancel(`--user=${name}`, jobId);
+  }
+
+  async function cancel(...what: string[]): Promise<void> {
+    const said = await slurm.run(['scancel', ...what]);
+    if (said.code !== 0 && !/Invalid job id specified|already completing or completed/.test(said.stderr))
+      throw new Error(`scancel failed: ${wordsOf(said)}`);
   }
 
   /**
@@ -99,15 +119,31 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
     const { jobId, tag } = parseRef(ref);
     const [job, ...others] = (await jobs(`--jobs=${jobId}`)) ?? [];
     if (!job || (job.state === 'gone' && others.length === 0)) return undefined;
-    const { uid } = await user();
-    if (others.length > 0 || job.id !== jobId || job.uid !== uid || job.name !== tag)
-      throw new Error(`job ${jobId} is there, but it is not ${tag} of ${settings.job_user} any more`);
+    const isOurs = (await users.all()).some(({ uid }) => uid === job.uid);
+    if (others.length > 0 || job.id !== jobId || !isOurs || job.name !== tag)
+      throw new Error(`job ${jobId} is there, but it is not ${tag} of one of our users any more`);
     return job;
   }
 
   async function inspect(ref: string): Promise<Machine | undefined> {
     const job = await look(ref);
-    return job && machineOf(job);
+    if (job?.state !== 'running' || proved.has(ref)) return job && machineOf(job);
+    const fault = await (proving.get(ref) ?? prove(ref, job));
+    return fault === undefined ? machineOf(job) : { ...machineOf(job), state: 'provisioning', note: fault };
+  }
+
+  /** Runs something in a job. Answers what is wrong with it, or undefined; several who ask at once share one answer. */
+  function prove(ref: string, { gpus }: Job): Promise<string | undefined> {
+    const tried = (async () => {
+      const command = gpus === 0 ? 'true' : HAS_GPUS.replaceAll('COUNT', String(gpus));
+      const said = await steps.exec(await runningJob(ref), { command, ...PROOF });
+      if (said.exitCode === 0) return void proved.add(ref);
+      return `the job runs, but not what is run in it: ${said.stderr.toString().trim() || `exit code ${said.exitCode}`}`;
+    })()
+      .catch((error: Error) => `the job runs, but nothing can be run in it: ${error.message}`)
+      .finally(() => proving.delete(ref));
+    proving.set(ref, tried);
+    return tried;
   }
 
   async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
@@ -115,12 +151,24 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
       const reason = `${(error as Error).message}. Nothing was charged.`;
       return { kind: 'refused', code: 'provider_unavailable', reason };
     };
-    let argv: string[];
+    let claim: Claim | undefined;
     try {
-      argv = describe(settings, tag, quote, await user());
+      claim = await users.claim(async () => new Set((await liveJobs()).map(({ uid }) => uid)));
     } catch (error) {
       return refuse(error);
     }
+    if (!claim)
+      return {
+        kind: 'refused',
+        code: 'capacity_unavailable',
+        reason: 'Every one of the job users has a lease. Nothing was charged.',
+      };
+    const created = await submit(tag, describe(settings, tag, quote, claim.user), refuse);
+    claim.settle(created.kind === 'unknown' ? 'unknown' : 'known');
+    return created;
+  }
+
+  async function submit(tag: string, argv: string[], refuse: (error: unknown) => Created): Promise<Created> {
     let said: Said;
     try {
       said = await slurm.run(argv, SCRIPT);
@@ -152,17 +200,17 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
 
   async function destroy(ref: string): Promise<void> {
     const job = await look(ref);
+    proved.delete(ref);
     if (!job || job.state === 'ended') return; // Slurm is at it: what is left is killed after its KillWait.
-    const said = await slurm.run(['scancel', job.id]);
-    if (said.code !== 0 && !/Invalid job id specified|already completing or completed/.test(said.stderr))
-      throw new Error(`scancel failed: ${wordsOf(said)}`);
+    await cancel(job.id);
   }
 
-  /** The number of the job, if that is still the lease's. */
-  async function runningJob(ref: string): Promise<string> {
+  /** The job, if it is still the lease's, and whose it is. */
+  async function runningJob(ref: string): Promise<RunningJob> {
     const job = await look(ref);
     if (job?.state !== 'running') throw new Error(`job ${parseRef(ref).jobId} does not run`);
-    return job.id;
+    const user = (await users.all()).find(({ uid }) => uid === job.uid) as User;
+    return { id: job.id, user };
   }
 
   return {
@@ -176,15 +224,19 @@ export function openSlurmBackend(settings: SlurmSettings): Backend {
     extend,
     destroy,
     listOwned: list,
+    strangers: { list: strangers, ...(settings.exclusive_user ? { end: endStranger } : {}) },
     find: async (tag) => (await list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
     exec: async (ref, order) => steps.exec(await runningJob(ref), order),
     upload: async (ref, path, content) => steps.upload(await runningJob(ref), path, content),
     session: async (ref, order) => steps.session(await runningJob(ref), order),
     trial: 'free',
     check: () =>
-      checkSlurm(slurm, settings, user, (chip, as) =>
-        describe(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
-      ),
+      checkSlurm(slurm, settings, {
+        users: users.all,
+        ask: (chip, as) =>
+          describe(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
+        strangers: () => strangers(prefix),
+      }),
     close: async () => {},
   };
 }

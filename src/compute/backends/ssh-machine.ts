@@ -1,14 +1,21 @@
 import { randomBytes } from 'node:crypto';
 import { connect } from 'node:net';
-import { constants } from 'node:os';
 import { PassThrough } from 'node:stream';
 import { Client, type ClientChannel, type ConnectConfig } from 'ssh2';
 import { contain } from '../../contain.ts';
-import { Refusal } from '../../refusal.ts';
 import { SSH_ALGORITHMS, takesPackets } from '../../ssh-peer.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
-import { CUT_SHORT, IS_DIRECTORY, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
+import {
+  codeOfSignal,
+  judgeUpload,
+  KILL_MARKED,
+  LIMITED,
+  nameOfSignal,
+  RECEIVE,
+  refuseCommand,
+  refusePath,
+} from './shell.ts';
 
 /** exec, upload and session on a machine that is reached over SSH. Each takes one connection and ends it. */
 
@@ -20,8 +27,7 @@ const KEEPALIVE_MILLISECONDS = 10_000;
 const KEEPALIVE_COUNT_MAX = 3;
 /** What a process left in its pipes still arrives; what something in the background keeps open is not waited for. */
 const IDLE_MILLISECONDS = 500;
-const SIGNAL_EXIT = 128;
-const KILLED = SIGNAL_EXIT + constants.signals.SIGKILL;
+const KILLED = codeOfSignal('KILL');
 
 /** How to reach a machine. `isHost` says whether the key that it shows is the machine's. */
 export type SshAddress = {
@@ -87,7 +93,7 @@ function begin(client: Client, line: string, terminal?: SessionOrder['terminal']
       end.promise.catch(() => {}); // Whoever waits hears of it.
       channel.on('error', (thrown: Error) => end.reject(thrown));
       channel.once('exit', (code: number | null, signal?: string) =>
-        end.resolve(typeof code === 'number' ? { code } : { signal: signal ?? 'KILL' }),
+        end.resolve(typeof code === 'number' ? { code } : { signal: nameOfSignal(signal ?? 'KILL') }),
       );
       for (const it of [client, channel]) it.once('close', () => end.reject(gone()));
       resolve({ channel, ended: end.promise });
@@ -165,12 +171,7 @@ export async function uploadOver(client: Client, path: string, content: Buffer, 
     const line = `exec /bin/sh -c ${quoted(RECEIVE)} purser ${quoted(path)} ${content.length}`;
     const order = { input: content, streamBytesMax: 4096, milliseconds: UPLOAD_MILLISECONDS };
     const { exitCode, stderr } = await runOver(client, within(line), order);
-    if (exitCode === IS_DIRECTORY) throw new Refusal('invalid_request', 'path: is a directory.');
-    if (exitCode === CUT_SHORT) throw new Error('the connection was lost during an upload');
-    if (exitCode !== 0) {
-      const said = stderr.toString().trim().slice(0, 200);
-      throw new Refusal('invalid_request', `path: cannot be written there: ${said}`);
-    }
+    judgeUpload(exitCode, stderr);
   } finally {
     client.end();
   }
@@ -220,8 +221,3 @@ export async function sessionOver(
 
 /** As one word of a POSIX shell. */
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;
-
-function codeOfSignal(name: string): number {
-  const number = constants.signals[`SIG${name}` as NodeJS.Signals];
-  return SIGNAL_EXIT + (number ?? 0);
-}

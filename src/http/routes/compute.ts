@@ -39,6 +39,8 @@ const OFFERS_MILLISECONDS = 20_000;
  */
 const GRACE_SECONDS = 15;
 const UPLOAD_SECONDS = 120;
+/** The exit code of what a signal ended is this and its number. */
+const SIGNAL_EXIT = 128;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
   id: ID,
@@ -85,6 +87,20 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
       cause,
     });
   }
+}
+
+/** Whether a lease is over or being ended. */
+function isEnding(app: DoorApp, wallet: Wallet, id: string): boolean {
+  const { status, expiresAt, endWanted } = resourceOf(app.ledger.read, wallet.id, id);
+  return status !== 'running' || endWanted !== null || expiresAt <= app.clock.now();
+}
+
+/** Says of a command whose outcome was lost with its lease that there is nothing to retry. */
+function explainLoss(app: DoorApp, wallet: Wallet, id: string, error: unknown): unknown {
+  if (!(error instanceof Refusal) || error.code !== 'provider_unavailable' || !isEnding(app, wallet, id)) return error;
+  return new Refusal('resource_not_active', 'The lease ended while the command ran: its output is lost.', {
+    cause: error.cause,
+  });
 }
 
 /** What a slot has on offer; undefined, and an event, when its backend cannot tell: that is no matter of the other slots. */
@@ -284,7 +300,10 @@ export const execCompute = endpoint({
     const { backend, ref } = active(app, principal.wallet, body.id);
     const started = performance.now();
     const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
-    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order));
+    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order)).catch((error) => {
+      throw explainLoss(app, principal.wallet, body.id, error);
+    });
+    const wasCutShort = it.exitCode > SIGNAL_EXIT && !it.timedOut && isEnding(app, principal.wallet, body.id);
     return {
       body: {
         id: body.id,
@@ -294,6 +313,7 @@ export const execCompute = endpoint({
         stdout_truncated: it.stdoutTruncated,
         stderr_truncated: it.stderrTruncated,
         timed_out: it.timedOut,
+        ...(wasCutShort ? { ended_by: 'lease' as const } : {}),
         duration_ms: Math.round(performance.now() - started),
       },
     };
@@ -308,10 +328,10 @@ export const uploadCompute = endpoint({
   answer: UploadResult,
   refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
   example: {
-    body: { id: ID, path: '/work/hello.txt', content_base64: 'aGVsbG8K' },
+    body: { id: ID, path: 'work/hello.txt', content_base64: 'aGVsbG8K' },
     answer: {
       id: ID,
-      path: '/work/hello.txt',
+      path: 'work/hello.txt',
       bytes: 6,
       sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
     },

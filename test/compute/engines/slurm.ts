@@ -1,6 +1,16 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
 import { createServer } from 'node:net';
 import { cpus, hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -12,6 +22,8 @@ import { until } from '../conformance.ts';
 const READY_MILLISECONDS = 30_000;
 const STOP_MILLISECONDS = 30_000;
 const MEMORY_MIB = 800;
+const JOB_SUBMIT = join(import.meta.dirname, '../../../docs/job_submit.lua');
+const NOBODY = 65_534;
 const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
 
 /** A real cluster of one node, this machine, with two GPUs that are none: munged, slurmctld and slurmd on loopback. */
@@ -24,6 +36,16 @@ export type Cluster = {
   pause(): void;
   proceed(): void;
   stopController(): Promise<void>;
+  /** Without it nobody can say who he is. */
+  stopMunge(): Promise<void>;
+  /** The node: slurmd alone. */
+  stopNode(): Promise<void>;
+  startNode(): Promise<void>;
+  startMunge(): Promise<void>;
+  /** The same program as the job user, not as root. */
+  asJobUser(program: string, ...args: string[]): Promise<string>;
+  /** Whether slurmctld refuses what the job user submits, by docs/job_submit.lua. */
+  guard(isOn: boolean): void;
   startController(): Promise<void>;
   stop(): Promise<void>;
 };
@@ -55,6 +77,26 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
   }
   const slurm = async (program: string, ...args: string[]) =>
     (await promisify(execFile)(program, args, { env, timeout: 20_000 })).stdout;
+  const munge = join(directory, 'munge');
+  const socket = join(directory, 'run', 'munge.sock');
+  async function startMunge() {
+    const files = [
+      `--key-file=${munge}/key`,
+      `--pid-file=${munge}/pid`,
+      `--log-file=${munge}/log`,
+      `--seed-file=${munge}/seed`,
+    ];
+    start('munged', '--foreground', '--force', `--socket=${socket}`, ...files);
+    await until('munged listens', async () => existsSync(socket), READY_MILLISECONDS);
+  }
+  const script = readFileSync(JOB_SUBMIT, 'utf8').replace('[1234]', `[${NOBODY}]`);
+  let changedAt = Math.floor(Date.now() / 1000) - 1000;
+  function guard(isOn: boolean) {
+    const file = join(directory, 'job_submit.lua');
+    writeFileSync(file, isOn ? script : script.replace('= true', '= nil'));
+    // The plugin reads the file again when its time, in whole seconds, is another.
+    utimesSync(file, ++changedAt, changedAt);
+  }
 
   const cluster: Cluster = {
     conf,
@@ -63,6 +105,16 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
     pause: () => void running.get('slurmctld')?.child.kill('SIGSTOP'),
     proceed: () => void running.get('slurmctld')?.child.kill('SIGCONT'),
     stopController: () => end('slurmctld'),
+    stopMunge: () => end('munged'),
+    startMunge,
+    stopNode: () => end('slurmd'),
+    async startNode() {
+      start('slurmd', '-D');
+      await slurm('scontrol', 'ping');
+    },
+    guard,
+    asJobUser: async (program, ...args) =>
+      (await promisify(execFile)(program, args, { env, cwd: '/', timeout: 20_000, uid: NOBODY, gid: NOBODY })).stdout,
     async startController() {
       start('slurmctld', '-D');
       await until(
@@ -73,7 +125,7 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
     },
     async stop() {
       // What a job started would outlive the daemons.
-      await slurm('scancel', '--user=nobody').catch(() => {});
+      await slurm('scancel', '--user=nobody,games,news').catch(() => {});
       await until(
         'the jobs have ended',
         async () => (await slurm('squeue', '-h').catch(() => '')) === '',
@@ -85,14 +137,8 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
     },
   };
   try {
-    const munge = join(directory, 'munge');
-    const files = [
-      `--key-file=${munge}/key`,
-      `--pid-file=${munge}/pid`,
-      `--log-file=${munge}/log`,
-      `--seed-file=${munge}/seed`,
-    ];
-    start('munged', '--foreground', '--force', `--socket=${directory}/run/munge.sock`, ...files);
+    guard(true);
+    await startMunge();
     start('slurmd', '-D');
     await cluster.startController();
   } catch (error) {
@@ -137,6 +183,7 @@ async function configure(directory: string): Promise<string> {
     'MpiDefault=none',
     'MessageTimeout=5',
     'OverTimeLimit=0',
+    'JobSubmitPlugins=lua',
     `NodeName=${host} NodeAddr=127.0.0.1 CPUs=${cpus().length} RealMemory=${MEMORY_MIB} Gres=gpu:h100:2`,
     `PartitionName=main Nodes=${host} Default=YES`,
   ];
