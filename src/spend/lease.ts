@@ -12,7 +12,7 @@ import {
 import { type ConfiguredSlot, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config.ts';
 import { newId } from '../id.ts';
-import { findOperation, type Operation, type Outcome, settle } from '../ledger/operation.ts';
+import { findOperation, keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { conclude, step } from './lease-steps.ts';
@@ -139,7 +139,8 @@ async function startLease(
   const answerAt = started + app.answerSeconds * 1000;
   const timer = setTimeout(
     () => {
-      if (!app.running.isCutOff()) answerNow(current());
+      if (app.running.isCutOff()) return;
+      answered(app, current()).then(answerNow, giveUp);
     },
     Math.max(0, answerAt - performance.now()),
   );
@@ -151,7 +152,7 @@ async function startLease(
       app.wakeAt(resource.dueAt);
       throw uncertain();
     }
-    return await untilReady(app, id, answerAt);
+    return await answered(app, await untilReady(app, id, answerAt));
   } finally {
     clearTimeout(timer);
   }
@@ -194,11 +195,30 @@ async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<
   for (;;) {
     // What cannot be written at the moment is not known to the row either: it is provisioning, and looked at again.
     const resource = await step(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
-    if (resource.readyAt !== null) return resource;
-    if (resource.endedAt !== null) throw neverReady(app, resource);
+    if (resource.readyAt !== null || resource.endedAt !== null) return resource;
     if (performance.now() > answerAt || app.running.isCutOff()) return resource;
     await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
   }
+}
+
+/**
+ * The resource as the answer of its create. What has not been captured yet may still be released; that it was answered
+ * 200 is written first, so that its key rents no second machine (design 2.7). Refuses where it was released before.
+ */
+async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<Resource> {
+  const { outcome, answeredAt } = operationOf(app.ledger.read, operationId);
+  const isKept =
+    outcome === 'charged' ||
+    answeredAt !== null ||
+    (await app.ledger.write((tx) => keepKey(tx, operationId, app.clock.now())).catch(unwritten));
+  const resource = findResource(app.ledger.read, id) as Resource;
+  if (!isKept) throw neverReady(app, resource);
+  return resource;
+}
+
+/** A 200 that cannot be written is not given: the caller repeats the request under its key. */
+function unwritten(error: unknown): never {
+  throw error instanceof Refusal && error.code === 'read_only' ? uncertain() : error;
 }
 
 function neverReady(app: LeaseApp, resource: Resource): Refusal {
@@ -218,9 +238,8 @@ async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resour
   const looked =
     (await app.running.waitFor(step(app, resource.id), app.answerSeconds)) ??
     (findResource(app.ledger.read, resource.id) as Resource);
-  if (looked.endedAt !== null && looked.readyAt === null) throw neverReady(app, looked);
-  if (looked.ref === null) throw uncertain();
-  return looked;
+  if (operation.answeredAt === null && looked.endedAt === null && looked.ref === null) throw uncertain();
+  return answered(app, looked);
 }
 
 /**
