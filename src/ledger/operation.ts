@@ -242,6 +242,15 @@ export type HoldOrder = {
   limits?: (tx: Tx, wallet: Wallet) => void;
 };
 
+/** What `placeHold` refuses with, beside `read_only`. */
+export const HOLD_REFUSALS = [
+  'wallet_closed',
+  'wallet_expired',
+  'account_suspended',
+  'insufficient_funds',
+  'funds_held',
+] as const satisfies readonly RefusalCode[];
+
 /**
  * Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money. What stops
  * all new holds, the operator's freeze or `blocked` (a sentence about the clock), is a state of the installation.

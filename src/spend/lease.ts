@@ -13,6 +13,7 @@ import { type ConfiguredSlot, leasePriceSnapshot, priceOfSeconds, type Slots } f
 import type { Config } from '../config.ts';
 import { newId } from '../id.ts';
 import { findOperation, keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
+import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { conclude, step } from './lease-steps.ts';
@@ -50,7 +51,12 @@ export async function createLease(
     app,
     { ...request, kind: 'compute_create' },
     {
-      quote: () => quoteLease(app, slot, spec),
+      quote() {
+        const configured = app.slots.find(slot);
+        // Told at once, not after a provider was asked for a price; the hold looks again.
+        refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
+        return quoteLease(app, configured, spec);
+      },
       intend: (tx, operation, { detail: { configured, quote } }) => {
         const now = operation.createdAt;
         insertResource(tx, {
@@ -85,8 +91,7 @@ export async function createLease(
   return { answer: findResource(app.ledger.read, answer.id) as Resource, replayed };
 }
 
-async function quoteLease(app: LeaseApp, slot: Slot, spec: Spec): Promise<Quote<Detail>> {
-  const configured = app.slots.find(slot);
+async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec): Promise<Quote<Detail>> {
   const noQuote = (cause?: unknown) =>
     new Refusal('provider_unavailable', 'The provider cannot be asked for a price. Nothing was charged.', {
       retryAfterSeconds: 5,
@@ -106,7 +111,7 @@ async function quoteLease(app: LeaseApp, slot: Slot, spec: Spec): Promise<Quote<
   return {
     hold: priceOfSeconds(quote.priceHourly, seconds),
     price: leasePriceSnapshot(quote.priceHourly, seconds),
-    subject: slot,
+    subject: configured.slot,
     resourceId: newId('res'),
     detail: { configured, quote },
     limits: (_, wallet) => {

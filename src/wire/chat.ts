@@ -9,6 +9,7 @@ export const Messages = v.pipe(
   v.minLength(1, 'must have at least one message'),
   v.maxLength(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
   v.array(v.record(v.string(), v.unknown(), 'must be an object')),
+  v.metadata({ keywords: { items: { type: 'object' } } }),
 );
 
 /**

@@ -92,9 +92,9 @@ test('a create that was in flight at a crash is answered 200 by its replay, and 
   house.memory.before.inspect = inspecting.wait;
   void house.lease(token, 'k').catch(() => {}); // dies with its server
   await inspecting.arrived;
+  house.memory.before = {};
   await house.crash(inspecting.go);
   house.app.answerSeconds = 0.5;
-  house.memory.before = {};
   const replayed = await house.lease(token, 'k');
   assert.deepEqual([replayed.status, replayed.body.status, replayed.body.charged_usd], [200, 'provisioning', '0.00']);
   await house.stop(token, replayed.body.id);

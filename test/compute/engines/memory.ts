@@ -41,7 +41,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     state: it.deadline <= now() ? 'ended' : it.state,
     ...(memory.readable ? { deadline: it.deadline } : {}),
   });
-  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec'> = {
+  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec' | 'upload'> = {
     async create({ tag, deadline }) {
       if (memory.machines.size >= memory.room)
         return { kind: 'refused', code: 'capacity_unavailable', reason: 'No room. Nothing was charged.' };
@@ -71,6 +71,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       [...memory.machines.values()]
         .filter((it) => it.tag.startsWith(prefix))
         .map((it) => ({ ...show(it), tag: it.tag, createdAt: it.createdAt })),
+    upload: async () => {},
     exec: async () => ({
       exitCode: 0,
       stdout: Buffer.from('hello\n'),
