@@ -149,12 +149,8 @@ function operationId(method: string, path: string): string {
   return method.toLowerCase() + words.map((word) => word.charAt(0).toUpperCase() + word.slice(1)).join('');
 }
 
-/** What a check in code says of itself (`checked` in wire/parts.ts), or the metadata of a schema. */
-function keywordsOf(action: object): JsonObject {
-  if ('keywords' in action) return action.keywords as JsonObject;
-  const { metadata } = action as { metadata?: { keywords?: JsonObject } };
-  return metadata?.keywords ?? {};
-}
+/** What an action says of itself in JSON Schema (`checked` in wire/parts.ts). */
+const keywordsOf = (action: object): JsonObject => ('keywords' in action ? (action.keywords as JsonObject) : {});
 
 /** A schema in JSON Schema; named schemas become references, `self` excepted. Checks in code leave their keywords. */
 function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {

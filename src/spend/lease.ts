@@ -12,7 +12,7 @@ import {
 import { type ConfiguredSlot, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config.ts';
 import { newId } from '../id.ts';
-import { findOperation, keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
+import { keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
@@ -177,8 +177,9 @@ async function note(app: LeaseApp, operation: Operation, created: Created, giveU
   const now = app.clock.now();
   if (created.kind === 'created')
     return writeOutcome(app, (tx) => alterResource(tx, id, { ref: created.ref, dueAt: now }), giveUp);
-  const lastError = created.reason;
-  const outcome: Outcome<null> = created;
+  const lastError =
+    created.kind === 'refused' && created.words ? `${created.reason} (${created.words})` : created.reason;
+  const outcome: Outcome<null> = { ...created, reason: lastError };
   const { moved, resource } = await writeOutcome(
     app,
     (tx) => {
@@ -217,7 +218,7 @@ async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<R
     answeredAt !== null ||
     (await app.ledger.write((tx) => keepKey(tx, operationId, app.clock.now())).catch(unwritten));
   const resource = findResource(app.ledger.read, id) as Resource;
-  if (!isKept) throw neverReady(app, resource);
+  if (!isKept) throw neverReady(resource);
   return resource;
 }
 
@@ -226,11 +227,11 @@ function unwritten(error: unknown): never {
   throw error instanceof Refusal && error.code === 'read_only' ? uncertain() : error;
 }
 
-function neverReady(app: LeaseApp, resource: Resource): Refusal {
-  const reason = findOperation(app.ledger.read, resource.operationId)?.reason;
+function neverReady(resource: Resource): Refusal {
+  // What the backend said is in the log and on the operation: it may name sockets and addresses.
   return new Refusal(
     'provider_unavailable',
-    `The machine never became ready, and nothing was charged: ${reason ?? resource.endReason}.`,
+    `The machine never became ready (${resource.endReason}), and nothing was charged.`,
     { retryAfterSeconds: 10 },
   );
 }

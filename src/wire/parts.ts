@@ -52,11 +52,7 @@ export function name() {
   const keywords = { pattern: '^[^\\u0000-\\u001f\\u007f-\\u009f]*$', description: 'no control characters' };
   return v.pipe(
     text(1, 80),
-    checked(
-      (it: string) => !/\p{Cc}/u.test(it) && it.isWellFormed(),
-      'must not contain control characters',
-      keywords,
-    ),
+    checked((it: string) => !/\p{Cc}/u.test(it) && it.isWellFormed(), 'must not contain control characters', keywords),
   );
 }
 

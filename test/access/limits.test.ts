@@ -207,7 +207,11 @@ test('requests that the model server refuses are limited for each wallet, before
   const house = await openHouse(t, withLimits({ released_per_minute: 2 }));
   const [one, two] = [await house.openWallet(), await house.openWallet()];
   house.upstream.handle = refuses;
-  for (let i = 0; i < 5; i++) // Refused before a hold: not counted.
+  for (
+    let i = 0;
+    i < 5;
+    i++ // Refused before a hold: not counted.
+  )
     assertRefused(await house.chat(one.token, { web_search_options: {} }), 400, 'unsupported_parameter');
   for (let i = 0; i < 2; i++) assertRefused(await house.chat(one.token), 400, 'invalid_request');
   await assertNothingMoves(house, async () => {
@@ -223,7 +227,11 @@ test('requests that the model server refuses are limited for each wallet, before
   house.upstream.handle = completion();
   assertRefused(await house.chat(one.token), 429, 'rate_limited', 'until its time has passed');
   assert.equal((await house.chat(two.token)).status, 200);
-  assertRefused(await house.chat((await house.openWallet({ budget_cents: 100 })).token, { model: 'dear', max_tokens: 1000 }), 402, 'insufficient_funds');
+  assertRefused(
+    await house.chat((await house.openWallet({ budget_cents: 100 })).token, { model: 'dear', max_tokens: 1000 }),
+    402,
+    'insufficient_funds',
+  );
 });
 
 test('however many are refused at once, all of them count, and what succeeds does not', async (t) => {

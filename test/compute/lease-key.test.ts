@@ -58,7 +58,10 @@ test('a create that was never answered 200 frees its key when it is released', a
   assert.deepEqual([(await made).status, (await made).body.error.code], [503, 'provider_unavailable']);
   house.memory.ready = true;
   const other = await house.lease(token, 'k');
-  assert.deepEqual([other.status, other.body.status, other.headers['idempotent-replayed']], [200, 'running', undefined]);
+  assert.deepEqual(
+    [other.status, other.body.status, other.headers['idempotent-replayed']],
+    [200, 'running', undefined],
+  );
   assert.notEqual(other.body.id, id);
   assert.deepEqual(house.problems(), []);
 });
@@ -77,7 +80,11 @@ test('a server that dies after the answer keeps the key: the next one answers fr
   assert.deepEqual([doubted.status, doubted.body.id, doubted.headers['idempotent-replayed']], [200, id, 'true']);
   assert.deepEqual([doubted.body.billing_state, doubted.body.reserved_usd], ['uncertain', PRICE]);
   const operation = (await house.run('operation.list', { uncertain: true })).operations[0];
-  await house.run('operation.resolve', { id: operation?.id as string, decision: 'release', reason: 'nothing is there' });
+  await house.run('operation.resolve', {
+    id: operation?.id as string,
+    decision: 'release',
+    reason: 'nothing is there',
+  });
   const released = await house.lease(token, 'k');
   assert.deepEqual([released.status, released.body.id, released.body.billing_state], [200, id, 'settled']);
   assert.equal(released.body.charged_usd, '0.00');

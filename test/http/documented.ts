@@ -61,8 +61,8 @@ function assertDocumented(document: Document, line: string, answer: Answer): voi
   const { responses } = document.paths[path]?.[method.toLowerCase()] as Operation;
   const documented = responses[answer.status]?.content['application/json'];
   assert(documented, `no such status in the document: ${what}`);
-  if (answer.status < 400) return assertIs(endpointOf(line).answer, answer.body, what);
-  assert(documented.examples?.[answer.body.error.code], `no such code in the document: ${what}`);
+  if (answer.status < 400) assertIs(endpointOf(line).answer, answer.body, what);
+  else assert(documented.examples?.[answer.body.error.code], `no such code in the document: ${what}`);
 }
 
 /** Holds every answer of a house to its own API document from here on. Answers the lines and codes that were seen. */

@@ -236,7 +236,13 @@ test('every paid endpoint documents every refusal of the paid path', async (t) =
   for (const path of ['/v1/compute/create', '/v1/compute/extend', '/v1/chat/completions'])
     for (const code of paid) assert(codesOf(path).includes(code), `${path}: ${code}`);
   for (const path of ['/v1/compute/exec', '/v1/compute/upload', '/v1/compute/ssh'])
-    for (const code of ['wallet_closed', 'wallet_expired', 'provider_not_configured', 'resource_not_active', 'not_found'])
+    for (const code of [
+      'wallet_closed',
+      'wallet_expired',
+      'provider_not_configured',
+      'resource_not_active',
+      'not_found',
+    ])
       assert(codesOf(path).includes(code), `${path}: ${code}`);
 });
 
@@ -360,7 +366,12 @@ test('what the agent endpoints refuse with is in the document, on each of them',
 
   const expected = {
     '/v1/compute/create': ['insufficient_funds', 'account_suspended', 'read_only', 'capacity_unavailable'],
-    '/v1/compute/extend': ['insufficient_funds', 'extension_not_supported', 'lease_limit_exceeded', 'operation_uncertain'],
+    '/v1/compute/extend': [
+      'insufficient_funds',
+      'extension_not_supported',
+      'lease_limit_exceeded',
+      'operation_uncertain',
+    ],
     '/v1/compute/exec': ['wallet_closed', 'provider_unavailable', 'provider_not_configured', 'resource_not_active'],
     '/v1/compute/upload': ['wallet_closed', 'provider_not_configured', 'resource_not_active'],
     '/v1/compute/ssh': ['wallet_closed', 'provider_not_configured', 'resource_not_active'],

@@ -11,13 +11,7 @@ import { type ChatRequest, chat } from '../../spend/chat.ts';
 import { streamChat, transcriptOf } from '../../spend/stream.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
-import {
-  Embeddings,
-  EmbeddingsBody,
-  RouterChatBody,
-  RouterKeyAnswer,
-  RouterKeyRequest,
-} from '../../wire/router.ts';
+import { Embeddings, EmbeddingsBody, RouterChatBody, RouterKeyAnswer, RouterKeyRequest } from '../../wire/router.ts';
 import { type Call, type DoorApp, endpoint } from '../door.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Share } from '../held.ts';
