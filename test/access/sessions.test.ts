@@ -82,7 +82,10 @@ const CLAIMS: [what: string, claims: Record<string, unknown>, header?: Record<st
   ['a c_hash: an ID token', { c_hash: 'h' }],
   ['the payload type of Keycloak’s ID tokens', { typ: 'ID' }],
   ['the header type of a logout token', {}, { typ: 'logout+jwt' }],
-  ['the event of a logout token, whatever its type', { events: { 'http://schemas.openid.net/event/backchannel-logout': {} } }],
+  [
+    'the event of a logout token, whatever its type',
+    { events: { 'http://schemas.openid.net/event/backchannel-logout': {} } },
+  ],
   ['any security event', { events: {} }, { typ: 'JWT' }],
   ['the payload type of Keycloak’s logout tokens', { typ: 'Logout' }, { typ: 'JWT' }],
   ['the payload type of a refresh token', { typ: 'Refresh' }, { typ: 'JWT' }],

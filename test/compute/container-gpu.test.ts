@@ -196,7 +196,7 @@ test('two agents race for the last GPU: one pays and has it, the other pays noth
   assert.deepEqual(house.problems(), []);
 });
 
-test('a lease whose GPU never arrives is never sold, and its reason reaches the agent', async (t) => {
+test('a lease whose GPU never arrives is never sold, and its reason reaches the operator', async (t) => {
   const opened = await openGpus(t, 0);
   if (!opened) return;
   const house = await openGpuHouse(t, opened.engine, [opened.gpus.absent]);
@@ -214,7 +214,9 @@ test('a lease whose GPU never arrives is never sold, and its reason reaches the 
   house.clock.advance(61);
   const answer = await asked;
   assert.deepEqual([answer.status, answer.body.error.code], [503, 'provider_unavailable'], answer.text);
-  assert.match(answer.body.error.message, /nvidia-smi -L shows 0 of 1 GPUs inside/);
+  assert.match(answer.body.error.message, /never became ready \(create_failed\)/);
+  const [operation] = (await house.run('operation.list', {})).operations;
+  assert.match(operation?.reason ?? '', /nvidia-smi -L shows 0 of 1 GPUs inside/);
   const budget = await house.budget(house.token);
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
   assert.equal(await house.machines(), 0);

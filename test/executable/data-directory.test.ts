@@ -110,7 +110,11 @@ test('a data directory or settings that others may write, and a master key that 
     for (const args of [['serve'], ['account', 'list'], ['freeze']]) {
       const { code, stdout, stderr } = await purser.cli(...args);
       assert.deepEqual([code, stdout], [4, ''], stderr);
-      assert.deepEqual([...stderr.matchAll(/Run: (.*)$/gm)].map(([, it]) => it), remedies, stderr);
+      assert.deepEqual(
+        [...stderr.matchAll(/Run: (.*)$/gm)].map(([, it]) => it),
+        remedies,
+        stderr,
+      );
     }
     assert.deepEqual(readdirSync(directory), before);
   };

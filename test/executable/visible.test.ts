@@ -22,7 +22,12 @@ test('no control or bidirectional character from outside reaches a terminal or t
   const answer = await server.ask('POST', '/v1/chat/completions', { token, key: randomUUID(), body });
   assert.equal(answer.status, 400, answer.text);
 
-  for (const args of [['operation', 'list'], ['wallet', 'timeline', id], ['wallet', 'list'], ['wallet', 'show', id]]) {
+  for (const args of [
+    ['operation', 'list'],
+    ['wallet', 'timeline', id],
+    ['wallet', 'list'],
+    ['wallet', 'show', id],
+  ]) {
     for (const globals of [[], ['--json']]) {
       const { code, stdout, stderr } = await purser.cli(...globals, ...args);
       assert.equal(code, 0, stderr);

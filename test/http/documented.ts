@@ -58,7 +58,7 @@ function lineOf(document: Document, method: string, path: string): string | unde
 function assertDocumented(document: Document, line: string, answer: Answer): void {
   const what = `${line}: ${answer.status} ${answer.text.slice(0, 300)}`;
   const [method, path] = line.split(' ') as [string, string];
-  const { responses } = document.paths[path]?.[method.toLowerCase()] as Operation;
+  const { responses } = (document.paths[path] as Record<string, Operation>)[method.toLowerCase()] as Operation;
   const documented = responses[answer.status]?.content['application/json'];
   assert(documented, `no such status in the document: ${what}`);
   if (answer.status < 400) assertIs(endpointOf(line).answer, answer.body, what);

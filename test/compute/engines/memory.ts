@@ -47,7 +47,12 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
   const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec' | 'upload'> = {
     async create({ tag, deadline }) {
       if (memory.machines.size >= memory.room)
-        return { kind: 'refused', code: 'capacity_unavailable', reason: 'No room. Nothing was charged.', words: SECRET_WORDS };
+        return {
+          kind: 'refused',
+          code: 'capacity_unavailable',
+          reason: 'No room. Nothing was charged.',
+          words: SECRET_WORDS,
+        };
       const ref = `m${++count}`;
       memory.machines.set(ref, {
         ref,
