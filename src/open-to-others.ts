@@ -9,8 +9,8 @@ const isWritable = ({ mode }: Stats) => (mode & 0o022) !== 0;
 
 /**
  * Refuses, as sshd's StrictModes does, a data directory or a configuration that others may write, and a master key that
- * others may read. Throws OpenToOthersError with every fault and its remedy. `warn` hears of a master key of root's that
- * others may read: a container runtime puts secrets in place like that, and it is not ours to change.
+ * others may read. Throws OpenToOthersError with every fault and its remedy. `warn` hears of a master key outside of the data
+ * directory that others may read: container runtimes put secrets in place like that.
  */
 export function refuseOpenToOthers(
   { dataDirectory, file }: Pick<Config, 'dataDirectory' | 'file'>,
@@ -39,8 +39,8 @@ export function refuseOpenToOthers(
     const it = statSync(path);
     const sentence = `${path} can be read by other users (mode ${octal(it)}), who could act as every wallet. Run: chmod 600 ${path}`;
     if (isMasterKeyOpen(it)) {
-      if (it.uid === 0 && directory.uid !== 0) warn(sentence);
-      else faults.push(sentence);
+      if (masterKey.from === 'data directory') faults.push(sentence);
+      else warn(sentence);
     }
   }
   if (faults.length) throw new OpenToOthersError(faults.join('\n'));

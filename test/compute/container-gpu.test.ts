@@ -139,7 +139,7 @@ test('a GPU that the engine does not know is a clear refusal, and leaves nothing
   const tag = freshTag();
   const refused = await backend.order(1, tag);
   assert.equal(refused.kind, 'refused', JSON.stringify(refused));
-  assert.match((refused as { reason: string }).reason, /GPU-nobody-has/);
+  assert.match((refused as { words: string }).words, /GPU-nobody-has/);
   assert.equal(await backend.inspect(tag), undefined);
   assert.equal(await backend.isGpuOffered(), true, 'what was refused holds nothing');
   assert.ok(gpus);
@@ -152,7 +152,7 @@ test('on a Docker Engine without GPUs a lease with one is a clear refusal', asyn
   const tag = freshTag();
   const refused = await backend.order(1, tag);
   assert.equal(refused.kind, 'refused', JSON.stringify(refused));
-  assert.match((refused as { reason: string }).reason, /could not select device driver "nvidia"/);
+  assert.match((refused as { words: string }).words, /could not select device driver "nvidia"/);
   assert.equal(await backend.inspect(tag), undefined);
 });
 
