@@ -1,13 +1,15 @@
 import type { CommanderError } from 'commander';
 import { ConfigurationFault } from '../src/configuration-fault.ts';
 import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/data-directory.ts';
+import { OpenToOthersError } from '../src/open-to-others.ts';
 import { REFUSALS, Refusal } from '../src/refusal.ts';
+import { visible } from '../src/visible.ts';
 
 /** Exit 0 ok · 1 failed · 2 usage · 3 not found · 4 conflict or refused · 5 unavailable (design, section 4). */
 function exitCodeOf(error: unknown): number {
   if (error instanceof NoDatabaseError) return 3;
   if (error instanceof LockedError) return 5;
-  if (error instanceof OtherOwnerError) return 4;
+  if (error instanceof OtherOwnerError || error instanceof OpenToOthersError) return 4;
   if (!(error instanceof Refusal)) return 1;
   const { status } = REFUSALS[error.code];
   if (status === 400) return 2;
@@ -40,15 +42,15 @@ export function reportUsage({ exitCode, code, message }: CommanderError, json: b
   print(JSON.stringify({ error: { code: 'usage', message: said.replace(/^error: /, '') } }));
 }
 
-/** Data on stdout. */
+/** Data on stdout. What came from outside (names, an engine's or a model server's words) steers no terminal. */
 export function print(text: string): void {
-  process.stdout.write(`${text}\n`);
+  process.stdout.write(`${visible(text)}\n`);
 }
 
 /** One line of many on stdout, no faster than it is read. False when nobody reads any more. */
 export async function printLine(text: string): Promise<boolean> {
   const { stdout } = process;
-  if (!stdout.errored && !stdout.write(`${text}\n`))
+  if (!stdout.errored && !stdout.write(`${visible(text)}\n`))
     await new Promise<void>((resolve) => {
       const go = () => {
         stdout.off('drain', go).off('close', go);
@@ -61,7 +63,7 @@ export async function printLine(text: string): Promise<boolean> {
 
 /** Words on stderr. */
 export function say(text: string): void {
-  process.stderr.write(`${text}\n`);
+  process.stderr.write(`${visible(text)}\n`);
 }
 
 type Cell = string | number | boolean | null | undefined;
@@ -98,8 +100,11 @@ export function lines(record: Record<string, unknown>, prefix = ''): string {
 
 function text(value: unknown): string {
   if (value === null || value === undefined) return '-';
-  if (Array.isArray(value)) return value.length ? JSON.stringify(value) : '-';
-  return String(value as Cell);
+  if (Array.isArray(value)) return value.length ? visible(JSON.stringify(value)) : '-';
+  // A cell is one line, and as wide as it is printed.
+  return visible(String(value as Cell))
+    .replaceAll('\n', '\\n')
+    .replaceAll('\t', '\\t');
 }
 
 /** Unix seconds as people read them, in UTC. */

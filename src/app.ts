@@ -36,6 +36,7 @@ import { journalHead, lastJournalAt } from './ledger/journal.ts';
 import { type Ledger, openLedger } from './ledger/ledger.ts';
 import { openFilesMax } from './listening.ts';
 import type { Log } from './log.ts';
+import { refuseOpenToOthers } from './open-to-others.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
 import { createHeadKeeper } from './reaper/head-keeper.ts';
@@ -117,6 +118,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const { log } = options;
   const at = files(config.dataDirectory);
   prepareDirectory(config.dataDirectory, options.create);
+  refuseOpenToOthers(config, secrets, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
 
   await using opening = new AsyncDisposableStack();
   const patience = {
@@ -216,6 +218,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       wallet: createLimit(perMinute.wallet, milliseconds),
       account: createLimit(perMinute.account, milliseconds),
       failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
+      released: createLimit(config.limits.released_per_minute, milliseconds, 'requests that the model server refused'),
       webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
     },
     held: createHeld(),
@@ -290,7 +293,7 @@ async function openSessions(
     import('./access/sessions.ts'),
   ]);
   const failed = (error: Error) => app.events.failed('issuer', error);
-  return createSessions(identity, createIssuer(identity.issuer, identity.audience, milliseconds, failed), app);
+  return createSessions(identity, createIssuer(identity, milliseconds, failed), app);
 }
 
 /** Where people pay. Its library is loaded only when a payment provider is configured. */

@@ -19,6 +19,10 @@ export const Identity = v.pipe(
       v.check((text) => /^https?:\/\/[^\s?#]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
     ),
     audience: word(500),
+    /** Takes only tokens whose header says that they are access tokens (RFC 9068); without it `JWT` and none are taken too. */
+    token_type: v.optional(v.literal('at+jwt', 'must be at+jwt')),
+    /** The applications whose tokens are taken, by `client_id` or `azp`; without it every application of the issuer. */
+    client_ids: v.optional(v.pipe(v.array(word(500)), v.minLength(1, 'must name at least one client'))),
     /** Demands the claim email_verified; without this it only must not be false. */
     require_verified_email: v.optional(v.boolean(), false),
     required_claim: v.optional(v.strictObject({ name: word(200), value: word(500) })),

@@ -32,7 +32,7 @@ import { LOG_LEVELS, type LogLevel } from './log.ts';
  * default. Every fault is reported at once, with file and line.
  */
 
-const perMinute = v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), 600);
+const perMinute = (standard: number) => v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), standard);
 
 /** "host:port"; the host may be an IPv6 address in brackets. */
 export type Address = { host: string; port: number };
@@ -87,9 +87,10 @@ const Settings = v.strictObject({
   transfer: v.optional(Transfer),
   limits: v.optional(
     v.strictObject({
-      wallet_requests_per_minute: perMinute,
-      account_requests_per_minute: perMinute,
-      failed_auth_per_minute: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), 60),
+      wallet_requests_per_minute: perMinute(0),
+      account_requests_per_minute: perMinute(0),
+      failed_auth_per_minute: perMinute(600),
+      released_per_minute: perMinute(60),
     }),
     {},
   ),

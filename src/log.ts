@@ -1,4 +1,5 @@
 import { type Logger, pino } from 'pino';
+import { visible } from './visible.ts';
 
 export type Log = Logger;
 export const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const;
@@ -33,7 +34,7 @@ export function createLog(level: LogLevel, secrets: readonly string[] = [], writ
     { level, base: null, timestamp: () => `,"time":"${new Date().toISOString()}"` },
     {
       write(line: string) {
-        let text = redact(line);
+        let text = visible(redact(line));
         for (const secret of literal) if (text.includes(secret)) text = text.replaceAll(secret, '[redacted]');
         write(text);
       },

@@ -62,7 +62,12 @@ test('without a file and without environment everything has its default', (t) =>
     identity: undefined,
     billing: undefined,
     transfer: undefined,
-    limits: { wallet_requests_per_minute: 600, account_requests_per_minute: 600, failed_auth_per_minute: 60 },
+    limits: {
+      wallet_requests_per_minute: 0,
+      account_requests_per_minute: 0,
+      failed_auth_per_minute: 600,
+      released_per_minute: 60,
+    },
   });
   assert.deepEqual(secrets.masterKey, { from: 'data directory', text: undefined, path: join(directory, 'master.key') });
   assert(Object.isFrozen(config));

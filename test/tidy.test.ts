@@ -88,9 +88,9 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|open-to-others|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
   ],
-  [/^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector)\.ts$/],
+  [/^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector|visible)\.ts$/],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
 const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');

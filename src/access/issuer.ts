@@ -1,6 +1,7 @@
 import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
 import { request } from 'undici';
 import { readAnswerText } from '../answer-text.ts';
+import type { IdentitySettings } from '../config-outside.ts';
 import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 
@@ -19,12 +20,13 @@ const ALGORITHMS = [
   'Ed25519',
 ];
 /** RFC 9068, and what Keycloak and others write instead. Absent is fine too. */
-const TYPES = new Set(['at+jwt', 'application/at+jwt', 'jwt']);
+const TYPES = new Set(['at+jwt', 'jwt']);
 const CLOCK_TOLERANCE_SECONDS = 30;
 const CALL_MILLISECONDS = 5000;
 const DOCUMENT_BYTES_MAX = 256 * 1024;
 const RETRY_SECONDS = 10;
 
+export type IssuerSettings = Pick<IdentitySettings, 'issuer' | 'audience' | 'token_type' | 'client_ids'>;
 export type Claims = JWTPayload & { sub: string };
 export type Issuer = {
   /**
@@ -39,8 +41,7 @@ export type Issuer = {
  * `milliseconds` is a monotonic clock; `failed` hears when the issuer cannot be asked.
  */
 export function createIssuer(
-  issuer: string,
-  audience: string,
+  { issuer, audience, token_type: wantedType, client_ids: clients }: IssuerSettings,
   milliseconds: () => number,
   failed: (error: Error) => void,
 ): Issuer {
@@ -56,9 +57,12 @@ export function createIssuer(
           requiredClaims: ['sub', 'exp'],
           currentDate: new Date(now * 1000),
         });
-        const type = protectedHeader.typ?.toLowerCase();
-        if (type !== undefined && !TYPES.has(type)) throw notValid('is of another type');
+        const type = protectedHeader.typ?.toLowerCase().replace(/^application\//, '');
+        if (type === undefined ? wantedType !== undefined : !(wantedType ? type === wantedType : TYPES.has(type)))
+          throw notValid('is of another type');
         if (isIdToken(payload)) throw notValid('is an ID token: send the access token');
+        if (isOther(payload)) throw notValid('is no access token');
+        if (clients && !clients.includes(clientOf(payload))) throw notValid('was made for another application');
         if (typeof payload.sub !== 'string' || !payload.sub || !payload.sub.isWellFormed())
           throw notValid('has no subject');
         return payload as Claims;
@@ -77,6 +81,13 @@ export function createIssuer(
 
 const isIdToken = (payload: JWTPayload) =>
   payload.nonce !== undefined || payload.at_hash !== undefined || payload.c_hash !== undefined || payload.typ === 'ID';
+
+/** Security events, logout tokens among them (RFC 8417, OpenID Connect Back-Channel Logout 2.4), and Keycloak's other types. */
+const OTHER_TYPES: unknown[] = ['Logout', 'Refresh', 'Offline'];
+const isOther = (payload: JWTPayload) => payload.events !== undefined || OTHER_TYPES.includes(payload.typ);
+
+/** The application that a token was made for: `client_id` (RFC 9068, 2.2), or `azp` where the issuer writes that instead. */
+const clientOf = ({ client_id: client, azp }: JWTPayload) => String(client ?? azp ?? '');
 
 function notValid(what: string, cause?: unknown): Refusal {
   return new Refusal('unauthenticated', `The token ${what}.`, cause === undefined ? {} : { cause });

@@ -63,7 +63,7 @@ export function createKey(
 ): { key: Key; token: string } {
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
-  if (order.name.length < 1 || order.name.length > 80)
+  if (!order.name || [...order.name].length > 80)
     throw new Refusal('invalid_request', 'A key name has 1 to 80 characters.');
   refuseWithoutRoom(tx);
   const token = mintToken(order.kind);

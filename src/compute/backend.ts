@@ -37,7 +37,13 @@ export type Ref = string;
 /** Three outcomes, always: made, a clear no, or nobody knows. */
 export type Created =
   | { kind: 'created'; ref: Ref }
-  | { kind: 'refused'; code: 'capacity_unavailable' | 'provider_unavailable' | 'offer_not_found'; reason: string }
+  /** `reason` is our own sentence, for the caller; `words` are what the engine said, for the operator and the log alone. */
+  | {
+      kind: 'refused';
+      code: 'capacity_unavailable' | 'provider_unavailable' | 'offer_not_found';
+      reason: string;
+      words?: string;
+    }
   | { kind: 'unknown'; reason: string };
 
 /** A machine as the backend sees it. `ended` still has to be destroyed; `note` says for people why it does not run. */

@@ -107,14 +107,17 @@ export function latestResources(read: Reader): Resource[] {
   return reads(read).latest.all();
 }
 
-/** One page of an account's resources, newest first: those before `before`, of one wallet or of all. */
+/**
+ * One page of an account's resources, newest first: those before `before`, of one wallet or of all. `next` is the id
+ * that the next page comes before; undefined on the last page, a full one included.
+ */
 export function pageResources(
   read: Reader,
   accountId: string,
   before: string | undefined,
   walletId: string | undefined,
-): Resource[] {
-  return read
+): { page: Resource[]; next: string | undefined } {
+  const rows = read
     .select({ resource: resources })
     .from(resources)
     .innerJoin(wallets, eq(wallets.id, resources.walletId))
@@ -126,9 +129,11 @@ export function pageResources(
       ),
     )
     .orderBy(desc(resources.id))
-    .limit(PAGE_COUNT)
+    .limit(PAGE_COUNT + 1)
     .all()
     .map((row) => row.resource);
+  const page = rows.slice(0, PAGE_COUNT);
+  return { page, next: rows.length > PAGE_COUNT ? page.at(-1)?.id : undefined };
 }
 
 export type DueResource = { id: string; dueAt: number };

@@ -405,13 +405,15 @@ export const operations = sqliteTable(
     createdAt: count('created_at').notNull(),
     uncertainAt: count('uncertain_at'),
     settledAt: count('settled_at'),
+    /** When a create was first answered 200, before its price was captured: from then on the key stays with the resource. */
+    answeredAt: count('answered_at'),
     seal: seal(),
   },
   (t) => [
-    // Unique over what is unresolved or effective: a definite refusal frees the key (design 2.7).
+    // Unique over what is unresolved, effective or answered 200: only a definite refusal frees the key (design 2.7).
     uniqueIndex('operation_idempotency')
       .on(t.walletId, t.route, t.idempotencyKey)
-      .where(sql`${t.state} <> 'settled' or ${t.outcome} = 'charged'`),
+      .where(sql`${t.state} <> 'settled' or ${t.outcome} = 'charged' or ${t.answeredAt} is not null`),
     index('operation_wallet').on(t.walletId, t.id),
     index('operation_open').on(t.walletId, t.state).where(sql`${t.state} <> 'settled'`),
     index('operation_uncertain').on(t.uncertainAt).where(sql`${t.state} = 'uncertain'`),

@@ -65,11 +65,13 @@ export function createDoor(app: DoorApp): Hono<Env> {
   for (const [method, path, endpoint] of routes) door.on(method, path, open(app, endpoint));
 
   let document: string | undefined;
+  const describe = (c: Context<Env>) => {
+    document ??= JSON.stringify(openApiDocument(ROUTES, app.baseUrl));
+    return json(c, 200, document);
+  };
   const plain: Record<string, (c: Context<Env>) => Response> = {
-    '/v1/openapi.json': (c) => {
-      document ??= JSON.stringify(openApiDocument(ROUTES, app.baseUrl));
-      return json(c, 200, document);
-    },
+    '/v1/openapi.json': describe,
+    '/openapi.json': describe,
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
     '/readyz': (c) => {
       const stopping = app.health.stopping ? 'the server is stopping' : undefined;

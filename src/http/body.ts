@@ -43,6 +43,11 @@ function tooLarge(most: number): Refusal {
   return new Refusal('payload_too_large', `The body is larger than the ${most} bytes that this endpoint takes.`);
 }
 
+/** Whether the request has a body at all (RFC 9112, 6: it says so by one of these headers). */
+export function hasBody({ headers }: IncomingMessage): boolean {
+  return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0;
+}
+
 /** Refuses with `unsupported_media_type` unless the body is plain, uncompressed JSON. */
 export function refuseMediaType(request: IncomingMessage): void {
   const type = request.headers['content-type'];

@@ -20,7 +20,7 @@ import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 import type { Signer } from '../transfer/object-url.ts';
-import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
+import { hasBody, parseJson, readBody, refuseMediaType, validate } from './body.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
 import type { Held, Share } from './held.ts';
 import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } from './openai-error.ts';
@@ -38,7 +38,7 @@ export type DoorApp = ChatApp &
     signer: Signer | undefined;
     /** Signs people in, where an identity provider is configured. */
     sessions: Sessions | undefined;
-    limits: { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
+    limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
     /** Bodies and answers that are in memory. */
     held: Held;
     /** Connections on which a valid token was shown. */
@@ -88,6 +88,8 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   summary: string;
   scope: S;
   body?: B;
+  /** A request without a body is taken as one with an empty object. */
+  isBodyOptional?: boolean;
   bodyBytesMax?: number;
   query?: v.GenericSchema;
   /** Whether the header Idempotency-Key is required, or taken where it is sent. */
@@ -135,8 +137,9 @@ async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Princ
 
   let raw: unknown;
   if (it.body) {
-    refuseMediaType(incoming);
-    raw = parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share));
+    const isMissing = it.isBodyOptional === true && !hasBody(incoming);
+    if (!isMissing) refuseMediaType(incoming);
+    raw = isMissing ? {} : parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share));
     // A body may come slowly: revoking a key ends the requests that it began.
     if ('keyId' in principal) refuseRevoked(app.ledger.read, principal.keyId);
   }
@@ -221,7 +224,8 @@ async function enter(app: DoorApp, c: Context<Env>): Promise<Principal> {
     }
     return principal;
   } catch (error) {
-    if (error instanceof Refusal && error.code === 'unauthenticated')
+    // A wrong credential may be a guess; a missing one is none.
+    if (error instanceof Refusal && error.code === 'unauthenticated' && incoming.headers.authorization !== undefined)
       app.limits.failedAuth.take(callerNetwork(app, incoming));
     throw error;
   }

@@ -23,6 +23,8 @@ const NAMED = {
   Model: ModelRecord,
 };
 
+/** What a signed-in session may be refused with beside: the identity provider cannot be asked whether its token is good. */
+const WITH_SESSION: RefusalCode[] = ['provider_unavailable'];
 const EVERYWHERE: RefusalCode[] = [
   'unauthenticated',
   'wrong_token_scope',
@@ -90,16 +92,18 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
       name: 'Idempotency-Key',
       in: 'header',
       required: true,
-      description: 'Retry with the same key and body; never retry an ambiguous operation under a new key.',
+      description:
+        '1 to 128 printable ASCII characters. Retry with the same key and body; never retry an ambiguous operation under a new key.',
       schema: { type: 'string', minLength: 1, maxLength: 128 },
     });
 
-  const codes = [
+  const codes = new Set([
     ...EVERYWHERE,
+    ...(it.scope === 'account' || it.scope === 'session' ? WITH_SESSION : []),
     ...(it.body ? WITH_BODY : it.query ? (['invalid_request'] as const) : []),
     ...(it.idempotent ? WITH_KEY : []),
     ...(it.refusals ?? []),
-  ];
+  ]);
   const responses: Record<string, JsonObject> = {
     [it.status ?? 200]: {
       description: 'Done',
@@ -130,7 +134,7 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
     ...(it.body
       ? {
           requestBody: {
-            required: true,
+            required: it.isBodyOptional !== true,
             content: { 'application/json': { schema: jsonSchema(it.body, 'input'), example: it.example.body } },
           },
         }
@@ -145,7 +149,10 @@ function operationId(method: string, path: string): string {
   return method.toLowerCase() + words.map((word) => word.charAt(0).toUpperCase() + word.slice(1)).join('');
 }
 
-/** A schema in JSON Schema; named schemas become references, `self` excepted. Checks in code leave their description. */
+/** What an action says of itself in JSON Schema (`checked` in wire/parts.ts). */
+const keywordsOf = (action: object): JsonObject => ('keywords' in action ? (action.keywords as JsonObject) : {});
+
+/** A schema in JSON Schema; named schemas become references, `self` excepted. Checks in code leave their keywords. */
 function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
   const definitions = Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
   const {
@@ -156,6 +163,7 @@ function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?
     typeMode,
     definitions,
     errorMode: 'ignore',
+    overrideAction: ({ valibotAction, jsonSchema }) => ({ ...jsonSchema, ...keywordsOf(valibotAction) }),
     overrideRef: ({ referenceId }) => `#/components/schemas/${referenceId}`,
   }) as JsonObject;
   return json;

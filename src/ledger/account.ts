@@ -47,8 +47,7 @@ export function listAccounts(read: Reader): Account[] {
 
 /** Opens an account without credit. Refuses a name that is taken with `conflict`. */
 export function openAccount(tx: Tx, name: string, now: number): Account {
-  if (name.length < 1 || name.length > 80)
-    throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
+  if (!name || [...name].length > 80) throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
   const taken = reads(tx).byName.get({ name });
   if (taken) throw new Refusal('conflict', `The account ${taken.id} is already named ${JSON.stringify(name)}.`);
 

@@ -47,7 +47,8 @@ const reads = prepare((read: Reader) => ({
         eq(operations.walletId, sql.placeholder('walletId')),
         eq(operations.route, sql.placeholder('route')),
         eq(operations.idempotencyKey, sql.placeholder('key')),
-        sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged')`, // the words of the partial index
+        // the words of the partial index
+        sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged' or ${operations.answeredAt} is not null)`,
       ),
     )
     .prepare(),
@@ -172,7 +173,7 @@ export function operationOf(read: Reader, id: string): Operation {
   return operation;
 }
 
-/** The unresolved or effective operation that holds this key, if any: a definite refusal has freed it. */
+/** The operation that holds this key, if any: unresolved, charged, or answered 200. A definite refusal frees the key. */
 export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
   return reads(read).byKey.get({ walletId, route, key });
 }
@@ -241,6 +242,15 @@ export type HoldOrder = {
   limits?: (tx: Tx, wallet: Wallet) => void;
 };
 
+/** What `placeHold` refuses with, beside `read_only`. */
+export const HOLD_REFUSALS = [
+  'wallet_closed',
+  'wallet_expired',
+  'account_suspended',
+  'insufficient_funds',
+  'funds_held',
+] as const satisfies readonly RefusalCode[];
+
 /**
  * Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money. What stops
  * all new holds, the operator's freeze or `blocked` (a sentence about the clock), is a state of the installation.
@@ -284,6 +294,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
     reason: null,
     uncertainAt: null,
     settledAt: null,
+    answeredAt: null,
   };
 }
 
@@ -336,6 +347,21 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
       amount: Nanos(operation.hold - charge),
     },
   ]);
+  return true;
+}
+
+/**
+ * Notes that an operation is being answered 200 while its outcome is still open: from now on its key is never free again,
+ * whatever becomes of it. False when it was released before: then the key is free already, and 200 would be no answer.
+ */
+export function keepKey(tx: Tx, id: string, now: number): boolean {
+  const operation = operationOf(tx, id);
+  if (operation.outcome === 'charged' || operation.answeredAt !== null) return true;
+  if (operation.state === 'settled') return false;
+  tx.update(operations)
+    .set(resealed(operations, operation, { answeredAt: now }))
+    .where(eq(operations.id, id))
+    .run();
   return true;
 }
 

@@ -1,3 +1,4 @@
+import type { Limit } from '../access/limits.ts';
 import { findAnswer, type Operation, type Outcome, settle } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, Nanos } from '../money.ts';
@@ -11,7 +12,12 @@ import { describeUsage, readUsage } from '../router/usage.ts';
 import { type Answered, type PaidRequest, type Quote, type RoadApp, spend, uncertain, writeOutcome } from './road.ts';
 import type { GiveUp } from './running.ts';
 
-export type ChatApp = RoadApp & { catalogue: Catalogue; upstreams: ReadonlyMap<string, Upstream> };
+export type ChatApp = RoadApp & {
+  catalogue: Catalogue;
+  upstreams: ReadonlyMap<string, Upstream>;
+  /** Of each wallet: operations that were held, and that the model server then refused. They cost nothing and stay in the books. */
+  limits: { released: Limit };
+};
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   /** Finds the model and bounds the request; refuses what is not offered, malformed or not priced. Not asked for a replay. */
   prepare: () => { model: Model; bounded: Bounded };
@@ -35,7 +41,7 @@ export function chat(
     app,
     { ...request, kind: 'chat' },
     {
-      quote: () => quoteChat(prepare(), keep, maxPrice),
+      quote: () => quoteChat(app, prepare(), keep, maxPrice),
       finish: (operation, { detail }, giveUp) => finish(app, operation, detail, giveUp),
       replay: (operation) => replayChat(app, operation),
     },
@@ -44,6 +50,7 @@ export function chat(
 
 /** Holds the dearest of the model's routes: any of them may be the one that answers. */
 export function quoteChat(
+  { limits }: Pick<ChatApp, 'limits'>,
   { model, bounded }: ReturnType<ChatRequest['prepare']>,
   keep: boolean,
   maxPrice: Nanos | undefined,
@@ -71,6 +78,7 @@ export function quoteChat(
     detail: { model, bounded, keep, bounds: new Map(bounds.map((it) => [it.route, it.most])) },
     advice,
     limits(_, wallet) {
+      limits.released.check(wallet.id);
       if (maxPrice === undefined || hold <= maxPrice) return;
       const left = available(wallet);
       throw new Refusal(
@@ -134,6 +142,7 @@ export async function settleChat<O extends Outcome<Buffer | null>>(
     app.wakeAt(now);
     throw uncertain();
   }
+  app.limits.released.count(operation.walletId);
   const { code, reason, retryAfterSeconds } = outcome;
   throw new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }

@@ -46,7 +46,7 @@ export function extendLease(
         await app.running.waitFor(step(app, id), app.answerSeconds);
         const decided = findOperation(app.ledger.read, operation.id) as Operation;
         if (decided.state !== 'settled') throw uncertain();
-        if (decided.outcome === 'released') throw new Refusal('resource_not_active', decided.reason ?? undefined);
+        if (decided.outcome === 'released') throw notExtended();
         return current();
       },
     },
@@ -106,7 +106,7 @@ async function finishExtension(
 ): Promise<Resource> {
   const result = await ask(backend, resource, operation.targetAt as number, app.clock.now());
   const outcome = await settleExtension(app, operation, result, (change) => writeOutcome(app, change, giveUp));
-  if (outcome.kind === 'refused') throw new Refusal('resource_not_active', outcome.reason);
+  if (outcome.kind === 'refused') throw notExtended();
   if (outcome.kind === 'unknown') {
     const now = app.clock.now();
     await writeOutcome(app, (tx) => updateResource(tx, resource.id, { dueAt: now }), giveUp);
@@ -115,6 +115,10 @@ async function finishExtension(
   }
   return findResource(app.ledger.read, resource.id) as Resource;
 }
+
+/** What the backend said is in the log and on the operation: it may name sockets and addresses. */
+const notExtended = () =>
+  new Refusal('resource_not_active', 'The lease has ended, or its provider did not extend it. Nothing was charged.');
 
 /** A lease that has ended since its hold, or whose time has run out, is not extended any more. */
 async function ask(backend: Backend, resource: Resource, targetAt: number, now: number): Promise<ExtensionResult> {

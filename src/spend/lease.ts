@@ -12,7 +12,8 @@ import {
 import { type ConfiguredSlot, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config.ts';
 import { newId } from '../id.ts';
-import { findOperation, type Operation, type Outcome, settle } from '../ledger/operation.ts';
+import { keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
+import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { conclude, step } from './lease-steps.ts';
@@ -50,7 +51,12 @@ export async function createLease(
     app,
     { ...request, kind: 'compute_create' },
     {
-      quote: () => quoteLease(app, slot, spec),
+      quote() {
+        const configured = app.slots.find(slot);
+        // Told at once, not after a provider was asked for a price; the hold looks again.
+        refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
+        return quoteLease(app, configured, spec);
+      },
       intend: (tx, operation, { detail: { configured, quote } }) => {
         const now = operation.createdAt;
         insertResource(tx, {
@@ -85,8 +91,7 @@ export async function createLease(
   return { answer: findResource(app.ledger.read, answer.id) as Resource, replayed };
 }
 
-async function quoteLease(app: LeaseApp, slot: Slot, spec: Spec): Promise<Quote<Detail>> {
-  const configured = app.slots.find(slot);
+async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec): Promise<Quote<Detail>> {
   const noQuote = (cause?: unknown) =>
     new Refusal('provider_unavailable', 'The provider cannot be asked for a price. Nothing was charged.', {
       retryAfterSeconds: 5,
@@ -106,7 +111,7 @@ async function quoteLease(app: LeaseApp, slot: Slot, spec: Spec): Promise<Quote<
   return {
     hold: priceOfSeconds(quote.priceHourly, seconds),
     price: leasePriceSnapshot(quote.priceHourly, seconds),
-    subject: slot,
+    subject: configured.slot,
     resourceId: newId('res'),
     detail: { configured, quote },
     limits: (_, wallet) => {
@@ -139,7 +144,8 @@ async function startLease(
   const answerAt = started + app.answerSeconds * 1000;
   const timer = setTimeout(
     () => {
-      if (!app.running.isCutOff()) answerNow(current());
+      if (app.running.isCutOff()) return;
+      answered(app, current()).then(answerNow, giveUp);
     },
     Math.max(0, answerAt - performance.now()),
   );
@@ -151,7 +157,7 @@ async function startLease(
       app.wakeAt(resource.dueAt);
       throw uncertain();
     }
-    return await untilReady(app, id, answerAt);
+    return await answered(app, await untilReady(app, id, answerAt));
   } finally {
     clearTimeout(timer);
   }
@@ -171,8 +177,9 @@ async function note(app: LeaseApp, operation: Operation, created: Created, giveU
   const now = app.clock.now();
   if (created.kind === 'created')
     return writeOutcome(app, (tx) => alterResource(tx, id, { ref: created.ref, dueAt: now }), giveUp);
-  const lastError = created.reason;
-  const outcome: Outcome<null> = created;
+  const lastError =
+    created.kind === 'refused' && created.words ? `${created.reason} (${created.words})` : created.reason;
+  const outcome: Outcome<null> = { ...created, reason: lastError };
   const { moved, resource } = await writeOutcome(
     app,
     (tx) => {
@@ -194,18 +201,37 @@ async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<
   for (;;) {
     // What cannot be written at the moment is not known to the row either: it is provisioning, and looked at again.
     const resource = await step(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
-    if (resource.readyAt !== null) return resource;
-    if (resource.endedAt !== null) throw neverReady(app, resource);
+    if (resource.readyAt !== null || resource.endedAt !== null) return resource;
     if (performance.now() > answerAt || app.running.isCutOff()) return resource;
     await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
   }
 }
 
-function neverReady(app: LeaseApp, resource: Resource): Refusal {
-  const reason = findOperation(app.ledger.read, resource.operationId)?.reason;
+/**
+ * The resource as the answer of its create. What has not been captured yet may still be released; that it was answered
+ * 200 is written first, so that its key rents no second machine (design 2.7). Refuses where it was released before.
+ */
+async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<Resource> {
+  const { outcome, answeredAt } = operationOf(app.ledger.read, operationId);
+  const isKept =
+    outcome === 'charged' ||
+    answeredAt !== null ||
+    (await app.ledger.write((tx) => keepKey(tx, operationId, app.clock.now())).catch(unwritten));
+  const resource = findResource(app.ledger.read, id) as Resource;
+  if (!isKept) throw neverReady(resource);
+  return resource;
+}
+
+/** A 200 that cannot be written is not given: the caller repeats the request under its key. */
+function unwritten(error: unknown): never {
+  throw error instanceof Refusal && error.code === 'read_only' ? uncertain() : error;
+}
+
+function neverReady(resource: Resource): Refusal {
+  // What the backend said is in the log and on the operation: it may name sockets and addresses.
   return new Refusal(
     'provider_unavailable',
-    `The machine never became ready, and nothing was charged: ${reason ?? resource.endReason}.`,
+    `The machine never became ready (${resource.endReason}), and nothing was charged.`,
     { retryAfterSeconds: 10 },
   );
 }
@@ -218,9 +244,8 @@ async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resour
   const looked =
     (await app.running.waitFor(step(app, resource.id), app.answerSeconds)) ??
     (findResource(app.ledger.read, resource.id) as Resource);
-  if (looked.endedAt !== null && looked.readyAt === null) throw neverReady(app, looked);
-  if (looked.ref === null) throw uncertain();
-  return looked;
+  if (operation.answeredAt === null && looked.endedAt === null && looked.ref === null) throw uncertain();
+  return answered(app, looked);
 }
 
 /**

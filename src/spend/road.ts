@@ -4,8 +4,8 @@ import type { NotPromise } from '../db/writer.ts';
 import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { findOperationByKey, type HoldOrder, type Operation, placeHold } from '../ledger/operation.ts';
-import { Refusal } from '../refusal.ts';
+import { findOperationByKey, HOLD_REFUSALS, type HoldOrder, type Operation, placeHold } from '../ledger/operation.ts';
+import { Refusal, type RefusalCode } from '../refusal.ts';
 import type { AnswerNow, GiveUp, Running, Started } from './running.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
@@ -48,6 +48,14 @@ export type RoadApp = {
   /** Tells the reaper of a deadline, in Unix seconds. */
   wakeAt: (at: number) => void;
 };
+
+/** What every paid request may be refused with, beside what any request may be: the API document is made of it. */
+export const PAID_REFUSALS = [
+  ...HOLD_REFUSALS,
+  'idempotency_conflict',
+  'idempotency_in_progress',
+  'operation_uncertain',
+] as const satisfies readonly RefusalCode[];
 
 /**
  * The one road of money: hold, call, settle. Two committed writes and one call between them (design, section 6).

@@ -43,7 +43,7 @@ export function streamChat(
     app,
     { ...request, kind: 'chat' },
     {
-      quote: () => quoteChat(prepare(), keep, maxPrice),
+      quote: () => quoteChat(app, prepare(), keep, maxPrice),
       finish: (operation, { detail }, giveUp) => finish(app, operation, detail, includeUsage, listener, giveUp),
       replay: (operation) => replayChat(app, operation),
     },

@@ -7,7 +7,13 @@ const MESSAGE_COUNT_MAX = 10_000;
 export const Messages = v.pipe(
   v.array(v.unknown(), 'must be an array of objects'),
   v.minLength(1, 'must have at least one message'),
-  v.maxLength(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
+  // The API document is made of what stands before the second list: it is told here what that one holds.
+  Object.assign(
+    v.maxLength<unknown[], number, string>(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
+    {
+      keywords: { items: { type: 'object' } },
+    },
+  ),
   v.array(v.record(v.string(), v.unknown(), 'must be an object')),
 );
 

@@ -5,7 +5,7 @@ import { canExtend } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Operation, operationOf } from '../ledger/operation.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
-import { Id, Time, text, Usd, wholeNumber } from './parts.ts';
+import { checked, Id, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const maxSeconds = wholeNumber(60, 30 * 86_400);
 const POSITIVE = 'must be a number above 0 with at most two decimals';
@@ -54,18 +54,28 @@ export const ExecRequest = v.object({
   id: Id,
   command: v.pipe(
     text(1, 65_536),
-    v.check((command) => !command.includes('\0'), 'must not contain NUL'),
+    checked((command: string) => !command.includes('\0'), 'must not contain NUL', {
+      pattern: '^[^\\u0000]*$',
+      description: 'a command line for sh -c; no NUL',
+    }),
   ),
   timeout: v.optional(wholeNumber(1, 3600), 300),
 });
 export const UploadRequest = v.object({
   id: Id,
-  path: text(1, 4096),
+  path: v.pipe(
+    text(1, 4096),
+    v.description(
+      'the path of a file: no control characters, no part that is . or .., no slash at its end, not in /proc, /sys, /dev or /run/purser',
+    ),
+  ),
   content_base64: v.pipe(
     v.string('must be a string'),
     // valibot's own pattern overflows the stack of a text of some megabytes.
-    v.check((it) => it.length % 4 === 0 && /^[0-9A-Za-z+/]*={0,2}$/.test(it), 'must be base64'),
-    v.description('base64 of at most 8 MiB'),
+    checked((it: string) => it.length % 4 === 0 && /^[0-9A-Za-z+/]*={0,2}$/.test(it), 'must be base64', {
+      contentEncoding: 'base64',
+      description: 'base64 of at most 8 MiB',
+    }),
   ),
 });
 

@@ -27,7 +27,12 @@ export function checkoutBody(it: CheckoutRow, now: number): v.InferOutput<typeof
 
 /** Body and answer of POST /v1/transfer/sign. */
 export const SignRequest = v.object({
-  object: text(1, 1024),
+  object: v.pipe(
+    text(1, 1024),
+    v.description(
+      'the name of one object: no control characters, no part that is . or .., no slash at its beginning; with the prefix that keeps wallets apart at most 1024 bytes of UTF-8',
+    ),
+  ),
   operation: v.picklist(['get', 'put'], 'must be get or put'),
   expires_seconds: v.optional(wholeNumber(1, 604_800), 900),
 });

@@ -20,17 +20,39 @@ export function wholeNumber(least: number, most: number) {
   const message = `must be a whole number from ${least} to ${most}`;
   return v.pipe(v.number(message), v.safeInteger(message), v.minValue(least, message), v.maxValue(most, message));
 }
-/** A text in a request, with its limits in words. Lengths count UTF-16 units, as JSON Schema's readers mostly do. */
-export function text(least: number, most: number) {
-  const message = `must be a string of ${least} to ${most} characters`;
-  return v.pipe(v.string(message), v.minLength(least, message), v.maxLength(most, message));
+/**
+ * A check in code, with what JSON Schema can say of it: the API document writes `keywords` where the check stands
+ * (http/openapi.ts).
+ */
+export function checked<T>(requirement: (input: T) => boolean, message: string, keywords: Record<string, unknown>) {
+  return Object.assign(v.check(requirement, message), { keywords });
 }
 
-/** A name that a person gives: one line of printable text. */
+/**
+ * A text in a request, with its limits in words. Lengths count characters, which are code points, as JSON Schema counts
+ * them (2020-12 validation, 6.3); JavaScript's `length` counts most emoji as two.
+ */
+export function text(least: number, most: number) {
+  const message = `must be a string of ${least} to ${most} characters`;
+  return v.pipe(
+    v.string(message),
+    checked((it: string) => hasLength(it, least, most), message, { minLength: least, maxLength: most }),
+  );
+}
+
+function hasLength(text: string, least: number, most: number): boolean {
+  if (text.length > 2 * most) return false; // No code point takes more than two units: a long text is not walked.
+  let count = 0;
+  for (const _ of text) count++;
+  return count >= least && count <= most;
+}
+
+/** A name that a person gives: one line of text without control characters (Unicode category Cc). */
 export function name() {
+  const keywords = { pattern: '^[^\\u0000-\\u001f\\u007f-\\u009f]*$', description: 'no control characters' };
   return v.pipe(
     text(1, 80),
-    v.check((it) => !/\p{Cc}/u.test(it) && it.isWellFormed(), 'must not contain control characters'),
+    checked((it: string) => !/\p{Cc}/u.test(it) && it.isWellFormed(), 'must not contain control characters', keywords),
   );
 }
 

@@ -7,7 +7,10 @@ import { Time, text } from './parts.ts';
 
 const MODEL_COUNT_MAX = 1000;
 
-/** Body of POST /v1/router/key: what binds the key (design, section 8). A free-form object in the interface. */
+/**
+ * Body of POST /v1/router/key: a free-form object (interface, section 4). What is here binds the key (design, section 8);
+ * other members are ignored.
+ */
 export const RouterKeyRequest = v.looseObject({
   models: v.optional(
     v.pipe(
@@ -20,7 +23,6 @@ export const RouterKeyRequest = v.looseObject({
     v.pipe(v.string('must be a decimal string'), v.check(isPrice, 'must be exact USD above 0')),
   ),
 });
-export const ROUTER_KEY_OPTIONS = Object.keys(RouterKeyRequest.entries);
 export const RouterKeyAnswer = v.object({ api_key: v.string(), base_url: v.string(), expires_at: v.nullable(Time) });
 
 function isPrice(text: string): boolean {

@@ -4,7 +4,8 @@ import fc from 'fast-check';
 import { createLimit, type Limit } from '../../src/access/limits.ts';
 import { Refusal } from '../../src/refusal.ts';
 import { type House, openHouse } from '../helper/house.ts';
-import { assertRefused } from '../http/refused.ts';
+import { completion, failure } from '../helper/upstream.ts';
+import { assertNothingMoves, assertRefused } from '../http/refused.ts';
 
 /** A limit with a clock in the hand. */
 function limitAt(perMinute: number) {
@@ -115,7 +116,12 @@ test('in any minute nobody gets more than what was saved up and what came in', (
   );
 });
 
-const OPEN = { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 };
+const OPEN = {
+  wallet_requests_per_minute: 0,
+  account_requests_per_minute: 0,
+  failed_auth_per_minute: 0,
+  released_per_minute: 0,
+};
 const withLimits = (limits: Partial<typeof OPEN>) => ({ settings: { limits: { ...OPEN, ...limits } } });
 
 /** Asks until the limit answers; the limit has to hold at exactly `count`. */
@@ -163,9 +169,102 @@ test('an address that fails too often hears 429, and a valid token from the same
     assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).status, 200);
     assert.equal((await house.ask('GET', '/v1/budget', { token })).status, 200);
     assertRefused(await house.ask('GET', '/v1/account', { token: `cnv_live_guess${i}` }), 429, 'rate_limited');
-    assertRefused(await house.ask('GET', '/v1/account'), 429, 'rate_limited');
+    assertRefused(await house.ask('GET', '/v1/account'), 401, 'unauthenticated');
   }
   assert.equal((await house.chat(token)).status, 200);
+});
+
+test('a request without a credential is no failed one: only what was sent and is wrong counts', async (t) => {
+  const house = await openHouse(t, withLimits({ failed_auth_per_minute: 2 }));
+  for (let i = 0; i < 10; i++) assertRefused(await house.ask('GET', '/v1/account'), 401, 'unauthenticated');
+  await useUp(house, '/v1/account', 'guess', 2, 401);
+  assertRefused(
+    await house.ask('GET', '/v1/account', { headers: { authorization: 'Basic YTpi' } }),
+    429,
+    'rate_limited',
+    'another scheme is a wrong credential',
+  );
+});
+
+test('as shipped nothing stands in the way of wallets and accounts, and 600 wrong tokens a minute are answered', async (t) => {
+  const house = await openHouse(t, { change: ({ limits: _, ...settings }) => settings });
+  const { token } = await house.openWallet();
+  const many = (count: number, path: string, asked: object) =>
+    Promise.all(Array.from({ length: count }, () => house.ask('GET', path, asked)));
+  for (const [path, bearer] of [
+    ['/v1/budget', token],
+    ['/v1/account', house.accountKey],
+  ] as const)
+    for (const answer of await many(700, path, { token: bearer })) assert.equal(answer.status, 200);
+  for (const answer of await many(700, '/v1/account', {})) assert.equal(answer.status, 401);
+  for (const answer of await many(600, '/v1/account', { token: 'guess' })) assert.equal(answer.status, 401);
+});
+
+/** What the model server answers to what it does not take. */
+const refuses = failure(400, { error: { message: 'No.' } });
+
+test('requests that the model server refuses are limited for each wallet, before anything is held', async (t) => {
+  const house = await openHouse(t, withLimits({ released_per_minute: 2 }));
+  const [one, two] = [await house.openWallet(), await house.openWallet()];
+  house.upstream.handle = refuses;
+  for (
+    let i = 0;
+    i < 5;
+    i++ // Refused before a hold: not counted.
+  )
+    assertRefused(await house.chat(one.token, { web_search_options: {} }), 400, 'unsupported_parameter');
+  for (let i = 0; i < 2; i++) assertRefused(await house.chat(one.token), 400, 'invalid_request');
+  await assertNothingMoves(house, async () => {
+    for (let i = 0; i < 3; i++) {
+      const answer = await house.chat(one.token);
+      assertRefused(answer, 429, 'rate_limited');
+      const seconds = Number(answer.headers['retry-after']);
+      assert(seconds >= 1 && seconds <= 30, `Retry-After: ${seconds}`);
+    }
+  });
+  assert.equal((await house.budget(one.token)).held_usd, '0.00', 'reads are answered');
+  assertRefused(await house.chat(two.token), 400, 'invalid_request', 'another wallet is not concerned');
+  house.upstream.handle = completion();
+  assertRefused(await house.chat(one.token), 429, 'rate_limited', 'until its time has passed');
+  assert.equal((await house.chat(two.token)).status, 200);
+  assertRefused(
+    await house.chat((await house.openWallet({ budget_cents: 100 })).token, { model: 'dear', max_tokens: 1000 }),
+    402,
+    'insufficient_funds',
+  );
+});
+
+test('however many are refused at once, all of them count, and what succeeds does not', async (t) => {
+  const house = await openHouse(t, withLimits({ released_per_minute: 60 }));
+  const { token } = await house.openWallet();
+  for (let i = 0; i < 70; i++) assert.equal((await house.chat(token)).status, 200);
+  house.upstream.handle = refuses;
+  const all = await Promise.all(Array.from({ length: 150 }, () => house.chat(token)));
+  const held = house.upstream.calls.length - 70;
+  assert.equal(all.filter((it) => it.status === 400).length, held);
+  const answer = await house.chat(token);
+  assertRefused(answer, 429, 'rate_limited');
+  const owed = held - 59;
+  assert(Math.abs(Number(answer.headers['retry-after']) - owed) <= 3, `${answer.headers['retry-after']} for ${held}`);
+});
+
+test('a limit that is counted afterwards may go below nothing, and is waited for', () => {
+  const { clock, limit } = limitAt(60);
+  for (let i = 0; i < 100; i++) limit.count('a');
+  const check = () => {
+    try {
+      limit.check('a');
+      return 0;
+    } catch (error) {
+      return (error as Refusal).retryAfterSeconds;
+    }
+  };
+  assert.equal(check(), 41);
+  clock.milliseconds += 40_999;
+  assert.equal(check(), 1);
+  clock.milliseconds += 1;
+  assert.equal(check(), 0);
+  assert.equal(check(), 0, 'looking takes nothing');
 });
 
 test('a valid token, even in the wrong place, does not count as a failure of its address', async (t) => {

@@ -83,6 +83,13 @@ const CLAIMS: [what: string, claims: Record<string, unknown>, header?: Record<st
   ['a c_hash: an ID token', { c_hash: 'h' }],
   ['the payload type of Keycloak’s ID tokens', { typ: 'ID' }],
   ['the header type of a logout token', {}, { typ: 'logout+jwt' }],
+  [
+    'the event of a logout token, whatever its type',
+    { events: { 'http://schemas.openid.net/event/backchannel-logout': {} } },
+  ],
+  ['any security event', { events: {} }, { typ: 'JWT' }],
+  ['the payload type of Keycloak’s logout tokens', { typ: 'Logout' }, { typ: 'JWT' }],
+  ['the payload type of a refresh token', { typ: 'Refresh' }, { typ: 'JWT' }],
   ['a critical header that we do not know', {}, { crit: ['x-mine'], 'x-mine': 1 }],
 ];
 for (const [what, claims, header] of CLAIMS)
@@ -92,6 +99,27 @@ for (const [what, claims, header] of CLAIMS)
     assert.deepEqual([answer.status, answer.body.error.code], [401, 'unauthenticated'], answer.text);
     assert.equal((await accounts(house)).length, 1);
   });
+
+test('where the type is asked for, only tokens that say they are access tokens sign in: an ID token without a nonce does not', async (t) => {
+  const { house, issuer } = await open(t, { token_type: 'at+jwt' });
+  const status = async (header: object) => (await account(house, await issuer.token({}, { ...header }))).status;
+  assert.equal(await status({ typ: 'at+jwt' }), 200);
+  assert.equal(await status({ typ: 'application/at+JWT' }), 200);
+  for (const typ of ['JWT', 'logout+jwt', 'dpop+jwt', undefined]) assert.equal(await status({ typ }), 401, typ);
+});
+
+test('where applications are named, the tokens of others do not sign in', async (t) => {
+  const { house, issuer } = await open(t, { client_ids: ['dashboard', 'cli'] });
+  const status = async (claims: object) => (await account(house, await issuer.token({ ...claims }))).status;
+  assert.equal(await status({ client_id: 'dashboard' }), 200);
+  assert.equal(await status({ azp: 'cli' }), 200, 'as issuers before RFC 9068 write it');
+  assert.equal(await status({ client_id: 'game' }), 401);
+  assert.equal(await status({ client_id: 'game', azp: 'dashboard' }), 401);
+  assert.equal(await status({ azp: 'game' }), 401);
+  assert.equal(await status({}), 401, 'nobody knows whose it is');
+  assert.equal(await status({ client_id: ['dashboard', 'x'] }), 401);
+  assert.equal((await accounts(house)).length, 2);
+});
 
 test('the issuer is compared to the letter, and times with thirty seconds of tolerance', async (t) => {
   const { house, issuer, now } = await open(t);

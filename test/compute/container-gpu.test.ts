@@ -139,7 +139,7 @@ test('a GPU that the engine does not know is a clear refusal, and leaves nothing
   const tag = freshTag();
   const refused = await backend.order(1, tag);
   assert.equal(refused.kind, 'refused', JSON.stringify(refused));
-  assert.match((refused as { reason: string }).reason, /GPU-nobody-has/);
+  assert.match((refused as { words: string }).words, /GPU-nobody-has/);
   assert.equal(await backend.inspect(tag), undefined);
   assert.equal(await backend.isGpuOffered(), true, 'what was refused holds nothing');
   assert.ok(gpus);
@@ -152,7 +152,7 @@ test('on a Docker Engine without GPUs a lease with one is a clear refusal', asyn
   const tag = freshTag();
   const refused = await backend.order(1, tag);
   assert.equal(refused.kind, 'refused', JSON.stringify(refused));
-  assert.match((refused as { reason: string }).reason, /could not select device driver "nvidia"/);
+  assert.match((refused as { words: string }).words, /could not select device driver "nvidia"/);
   assert.equal(await backend.inspect(tag), undefined);
 });
 
@@ -196,7 +196,7 @@ test('two agents race for the last GPU: one pays and has it, the other pays noth
   assert.deepEqual(house.problems(), []);
 });
 
-test('a lease whose GPU never arrives is never sold, and its reason reaches the agent', async (t) => {
+test('a lease whose GPU never arrives is never sold, and its reason reaches the operator', async (t) => {
   const opened = await openGpus(t, 0);
   if (!opened) return;
   const house = await openGpuHouse(t, opened.engine, [opened.gpus.absent]);
@@ -214,7 +214,9 @@ test('a lease whose GPU never arrives is never sold, and its reason reaches the 
   house.clock.advance(61);
   const answer = await asked;
   assert.deepEqual([answer.status, answer.body.error.code], [503, 'provider_unavailable'], answer.text);
-  assert.match(answer.body.error.message, /nvidia-smi -L shows 0 of 1 GPUs inside/);
+  assert.match(answer.body.error.message, /never became ready \(create_failed\)/);
+  const [operation] = (await house.run('operation.list', {})).operations;
+  assert.match(operation?.reason ?? '', /nvidia-smi -L shows 0 of 1 GPUs inside/);
   const budget = await house.budget(house.token);
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
   assert.equal(await house.machines(), 0);

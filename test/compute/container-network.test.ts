@@ -52,6 +52,6 @@ for (const [name, open] of ENGINES)
     assert.deepEqual((await rentIn(engine, 'none')).seen, ['lo']);
     const { created } = await rentIn(engine, 'nowhere');
     assert.equal(created.kind, 'refused', JSON.stringify(created));
-    assert.match((created as { reason: string }).reason, /nowhere/);
+    assert.match((created as { words: string }).words, /nowhere/);
     assert.deepEqual(await engine.docker.listContainers({ all: true }), []);
   });

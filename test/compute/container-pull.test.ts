@@ -106,7 +106,7 @@ for (const [name, open] of ENGINES) {
     const refs = [await rent(), await rent()];
     for (const ref of refs) {
       const { note } = await reaches(backend, ref, 'ended');
-      assert.match(note ?? '', /The image .* cannot be pulled: .+\. Nothing was charged\./);
+      assert.match(note ?? '', /The image .* cannot be pulled\. Nothing was charged\. \(.+\)/);
     }
     assert.equal((await backend.offers())[0]?.available, true);
     for (const ref of refs) {
@@ -172,13 +172,15 @@ test('a process that dies during a pull leaves no machine and no charge', async 
   assert.deepEqual(house.problems(), []);
 });
 
-test('a pull that fails is a refusal with its reason', async (t) => {
+test('a pull that fails is a refusal, and the operator has its reason', async (t) => {
   const opened = await openPullHouse(t);
   if (!opened) return;
   const { house, registry, token, lease } = opened;
   registry.isThere = false;
   const answer = await lease();
   assert.deepEqual([answer.status, answer.body.error.code], [503, 'provider_unavailable'], answer.text);
-  assert.match(answer.body.error.message, /cannot be pulled/);
+  assert.match(answer.body.error.message, /never became ready|cannot be pulled/);
+  const [operation] = (await house.run('operation.list', {})).operations;
+  assert.match(operation?.reason ?? '', /cannot be pulled.*\(.+\)/);
   assert.equal((await house.budget(token)).held_usd, '0.00');
 });

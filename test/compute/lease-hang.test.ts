@@ -50,7 +50,7 @@ test('a create that takes long is answered in time as provisioning, goes on, and
   assert.deepEqual(house.problems(), []);
 });
 
-test('a create that is refused after it was answered has failed, is released, and its key is free', async (t) => {
+test('a create that is refused after it was answered has failed, is released, and keeps its key', async (t) => {
   const house = await openMemoryHouse(t);
   house.app.answerSeconds = 0.2;
   const { token } = await house.openWallet(LONG);
@@ -62,9 +62,12 @@ test('a create that is refused after it was answered has failed, is released, an
   await until('it has failed', async () => (await house.status(token, id)).status === 'failed');
   assert.equal((await house.budget(token)).held_usd, '0.00');
   house.memory.room = 1;
-  const other = await house.lease(token, 'k');
-  assert.deepEqual([other.status, other.body.status], [200, 'running']);
-  assert.notEqual(other.body.id, id);
+  const again = await house.lease(token, 'k');
+  assert.deepEqual([again.status, again.headers['idempotent-replayed']], [200, 'true']);
+  assert.deepEqual([again.body.id, again.body.status, again.body.charged_usd], [id, 'failed', '0.00']);
+  assert.equal(house.memory.calls.filter((it) => it === 'create').length, 1);
+  assert.equal((await house.lease(token, 'k', { max_seconds: 60 })).body.error.code, 'idempotency_conflict');
+  assert.equal((await house.lease(token, 'other')).body.status, 'running', 'another key rents another machine');
   assert.deepEqual(house.problems(), []);
 });
 

@@ -29,6 +29,26 @@ test('a hundred and fifty leases that expire at once are ended in one pass, and 
   assert.deepEqual(house.problems(), []);
 });
 
+test('a page of a hundred resources that is the last one says so, and a hundred and one are two pages', async (t) => {
+  const house = await openMemoryHouse(t);
+  const { id, token } = await house.openWallet(MANY);
+  const ids: string[] = [];
+  const pages = async (query: string): Promise<string[][]> => {
+    const all: string[][] = [];
+    for (let cursor = ''; ; ) {
+      const { body } = await house.ask('GET', `/v1/resources?${query}before=${cursor}`, { token: house.accountKey });
+      all.push(body.resources.map((it: { id: string }) => it.id));
+      cursor = body.next_cursor;
+      if (!cursor) return all;
+    }
+  };
+  for (let i = 0; i < 100; i++) ids.unshift((await house.rent(token)).body.id);
+  assert.deepEqual(await pages(''), [ids]);
+  assert.deepEqual(await pages(`wallet_id=${id}&`), [ids]);
+  ids.unshift((await house.rent(token)).body.id);
+  assert.deepEqual(await pages(''), [ids.slice(0, 100), ids.slice(100)]);
+});
+
 test('a hundred leases that hang hide none of those that are due after them', async (t) => {
   const house = await openMemoryHouse(t);
   const { token } = await house.openWallet(MANY);

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { openLeaseHouse } from './docker-leases.ts';
-import { LONG, PRICE, SPEC } from './leases.ts';
+import { LONG, openMemoryHouse, PRICE, SPEC } from './leases.ts';
 import { until } from './conformance.ts';
 
 test('a lease is prepaid, captured when ready, ended on request, and not refunded', async (t) => {
@@ -75,6 +75,30 @@ test('every offer can be posted back unchanged', async (t) => {
     const made = await house.ask('POST', '/v1/compute/create', { token, key: randomUUID(), body: { provider, spec } });
     assert.equal(made.status, 200, made.text);
   }
+});
+
+test('a wallet that is closing, closed or expired is told so before a backend is asked for a price', async (t) => {
+  const house = await openMemoryHouse(t);
+  const [closing, closed, expired] = [
+    await house.openWallet(LONG),
+    await house.openWallet(LONG),
+    await house.openWallet({ expires_in_seconds: 60 }),
+  ];
+  await house.lease(closing.token);
+  house.memory.before.destroy = () => Promise.reject(new Error('the engine will not'));
+  assert.equal((await house.closeWallet(closing.id)).body.error.code, 'cleanup_pending');
+  await house.closeWallet(closed.id);
+  house.clock.advance(60);
+  const quote = t.mock.method(house.backend, 'quote', () => Promise.reject(new Error('the provider is down')));
+  const codeOf = async (token: string) => {
+    const { status, body } = await house.lease(token);
+    return [status, body.error.code];
+  };
+  assert.deepEqual(await codeOf(closing.token), [409, 'wallet_closed']);
+  assert.deepEqual(await codeOf(closed.token), [409, 'wallet_closed']);
+  assert.deepEqual(await codeOf(expired.token), [409, 'wallet_expired']);
+  assert.equal(quote.mock.callCount(), 0);
+  delete house.memory.before.destroy;
 });
 
 test('a lease ends at its deadline, and a lease of a closed wallet with it', async (t) => {

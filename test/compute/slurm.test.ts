@@ -149,9 +149,9 @@ test('what Slurm cannot give is refused, and nothing is left in the queue', asyn
     [root, 'h100', /is root/],
   ] as const) {
     const tag = freshTag();
-    const created = (await who?.create(name, tag)) as { kind: string; code: string; reason: string };
-    assert.deepEqual([created.kind, created.code], ['refused', 'provider_unavailable'], created.reason);
-    assert.match(created.reason, words);
+    const created = (await who?.create(name, tag)) as { kind: string; code: string; words: string };
+    assert.deepEqual([created.kind, created.code], ['refused', 'provider_unavailable'], created.words);
+    assert.match(created.words, words);
     assert.deepEqual(await it.backend.find(tag), []);
   }
 });
@@ -300,10 +300,11 @@ test('without the controller nothing is taken for gone: questions throw, a submi
       it.sh(ref, 'true'),
     ]);
     const [created, ...others] = said;
-    assert.deepEqual(created.status === 'fulfilled' && { ...created.value, reason: '' }, {
+    assert.deepEqual(created.status === 'fulfilled' && { ...created.value, reason: '', words: '' }, {
       kind: 'refused',
       code: 'provider_unavailable',
       reason: '',
+      words: '',
     });
     for (const other of others) assert.equal(other.status, 'rejected');
   } finally {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { chownSync, existsSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
+import { chmodSync, chownSync, existsSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
@@ -98,6 +98,63 @@ test('another user than the owner of the directory is refused with exit 4, befor
     assert.match(stderr, /belongs to user 65534, this is user 0\. Run Purser as the owner of its data directory\.\n$/);
   }
   assert.deepEqual(readdirSync(purser.directory), before);
+});
+
+test('a data directory or settings that others may write, and a master key that others may read, are refused with the remedy', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const { directory } = purser;
+  const [settings, key] = [join(directory, 'purser.yaml'), join(directory, 'master.key')];
+  const before = readdirSync(directory);
+  const refuses = async (...remedies: string[]) => {
+    for (const args of [['serve'], ['account', 'list'], ['freeze']]) {
+      const { code, stdout, stderr } = await purser.cli(...args);
+      assert.deepEqual([code, stdout], [4, ''], stderr);
+      assert.deepEqual(
+        [...stderr.matchAll(/Run: (.*)$/gm)].map(([, it]) => it),
+        remedies,
+        stderr,
+      );
+    }
+    assert.deepEqual(readdirSync(directory), before);
+  };
+  for (const mode of [0o770, 0o707, 0o1777]) {
+    chmodSync(directory, mode);
+    await refuses(`chmod go-w ${directory}`);
+  }
+  chmodSync(directory, 0o755);
+  for (const mode of [0o660, 0o606]) {
+    chmodSync(settings, mode);
+    await refuses(`chmod go-w ${settings}`);
+  }
+  chmodSync(settings, 0o644);
+  for (const mode of [0o640, 0o604]) {
+    chmodSync(key, mode);
+    await refuses(`chmod 600 ${key}`);
+  }
+  chmodSync(directory, 0o777);
+  await refuses(`chmod go-w ${directory}`, `chmod 600 ${key}`);
+  chmodSync(directory, 0o750);
+  chmodSync(key, 0o400);
+  assert.equal((await purser.json('account', 'list')).accounts.length, 1, 'what others may only read is no matter');
+  await (await purser.serve()).stop();
+});
+
+test('settings elsewhere are judged like those in the directory, by their owner too', async (t) => {
+  const parent = mkdtempSync(join(tmpdir(), 'purser-settings-'));
+  t.after(() => rmSync(parent, { recursive: true, force: true }));
+  const file = join(parent, 'elsewhere.yaml');
+  writeFileSync(file, 'listen: 127.0.0.1:0\n', { mode: 0o644 });
+  const purser = installation(t, { settings: null, env: { PURSER_CONFIG: file } });
+  await (await purser.serve()).stop();
+  chmodSync(file, 0o666);
+  assert.match((await purser.cli('account', 'list')).stderr, new RegExp(`Run: chmod go-w ${file}\n$`));
+  chmodSync(file, 0o644);
+  if (process.getuid?.() !== 0) return;
+  chownSync(file, STRANGER, STRANGER);
+  const { code, stderr } = await purser.cli('serve');
+  assert.equal(code, 4);
+  assert.match(stderr, new RegExp(`belongs to user 65534.*Run: chown 0 ${file}\n$`));
 });
 
 test('a data directory whose path is longer than a unix socket may have still works over the socket', async (t) => {

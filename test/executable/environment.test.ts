@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
@@ -71,7 +71,7 @@ test('the master key comes from the environment, a file or the data directory, a
   const secrets = mkdtempSync(join(tmpdir(), 'purser-secret-'));
   t.after(() => rmSync(secrets, { recursive: true, force: true }));
   const keyFile = join(secrets, 'master');
-  writeFileSync(keyFile, `${key.toString('base64')}\n`);
+  writeFileSync(keyFile, `${key.toString('base64')}\n`, { mode: 0o600 });
 
   const purser = installation(t, { env: { PURSER_MASTER_KEY: key.toString('hex') } });
   await (await purser.serve()).stop();
@@ -85,6 +85,11 @@ test('the master key comes from the environment, a file or the data directory, a
     run(['--data', purser.directory, ...args], { env });
   const same = await ask({ PURSER_MASTER_KEY_FILE: keyFile }, 'wallet', 'token', id);
   assert.equal(same.stdout, `${token}\n`);
+  chmodSync(keyFile, 0o644);
+  const open = await ask({ PURSER_MASTER_KEY_FILE: keyFile }, 'wallet', 'token', id);
+  assert.equal(open.stdout, `${token}\n`, 'a container runtime puts it there like that');
+  assert.match(open.stderr, new RegExp(`can be read by other users.*chmod 600 ${keyFile}`));
+  chmodSync(keyFile, 0o600);
 
   const wrong = randomBytes(32).toString('hex');
   for (const args of [['serve'], ['wallet', 'token', id], ['wallet', 'list']]) {

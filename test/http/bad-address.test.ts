@@ -52,6 +52,7 @@ test('GET /v1/resources refuses a filter or a cursor of more than 200 characters
       assertRefused(answer, 400, 'invalid_request');
       assert.match(answer.body.error.message, new RegExp(name));
       assertRefused(await get(`${name}=${'%00'.repeat(201)}`), 400, 'invalid_request');
+      assertRefused(await get(`${name}=${encodeURIComponent('🤖'.repeat(201))}`), 400, 'invalid_request');
       assertRefused(await get(`${name}=${'a'.repeat(10_000)}`), 400, 'invalid_request');
     }
   });
@@ -61,7 +62,15 @@ test('GET /v1/resources knows no foreign wallet and no cursor that it never gave
   const house = await openHouse(t);
   const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
   await assertNothingMoves(house, async () => {
-    for (const odd of ['a'.repeat(200), '%00', '%ff', '..%2f', '%20', "'%20or%201=1"]) {
+    for (const odd of [
+      'a'.repeat(200),
+      encodeURIComponent('🤖'.repeat(200)),
+      '%00',
+      '%ff',
+      '..%2f',
+      '%20',
+      "'%20or%201=1",
+    ]) {
       assertRefused(await get(`wallet_id=${odd}`), 404, 'not_found', odd);
       assertRefused(await get(`before=${odd}`), 400, 'invalid_cursor', odd);
     }

@@ -45,6 +45,8 @@ const name: Wrong[] = [
   ...NO_TEXT,
   ['nothing', '""'],
   ['81 characters', JSON.stringify('a'.repeat(81))],
+  ['81 characters of two UTF-16 units each', JSON.stringify('🤖'.repeat(81))],
+  ['80 characters of two units and one more', JSON.stringify(`${'🤖'.repeat(80)}a`)],
   ['a NUL', '"a\\u0000b"'],
   ['a line feed', '"a\\nb"'],
   ['an escape sequence', '"\\u001b[31mred"'],
@@ -296,6 +298,7 @@ test('the limits of the interface themselves are allowed', async (t) => {
     '{"name":"a","budget_cents":1e2}',
     '{"name":"a","budget_cents":100.0}',
     JSON.stringify({ name: 'a'.repeat(80), budget_cents: 100 }),
+    JSON.stringify({ name: '🤖'.repeat(80), budget_cents: 100 }),
     JSON.stringify({ name: 'Ünïcode – 名前 🤖', budget_cents: 100 }),
     '{"name":"a\\ud83e\\udd16","budget_cents":100}',
   ]) {

@@ -1,46 +1,15 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import { randomUUID } from 'node:crypto';
+import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
-import { ROUTES } from '../../src/http/app.ts';
-import type { Endpoint } from '../../src/http/door.ts';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
-import { type Answer, type House, openHouse } from '../helper/house.ts';
+import { shopOf } from '../billing/house.ts';
+import { LONG, openMemoryHouse } from '../compute/leases.ts';
+import { openHouse } from '../helper/house.ts';
 import { gate } from '../helper/upstream.ts';
+import { KEYS } from '../transfer/object-store.ts';
+import { assertIs, type Document, documentOf, endpointOf, holdToDocument, type Operation } from './documented.ts';
 import { INTERFACE, WITH_BODY } from './interface.ts';
-
-type Operation = {
-  security: Record<string, unknown>[];
-  parameters?: { name: string; in: string; required: boolean; schema: Record<string, unknown> }[];
-  requestBody?: {
-    required: boolean;
-    content: { 'application/json': { schema: Record<string, any>; example: unknown } };
-  };
-  responses: Record<
-    string,
-    {
-      content: {
-        'application/json': { schema: unknown; example?: unknown; examples?: Record<string, { value: any }> };
-      };
-    }
-  >;
-};
-type Document = {
-  openapi: string;
-  info: { version: string };
-  servers: { url: string }[];
-  paths: Record<string, Record<string, Operation>>;
-};
-
-/** `POST /v1/wallets/{id}/close`, as both the interface and the document write it. */
-const ENDPOINTS = new Map(ROUTES.map(([method, path, it]) => [`${method} ${path.replace(/:(\w+)/g, '{$1}')}`, it]));
-const endpointOf = (line: string): Endpoint => ENDPOINTS.get(line) as Endpoint;
-
-async function documentOf(house: House): Promise<Document> {
-  const answer = await house.ask('GET', '/v1/openapi.json');
-  assert.equal(answer.status, 200);
-  assert.equal(answer.headers['content-type'], 'application/json');
-  return answer.body;
-}
 
 function operationsOf(document: Document): [line: string, operation: Operation][] {
   return Object.entries(document.paths).flatMap(([path, methods]) =>
@@ -56,13 +25,6 @@ function* objectsIn(value: unknown): Generator<Record<string, unknown>> {
   if (typeof value !== 'object' || value === null) return;
   if (!Array.isArray(value)) yield value as Record<string, unknown>;
   for (const inside of Object.values(value)) yield* objectsIn(inside);
-}
-
-/** Asserts that a value is what the schema says, to the last member: what the schema does not know is a fault too. */
-function assertIs(schema: v.GenericSchema, value: unknown, what: string): void {
-  const parsed = v.safeParse(schema, value);
-  assert.deepEqual(parsed.issues?.map((it) => `${v.getDotPath(it)}: ${it.message}`) ?? [], [], what);
-  assert.deepEqual(parsed.output, value, `${what}: members that the schema does not know`);
 }
 
 test('the document is OpenAPI 3.1.0, of interface version 0.1.0, and says where it is served', async (t) => {
@@ -231,69 +193,193 @@ test('the bodies that the interface allows are what the schemas take', () => {
     assert.ok(v.is(endpointOf(`POST ${path}`).body as v.GenericSchema, body), path);
 });
 
-/** Endpoints behind which there is nothing yet, so that no request of theirs succeeds. */
-// biome-ignore format: a list
-const TO_COME = [
-  'POST /v1/billing/checkout', 'POST /v1/compute/create', 'POST /v1/compute/extend', 'POST /v1/compute/stop',
-  'POST /v1/compute/ssh', 'POST /v1/compute/status', 'POST /v1/compute/exec', 'POST /v1/compute/upload',
-  'POST /v1/transfer/sign',
-];
-
-test('every real answer is what the schema of its endpoint says, to the last member', async (t) => {
+test('the document stands under /openapi.json too', async (t) => {
   const house = await openHouse(t);
-  const seen = new Set<string>();
-  function check(line: string, { status, body, text }: Answer) {
-    assert.equal(
-      status,
-      INTERFACE.find(({ method, path }) => `${method} ${path}` === line)?.status,
-      `${line}: ${text}`,
-    );
-    assertIs(endpointOf(line).answer, body, line);
-    seen.add(line);
+  const { text } = await house.ask('GET', '/v1/openapi.json');
+  const alias = await house.ask('GET', '/openapi.json');
+  assert.deepEqual([alias.status, alias.headers['content-type'], alias.text], [200, 'application/json', text]);
+  assert.equal((await house.ask('POST', '/openapi.json')).status, 405);
+});
+
+test('the rules of names, paths, commands and messages are in the document, and true of what it takes', async (t) => {
+  const { paths } = await documentOf(await openHouse(t));
+  const fieldsOf = (path: string) =>
+    paths[path]?.post?.requestBody?.content['application/json'].schema.properties as Record<string, any>;
+  for (const path of ['/v1/wallets', '/v1/keys']) {
+    const { pattern, description } = fieldsOf(path).name;
+    for (const good of ['a', '🤖 ü', '\u202e']) assert.match(good, new RegExp(pattern, 'u'), JSON.stringify(good));
+    for (const bad of ['a\nb', '\0', '\u001b[31m', '\u007f', '\u009b'])
+      assert.doesNotMatch(bad, new RegExp(pattern, 'u'), JSON.stringify(bad));
+    assert.match(description, /control characters/);
   }
+  assert.match(fieldsOf('/v1/compute/upload').path.description, /\.\./);
+  assert.match(fieldsOf('/v1/transfer/sign').object.description, /\.\./);
+  assert.equal(fieldsOf('/v1/compute/upload').content_base64.contentEncoding, 'base64');
+  assert.doesNotMatch('a\0', new RegExp(fieldsOf('/v1/compute/exec').command.pattern, 'u'));
+  const { messages } = fieldsOf('/v1/chat/completions');
+  assert.deepEqual([messages.type, messages.items, messages.minItems], ['array', { type: 'object' }, 1]);
+  const key = paths['/v1/router/key']?.post?.requestBody;
+  assert.equal(key?.required, false);
+  assert.notEqual(key?.content['application/json'].schema.additionalProperties, false, 'free-form');
+});
+
+test('every paid endpoint documents every refusal of the paid path', async (t) => {
+  const { paths } = await documentOf(await openHouse(t));
+  const codesOf = (path: string) =>
+    Object.values(paths[path]?.post?.responses ?? {}).flatMap(({ content }) =>
+      Object.keys(content['application/json'].examples ?? {}),
+    );
+  // biome-ignore format: a list
+  const paid = [
+    'insufficient_funds', 'funds_held', 'account_suspended', 'wallet_closed', 'wallet_expired', 'idempotency_conflict',
+    'idempotency_in_progress', 'operation_uncertain', 'read_only', 'rate_limited',
+  ];
+  for (const path of ['/v1/compute/create', '/v1/compute/extend', '/v1/chat/completions'])
+    for (const code of paid) assert(codesOf(path).includes(code), `${path}: ${code}`);
+  for (const path of ['/v1/compute/exec', '/v1/compute/upload', '/v1/compute/ssh'])
+    for (const code of [
+      'wallet_closed',
+      'wallet_expired',
+      'provider_not_configured',
+      'resource_not_active',
+      'not_found',
+    ])
+      assert(codesOf(path).includes(code), `${path}: ${code}`);
+});
+
+/** A house with everything behind its endpoints: machines that are remembered, a payment provider, transfer storage. */
+async function openWholeHouse(t: TestContext) {
+  const { options } = await shopOf(t);
+  const transfer = { endpoint: 'http://s3.test', region: 'garage', bucket: 'agents', path_style: true, ...KEYS };
+  const settings = { ...options.settings, transfer };
+  return openMemoryHouse(t, { ...options, creditCents: 100_000, settings });
+}
+
+test('every endpoint succeeds with an answer that is what its schema says, to the last member', async (t) => {
+  const house = await openWholeHouse(t);
+  const seen = holdToDocument(house);
   const account = (line: string, id = '', asked: object = {}) => {
     const [method, path] = line.split(' ') as [string, string];
-    return house.ask(method, path.replace('{id}', id), {
-      token: line.includes('/v1/keys') ? house.operatorKey : house.accountKey,
-      ...asked,
-    });
+    const token = /\/v1\/(keys|billing)/.test(line) ? house.operatorKey : house.accountKey;
+    return house.ask(method, path.replace('{id}', id), { token, ...asked });
   };
-
-  const created = await account('POST /v1/wallets', '', {
-    key: 'a',
-    body: { name: 'agent', budget_cents: 500, expires_in_seconds: 0 },
-  });
-  check('POST /v1/wallets', created);
-  const { id, agent_token: token } = created.body;
+  const body = { name: 'agent', budget_cents: 500, expires_in_seconds: 7200 };
+  const { id, agent_token: token } = (await account('POST /v1/wallets', '', { key: 'a', body })).body;
   const wallet = (line: string, asked: object = {}) =>
     house.ask(...(line.split(' ') as [string, string]), { token, ...asked });
 
   const key = await account('POST /v1/keys', '', { body: { name: 'ci' } });
-  check('POST /v1/keys', key);
+  await account('POST /v1/billing/checkout', '', { key: 'a', body: { amount_cents: 500 } });
   const slow = gate();
   house.upstream.handle = slow.handler;
   const running = house.chat(token);
   await house.upstream.arrived(1);
-  check('GET /v1/budget', await wallet('GET /v1/budget'));
+  await wallet('GET /v1/budget');
   slow.open();
-  check('POST /v1/chat/completions', await running);
+  await running;
 
-  check('POST /v1/router/key', await wallet('POST /v1/router/key', { body: {} }));
+  const lease = await house.rent(token);
+  const resource = { id: lease.body.id };
+  await house.extend(token, resource.id, 60);
+  const inside: Record<string, object> = {
+    status: resource,
+    ssh: resource,
+    exec: { ...resource, command: 'true' },
+    upload: { ...resource, path: '/a', content_base64: 'YQ==' },
+    stop: resource,
+  };
+  for (const [name, asked] of Object.entries(inside)) await wallet(`POST /v1/compute/${name}`, { body: asked });
+  await wallet('POST /v1/transfer/sign', { body: { object: 'a', operation: 'get' } });
+  await wallet('POST /v1/router/key');
   for (const line of ['GET /v1/budget', 'GET /v1/compute/offers', 'GET /v1/compute/list', 'GET /v1/models'])
-    check(line, await wallet(line));
+    await wallet(line);
   const reads = ['GET /v1/wallets/{id}', 'GET /v1/wallets/{id}/token', 'GET /v1/wallets/{id}/resources'];
   for (const line of ['GET /v1/account', 'GET /v1/keys', 'GET /v1/wallets', 'GET /v1/resources', ...reads])
-    check(line, await account(line, id));
-  check('POST /v1/run/close', await wallet('POST /v1/run/close'));
-  check('POST /v1/wallets/{id}/close', await account('POST /v1/wallets/{id}/close', id));
-  check('GET /v1/wallets/{id}', await account('GET /v1/wallets/{id}', id));
-  check('GET /v1/budget', await wallet('GET /v1/budget'));
-  check('DELETE /v1/keys/{id}', await account('DELETE /v1/keys/{id}', key.body.id));
-  check('DELETE /v1/keys/{id}', await account('DELETE /v1/keys/{id}', key.body.id));
-  check('GET /v1/keys', await account('GET /v1/keys'));
+    await account(line, id);
+  await wallet('POST /v1/run/close');
+  await account('POST /v1/wallets/{id}/close', id);
+  await account('GET /v1/wallets/{id}', id);
+  await wallet('GET /v1/budget');
+  await account('DELETE /v1/keys/{id}', key.body.id);
+  await account('DELETE /v1/keys/{id}', key.body.id);
+  await account('GET /v1/keys');
+  assert.deepEqual([...seen].sort(), INTERFACE.map(({ method, path }) => `${method} ${path}`).sort());
+});
 
-  const implemented = INTERFACE.map(({ method, path }) => `${method} ${path}`).filter(
-    (line) => !TO_COME.includes(line),
-  );
-  assert.deepEqual([...seen].sort(), implemented.sort());
+test('what the agent endpoints refuse with is in the document, on each of them', async (t) => {
+  const house = await openWholeHouse(t);
+  const seen = holdToDocument(house);
+  house.app.answerSeconds = 0.5;
+  const rich = await house.openWallet(LONG);
+  const lease = (await house.rent(rich.token)).body;
+  const one = (await house.lease(rich.token)).body;
+  /** Every agent endpoint with a body that its rules allow, about this resource. */
+  const askAll = async (token: string, id = lease.id) => {
+    for (const { method, path, key, body, auth } of INTERFACE) {
+      if (auth !== 'Wallet' || path === '/v1/run/close' || path === '/v1/compute/stop') continue;
+      const about = body && 'id' in body ? { ...body, id } : body;
+      await house.ask(method, path, { token, body: about, key: key ? randomUUID() : undefined });
+    }
+  };
+  await askAll(house.accountKey);
+  await askAll(rich.token, 'res_none');
+  await house.extend(rich.token, one.id, 60);
+  await house.extend(rich.token, lease.id, 86_400, 'same');
+  await house.rent(rich.token, 'k');
+  await house.lease(rich.token, 'k');
+  await house.lease(rich.token, randomUUID(), { max_seconds: 3601 });
+
+  const poor = await house.openWallet({ budget_cents: 100, expires_in_seconds: 0 });
+  const poorLease = (await house.rent(poor.token)).body;
+  for (let i = 0; i < 15; i++) await house.rent(poor.token);
+  await house.extend(poor.token, poorLease.id, 600);
+  await house.rent(poor.token);
+
+  house.memory.before.exec = () => Promise.reject(new Error('the engine is gone'));
+  await askAll(rich.token);
+  house.memory.room = 0;
+  await house.rent(rich.token);
+  house.memory.room = Number.POSITIVE_INFINITY;
+  house.memory.after.create = () => Promise.reject(new Error('the connection was reset'));
+  await house.rent(rich.token, 'doubt');
+  house.memory.after = {};
+  house.memory.before.extend = () => Promise.reject(new Error('the connection was reset'));
+  await house.extend(rich.token, lease.id, 60);
+  house.memory.before = {};
+
+  const { backendOf } = house.app.slots;
+  house.app.slots.backendOf = () => undefined; // As after a slot was taken out of the configuration.
+  await askAll(rich.token);
+  house.app.slots.backendOf = backendOf;
+  await house.run('account.suspend', { id: house.accountId });
+  await askAll(rich.token);
+  await house.run('account.resume', { id: house.accountId });
+  await house.run('freeze', {});
+  await askAll(rich.token);
+  await house.run('unfreeze', {});
+  await house.stop(rich.token, lease.id);
+  await askAll(rich.token);
+  await house.closeWallet(rich.id);
+  await askAll(rich.token);
+  const brief = await house.openWallet({ expires_in_seconds: 700 });
+  house.clock.advance(700);
+  await askAll(brief.token);
+
+  const expected = {
+    '/v1/compute/create': ['insufficient_funds', 'account_suspended', 'read_only', 'capacity_unavailable'],
+    '/v1/compute/extend': [
+      'insufficient_funds',
+      'extension_not_supported',
+      'lease_limit_exceeded',
+      'operation_uncertain',
+    ],
+    '/v1/compute/exec': ['wallet_closed', 'provider_unavailable', 'provider_not_configured', 'resource_not_active'],
+    '/v1/compute/upload': ['wallet_closed', 'provider_not_configured', 'resource_not_active'],
+    '/v1/compute/ssh': ['wallet_closed', 'provider_not_configured', 'resource_not_active'],
+    '/v1/chat/completions': ['wallet_expired', 'account_suspended', 'read_only'],
+    '/v1/router/key': ['wallet_expired'],
+    '/v1/transfer/sign': ['wallet_expired'],
+  };
+  for (const [path, codes] of Object.entries(expected))
+    for (const code of codes) assert(seen.has(`POST ${path} ${code}`), `POST ${path} ${code} was met`);
 });

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
-import { type Answer, type HouseOptions, openHouse } from '../helper/house.ts';
+import { LONG, openMemoryHouse } from '../compute/leases.ts';
+import { type Answer, type House, type HouseOptions, openHouse as openAnyHouse } from '../helper/house.ts';
 import { failure, gate, reset } from '../helper/upstream.ts';
+import { holdToDocument } from './documented.ts';
 import { assertRefused } from './refused.ts';
 
 /** Every code and its status, copied by hand from design, section 3. */
@@ -58,7 +60,20 @@ const WITH_RETRY_AFTER = new Set<string>([
 ]);
 
 const WALLET = { name: 'agent', budget_cents: 500 };
-const LATER = 'Leases are not sold yet: it comes with the compute room.';
+
+/** A house whose every answer has to be in its own API document. */
+async function openHouse(t: TestContext, options: HouseOptions = {}): Promise<House> {
+  const house = await openAnyHouse(t, options);
+  holdToDocument(house);
+  return house;
+}
+
+/** The same with machines that are only remembered, and a wallet that can pay for some. */
+async function openWithLeases(t: TestContext) {
+  const house = await openMemoryHouse(t);
+  holdToDocument(house);
+  return { house, ...(await house.openWallet(LONG)) };
+}
 
 /** A house with one wallet in it. */
 async function openWithWallet(t: TestContext, options: HouseOptions = {}, wallet: Record<string, unknown> = {}) {
@@ -66,7 +81,7 @@ async function openWithWallet(t: TestContext, options: HouseOptions = {}, wallet
   return { house, ...(await house.openWallet(wallet)) };
 }
 
-/** How each code is reached over HTTP, or why it cannot be yet. A new code does not compile without a line here. */
+/** How each code is reached over HTTP, or why it cannot be. A new code does not compile without a line here. */
 const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>)> = {
   async invalid_request(t) {
     const house = await openHouse(t);
@@ -132,7 +147,11 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const { house, token } = await openWithWallet(t);
     return house.chat(token, { model: 'none' });
   },
-  offer_not_found: LATER,
+  async offer_not_found(t) {
+    const { house, token } = await openWithLeases(t);
+    const body = { provider: 'provider_three', spec: { offer_id: 'none', disk_gb: 5, max_seconds: 60 } };
+    return house.ask('POST', '/v1/compute/create', { token, key: 'a', body });
+  },
   async method_not_allowed(t) {
     const house = await openHouse(t);
     return house.ask('PUT', '/v1/account', { token: house.accountKey });
@@ -188,9 +207,20 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     house.clock.advance(60);
     return house.ask('GET', `/v1/wallets/${id}/token`, { token: house.accountKey });
   },
-  resource_not_active: LATER,
-  extension_not_supported: LATER,
-  lease_limit_exceeded: LATER,
+  async resource_not_active(t) {
+    const { house, token } = await openWithLeases(t);
+    const { id } = (await house.rent(token)).body;
+    await house.stop(token, id);
+    return house.extend(token, id, 60);
+  },
+  async extension_not_supported(t) {
+    const { house, token } = await openWithLeases(t);
+    return house.extend(token, (await house.lease(token)).body.id, 60);
+  },
+  async lease_limit_exceeded(t) {
+    const { house, token } = await openWithLeases(t);
+    return house.lease(token, 'a', { max_seconds: 3601 });
+  },
   async answer_lost(t) {
     const { house, token } = await openWithWallet(t);
     house.upstream.handle = reset;
@@ -246,8 +276,17 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const body = { provider: 'provider_two', spec: { chip: 'h100', max_seconds: 60 } };
     return house.ask('POST', '/v1/compute/create', { token, key: 'a', body });
   },
-  provider_unavailable: LATER,
-  capacity_unavailable: LATER,
+  async provider_unavailable(t) {
+    const { house, token } = await openWithLeases(t);
+    const { id } = (await house.lease(token)).body;
+    house.memory.before.exec = () => Promise.reject(new Error('the engine is gone'));
+    return house.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true' } });
+  },
+  async capacity_unavailable(t) {
+    const { house, token } = await openWithLeases(t);
+    house.memory.room = 0;
+    return house.lease(token);
+  },
   async gateway_unavailable(t) {
     const { house, token } = await openWithWallet(t);
     house.upstream.handle = failure(503);

@@ -44,11 +44,11 @@ export function openContainerBackend(
     try {
       await engine.isPodman();
       claim = await room.take(order.tag, sizeOf(settings, order.quote.spec));
-      if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, 'capacity_unavailable');
+      if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, undefined, 'capacity_unavailable');
       deadlines.write(order.tag, order.deadline);
     } catch (error) {
       // Nothing was asked for yet.
-      return settle(order.tag, refused(`The container cannot be ordered: ${textOf(error)}`));
+      return settle(order.tag, refused('The container cannot be ordered', textOf(error)));
     }
     const made = await make(order, claim).catch(unknown);
     if (made !== 'no_image') return settle(order.tag, made);
@@ -77,11 +77,11 @@ export function openContainerBackend(
     it.making =
       fault === undefined
         ? make(order, claim).catch(unknown)
-        : Promise.resolve(refused(`The image ${settings.image} cannot be pulled: ${fault}`));
+        : Promise.resolve(refused(`The image ${settings.image} cannot be pulled`, fault));
     const made = await it.making;
     const outcome = made === 'no_image' ? refused(`The image ${settings.image} was pulled and is not there`) : made;
     if (outcome.kind === 'created') coming.delete(order.tag);
-    else it.failed = outcome.reason;
+    else it.failed = 'words' in outcome && outcome.words ? `${outcome.reason} (${outcome.words})` : outcome.reason;
     settle(order.tag, outcome);
   }
 
@@ -103,11 +103,11 @@ export function openContainerBackend(
         diskGb: sizeOf(settings, quote.spec).diskGb,
       });
     } catch (error) {
-      if (wasNeverSent(error)) return refused(`The engine cannot be reached: ${textOf(error)}`);
+      if (wasNeverSent(error)) return refused('The provider cannot be reached', textOf(error));
       if (statusOf(error) === undefined) throw error;
       if (lacksImage(error)) return 'no_image';
       // An answer means that nothing is under way: an earlier attempt has made the container, or there is none.
-      if (!(await look(tag))) return refused(`The engine refused the container: ${textOf(error)}`);
+      if (!(await look(tag))) return refused('The provider refused the machine', textOf(error));
     }
     return start(tag);
   }
@@ -120,7 +120,7 @@ export function openContainerBackend(
         // It exists and does not run: it is removed, and only a confirmed removal is a clear no.
         await remove(tag);
         if (await look(tag)) throw error;
-        return refused(`The engine could not start the container: ${textOf(error)}`);
+        return refused('The provider could not start the machine', textOf(error));
       }
     }
     return { kind: 'created', ref: tag };
@@ -252,8 +252,14 @@ export function openContainerBackend(
 const unknown = (error: unknown): Created => ({ kind: 'unknown', reason: textOf(error) });
 const refused = (
   reason: string,
+  words?: string,
   code: 'provider_unavailable' | 'capacity_unavailable' = 'provider_unavailable',
-): Created & { kind: 'refused' } => ({ kind: 'refused', code, reason: `${reason}. Nothing was charged.` });
+): Created & { kind: 'refused' } => ({
+  kind: 'refused',
+  code,
+  reason: `${reason}. Nothing was charged.`,
+  ...(words === undefined ? {} : { words }),
+});
 
 function stateOf(status: string): Machine['state'] {
   if (status === 'running' || status === 'paused') return 'running';

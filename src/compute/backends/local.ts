@@ -28,7 +28,8 @@ export function openLocalBackend(
       return {
         kind: 'refused',
         code: 'provider_unavailable',
-        reason: `The lease could not be made: ${reason}. Nothing was charged.`,
+        reason: 'The lease could not be made. Nothing was charged.',
+        words: reason,
       };
     }
   }

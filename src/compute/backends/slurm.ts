@@ -148,8 +148,8 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
 
   async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
     const refuse = (error: unknown): Created => {
-      const reason = `${(error as Error).message}. Nothing was charged.`;
-      return { kind: 'refused', code: 'provider_unavailable', reason };
+      const reason = 'The job could not be submitted. Nothing was charged.';
+      return { kind: 'refused', code: 'provider_unavailable', reason, words: (error as Error).message };
     };
     let claim: Claim | undefined;
     try {
@@ -180,7 +180,8 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     if (said.code === 0 && jobId) return { kind: 'created', ref: refOf(jobId, tag) };
     const [, code] =
       (said.code !== 0 && said.stdout === '' && SAID_NO.find(([words]) => words.test(said.stderr))) || [];
-    if (code) return { kind: 'refused', code, reason: `Slurm refused the job: ${wordsOf(said)}. Nothing was charged.` };
+    if (code)
+      return { kind: 'refused', code, reason: 'Slurm refused the job. Nothing was charged.', words: wordsOf(said) };
     return { kind: 'unknown', reason: `sbatch ended with ${said.code}: ${wordsOf(said)}` };
   }
 

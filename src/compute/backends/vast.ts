@@ -111,7 +111,7 @@ export function openVastBackend(
     } catch (error) {
       if (!(error instanceof VastUnreachable) || error.sent)
         return { kind: 'unknown', reason: (error as Error).message };
-      return refused('provider_unavailable', `The provider cannot be reached: ${error.message}.`);
+      return refused('provider_unavailable', 'The provider cannot be reached.', error.message);
     }
     // First of all, whatever the status: a contract may come together with an error. What then stands there is ended.
     const ref = idOf((answer.json as { new_contract?: unknown } | undefined)?.new_contract);
@@ -120,7 +120,7 @@ export function openVastBackend(
       return { kind: 'created', ref };
     }
     const { status, said } = answer;
-    if (SAID_NO.has(status)) return refused('provider_unavailable', `The provider refused the machine: ${said}.`);
+    if (SAID_NO.has(status)) return refused('provider_unavailable', 'The provider refused the machine.', said);
     if (MAYBE_TAKEN.has(status) && /no_such_ask/.test(said))
       return refused('capacity_unavailable', 'Somebody else has just rented this offer.');
     return { kind: 'unknown', reason: `vast answered the create with ${said}` };
@@ -373,10 +373,11 @@ export function openVastBackend(
   };
 }
 
-const refused = (code: 'capacity_unavailable' | 'provider_unavailable', reason: string): Created => ({
+const refused = (code: 'capacity_unavailable' | 'provider_unavailable', reason: string, words?: string): Created => ({
   kind: 'refused',
   code,
   reason: `${reason} Nothing was charged.`,
+  ...(words === undefined ? {} : { words }),
 });
 
 function instanceOf(raw: unknown): Instance | undefined {

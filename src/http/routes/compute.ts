@@ -9,6 +9,7 @@ import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { createLease, stopLease } from '../../spend/lease.ts';
 import { extendLease } from '../../spend/lease-extend.ts';
+import { PAID_REFUSALS } from '../../spend/road.ts';
 import {
   ComputeRequest,
   ExecRequest,
@@ -63,7 +64,18 @@ const EXAMPLE = {
   end_reason: null,
 };
 
-/** A machine that runs and whose time is not over, with what drives it. Refuses with `resource_not_active`. */
+/** What `active` refuses with. */
+const ACTIVE_REFUSALS = [
+  'not_found',
+  'wallet_closed',
+  'wallet_expired',
+  'resource_not_active',
+  'provider_not_configured',
+] as const;
+/** The same for what is done inside a machine. */
+const INSIDE_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain'] as const;
+
+/** A machine that runs and whose time is not over, with what drives it. Refuses with `ACTIVE_REFUSALS`. */
 function active(app: DoorApp, wallet: Wallet, id: string): { resource: Resource; backend: Backend; ref: string } {
   const resource = resourceOf(app.ledger.read, wallet.id, id);
   const now = app.clock.now();
@@ -157,19 +169,12 @@ export const createCompute = endpoint({
   body: ComputeRequest,
   answer: ResourceSummary,
   refusals: [
+    ...PAID_REFUSALS,
     'provider_not_configured',
     'offer_not_found',
-    'insufficient_funds',
-    'funds_held',
-    'account_suspended',
-    'idempotency_conflict',
-    'idempotency_in_progress',
-    'wallet_closed',
-    'wallet_expired',
     'lease_limit_exceeded',
     'provider_unavailable',
     'capacity_unavailable',
-    'operation_uncertain',
   ],
   example: {
     body: { provider: 'provider_one', spec: { gpu: null, gpus: 0, cpus: 1, memory_gib: 1, max_seconds: 3600 } },
@@ -195,7 +200,14 @@ export const extendCompute = endpoint({
   idempotent: true,
   body: ExtendRequest,
   answer: ResourceSummary,
-  refusals: ['not_found', 'extension_not_supported', 'resource_not_active', 'lease_limit_exceeded'],
+  refusals: [
+    ...PAID_REFUSALS,
+    'not_found',
+    'provider_not_configured',
+    'extension_not_supported',
+    'resource_not_active',
+    'lease_limit_exceeded',
+  ],
   example: { body: { id: ID, additional_seconds: 600 }, answer: EXAMPLE },
   async run(app, { principal, body, raw, idempotencyKey, requestId }) {
     const { answer, replayed } = await extendLease(app, {
@@ -232,7 +244,7 @@ export const sshCompute = endpoint({
   scope: 'wallet',
   body: ResourceId,
   answer: SshAccess,
-  refusals: ['not_found', 'resource_not_active'],
+  refusals: ACTIVE_REFUSALS,
   example: {
     body: { id: ID },
     answer: {
@@ -282,7 +294,7 @@ export const execCompute = endpoint({
   scope: 'wallet',
   body: ExecRequest,
   answer: ExecResult,
-  refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
+  refusals: INSIDE_REFUSALS,
   example: {
     body: { id: ID, command: 'uname -s', timeout: 60 },
     answer: {
@@ -326,7 +338,7 @@ export const uploadCompute = endpoint({
   body: UploadRequest,
   bodyBytesMax: UPLOAD_BYTES_MAX,
   answer: UploadResult,
-  refusals: ['not_found', 'resource_not_active', 'provider_unavailable', 'operation_uncertain'],
+  refusals: INSIDE_REFUSALS,
   example: {
     body: { id: ID, path: 'work/hello.txt', content_base64: 'aGVsbG8K' },
     answer: {

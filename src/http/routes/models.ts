@@ -2,6 +2,7 @@ import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { boundChat } from '../../router/bound.ts';
 import { chat } from '../../spend/chat.ts';
+import { PAID_REFUSALS } from '../../spend/road.ts';
 import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, modelRecord } from '../../wire/models.ts';
 import { endpoint } from '../door.ts';
@@ -36,20 +37,13 @@ export const createChatCompletion = endpoint({
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: ChatCompletion,
   refusals: [
+    ...PAID_REFUSALS,
     'streaming_not_supported',
     'unsupported_parameter',
-    'insufficient_funds',
-    'funds_held',
-    'account_suspended',
     'model_not_found',
-    'idempotency_conflict',
-    'idempotency_in_progress',
     'idempotency_key_expired',
-    'wallet_closed',
-    'wallet_expired',
     'answer_lost',
     'gateway_unavailable',
-    'operation_uncertain',
   ],
   example: {
     body: { model: 'qwen3-8b', messages: [{ role: 'user', content: 'Say hello.' }], max_tokens: 100 },

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { listResourcesOfWallet, PAGE_COUNT, pageResources } from '../../compute/resources.ts';
+import { listResourcesOfWallet, pageResources } from '../../compute/resources.ts';
 import { walletOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { ResourceList, ResourcePage, summaryOf } from '../../wire/compute.ts';
@@ -17,9 +17,8 @@ export const listResources = endpoint({
     if (query.wallet_id) walletOf(app.ledger.read, principal.accountId, query.wallet_id);
     const before = query.before || undefined;
     if (before !== undefined && !/^res_[0-9a-z]{26}$/.test(before)) throw new Refusal('invalid_cursor');
-    const page = pageResources(app.ledger.read, principal.accountId, before, query.wallet_id || undefined);
-    const last = page.length === PAGE_COUNT ? page.at(-1)?.id : undefined;
-    return { body: { resources: page.map((it) => summaryOf(app.ledger.read, it)), next_cursor: last ?? '' } };
+    const { page, next } = pageResources(app.ledger.read, principal.accountId, before, query.wallet_id || undefined);
+    return { body: { resources: page.map((it) => summaryOf(app.ledger.read, it)), next_cursor: next ?? '' } };
   },
 });
 

@@ -3,6 +3,9 @@ import type { Backend, Machine, Owned } from '../../../src/compute/backend.ts';
 type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check'>;
 type Kept = Owned & { deadline: number };
 
+/** What an engine might say: it names a place that no agent has to know. */
+export const SECRET_WORDS = 'connect ENOENT /srv/secret-place/docker.sock';
+
 /** Machines that are only remembered, in a test's hand: what many of them do, and what a backend does at its worst. */
 export type Memory = {
   machines: Map<string, Kept>;
@@ -41,10 +44,15 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     state: it.deadline <= now() ? 'ended' : it.state,
     ...(memory.readable ? { deadline: it.deadline } : {}),
   });
-  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec'> = {
+  const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec' | 'upload'> = {
     async create({ tag, deadline }) {
       if (memory.machines.size >= memory.room)
-        return { kind: 'refused', code: 'capacity_unavailable', reason: 'No room. Nothing was charged.' };
+        return {
+          kind: 'refused',
+          code: 'capacity_unavailable',
+          reason: 'No room. Nothing was charged.',
+          words: SECRET_WORDS,
+        };
       const ref = `m${++count}`;
       memory.machines.set(ref, {
         ref,
@@ -71,6 +79,7 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
       [...memory.machines.values()]
         .filter((it) => it.tag.startsWith(prefix))
         .map((it) => ({ ...show(it), tag: it.tag, createdAt: it.createdAt })),
+    upload: async () => {},
     exec: async () => ({
       exitCode: 0,
       stdout: Buffer.from('hello\n'),
