@@ -2,10 +2,12 @@ import { constants } from 'node:os';
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
+import type { Share } from '../http/held.ts';
 import { breakOff } from './break-off.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
 import { SftpFault } from './sftp-fault.ts';
+import type { Memory } from './sftp-handles.ts';
 import { InsideLost } from './sftp-inside.ts';
 import { SFTP_SCRIPT } from './sftp-script.ts';
 import { MalformedPacket } from './sftp-wire.ts';
@@ -43,6 +45,8 @@ export type Host = {
   open(visitor: Visitor, order: SessionOrder): Promise<Session>;
   /** Says that a session could not be opened or broke off, and why, to whom it concerns. */
   failed(visitor: Visitor, error: unknown): void;
+  /** Counts what is kept in memory for a visitor, in the budget of its wallet. */
+  share(visitor: Visitor): Share;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -163,7 +167,10 @@ async function transfer({ host, visitor, channel, inside, outlet, signal, stir }
     return outlet.out(bytes);
   };
   channel.on('readable', stir);
-  await unless(signal, serveSftp({ source: channel, send, software: visitor.software }, inside, host.now));
+  const share = host.share(visitor);
+  const memory: Memory = { ...share, tryTake: (bytes) => !signal.aborted && share.tryTake(bytes) };
+  const client = { source: channel, send, software: visitor.software, memory };
+  await unless(signal, serveSftp(client, inside, host.now)).finally(share.leave);
   inside.stdin.end();
   const hangs = setTimeout(() => inside.kill(), LEAVE_MILLISECONDS);
   await unless(signal, inside.ended).finally(() => clearTimeout(hangs));

@@ -33,6 +33,7 @@ printf '%s{' "$mark" >&2
 "$@"
 printf '%s}%d;' "$mark" "$?" >&2`;
 
+type StepOrder = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { input: Buffer; milliseconds: number };
 type Step = {
   child: ChildProcessWithoutNullStreams;
   stdout: PassThrough;
@@ -154,13 +155,13 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
   async function run(
     jobId: string,
     argv: readonly string[],
-    { input, streamBytesMax, milliseconds }: { input: Buffer; streamBytesMax: number; milliseconds: number },
+    { input, milliseconds, ...most }: StepOrder,
   ): Promise<Omit<ExecResult, 'timedOut'>> {
     const step = await begin(jobId, argv);
     const over = setTimeout(() => abandon(step.child), milliseconds);
     const slow = setTimeout(() => abandon(step.child), BEGIN_MILLISECONDS);
     try {
-      const said = collectBoth(step.stdout, step.stderr, streamBytesMax);
+      const said = collectBoth(step.stdout, step.stderr, most);
       said.catch(() => {}); // A step that is lost says so itself.
       step.child.stdin.end(input);
       await step.begun;
@@ -174,7 +175,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
   }
 
   return {
-    async exec(jobId: string, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
+    async exec(jobId: string, { command, timeoutSeconds, ...most }: ExecOrder): Promise<ExecResult> {
       const input = Buffer.from(command);
       refuseCommand(command);
       const marker = randomBytes(12).toString('hex');
@@ -183,7 +184,7 @@ export function createSteps(start: SlurmCommands['start'], user: () => Promise<U
       const shell = 'exec /bin/sh -c "$1" purser "$2" "$3" "$(head -c "$4")" </dev/null';
       const argv = ['/bin/sh', '-c', shell, 'purser', LIMITED, marker, String(timeoutSeconds), String(input.length)];
       const milliseconds = timeoutSeconds * 1000 + GRACE_MILLISECONDS;
-      const ran = await run(jobId, argv, { input, streamBytesMax, milliseconds });
+      const ran = await run(jobId, argv, { input, ...most, milliseconds });
       return { ...ran, timedOut: ran.exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000 };
     },
 
