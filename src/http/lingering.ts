@@ -19,7 +19,8 @@ export function lingerAfter(request: IncomingMessage, response: ServerResponse):
     const until = performance.now() + LINGER_MILLISECONDS;
     const most = socket.bytesRead + LINGER_BYTES_MAX;
     let isLast = false;
-    // Node's server calls it behind an answer with `Connection: close`; and throws away the rest of the body either way.
+    request.resume(); // Node itself throws away only what nobody has begun to read.
+    // Node's server calls it behind an answer with `Connection: close`.
     const destroySoon = socket.destroySoon.bind(socket);
     socket.destroySoon = () => {
       isLast = true;

@@ -61,7 +61,7 @@ for (const isChunked of [false, true]) {
         const body = isChunked ? new Blob([bytes]).stream() : bytes;
         const answer = await fetch(server.url + PATH, { method: 'POST', headers, body, duplex: 'half' } as RequestInit);
         assert.equal(answer.status, 413, `${size} bytes`);
-        assert.equal((await answer.json()).error.code, 'payload_too_large');
+        assert.match(await answer.text(), /payload_too_large/);
       }
     await server.stop();
   });

@@ -6,7 +6,8 @@ import { Refusal } from '../../src/refusal.ts';
 const refused = (enter: () => unknown, message: RegExp) =>
   assert.throws(
     enter,
-    (it) => it instanceof Refusal && it.code === 'rate_limited' && it.retryAfterSeconds === 2 && message.test(it.message),
+    (it) =>
+      it instanceof Refusal && it.code === 'rate_limited' && it.retryAfterSeconds === 2 && message.test(it.message),
   );
 
 test('16 commands and uploads run at once on a resource, 64 on the resources of a wallet', () => {

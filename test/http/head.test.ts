@@ -1,8 +1,19 @@
 import assert from 'node:assert/strict';
-import { connect } from 'node:net';
+import { once } from 'node:events';
+import http from 'node:http';
+import { type AddressInfo, connect, createServer } from 'node:net';
+import { hostname } from 'node:os';
 import test from 'node:test';
 import { isOwnHost } from '../../src/http/head.ts';
 import { type House, openHouse } from '../helper/house.ts';
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
 
 /** What the server says to these lines, and to nothing more. */
 async function say(house: House, ...lines: string[]): Promise<string> {
@@ -90,9 +101,38 @@ test('a gateway key that is revoked while its body comes is refused', async (t) 
   assert.deepEqual(house.upstream.calls, []);
 });
 
-test('the metrics are told by addresses and own names only', () => {
-  for (const host of ['127.0.0.1', '127.0.0.1:9420', 'localhost:9420', 'LOCALHOST', '[::1]:9420', '10.0.0.7', 'purser.lan'])
-    assert(isOwnHost(host, 'purser.lan'), host);
-  for (const host of [undefined, '', 'evil.example', 'evil.example:9420', '127.0.0.1.evil.example', 'localhost.evil', '[x]'])
-    assert(!isOwnHost(host, '127.0.0.1'), String(host));
+test('metrics are told to whoever asks an own address or name, and to no other Host', async (t) => {
+  const own = [
+    '127.0.0.1',
+    '127.0.0.1:9420',
+    'localhost:9420',
+    'LOCALHOST',
+    '[::1]:9420',
+    '10.0.0.7',
+    'purser.lan',
+    hostname(),
+  ];
+  for (const host of own) assert(isOwnHost(host, 'purser.lan'), host);
+  const foreign = [
+    '',
+    'evil.example',
+    'evil.example:9420',
+    '127.0.0.1.evil.example',
+    'localhost.evil',
+    '[x]',
+    'a@localhost',
+  ];
+  for (const host of [undefined, ...foreign]) assert(!isOwnHost(host, '127.0.0.1'), String(host));
+
+  const port = await freePort();
+  await openHouse(t, { settings: { metrics: { listen: `127.0.0.1:${port}` } } });
+  const statusFor = async (host: string) => {
+    const request = http.get({ host: '127.0.0.1', port, path: '/metrics', headers: { host }, agent: false });
+    const [response] = (await once(request, 'response')) as [http.IncomingMessage];
+    response.resume();
+    return response.statusCode;
+  };
+  assert.equal(await statusFor(`127.0.0.1:${port}`), 200);
+  assert.equal(await statusFor('localhost'), 200);
+  assert.equal(await statusFor('evil.example'), 421);
 });
