@@ -18,7 +18,7 @@ export type Pieces = {
  */
 export function collectPieces(announced = 0): Pieces {
   let full: Buffer[] = [];
-  let block = Buffer.allocUnsafeSlow(announced);
+  let block = Buffer.allocUnsafe(announced);
   let used = 0;
   let length = 0;
   return {
