@@ -19,7 +19,13 @@ for (const [what, body, code] of [
   });
 
 test('embeddings take as many token ids as fit the body, and no more of anything else', async (t) => {
-  const model = { id: 'embedding', kind: 'embeddings', upstream: 'house', context_length: 8192, pricing: { prompt: '0' } };
+  const model = {
+    id: 'embedding',
+    kind: 'embeddings',
+    upstream: 'house',
+    context_length: 8192,
+    pricing: { prompt: '0' },
+  };
   const house = await openHouse(t, {
     change: (all) => ({ ...all, router: { upstreams: all.router.upstreams, models: [model] } }),
   });
