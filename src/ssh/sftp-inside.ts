@@ -108,7 +108,11 @@ function createListener(stream: Readable, lose: (reason: string) => void) {
           stir();
           last = Buffer.concat([last, chunk.subarray(-END_BYTES)]).subarray(-END_BYTES);
           length += chunk.length;
-          isCut ||= length > bytesMax + END_BYTES || !take(chunk.length);
+          if (!isCut && !take(chunk.length)) {
+            isCut = true;
+            pieces.clear();
+          }
+          isCut ||= length > bytesMax + END_BYTES;
           if (!isCut) pieces.add(chunk);
           const found = end.exec(last.toString('latin1'));
           if (!found) return;

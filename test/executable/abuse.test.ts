@@ -420,7 +420,7 @@ exec /bin/busybox ash "$@"
 test('sftp listings and unread SSH input take a bounded memory', async (t) => {
   const engine = await openDocker(t);
   if (!engine) return;
-  await underAttack(t, { growthMib: 250, settings: compute(engine.socket) }, async (it) => {
+  await underAttack(t, { growthMib: 400, settings: compute(engine.socket) }, async (it) => {
     const { served, server, stolen } = it;
     const id = await lease(it);
     const upload = { id, path: '/work/sh', content_base64: Buffer.from(LYING_SHELL).toString('base64') };
