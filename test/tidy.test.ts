@@ -90,7 +90,7 @@ const FLOORS: RegExp[][] = [
   [
     /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
   ],
-  [/^src\/(money|refusal|token|id|ssh-key|in-time|answer-text)\.ts$/],
+  [/^src\/(money|refusal|token|id|ssh-key|in-time|answer-text|pieces)\.ts$/],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
 const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');

@@ -4,14 +4,14 @@ import type { Keyring } from '../access/keyring.ts';
 import { resourceKey } from '../access/ssh-keys.ts';
 import { findResource, type Resource } from '../compute/resources.ts';
 import type { Address } from '../config.ts';
-import type { Held } from '../http/held.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { listen } from '../listening.ts';
 import type { LeaseApp } from '../spend/lease.ts';
+import type { Memory } from './memory.ts';
 import { type Host, serveSession } from './session.ts';
 import { createVisitors, type Visitor } from './visitors.ts';
 
-export type GatewayApp = LeaseApp & { keyring: Keyring; held: Held };
+export type GatewayApp = LeaseApp & { keyring: Keyring; held: { enter(walletId: string): Memory } };
 export type GatewayLimits = {
   /** A client has so long to show its key. */
   strangerMilliseconds: number;
@@ -111,7 +111,7 @@ function createHost(app: GatewayApp, idleMilliseconds: number): Host {
   return {
     idleMilliseconds,
     now: () => app.clock.now(),
-    share: ({ resourceId }) =>
+    memory: ({ resourceId }) =>
       app.held.enter((findResource(app.ledger.read, resourceId as string) as Resource).walletId),
     async open({ resourceId }, order) {
       const found = accessible(app, resourceId as string);

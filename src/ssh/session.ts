@@ -2,12 +2,11 @@ import { constants } from 'node:os';
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
-import type { Share } from '../http/held.ts';
 import { breakOff } from './break-off.ts';
+import type { Memory } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
 import { SftpFault } from './sftp-fault.ts';
-import type { Memory } from './sftp-handles.ts';
 import { InsideLost } from './sftp-inside.ts';
 import { SFTP_SCRIPT } from './sftp-script.ts';
 import { MalformedPacket } from './sftp-wire.ts';
@@ -46,7 +45,7 @@ export type Host = {
   /** Says that a session could not be opened or broke off, and why, to whom it concerns. */
   failed(visitor: Visitor, error: unknown): void;
   /** Counts what is kept in memory for a visitor, in the budget of its wallet. */
-  share(visitor: Visitor): Share;
+  memory(visitor: Visitor): Memory;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -167,10 +166,10 @@ async function transfer({ host, visitor, channel, inside, outlet, signal, stir }
     return outlet.out(bytes);
   };
   channel.on('readable', stir);
-  const share = host.share(visitor);
-  const memory: Memory = { ...share, tryTake: (bytes) => !signal.aborted && share.tryTake(bytes) };
+  const ofWallet = host.memory(visitor);
+  const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
   const client = { source: channel, send, software: visitor.software, memory };
-  await unless(signal, serveSftp(client, inside, host.now)).finally(share.leave);
+  await unless(signal, serveSftp(client, inside, host.now)).finally(memory.leave);
   inside.stdin.end();
   const hangs = setTimeout(() => inside.kill(), LEAVE_MILLISECONDS);
   await unless(signal, inside.ended).finally(() => clearTimeout(hangs));

@@ -1,3 +1,4 @@
+import type { Memory } from './memory.ts';
 import type { Listing } from './sftp-entry.ts';
 import { SftpFault } from './sftp-fault.ts';
 import type { File } from './sftp-file.ts';
@@ -10,9 +11,6 @@ const LISTING_BYTES_MAX = 16 * 1024 * 1024;
 
 type Handle = File | Listing;
 const isFile = (handle: Handle): handle is File => 'descriptor' in handle;
-
-/** The memory that a client's wallet may use: see `Share` in src/http/held.ts. */
-export type Memory = { tryTake(bytes: number): boolean; release(bytes: number): void };
 
 /**
  * What a client has open. Whatever it names that is not open, or not of that kind, is an SftpFault. What is read ahead of

@@ -1,8 +1,9 @@
+import type { Memory } from './memory.ts';
 import type { Write } from './sftp-batch.ts';
 import { createListing, factsOf } from './sftp-entry.ts';
 import { SftpFault } from './sftp-fault.ts';
 import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
-import { createHandles, handleId, type Memory } from './sftp-handles.ts';
+import { createHandles, handleId } from './sftp-handles.ts';
 import type { Inside } from './sftp-inside.ts';
 import { DESCRIPTORS } from './sftp-script.ts';
 import { type Attributes, answer, type Fields, PACKET_BYTES_MAX, REQUEST, STATUS, uint64 } from './sftp-wire.ts';

@@ -1,8 +1,8 @@
 import type { Readable } from 'node:stream';
 import type { Session } from '../compute/backend.ts';
+import type { Memory } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
 import { SftpFault } from './sftp-fault.ts';
-import type { Memory } from './sftp-handles.ts';
 import { createInside } from './sftp-inside.ts';
 import { createResponder } from './sftp-respond.ts';
 import { answer, createPacketReader, MalformedPacket, REQUEST, readFields, STATUS } from './sftp-wire.ts';

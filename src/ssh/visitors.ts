@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net';
 import type { ServerChannel } from 'ssh2';
-import type { Share } from '../http/held.ts';
 import { breakOff } from './break-off.ts';
+import type { Memory } from './memory.ts';
 
 /** Strangers have shown no key yet: so many at a time. */
 const STRANGER_COUNT_MAX = 64;
@@ -28,7 +28,7 @@ export type Visitor = {
   /** The resource whose key it has shown. */
   resourceId: string | undefined;
   /** Counts its input that waits, in the budget of its wallet; undefined before it has shown a key. */
-  share: Share | undefined;
+  memory: Memory | undefined;
   channels: Set<ServerChannel>;
   /** Aborted when the connection is over, and when it has to be. */
   gone: AbortSignal;
@@ -67,14 +67,14 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
       strangers.delete(visitor);
       guests.delete(visitor);
       leaving.abort(new Error(why));
-      visitor.share?.leave();
+      visitor.memory?.leave();
       setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
     }
     const visitor: Visitor = {
       socket,
       software: '',
       resourceId: undefined,
-      share: undefined,
+      memory: undefined,
       channels: new Set(),
       gone: leaving.signal,
       farewell: () => {},
@@ -104,12 +104,12 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
   }
 
   /** Looks at what waits: every time that something arrives, and once in a while, as it may be read without a word. */
-  function heard({ channels, socket, share, gone, leave }: Visitor) {
+  function heard({ channels, socket, memory, gone, leave }: Visitor) {
     if (gone.aborted) return;
     const waiting = [...channels].map(bytesWaiting);
     const sum = waiting.reduce((sum, it) => sum + it, socket.writableLength);
-    share?.leave();
-    const isRoom = sum <= WAITING_BYTES_FREE || !share || share.tryTake(sum);
+    memory?.leave();
+    const isRoom = sum <= WAITING_BYTES_FREE || !memory || memory.tryTake(sum);
     if (!isRoom || [socket.writableLength, ...waiting].some((it) => it > WAITING_BYTES_MAX))
       leave('too much waits to be read');
   }
@@ -119,12 +119,12 @@ export function createVisitors({ strangerMilliseconds }: { strangerMilliseconds:
     guests: guests as ReadonlySet<Visitor>,
     heard,
     /** The visitor has shown the key of a resource. False where that has its connections already. */
-    welcome(visitor: Visitor, resourceId: string, share: Share): boolean {
+    welcome(visitor: Visitor, resourceId: string, memory: Memory): boolean {
       const others = [...guests].filter((it) => it.resourceId === resourceId);
       if (visitor.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
       strangers.delete(visitor);
       visitor.resourceId = resourceId;
-      visitor.share = share;
+      visitor.memory = memory;
       guests.add(visitor);
       return true;
     },
