@@ -19,6 +19,7 @@ import { takeLock } from './db/lock.ts';
 import { createRoom, type Room } from './db/room.ts';
 import { createEvents, type Events } from './events.ts';
 import type { Health } from './health.ts';
+import { createAtOnce } from './http/at-once.ts';
 import type { DoorApp } from './http/door.ts';
 import { createHeld } from './http/held.ts';
 import { openAccount } from './ledger/account.ts';
@@ -222,6 +223,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
     },
     held: createHeld(),
+    atOnce: createAtOnce(),
     guests: new WeakSet<Socket>(),
     connectionCountMax,
     stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,

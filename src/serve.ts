@@ -1,4 +1,4 @@
-import { createServer, type Server } from 'node:http';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import { getRequestListener, RequestError } from '@hono/node-server';
 import { type App, type AppOptions, openApp } from './app.ts';
 import { refuseHomeless } from './compute/homeless.ts';
@@ -8,9 +8,11 @@ import { createDoor } from './http/app.ts';
 import { followConnections } from './http/connections.ts';
 import { boundCrowd } from './http/crowd.ts';
 import { unrouted } from './http/door.ts';
+import { expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
+import { lingerAfter } from './http/lingering.ts';
 import { listen } from './listening.ts';
 import { listenSocket } from './operator/socket.ts';
-import { REFUSALS } from './refusal.ts';
+import { REFUSALS, Refusal } from './refusal.ts';
 import type { Gateway } from './ssh/gateway.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
@@ -22,6 +24,9 @@ const KEEP_ALIVE_MILLISECONDS = 75_000;
 const LOOK_MILLISECONDS = 5000;
 /** Whoever asks for figures needs no more connections than this. */
 const METRICS_CONNECTION_COUNT_MAX = 64;
+/** Statuses that no refusal of a route has: RFC 9110, sections 15.5.18 and 15.5.20. */
+const EXPECTATION_FAILED = 417;
+const MISDIRECTED = 421;
 
 export type Served = App & {
   /** Where the door really listens. */
@@ -65,7 +70,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   }
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
-    const metrics = openMetrics(app);
+    const metrics = openMetrics(app, config.metrics.listen);
     metrics.maxConnections = METRICS_CONNECTION_COUNT_MAX;
     await listen(metrics, config.metrics.listen, failed, '`metrics.listen`');
     opening.defer(async () => {
@@ -96,32 +101,44 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
 /** The door behind Node's HTTP server. What that server cannot read is answered in the shape of every other refusal. */
 function openDoor(app: App): { door: Server; close(): Promise<void> } {
   const answer = getRequestListener(createDoor(app).fetch, {
+    autoCleanupIncoming: false, // `lingerAfter` does it.
     errorHandler(error) {
       const { body, ...init } = unrouted(app, error instanceof RequestError ? undefined : error);
       return new Response(body, init);
     },
   });
   const { connectionCountMax, stallMilliseconds, guests, events } = app;
-  const crowd = boundCrowd(connectionCountMax, stallMilliseconds, guests, answer, events);
+  const crowd = boundCrowd(connectionCountMax, stallMilliseconds, guests, answerOrRefuse, events);
+  function answerOrRefuse(request: IncomingMessage, response: ServerResponse) {
+    lingerAfter(request, response);
+    const isTooMuch = expectsTooMuch(request);
+    const fault = isTooMuch
+      ? new Refusal('invalid_request', 'Expect: only 100-continue is known.')
+      : faultOfHead(request);
+    if (!fault) return answer(request, response);
+    const { status, headers, body } = unrouted(app, fault);
+    response.writeHead(isTooMuch ? EXPECTATION_FAILED : status, headers).end(body);
+  }
   const door = createServer({
     headersTimeout: HEADERS_MILLISECONDS,
     requestTimeout: REQUEST_MILLISECONDS,
     keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
     connectionsCheckingInterval: LOOK_MILLISECONDS,
+    requireHostHeader: false, // Its own answer has no body and no id.
   });
   const connections = followConnections(door);
   crowd.watch(door);
   events.gauge('connections', 'Connections of clients.', crowd.count);
-  door.on('request', (request, response) => {
-    if (connections.take(request, response)) crowd.handle(request, response);
-  });
+  for (const event of ['request', 'checkExpectation'])
+    door.on(event, (request, response) => {
+      if (connections.take(request, response)) crowd.handle(request, response);
+    });
   door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
     // An answer that is still to come on this connection must not be taken for this refusal.
     const isAnswering = (socket as { _httpMessage?: unknown })._httpMessage != null;
     if (!socket.writable || isAnswering || error.code === 'ECONNRESET') return socket.destroy();
     const { status, headers, body } = unrouted(app);
-    const fields = { ...headers, 'content-length': Buffer.byteLength(body) };
-    const lines = Object.entries(fields).map(([name, value]) => `${name}: ${value}\r\n`);
+    const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
     socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
   });
   return {
@@ -134,8 +151,12 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
   };
 }
 
-function openMetrics(app: App): Server {
+function openMetrics(app: App, { host }: Address): Server {
   return createServer(async (request, response) => {
+    if (!isOwnHost(request.headers.host, host))
+      return response
+        .writeHead(MISDIRECTED)
+        .end('Ask for the metrics by an IP address, localhost, or the host name of this machine.\n');
     if (request.url !== '/metrics') return response.writeHead(404).end();
     try {
       const text = await app.events.registry.metrics();

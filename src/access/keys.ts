@@ -39,7 +39,7 @@ export function findKeyByToken(read: Reader, tokenHash: Buffer): Key | undefined
 }
 
 /** Refuses with `unauthenticated` a key that has been revoked since it was looked at. */
-export function refuseRevoked(read: Reader, id: string): void {
+export function refuseRevokedKey(read: Reader, id: string): void {
   if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
 }
 

@@ -2,8 +2,8 @@ import type { Reader } from '../db/handle.ts';
 import { findWallet, findWalletByToken, type Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
 import { hashToken, kindOfToken, looksLikeOurs } from '../token.ts';
-import { findKeyByToken } from './keys.ts';
-import { findRouterKeyByToken, type KeyLimits, limitsOf } from './router-keys.ts';
+import { findKeyByToken, refuseRevokedKey } from './keys.ts';
+import { findRouterKeyByToken, type KeyLimits, limitsOf, refuseRevokedRouterKey } from './router-keys.ts';
 import type { Sessions } from './sessions.ts';
 
 /** Who asks. An operator key acts for the account it was bound to at minting (design 2.12). */
@@ -11,7 +11,7 @@ export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
   | { kind: 'session'; accountId: string }
   | { kind: 'wallet'; wallet: Wallet }
-  | { kind: 'router'; wallet: Wallet; limits: KeyLimits };
+  | { kind: 'router'; routerKeyId: string; wallet: Wallet; limits: KeyLimits };
 
 /**
  * What a route demands (interface, section 4): an account key, a signed-in session, or a wallet token; `router` is
@@ -51,9 +51,18 @@ export function authenticate(read: Reader, token: string, sessions?: Sessions): 
     if (wallet) return { kind, wallet };
   } else if (kind === 'router') {
     const key = findRouterKeyByToken(read, hashToken(token));
-    if (key) return { kind, wallet: findWallet(read, key.walletId) as Wallet, limits: limitsOf(key) };
+    if (key) {
+      const wallet = findWallet(read, key.walletId) as Wallet;
+      return { kind, routerKeyId: key.id, wallet, limits: limitsOf(key) };
+    }
   }
   throw new Refusal('unauthenticated');
+}
+
+/** Refuses with `unauthenticated` whoever came with a key that has been revoked since. */
+export function refuseRevoked(read: Reader, principal: Principal): void {
+  if ('keyId' in principal) refuseRevokedKey(read, principal.keyId);
+  if ('routerKeyId' in principal) refuseRevokedRouterKey(read, principal.routerKeyId);
 }
 
 export type AccountPrincipal = Extract<Principal, { accountId: string }>;

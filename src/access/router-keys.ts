@@ -54,6 +54,11 @@ export function findRouterKeyByToken(read: Reader, tokenHash: Buffer): RouterKey
   return key?.revokedAt === null ? key : undefined;
 }
 
+/** Refuses with `unauthenticated` a gateway key that has been revoked since it was looked at. */
+export function refuseRevokedRouterKey(read: Reader, id: string): void {
+  if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
+}
+
 /** The latest 100 gateway keys of a wallet, newest first. */
 export function listRouterKeys(read: Reader, walletId: string): RouterKey[] {
   return reads(read).ofWallet.all({ walletId });

@@ -63,6 +63,14 @@ export type ExecOrder = {
   timeoutSeconds: number;
   /** Each stream is cut at so many bytes; what follows is read and thrown away. */
   streamBytesMax: number;
+  budget?: OutputBudget | undefined;
+};
+/** Bounds what is kept of a command's output beside `streamBytesMax`. */
+export type OutputBudget = {
+  /** Counts a piece. False where there is no room for it: it is thrown away, and so is the rest of its stream. */
+  take(piece: Buffer): boolean;
+  /** Aborted when nobody waits for the output any more: what was kept of it is let go. */
+  unwanted: AbortSignal;
 };
 export type ExecResult = {
   exitCode: number;

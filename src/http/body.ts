@@ -1,13 +1,17 @@
 import { isUtf8 } from 'node:buffer';
 import type { IncomingMessage } from 'node:http';
 import * as v from 'valibot';
+import { collectPieces } from '../pieces.ts';
 import { Refusal } from '../refusal.ts';
 import type { Share } from './held.ts';
 
 /** Deeper nesting than any honest request has; it keeps recursive work on a body bounded. */
 const NESTING_MAX = 100;
 /** Long texts are one value each; what has more values than this is made to keep us busy. */
-const PART_COUNT_MAX = 50_000;
+const VALUE_COUNT_MAX = 50_000;
+/** What JSON.parse makes of a value, beside its text: an empty object takes 56 bytes, a number in a list 8 to 24. */
+const VALUE_BYTES = 64;
+const NUMBER_BYTES = 16;
 
 /**
  * The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced,
@@ -21,14 +25,14 @@ export async function readBody(request: IncomingMessage, most: number, share: Sh
 }
 
 async function collect(request: IncomingMessage, most: number, announced: number, share: Share): Promise<Buffer> {
-  const chunks: Buffer[] = [];
-  let length = 0;
+  const pieces = collectPieces(announced);
   try {
-    for await (const chunk of request as AsyncIterable<Buffer>) {
-      length += chunk.length;
+    // Not destroyed when it is refused: that would end the connection before the client has read why.
+    for await (const chunk of request.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
+      const length = pieces.length() + chunk.length;
       if (length > most) throw tooLarge(most);
       if (length > announced) share.take(chunk.length);
-      chunks.push(chunk);
+      pieces.add(chunk);
     }
   } catch (cause) {
     // A client that goes away is no fault of ours.
@@ -36,7 +40,7 @@ async function collect(request: IncomingMessage, most: number, announced: number
       ? cause
       : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
   }
-  return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks, length);
+  return pieces.whole();
 }
 
 function tooLarge(most: number): Refusal {
@@ -60,32 +64,75 @@ export function refuseMediaType(request: IncomingMessage): void {
     );
 }
 
-/** The JSON value in a body. Refuses with `invalid_json`: not UTF-8, not JSON, nested too deep, or of too many parts. */
-export function parseJson(bytes: Buffer): unknown {
+/**
+ * The JSON value in a body, of at most 100 levels and 50,000 values; up to `numbersMax` numbers that stand directly in
+ * lists are not counted among these. Levels and values are counted before anything is made of the bytes, and what they
+ * will take is counted in `share`. Refuses with `invalid_json`: not UTF-8, not JSON, nested too deep, or too many values;
+ * and with `rate_limited` when too much is kept already.
+ */
+export function parseJson(bytes: Buffer, numbersMax: number, share: Share): unknown {
   if (!isUtf8(bytes)) throw new Refusal('invalid_json', 'The body is not valid UTF-8.');
-  let value: unknown;
+  const { values, numbers } = countValues(bytes, numbersMax);
+  share.take(values * VALUE_BYTES + numbers * NUMBER_BYTES);
   try {
-    value = JSON.parse(bytes.toString('utf8'));
+    return JSON.parse(bytes.toString('utf8'));
   } catch (cause) {
     throw new Refusal('invalid_json', bytes.length ? 'The body is not valid JSON.' : 'The body is empty; send JSON.', {
       cause,
     });
   }
-  if (partsLeft(value, NESTING_MAX, PART_COUNT_MAX) < 0)
-    throw new Refusal('invalid_json', `The body has more than ${PART_COUNT_MAX} values.`);
-  return value;
 }
 
-/** How many more values there may be beside this one; below 0 there were too many, and the rest is not looked at. */
-function partsLeft(value: unknown, levels: number, left: number): number {
-  if (typeof value !== 'object' || value === null) return left - 1;
-  if (levels === 0) throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
-  let rest = left - 1;
-  if (Array.isArray(value))
-    for (let i = 0; i < value.length && rest >= 0; i++) rest = partsLeft(value[i], levels - 1, rest);
-  else
-    for (const key in value) if (rest >= 0) rest = partsLeft((value as Record<string, unknown>)[key], levels - 1, rest);
-  return rest;
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+
+/**
+ * How many values a JSON text has, numbers in lists apart; of what is no JSON it is some number. Reads no further than
+ * the first value or level too many.
+ */
+function countValues(bytes: Buffer, numbersMax: number): { values: number; numbers: number } {
+  const isList: boolean[] = [];
+  let values = 0;
+  let numbers = 0;
+  /** Whether what comes next begins a value: the first in the text, one behind a bracket, a colon or a list's comma. */
+  let isExpected = true;
+  for (let at = 0; at < bytes.length; at++) {
+    const byte = bytes[at] as number;
+    switch (byte) {
+      case 0x20: // White space.
+      case 0x09:
+      case 0x0a:
+      case 0x0d:
+        continue;
+      case 0x3a: // A colon.
+        isExpected = true;
+        continue;
+      case 0x2c: // A comma: behind it comes a value of a list, or a name.
+        isExpected = isList.at(-1) === true;
+        continue;
+      case 0x5d: // ] and }
+      case 0x7d:
+        isList.pop();
+        isExpected = false;
+        continue;
+    }
+    if (isExpected) {
+      const isNumber = byte === 0x2d || (byte >= 0x30 && byte <= 0x39);
+      if (isNumber && numbers < numbersMax && isList.at(-1)) numbers++;
+      else if (++values > VALUE_COUNT_MAX)
+        throw new Refusal('invalid_json', `The body has more than ${VALUE_COUNT_MAX} values.`);
+    }
+    isExpected = false;
+    if (byte === 0x5b || byte === 0x7b) {
+      if (isList.length === NESTING_MAX)
+        throw new Refusal('invalid_json', `The body is nested deeper than ${NESTING_MAX} levels.`);
+      isExpected = byte === 0x5b;
+      isList.push(isExpected);
+    } else if (byte === QUOTE) {
+      for (at++; at < bytes.length && bytes[at] !== QUOTE; at++) if (bytes[at] === BACKSLASH) at++;
+    }
+  }
+  return { values, numbers };
 }
 
 /** A value as its schema says, with defaults. Refuses with `invalid_request`, naming the first field that is wrong. */

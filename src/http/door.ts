@@ -5,9 +5,16 @@ import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
 import type * as v from 'valibot';
 import { type createAddressReader, networkOf } from '../access/address.ts';
-import { refuseRevoked } from '../access/keys.ts';
 import type { Limit } from '../access/limits.ts';
-import { admit, authenticate, bearerOf, type Principal, type PrincipalFor, type Scope } from '../access/principal.ts';
+import {
+  admit,
+  authenticate,
+  bearerOf,
+  type Principal,
+  type PrincipalFor,
+  refuseRevoked,
+  type Scope,
+} from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { Room } from '../db/room.ts';
@@ -20,6 +27,7 @@ import type { ChatApp } from '../spend/chat.ts';
 import type { CloseApp } from '../spend/close.ts';
 import type { OpenApp } from '../spend/open.ts';
 import type { Signer } from '../transfer/object-url.ts';
+import type { AtOnce } from './at-once.ts';
 import { hasBody, parseJson, readBody, refuseMediaType, validate } from './body.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
 import type { Held, Share } from './held.ts';
@@ -41,6 +49,8 @@ export type DoorApp = ChatApp &
     limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
     /** Bodies and answers that are in memory. */
     held: Held;
+    /** Commands and uploads that run inside resources. */
+    atOnce: AtOnce;
     /** Connections on which a valid token was shown. */
     guests: WeakSet<Socket>;
     /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
@@ -62,6 +72,7 @@ export type Env = {
 const BODY_BYTES_MAX = 64 * 1024;
 /** The system takes so much of an answer off our hands, read or not. */
 const ANSWER_BYTES_SMALL = 64 * 1024;
+const UNREADABLE = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
 
 export type Call<S extends Scope, B> = {
@@ -76,6 +87,10 @@ export type Call<S extends Scope, B> = {
   requestId: string;
   params: Record<string, string>;
   query: Record<string, string>;
+  /** What this request keeps in memory until it is answered. */
+  share: Share;
+  /** Calls `listener` when the client goes away before it has its answer; at once where it has gone already. */
+  whenGone(listener: () => void): void;
 };
 
 export type Reply =
@@ -91,6 +106,8 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   /** A request without a body is taken as one with an empty object. */
   isBodyOptional?: boolean;
   bodyBytesMax?: number;
+  /** Numbers directly in lists that a body may have beside the 50,000 values that every body may have. */
+  bodyNumbersMax?: number;
   query?: v.GenericSchema;
   /** Whether the header Idempotency-Key is required, or taken where it is sent. */
   idempotent?: boolean | 'optional';
@@ -121,7 +138,8 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
       const headers = headersOf(app, c, requestId);
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
       const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
-      if (bytes.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.held.enter(callerOf(principal)), c, bytes.length);
+      if (bytes.length > ANSWER_BYTES_SMALL)
+        keepUntilTaken(app.held.enter(callerOf(principal)), c, Buffer.byteLength(bytes));
       return new Response(bytes as string, { status: it.status ?? 200, headers });
     } finally {
       share.leave();
@@ -139,9 +157,10 @@ async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Princ
   if (it.body) {
     const isMissing = it.isBodyOptional === true && !hasBody(incoming);
     if (!isMissing) refuseMediaType(incoming);
-    raw = isMissing ? {} : parseJson(await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share));
+    const bytes = isMissing ? undefined : await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
+    raw = bytes ? parseJson(bytes, it.bodyNumbersMax ?? 0, share) : {};
     // A body may come slowly: revoking a key ends the requests that it began.
-    if ('keyId' in principal) refuseRevoked(app.ledger.read, principal.keyId);
+    refuseRevoked(app.ledger.read, principal);
   }
   const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
   const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
@@ -150,13 +169,22 @@ async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Princ
   const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
 
   const params = c.req.param() as Record<string, string>;
-  return it.run(app, { principal: caller, body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query });
+  const whenGone = (listener: () => void) => whenOver(c, listener);
+  const asked = { body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query, share, whenGone };
+  return it.run(app, { principal: caller, ...asked });
+}
+
+/** Calls `listener` when the answer was written or its client has gone, which may be so already. */
+function whenOver(c: Context<Env>, listener: () => void): void {
+  const response = c.env.outgoing as ServerResponse;
+  if (response.closed || response.destroyed) listener();
+  else response.once('close', listener);
 }
 
 /** An answer is in memory until its client has taken it, or is gone. */
 function keepUntilTaken(share: Share, c: Context<Env>, bytes: number): void {
   share.add(bytes);
-  (c.env.outgoing as ServerResponse).once('close', share.leave);
+  whenOver(c, share.leave);
 }
 
 /** The id of this request, on every answer and in the log (design 2.21). */
@@ -199,7 +227,12 @@ const callerOf = (principal: Principal) =>
   'wallet' in principal ? principal.wallet.id : principal.kind === 'session' ? principal.accountId : principal.keyId;
 
 function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
-  const headers: Headers = { 'content-type': 'application/json', 'x-request-id': requestId };
+  // Many answers carry a credential, and of the others none is of use to a cache.
+  const headers: Headers = {
+    'content-type': 'application/json',
+    'x-request-id': requestId,
+    'cache-control': 'no-store',
+  };
   const left = c.var.routerWallet && limits.wallet.left(c.var.routerWallet);
   if (left) {
     headers['x-ratelimit-limit-requests'] = String(left.limit);
@@ -245,20 +278,24 @@ function readIdempotencyKey(key: string | undefined): string {
 }
 
 /**
- * The answer to what no route ever sees, in the shape of every other refusal: a request that cannot be read as HTTP, or
- * one whose `fault` went past `onError`, which is ours.
+ * The answer to what no route ever sees, in the shape of every other refusal: a request that cannot be read as HTTP, one
+ * that is refused by its head, or one whose `fault` went past `onError`, which is ours.
  */
-export function unrouted(app: Pick<DoorApp, 'events'>, fault?: unknown) {
+export function unrouted(app: Pick<DoorApp, 'events'>, fault: unknown = new Refusal('invalid_request', UNREADABLE)) {
   const requestId = newId('req');
-  if (fault !== undefined) app.events.failed('request', fault, { request_id: requestId });
-  const code = fault === undefined ? 'invalid_request' : 'internal_error';
-  const unread = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
-  const message = fault === undefined ? unread : REFUSALS[code].message;
+  if (!(fault instanceof Refusal)) app.events.failed('request', fault, { request_id: requestId });
+  const { code, message } = fault instanceof Refusal ? fault : new Refusal('internal_error');
   app.events.refused(code, requestId, message, '');
+  const body = JSON.stringify({ error: { code, message }, request_id: requestId });
   return {
-    status: REFUSALS[code].status,
-    headers: { 'content-type': 'application/json', 'x-request-id': requestId, connection: 'close' },
-    body: JSON.stringify({ error: { code, message }, request_id: requestId }),
+    status: REFUSALS[code].status as number,
+    headers: {
+      'content-type': 'application/json',
+      'content-length': String(Buffer.byteLength(body)),
+      'x-request-id': requestId,
+      connection: 'close',
+    },
+    body,
   };
 }
 

@@ -41,7 +41,6 @@ export function openEventStream(
       response.writeHead(200, {
         ...headers(),
         'content-type': 'text/event-stream; charset=utf-8',
-        'cache-control': 'no-cache',
         'x-accel-buffering': 'no', // Proxies that buffer would turn a stream into one late answer.
         ...more,
       });

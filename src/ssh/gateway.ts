@@ -9,10 +9,11 @@ import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { listen } from '../listening.ts';
 import type { LeaseApp } from '../spend/lease.ts';
 import { SSH_ALGORITHMS, takesPackets } from '../ssh-peer.ts';
+import type { Memory } from './memory.ts';
 import { type Host, serveSession } from './session.ts';
 import { createVisitors, type Visitor } from './visitors.ts';
 
-export type GatewayApp = LeaseApp & { keyring: Keyring };
+export type GatewayApp = LeaseApp & { keyring: Keyring; held: { enter(walletId: string): Memory } };
 export type GatewayLimits = {
   /** A client has so long to show its key. */
   strangerMilliseconds: number;
@@ -66,7 +67,8 @@ export async function openGateway(
       const resource = authenticate(app, context);
       if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : visitor.leave('no key');
       // The first round only asks whether this key would do; it has no signature.
-      if (context.method === 'publickey' && context.signature && !visitors.welcome(visitor, resource.id))
+      const isProved = context.method === 'publickey' && context.signature !== undefined;
+      if (isProved && !visitors.welcome(visitor, resource.id, app.held.enter(resource.walletId)))
         return visitor.leave('the resource has too many connections');
       context.accept();
     });
@@ -98,8 +100,10 @@ export async function openGateway(
   }
   const server = createServer({ noDelay: true }, admit);
   const look = setInterval(() => {
-    for (const visitor of visitors.guests)
+    for (const visitor of visitors.guests) {
       if (!accessible(app, visitor.resourceId as string)) visitor.leave('the lease has ended');
+      visitors.heard(visitor);
+    }
   }, LOOK_MILLISECONDS);
   look.unref();
 
@@ -118,6 +122,8 @@ function createHost(app: GatewayApp, idleMilliseconds: number): Host {
   return {
     idleMilliseconds,
     now: () => app.clock.now(),
+    memory: ({ resourceId }) =>
+      app.held.enter((findResource(app.ledger.read, resourceId as string) as Resource).walletId),
     async open({ resourceId }, order) {
       const found = accessible(app, resourceId as string);
       const backend = found && app.slots.backendOf(found.resource);

@@ -4,6 +4,7 @@ import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
 import { contain, containCall } from '../contain.ts';
 import { breakOff } from './break-off.ts';
+import type { Memory } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
 import { SftpFault } from './sftp-fault.ts';
@@ -44,6 +45,8 @@ export type Host = {
   open(visitor: Visitor, order: SessionOrder): Promise<Session>;
   /** Says that a session could not be opened or broke off, and why, to whom it concerns. */
   failed(visitor: Visitor, error: unknown): void;
+  /** Counts what is kept in memory for a visitor, in the budget of its wallet. */
+  memory(visitor: Visitor): Memory;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -166,7 +169,10 @@ async function transfer({ host, visitor, channel, inside, outlet, signal, stir }
     return outlet.out(bytes);
   };
   channel.on('readable', stir);
-  await unless(signal, serveSftp({ source: channel, send, software: visitor.software }, inside, host.now));
+  const ofWallet = host.memory(visitor);
+  const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
+  const client = { source: channel, send, software: visitor.software, memory };
+  await unless(signal, serveSftp(client, inside, host.now)).finally(memory.leave);
   inside.stdin.end();
   const hangs = setTimeout(() => inside.kill(), LEAVE_MILLISECONDS);
   await unless(signal, inside.ended).finally(() => clearTimeout(hangs));

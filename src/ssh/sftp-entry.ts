@@ -70,14 +70,13 @@ function permissions(mode: number): string {
   return (KINDS.get(mode & KIND_BITS) ?? '?') + letters.join('');
 }
 
-/** A directory as the script listed it, given out in parts. */
+/** A directory as the script listed it, given out in parts. `bytes` is what it takes of the memory. */
 export type Listing = { bytes: number; next(now: number): Name[] };
 
 /** `separator` begins each entry; it is random, so no name has it. */
-export function createListing(said: Buffer, separator: string): Listing {
+export function createListing(said: Buffer, separator: string): Pick<Listing, 'next'> {
   let at = said.indexOf(separator);
   return {
-    bytes: said.length,
     next(now) {
       const names: Name[] = [];
       while (at >= 0 && names.length < NAMES_PER_ANSWER) {

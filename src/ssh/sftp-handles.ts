@@ -1,3 +1,4 @@
+import type { Memory } from './memory.ts';
 import type { Listing } from './sftp-entry.ts';
 import { SftpFault } from './sftp-fault.ts';
 import type { File } from './sftp-file.ts';
@@ -11,12 +12,20 @@ const LISTING_BYTES_MAX = 16 * 1024 * 1024;
 type Handle = File | Listing;
 const isFile = (handle: Handle): handle is File => 'descriptor' in handle;
 
-/** What a client has open. Whatever it names that is not open, or not of that kind, is an SftpFault. */
-export function createHandles() {
+/**
+ * What a client has open. Whatever it names that is not open, or not of that kind, is an SftpFault. What is read ahead of
+ * its files is counted in `memory`.
+ */
+export function createHandles(memory: Memory) {
   const open = new Map<number, Handle>();
   let last = 0;
+  let aheadBytes = 0;
   const files = () => [...open.values()].filter(isFile);
   const listings = () => [...open.values()].filter((it): it is Listing => !isFile(it));
+  /** Whatever was read ahead of any file may be another by now. */
+  function forget() {
+    for (const file of files()) file.ahead = undefined;
+  }
   function find(id: number): Handle {
     const handle = open.get(id);
     if (!handle) throw new SftpFault(STATUS.failure, 'there is no such handle');
@@ -44,7 +53,9 @@ export function createHandles() {
     drop(id: number): number | undefined {
       const handle = find(id);
       open.delete(id);
-      return isFile(handle) ? handle.descriptor : undefined;
+      if (isFile(handle)) return handle.descriptor;
+      memory.release(handle.bytes);
+      return undefined;
     },
     freeDescriptor(): number {
       const taken = new Set(files().map((it) => it.descriptor));
@@ -60,9 +71,14 @@ export function createHandles() {
         throw new SftpFault(STATUS.failure, 'too many directories are open');
       return left;
     },
-    /** Whatever was read ahead of any file may be another by now. */
-    forget() {
-      for (const file of files()) file.ahead = undefined;
+    forget,
+    /** Counts what has been read ahead; where there is no room for it, it is forgotten. */
+    countAhead() {
+      memory.release(aheadBytes);
+      aheadBytes = files().reduce((sum, it) => sum + (it.ahead?.bytes.length ?? 0), 0);
+      if (memory.tryTake(aheadBytes)) return;
+      aheadBytes = 0;
+      forget();
     },
   };
 }

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import type { Readable } from 'node:stream';
 import type { Session } from '../compute/backend.ts';
+import { collectPieces } from '../pieces.ts';
 import { faultOf } from './sftp-fault.ts';
 
 /** A request of a mebibyte takes a moment on a slow line; a machine that says nothing for so long is given up. */
@@ -20,6 +21,8 @@ export type Question = {
   input?: Buffer[];
   /** An answer with more is thrown away and refused. */
   answerBytesMax?: number;
+  /** Counts bytes of the answer. False where there is no room for them: then it is refused like one with too many. */
+  take?: (bytes: number) => boolean;
 };
 
 export type Inside = {
@@ -44,7 +47,7 @@ export function createInside({ stdin, stdout, stderr, ended, kill }: Session): I
   const out = createListener(stdout, lose);
   const err = createListener(stderr as Readable, lose);
 
-  async function ask({ verb, words = [], input, answerBytesMax = WORDS_BYTES_MAX }: Question) {
+  async function ask({ verb, words = [], input, answerBytesMax = WORDS_BYTES_MAX, take }: Question) {
     assert(!giveUp, 'the script is asked one thing at a time');
     if (lost) throw lost;
     const { promise: loss, reject } = Promise.withResolvers<never>();
@@ -56,7 +59,7 @@ export function createInside({ stdin, stdout, stderr, ended, kill }: Session): I
     }, SILENCE_MILLISECONDS);
     try {
       const answered = Promise.all([
-        out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, () => silence.refresh()),
+        out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, () => silence.refresh(), take),
         err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, () => silence.refresh()),
       ]);
       stdin.write(`${[token, verb, ...words.map(wordOf)].join(' ')}\n`);
@@ -95,21 +98,27 @@ function createListener(stream: Readable, lose: (reason: string) => void) {
     else lose('the session in the machine speaks without being asked');
   });
   return {
-    until: (end: RegExp, bytesMax: number, stir: () => void) =>
+    until: (end: RegExp, bytesMax: number, stir: () => void, take = (_bytes: number) => true) =>
       new Promise<Heard>((resolve) => {
-        const chunks: Buffer[] = [];
+        const pieces = collectPieces();
         let length = 0;
+        let isCut = false;
         let last: Buffer = Buffer.alloc(0);
         listen = (chunk) => {
           stir();
           last = Buffer.concat([last, chunk.subarray(-END_BYTES)]).subarray(-END_BYTES);
           length += chunk.length;
-          if (length <= bytesMax + END_BYTES) chunks.push(chunk);
+          if (!isCut && !take(chunk.length)) {
+            isCut = true;
+            pieces.clear();
+          }
+          isCut ||= length > bytesMax + END_BYTES;
+          if (!isCut) pieces.add(chunk);
           const found = end.exec(last.toString('latin1'));
           if (!found) return;
           listen = undefined;
-          const whole = Buffer.concat(chunks);
-          const isCut = length - found[0].length > bytesMax;
+          const whole = pieces.whole();
+          isCut ||= length - found[0].length > bytesMax;
           resolve({ bytes: isCut ? whole : whole.subarray(0, -found[0].length), end: found, isCut });
         };
       }),

@@ -1,3 +1,4 @@
+import type { Memory } from './memory.ts';
 import type { Write } from './sftp-batch.ts';
 import { createListing, factsOf } from './sftp-entry.ts';
 import { SftpFault } from './sftp-fault.ts';
@@ -23,8 +24,8 @@ type Respond = (fields: Fields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
 
 /** Carries out requests. Whatever is wrong with one is an SftpFault; so is, at once, a machine that lacks a tool. */
-export async function createResponder(inside: Inside, software: string, now: () => number) {
-  const handles = createHandles();
+export async function createResponder(inside: Inside, software: string, memory: Memory, now: () => number) {
+  const handles = createHandles(memory);
   const { mask, home } = await greet(inside);
   const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).said;
   const act = async (verb: string, ...words: Word[]) => void (await inside.ask({ verb, words }));
@@ -100,13 +101,26 @@ export async function createResponder(inside: Inside, software: string, now: () 
     },
     async [REQUEST.read](fields, id) {
       const [file, offset, length] = [handles.file(idOf(fields)), offsetOf(fields.uint64()), fields.uint32()];
-      const bytes = await readFile(inside, file, offset, Math.min(length, TRANSFER_BYTES_MAX));
+      const bytes = await readFile(inside, file, offset, Math.min(length, TRANSFER_BYTES_MAX)).finally(
+        handles.countAhead,
+      );
       return bytes.length || length === 0 ? answer.data(id, bytes) : ended(id);
     },
     async [REQUEST.opendir](fields, id) {
       const [path, answerBytesMax] = [pathOf(fields), handles.listingBytesLeft()];
-      const { said, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax });
-      return answer.handle(id, handles.keep(createListing(said, `${token}/`)));
+      let bytes = 0;
+      const take = (more: number) => {
+        const isRoom = memory.tryTake(more);
+        if (isRoom) bytes += more;
+        return isRoom;
+      };
+      try {
+        const { said, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
+        return answer.handle(id, handles.keep({ ...createListing(said, `${token}/`), bytes }));
+      } catch (error) {
+        memory.release(bytes);
+        throw error;
+      }
     },
     async [REQUEST.readdir](fields, id) {
       const names = handles.listing(idOf(fields)).next(now());

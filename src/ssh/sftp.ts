@@ -1,5 +1,6 @@
 import type { Readable } from 'node:stream';
 import type { Session } from '../compute/backend.ts';
+import type { Memory } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
 import { SftpFault } from './sftp-fault.ts';
 import { createInside } from './sftp-inside.ts';
@@ -21,6 +22,7 @@ export type SftpClient = {
   send(bytes: Buffer): Promise<void>;
   /** The name of its software. */
   software: string;
+  memory: Memory;
 };
 
 /**
@@ -30,7 +32,7 @@ export type SftpClient = {
  */
 export async function serveSftp(client: SftpClient, session: Session, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);
-  const { respond, write } = await createResponder(createInside(session), client.software, now);
+  const { respond, write } = await createResponder(createInside(session), client.software, client.memory, now);
 
   const greeting = await packets.next();
   if (!greeting) return;

@@ -2,6 +2,7 @@ import type { Socket } from 'node:net';
 import type { ServerChannel } from 'ssh2';
 import { containCall } from '../contain.ts';
 import { breakOff } from './break-off.ts';
+import type { Memory } from './memory.ts';
 
 /** Strangers have shown no key yet: so many at a time. */
 const STRANGER_COUNT_MAX = 64;
@@ -13,6 +14,10 @@ const SESSION_COUNT_MAX = 16;
  * at what waits in the socket. Whoever lets so much pile up does harm.
  */
 const WAITING_BYTES_MAX = 16 * 1024 * 1024;
+/** What a connection may have waiting without its being counted in the budget of its wallet: typing is always possible. */
+const WAITING_BYTES_FREE = 64 * 1024;
+/** Each packet that waits is an object of its own, however few bytes it brought. */
+const PACKET_BYTES = 256;
 /** What was said last has so long to get through. */
 const PARTING_MILLISECONDS = 1000;
 
@@ -23,6 +28,8 @@ export type Visitor = {
   software: string;
   /** The resource whose key it has shown. */
   resourceId: string | undefined;
+  /** Counts its input that waits, in the budget of its wallet; undefined before it has shown a key. */
+  memory: Memory | undefined;
   channels: Set<ServerChannel>;
   /** Aborted when the connection is over, and when it has to be. */
   gone: AbortSignal;
@@ -70,12 +77,14 @@ export function createVisitors({
       strangers.delete(visitor);
       guests.delete(visitor);
       leaving.abort(new Error(why));
+      visitor.memory?.leave();
       setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
     }
     const visitor: Visitor = {
       socket,
       software: '',
       resourceId: undefined,
+      memory: undefined,
       channels: new Set(),
       gone: leaving.signal,
       farewell: () => {},
@@ -108,20 +117,28 @@ export function createVisitors({
     return visitor;
   }
 
+  /** Looks at what waits: every time that something arrives, and once in a while, as it may be read without a word. */
+  function heard({ channels, socket, memory, gone, leave }: Visitor) {
+    if (gone.aborted) return;
+    const waiting = [...channels].map(bytesWaiting);
+    const sum = waiting.reduce((sum, it) => sum + it, socket.writableLength);
+    memory?.leave();
+    const isRoom = sum <= WAITING_BYTES_FREE || !memory || memory.tryTake(sum);
+    if (!isRoom || [socket.writableLength, ...waiting].some((it) => it > WAITING_BYTES_MAX))
+      leave('too much waits to be read');
+  }
+
   return {
     admit,
     guests: guests as ReadonlySet<Visitor>,
-    /** Hears every time that something arrives from the visitor. */
-    heard({ channels, socket, leave }: Visitor) {
-      const isPiledUp = [...channels].some((it) => it.readableLength > WAITING_BYTES_MAX);
-      if (isPiledUp || socket.writableLength > WAITING_BYTES_MAX) leave('too much waits to be read');
-    },
+    heard,
     /** The visitor has shown the key of a resource. False where that has its connections already. */
-    welcome(visitor: Visitor, resourceId: string): boolean {
+    welcome(visitor: Visitor, resourceId: string, memory: Memory): boolean {
       const others = [...guests].filter((it) => it.resourceId === resourceId);
       if (visitor.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
       strangers.delete(visitor);
       visitor.resourceId = resourceId;
+      visitor.memory = memory;
       guests.add(visitor);
       return true;
     },
@@ -140,4 +157,10 @@ export function createVisitors({
       for (const it of [...strangers.keys(), ...guests]) it.dismiss(why);
     },
   };
+}
+
+/** The memory that a channel's unread input takes. Node tells of its bytes only, not of its pieces. */
+function bytesWaiting(channel: ServerChannel): number {
+  const { buffer } = (channel as unknown as { _readableState: { buffer: readonly unknown[] } })._readableState;
+  return channel.readableLength + buffer.length * PACKET_BYTES;
 }

@@ -75,3 +75,21 @@ test('a terminal is passed on as it is, and a source that is gone keeps nobody w
   source.destroy();
   await quiet();
 });
+
+test('what comes in frames of one byte waits in few pieces', async () => {
+  const crumb = frame(STDOUT, Buffer.from('x'));
+  const source = new PassThrough();
+  const { stdout } = partOutput(source, { terminal: false });
+  source.end(Buffer.concat(Array(3000).fill(crumb)));
+  const pieces: Buffer[] = await stdout.toArray();
+  assert.deepEqual([pieces.length, Buffer.concat(pieces).length], [1, 3000]);
+
+  const slow = new PassThrough();
+  const unread = partOutput(slow, { terminal: false }).stdout;
+  for (let i = 0; i < 20_000; i++) {
+    slow.write(crumb);
+    if (i % 100 === 0) await new Promise(setImmediate);
+  }
+  const waiting = unread.readableLength + unread.writableLength;
+  assert(waiting <= 16 * 1024, `${waiting} pieces wait`);
+});

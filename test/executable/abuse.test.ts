@@ -4,7 +4,9 @@ import { once } from 'node:events';
 import type http from 'node:http';
 import test from 'node:test';
 import { gzipSync } from 'node:zlib';
+import ssh2 from 'ssh2';
 import { deriveToken } from '../../src/token.ts';
+import { IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { EXECUTABLE, installation, within } from '../helper/executable.ts';
 import { said } from '../helper/sse.ts';
 import { type FakeUpstream, hang, openUpstream } from '../helper/upstream.ts';
@@ -279,19 +281,174 @@ test('many who wait for the same answer with a large body wait in a bounded memo
 test('requests whose clients went away are bounded for each wallet', async (t) => {
   await underAttack(t, { openFiles: 1024, growthMib: 200 }, async ({ connect, served, stolen, upstream }) => {
     upstream.handle = exceptHonest(hang);
-    let refused = 0;
+    let [refused, asked] = [0, 0];
     for (let round = 0; round < 10; round++) {
       const all = await connectAll(connect, 50);
       for (const { socket } of all)
         socket.write(requestText(CHAT, stolen, chatText('left behind'), { 'idempotency-key': randomUUID() }));
-      await served(40);
+      const before = asked;
+      await until(served, 'each is refused or in flight', () => {
+        asked = askedWith(upstream, 'left behind');
+        return countOf(all, 429) + asked - before === all.length;
+      });
       refused += countOf(all, 429);
       for (const { socket } of all) socket.destroy();
     }
-    const asked = askedWith(upstream, 'left behind');
     assert(asked <= 80, `${asked} calls`); // A quarter of a third of what 1024 descriptors leave.
-    assert(refused > 300, `${refused} refused`);
+    assert.equal(refused, 500 - asked);
     return `500 requests that were left behind, ${asked} of them in flight, ${refused} × 429`;
+  });
+});
+
+test('a body of 8 MiB of brackets costs what its first bytes cost', async (t) => {
+  await underAttack(t, { growthMib: 250 }, async ({ connect, served, stolen }) => {
+    const text = requestText(CHAT, stolen, '['.repeat(8 * MIB), { 'idempotency-key': 'brackets' });
+    const all: Raw[] = [];
+    for (let i = 0; i < 12; i++) {
+      const raw = await connect();
+      all.push(raw);
+      raw.socket.write(text);
+      await until(served, 'it is refused', () => statusOf(raw) > 0);
+    }
+    assert.equal(countOf(all, 400), all.length, tally(all));
+    return `${all.length} × 8 MiB, ${tally(all)}`;
+  });
+});
+
+test('a body in chunks of one byte costs no more than its bytes', async (t) => {
+  await underAttack(t, { growthMib: 250 }, async ({ connect, served, stolen }) => {
+    const headers = { 'transfer-encoding': 'chunked', 'idempotency-key': 'crumbs' };
+    const raw = await connect();
+    raw.socket.write(requestText(CHAT, stolen, '', headers).replace(/content-length: 0\r\n/, ''));
+    const crumbs = Buffer.from('1\r\nz\r\n'.repeat(256 * 1024));
+    for (let i = 0; i < 12; i++) if (!raw.socket.write(crumbs)) await once(raw.socket, 'drain');
+    raw.socket.write('0\r\n\r\n');
+    await until(served, 'it is refused', () => statusOf(raw) > 0);
+    assert.equal(statusOf(raw), 400, raw.text);
+    return `${12 * 256 * 1024} chunks of one byte, ${tally([raw])}`;
+  });
+});
+
+test('answers whose clients have left are let go at once', async (t) => {
+  await underAttack(t, { growthMib: 500 }, async ({ connect, served, server, stolen, upstream }) => {
+    const asked: http.ServerResponse[] = [];
+    upstream.handle = exceptHonest((_, response) => void asked.push(response));
+    const all = await connectAll(connect, 18);
+    for (const { socket } of all)
+      socket.write(requestText(CHAT, stolen, chatText('abandoned'), { 'idempotency-key': randomUUID() }));
+    await until(served, 'all are in flight', () => asked.length === all.length);
+    for (const { socket } of all) socket.destroy();
+    await served(50);
+    const usage = { prompt_tokens: 1, completion_tokens: 1 };
+    const answer = JSON.stringify({ id: 'x', choices: [], usage, text: 'x'.repeat(4 * MIB) });
+    for (const response of asked) response.writeHead(200, { 'content-type': 'application/json' }).end(answer);
+    const isSettled = async () => {
+      const { body } = await server.ask('GET', '/v1/budget', { token: stolen });
+      return Number(body.held_usd) === 0;
+    };
+    while (!(await isSettled())) await served(10);
+    await served(10);
+    const { status, text } = await server.ask('POST', '/v1/router/key', { token: stolen, body: {} });
+    assert.equal(status, 200, text);
+    return `${all.length} abandoned answers of 4 MiB`;
+  });
+});
+
+const compute = (socket: string) => ({
+  ssh: { listen: '127.0.0.1:0' },
+  compute: {
+    provider_one: {
+      backend: 'container',
+      socket,
+      image: IMAGE,
+      prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
+      limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
+    },
+  },
+});
+
+/** A lease of the attacker, once it runs. */
+async function lease({ server, stolen }: Attacked): Promise<string> {
+  const body = { provider: 'provider_one', spec: { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 } };
+  const { body: made, text } = await server.ask('POST', '/v1/compute/create', {
+    token: stolen,
+    key: randomUUID(),
+    body,
+  });
+  assert.equal(made.status, 'running', text);
+  return made.id;
+}
+
+test('the output of commands whose clients have left is not kept', async (t) => {
+  const engine = await openDocker(t);
+  if (!engine) return;
+  await underAttack(t, { growthMib: 250, settings: compute(engine.socket) }, async (it) => {
+    const { connect, served, server, stolen } = it;
+    const ids = [await lease(it), await lease(it), await lease(it)];
+    const exec = (id: string, command: string) => JSON.stringify({ id, command, timeout: 60 });
+    const flood = 'head -c 1M /dev/zero; head -c 1M /dev/zero >&2; sleep 8';
+    const all = await connectAll(connect, 150);
+    all.forEach(({ socket }, i) => {
+      socket.write(requestText('/v1/compute/exec', stolen, exec(ids[i % ids.length] as string, flood)));
+    });
+    await until(served, 'all but 16 of each resource are answered', () => all.filter(isOver).length >= 150 - 3 * 16);
+    const said = tally(all);
+    const refused = countOf(all, 429);
+    for (const { socket } of all) socket.destroy();
+    for (const id of ids) {
+      const token = stolen;
+      const last = () => server.ask('POST', '/v1/compute/exec', { token, body: exec(id, 'echo over') });
+      let answer = await last();
+      for (; answer.status === 429; answer = await last()) await served(10);
+      assert.equal(answer.body.stdout, 'over\n', answer.text);
+    }
+    assert(refused > all.length / 2, said);
+    return `${all.length} commands with 2 MiB of output, ${said}`;
+  });
+});
+
+/** A tenant's own /bin/sh: under it every directory has a listing of 15 MB. */
+const LYING_SHELL = `#!/bin/busybox ash
+if [ "$1" = -c ]; then
+  script=$(printf '%s' "$2" | sed 's/^list() (/&head -c 15000000 \\/dev\\/zero; exit 0/')
+  shift 2
+  set -- -c "$script" "$@"
+fi
+exec /bin/busybox ash "$@"
+`;
+
+test('sftp listings of whatever size take a bounded memory', async (t) => {
+  const engine = await openDocker(t);
+  if (!engine) return;
+  await underAttack(t, { growthMib: 400, settings: compute(engine.socket) }, async (it) => {
+    const { served, server, stolen, resident } = it;
+    const id = await lease(it);
+    const upload = { id, path: '/work/sh', content_base64: Buffer.from(LYING_SHELL).toString('base64') };
+    const uploaded = await server.ask('POST', '/v1/compute/upload', { token: stolen, body: upload });
+    assert.equal(uploaded.status, 200, uploaded.text);
+    const install = { id, command: 'chmod 755 /work/sh && mv -f /work/sh /bin/sh' };
+    const { body } = await server.ask('POST', '/v1/compute/exec', { token: stolen, body: install });
+    assert.equal(body.exit_code, 0, JSON.stringify(body));
+    const access = (await server.ask('POST', '/v1/compute/ssh', { token: stolen, body: { id } })).body;
+    const client = new ssh2.Client();
+    const { host, port, username, private_key: privateKey } = access;
+    await once(client.connect({ host, port, username, privateKey }), 'ready');
+    t.after(() => client.destroy());
+    const openSftp = () =>
+      new Promise<ssh2.SFTPWrapper>((resolve, reject) =>
+        client.sftp((error, opened) => (error ? reject(error) : resolve(opened))),
+      );
+    const sessions = await Promise.all(Array.from({ length: 16 }, openSftp));
+    const list = (it: ssh2.SFTPWrapper) =>
+      new Promise<boolean>((resolve) => it.opendir('/', (error) => resolve(!error)));
+    const tried = await Promise.all(sessions.map(list));
+    await served(50);
+    const open = tried.filter(Boolean).length;
+    assert(open <= 4, `${open} of 15 MB are open`);
+    assert.equal(await list(sessions[0] as ssh2.SFTPWrapper), open < 4, 'what was refused takes no room');
+    const during = resident();
+    client.destroy();
+    return `${tried.length} listings of 15 MB, ${open} open, ${mib(during)} with them`;
   });
 });
 

@@ -63,3 +63,15 @@ test('thousands of small ones are never refused for the sake of a few large ones
   for (const name of ['a', 'b', 'c', 'd']) fill(held.enter(name));
   for (let i = 0; i < 4000; i++) held.enter(`small ${i}`).take(50_000);
 });
+
+test('what is tried and refused, and what is let go of in parts, is counted exactly', () => {
+  const held = createHeld();
+  const room = held.enter('a');
+  assert(room.tryTake(60 * MIB));
+  assert(!room.tryTake(5 * MIB));
+  room.release(10 * MIB);
+  assert.equal(fill(held.enter('a')), 14);
+  room.release(100 * MIB);
+  room.leave();
+  assert.equal(fill(held.enter('a')), 50, 'no more is let go of than was taken');
+});

@@ -17,3 +17,32 @@ for (const [what, body, code] of [
     assert.ok(answer.text.length < 500, answer.text);
     assert.deepEqual(house.upstream.calls, []);
   });
+
+test('embeddings take as many token ids as fit the body, and no more of anything else', async (t) => {
+  const model = {
+    id: 'embedding',
+    kind: 'embeddings',
+    upstream: 'house',
+    context_length: 8192,
+    pricing: { prompt: '0' },
+  };
+  const house = await openHouse(t, {
+    change: (all) => ({ ...all, router: { upstreams: all.router.upstreams, models: [model] } }),
+  });
+  const { token: wallet } = await house.openWallet();
+  const { api_key: token } = (await house.ask('POST', '/v1/router/key', { token: wallet, body: {} })).body;
+  house.upstream.handle = (_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(JSON.stringify({ data: [], usage: { prompt_tokens: 1, total_tokens: 1 } }));
+  };
+  const embed = (input: unknown) =>
+    house.ask('POST', '/v1/router/embeddings', { token, body: { model: 'embedding', input } });
+  for (const [texts, tokens] of [
+    [200, 300],
+    [2048, 600],
+  ] as const) {
+    const answer = await embed(Array(texts).fill(Array.from({ length: tokens }, (_, i) => 1000 + i)));
+    assert.equal(answer.status, 200, answer.text);
+  }
+  for (const item of ['a', []]) assert.equal((await embed(Array(50_001).fill(item))).body.error.code, 'invalid_json');
+});

@@ -16,7 +16,7 @@ test('a stream is passed on as it came, its usage chunk apart, and charged to th
   const answer = await gateway.streamed();
   assert.equal(answer.status, 200);
   assert.equal(answer.headers['content-type'], 'text/event-stream; charset=utf-8');
-  assert.equal(answer.headers['cache-control'], 'no-cache');
+  assert.equal(answer.headers['cache-control'], 'no-store');
   assert.match(String(answer.headers['x-request-id']), /^req_/);
   assert.equal(answer.text, [...chunks, DONE].join(''));
   const budget = await house.budget(gateway.token);

@@ -96,6 +96,7 @@ export async function openWireClient(
     {
       source,
       software,
+      memory: { tryTake: () => true, release() {}, leave() {} },
       async send(bytes) {
         await pause;
         hear(bytes);

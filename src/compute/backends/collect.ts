@@ -1,25 +1,42 @@
 import type { Readable } from 'node:stream';
-import type { ExecResult } from '../backend.ts';
+import { collectPieces } from '../../pieces.ts';
+import type { ExecResult, OutputBudget } from '../backend.ts';
 
-/** Reads a stream to its end and keeps its first `most` bytes; what follows is read and thrown away. */
-export async function collect(stream: Readable, most: number): Promise<{ bytes: Buffer; truncated: boolean }> {
-  const chunks: Buffer[] = [];
-  let kept = 0;
+/**
+ * Reads a stream to its end and keeps its first `most` bytes, as far as `budget` has room for them; what follows is read
+ * and thrown away.
+ */
+export async function collect(
+  stream: Readable,
+  most: number,
+  budget?: OutputBudget,
+): Promise<{ bytes: Buffer; truncated: boolean }> {
+  const kept = collectPieces();
   let truncated = false;
-  for await (const chunk of stream as AsyncIterable<Buffer>) {
-    if (kept + chunk.length > most) truncated = true;
-    if (kept < most) chunks.push(chunk.subarray(0, most - kept));
-    kept += chunk.length;
+  budget?.unwanted.addEventListener('abort', kept.clear);
+  try {
+    for await (const chunk of stream as AsyncIterable<Buffer>) {
+      if (truncated || chunk.length === 0) continue;
+      const piece = chunk.subarray(0, most - kept.length());
+      truncated = piece.length < chunk.length;
+      if (budget && piece.length && !budget.take(piece)) truncated = true;
+      else kept.add(piece);
+    }
+    return { bytes: kept.whole(), truncated };
+  } finally {
+    budget?.unwanted.removeEventListener('abort', kept.clear);
   }
-  return { bytes: Buffer.concat(chunks), truncated };
 }
 
 /** Both streams of a command, side by side. */
 export async function collectBoth(
   stdout: Readable,
   stderr: Readable,
-  most: number,
+  { streamBytesMax, budget }: { streamBytesMax: number; budget?: OutputBudget | undefined },
 ): Promise<Omit<ExecResult, 'exitCode' | 'timedOut'>> {
-  const [out, err] = await Promise.all([collect(stdout, most), collect(stderr, most)]);
+  const [out, err] = await Promise.all([
+    collect(stdout, streamBytesMax, budget),
+    collect(stderr, streamBytesMax, budget),
+  ]);
   return { stdout: out.bytes, stderr: err.bytes, stdoutTruncated: out.truncated, stderrTruncated: err.truncated };
 }

@@ -81,14 +81,14 @@ const wasRemoved = (error: unknown) =>
 export async function runInside(
   engine: Engine,
   ref: Ref,
-  { command, timeoutSeconds, streamBytesMax }: ExecOrder,
+  { command, timeoutSeconds, ...most }: ExecOrder,
 ): Promise<ExecResult> {
   const marker = randomBytes(12).toString('hex');
   const started = performance.now();
   const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
   const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
   stream.end();
-  const said = collectBoth(stdout, stderr, streamBytesMax);
+  const said = collectBoth(stdout, stderr, most);
   said.catch(() => {}); // A command that is lost says so itself.
   const exitCode = await ended;
   const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;

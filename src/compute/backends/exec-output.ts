@@ -3,6 +3,11 @@ import { PassThrough, type Readable, Writable } from 'node:stream';
 /** Each piece begins with the number of its stream, three empty bytes and its length (Docker Engine API, attach). */
 const HEAD_BYTES = 8;
 const STDERR = 2;
+/**
+ * So much waits for a reader on either side of a stream. A command may write a byte at a time, and each of these bytes is
+ * an object of 300 bytes while it waits; whole chunks pass one by one all the same.
+ */
+const WAITING = { highWaterMark: 4 * 1024 };
 /** What a process left behind still arrives; what something in the background keeps open is not waited for. */
 const QUIET_MILLISECONDS = 200;
 
@@ -20,15 +25,18 @@ export type ExecOutput = {
  * faster than it is read, so what nobody reads stays with the command.
  */
 export function partOutput(stream: Readable, { terminal }: { terminal: boolean }): ExecOutput {
-  const [stdout, stderr] = [new PassThrough(), new PassThrough()];
+  const [stdout, stderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
   let head: Buffer = Buffer.alloc(0);
   let left = 0;
   let to = stdout;
   let heard = 0;
 
-  /** Gives on what stands in the chunk, and answers the streams that are full. */
-  function part(chunk: Buffer): Set<PassThrough> {
-    const full = new Set<PassThrough>();
+  /** Gives on what stands in the chunk, each stream's in one piece, and answers the streams that are full. */
+  function part(chunk: Buffer): PassThrough[] {
+    const parts = new Map<PassThrough, Buffer[]>([
+      [stdout, []],
+      [stderr, []],
+    ]);
     for (let at = 0; at < chunk.length; ) {
       if (left === 0) {
         const more = chunk.subarray(at, at + HEAD_BYTES - head.length);
@@ -42,14 +50,17 @@ export function partOutput(stream: Readable, { terminal }: { terminal: boolean }
         const piece = chunk.subarray(at, at + left);
         at += piece.length;
         left -= piece.length;
-        if (!to.write(piece)) full.add(to);
+        parts.get(to)?.push(piece);
       }
     }
+    const full: PassThrough[] = [];
+    for (const [stream, [first, ...more]] of parts)
+      if (first && !stream.write(more.length ? Buffer.concat([first, ...more]) : first)) full.push(stream);
     return full;
   }
   const parted = new Writable({
     async write(chunk: Buffer, _, done) {
-      await Promise.all([...part(chunk)].map(hasRoom));
+      await Promise.all(part(chunk).map(hasRoom));
       done();
     },
   });

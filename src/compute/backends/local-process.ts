@@ -66,17 +66,14 @@ export async function receive(place: Place, path: string, content: Buffer): Prom
 }
 
 /** Runs a command to its end or its limit; then all that it started is dead. */
-export async function execute(
-  place: Place,
-  { command, timeoutSeconds, streamBytesMax }: ExecOrder,
-): Promise<ExecResult> {
+export async function execute(place: Place, { command, timeoutSeconds, ...most }: ExecOrder): Promise<ExecResult> {
   const marker = randomBytes(12).toString('hex');
   const started = performance.now();
   const script = ['-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
   const { child, stdout, stderr, ended } = begin(place, script);
   child.stdin.end();
   const over = setTimeout(() => kill(child, marker), timeoutSeconds * 1000 + GRACE_MILLISECONDS);
-  const said = collectBoth(stdout, stderr, streamBytesMax);
+  const said = collectBoth(stdout, stderr, most);
   said.catch(() => {}); // A command that is lost says so itself.
   const end = await ended.finally(() => clearTimeout(over));
   const exitCode = 'code' in end ? end.code : codeOfSignal(end.signal);

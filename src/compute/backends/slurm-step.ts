@@ -36,6 +36,7 @@ printf '%s}%d;' "$mark" "$?" >&2`;
 /** A job that runs, and whom it runs as. */
 export type RunningJob = { id: string; user: User };
 
+type StepOrder = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { input: Buffer; milliseconds: number };
 type Step = {
   child: ChildProcessWithoutNullStreams;
   stdout: PassThrough;
@@ -159,13 +160,13 @@ export function createSteps(start: SlurmCommands['start']) {
   async function run(
     job: RunningJob,
     argv: readonly string[],
-    { input, streamBytesMax, milliseconds }: { input: Buffer; streamBytesMax: number; milliseconds: number },
+    { input, milliseconds, ...most }: StepOrder,
   ): Promise<Omit<ExecResult, 'timedOut'>> {
     const step = begin(job, argv);
     const over = setTimeout(() => abandon(step.child), milliseconds);
     const slow = setTimeout(() => abandon(step.child), BEGIN_MILLISECONDS);
     try {
-      const said = collectBoth(step.stdout, step.stderr, streamBytesMax);
+      const said = collectBoth(step.stdout, step.stderr, most);
       said.catch(() => {}); // A step that is lost says so itself.
       step.child.stdin.end(input);
       await step.begun;
@@ -179,7 +180,7 @@ export function createSteps(start: SlurmCommands['start']) {
   }
 
   return {
-    async exec(job: RunningJob, { command, timeoutSeconds, streamBytesMax }: ExecOrder): Promise<ExecResult> {
+    async exec(job: RunningJob, { command, timeoutSeconds, ...most }: ExecOrder): Promise<ExecResult> {
       const input = Buffer.from(command);
       refuseCommand(command);
       const marker = randomBytes(12).toString('hex');
@@ -188,7 +189,7 @@ export function createSteps(start: SlurmCommands['start']) {
       const shell = 'exec /bin/sh -c "$1" purser "$2" "$3" "$(head -c "$4")" </dev/null';
       const argv = ['/bin/sh', '-c', shell, 'purser', LIMITED, marker, String(timeoutSeconds), String(input.length)];
       const milliseconds = timeoutSeconds * 1000 + GRACE_MILLISECONDS;
-      const ran = await run(job, argv, { input, streamBytesMax, milliseconds });
+      const ran = await run(job, argv, { input, ...most, milliseconds });
       return { ...ran, timedOut: ran.exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000 };
     },
 

@@ -101,11 +101,13 @@ function begin(client: Client, line: string, terminal?: SessionOrder['terminal']
   });
 }
 
+type LineOrder = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { input: Buffer; milliseconds: number };
+
 /** Runs one line of shell with `input` on its standard input, and reads all it says. Throws when the line is lost. */
 export async function runOver(
   client: Client,
   line: string,
-  { input, streamBytesMax, milliseconds }: { input: Buffer; streamBytesMax: number; milliseconds: number },
+  { input, milliseconds, ...most }: LineOrder,
 ): Promise<Omit<ExecResult, 'timedOut'>> {
   const over = setTimeout(() => client.destroy(), milliseconds);
   try {
@@ -117,7 +119,7 @@ export async function runOver(
     const [stdout, stderr] = [new PassThrough(), new PassThrough()];
     channel.on('data', heard).pipe(stdout);
     channel.stderr.on('data', heard).pipe(stderr);
-    const said = collectBoth(stdout, stderr, streamBytesMax);
+    const said = collectBoth(stdout, stderr, most);
     said.catch(() => {}); // A line that is lost says so itself.
     channel.on('close', () => {
       stdout.end();
@@ -146,7 +148,7 @@ const asIs: Within = (line) => line;
 /** Runs a command as the machine's guard runs it, and ends the connection. */
 export async function execOver(
   client: Client,
-  { command, timeoutSeconds, streamBytesMax }: ExecOrder,
+  { command, timeoutSeconds, ...most }: ExecOrder,
   within = asIs,
 ): Promise<ExecResult> {
   try {
@@ -157,7 +159,7 @@ export async function execOver(
     // The command goes over standard input: as part of the line, its quotes could make it too long.
     const line = `exec /bin/sh -c ${quoted(LIMITED)} purser ${marker} ${timeoutSeconds} "$(head -c ${input.length})"`;
     const milliseconds = timeoutSeconds * 1000 + GRACE_MILLISECONDS;
-    const ran = await runOver(client, within(line), { input, streamBytesMax, milliseconds });
+    const ran = await runOver(client, within(line), { input, ...most, milliseconds });
     return { ...ran, timedOut: ran.exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000 };
   } finally {
     client.end();

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
 import { resourceKey } from '../../access/ssh-keys.ts';
-import type { Backend } from '../../compute/backend.ts';
+import type { Backend, OutputBudget } from '../../compute/backend.ts';
 import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
 import type { ConfiguredSlot } from '../../compute/slots.ts';
 import { fingerprint } from '../../fingerprint.ts';
@@ -27,6 +27,7 @@ import {
   UploadResult,
 } from '../../wire/compute.ts';
 import { type DoorApp, endpoint } from '../door.ts';
+import type { Share } from '../held.ts';
 
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
 /** Each stream of a command is cut at 1 MiB (design, section 3). */
@@ -74,6 +75,30 @@ const ACTIVE_REFUSALS = [
 ] as const;
 /** The same for what is done inside a machine. */
 const INSIDE_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain'] as const;
+
+/** How many bytes each byte of output becomes in the answer: JSON escapes it, or it is no UTF-8 and becomes U+FFFD. */
+const ANSWER_BYTES = Uint8Array.from({ length: 256 }, (_, byte) =>
+  byte < 0x80 ? JSON.stringify(String.fromCharCode(byte)).length - 2 : 3,
+);
+
+/**
+ * Counts the output of a command in `share`, as what it will be in the answer, until `letGo` is called: when the command
+ * has ended, or nobody waits for it any more.
+ */
+function countOutput(share: Share): { budget: OutputBudget; letGo(): void } {
+  const unwanted = new AbortController();
+  return {
+    budget: {
+      take: (piece) =>
+        !unwanted.signal.aborted && share.tryTake(piece.reduce((sum, byte) => sum + (ANSWER_BYTES[byte] as number), 0)),
+      unwanted: unwanted.signal,
+    },
+    letGo() {
+      unwanted.abort();
+      share.leave();
+    },
+  };
+}
 
 /** A machine that runs and whose time is not over, with what drives it. Refuses with `ACTIVE_REFUSALS`. */
 function active(app: DoorApp, wallet: Wallet, id: string): { resource: Resource; backend: Backend; ref: string } {
@@ -126,14 +151,21 @@ async function offersOf(app: DoorApp, { slot, backend }: ConfiguredSlot) {
   }
 }
 
-/** The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is over. */
-function reachInside<T>(app: DoorApp, seconds: number, call: () => Promise<T>): Promise<T> {
+/**
+ * The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is
+ * over. It counts among the commands and uploads of the resource until the backend itself is done with it.
+ */
+function reachInside<T>(app: DoorApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
+  async function counted(): Promise<T> {
+    const over = app.atOnce.enter(resource.id, resource.walletId);
+    return call().finally(over);
+  }
   const cutShort = () =>
     new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
       retryAfterSeconds: 5,
     });
   const milliseconds = (seconds + GRACE_SECONDS) * 1000;
-  return app.running.attend(() => reach(() => inTime(call(), milliseconds, 'The resource')), cutShort);
+  return app.running.attend(() => reach(() => inTime(counted(), milliseconds, 'The resource')), cutShort);
 }
 
 export const listOffers = endpoint({
@@ -308,14 +340,19 @@ export const execCompute = endpoint({
       duration_ms: 12,
     },
   },
-  async run(app, { principal, body }) {
-    const { backend, ref } = active(app, principal.wallet, body.id);
+  async run(app, { principal: { wallet }, body, whenGone }) {
+    const { resource, backend, ref } = active(app, wallet, body.id);
     const started = performance.now();
-    const order = { command: body.command, timeoutSeconds: body.timeout, streamBytesMax: STREAM_BYTES_MAX };
-    const it = await reachInside(app, body.timeout, () => backend.exec(ref, order)).catch((error) => {
-      throw explainLoss(app, principal.wallet, body.id, error);
-    });
-    const wasCutShort = it.exitCode > SIGNAL_EXIT && !it.timedOut && isEnding(app, principal.wallet, body.id);
+    const { budget, letGo } = countOutput(app.held.enter(wallet.id));
+    whenGone(letGo);
+    const { command, timeout: timeoutSeconds } = body;
+    const order = { command, timeoutSeconds, streamBytesMax: STREAM_BYTES_MAX, budget };
+    const it = await reachInside(app, resource, timeoutSeconds, () => backend.exec(ref, order))
+      .finally(letGo)
+      .catch((error) => {
+        throw explainLoss(app, wallet, body.id, error);
+      });
+    const wasCutShort = it.exitCode > SIGNAL_EXIT && !it.timedOut && isEnding(app, wallet, body.id);
     return {
       body: {
         id: body.id,
@@ -348,12 +385,13 @@ export const uploadCompute = endpoint({
       sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
     },
   },
-  async run(app, { principal, body }) {
+  async run(app, { principal, body, share }) {
     const content = Buffer.from(body.content_base64, 'base64');
     if (content.length > CONTENT_BYTES_MAX)
       throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
-    const { backend, ref } = active(app, principal.wallet, body.id);
-    await reachInside(app, UPLOAD_SECONDS, () => backend.upload(ref, body.path, content));
+    const { resource, backend, ref } = active(app, principal.wallet, body.id);
+    share.take(content.length);
+    await reachInside(app, resource, UPLOAD_SECONDS, () => backend.upload(ref, body.path, content));
     return { body: { id: body.id, path: body.path, bytes: content.length, sha256: hash('sha256', content, 'hex') } };
   },
 });

@@ -87,6 +87,9 @@ export const readRouterModel = endpoint({
 const withoutNulls = <T extends object>(raw: T): T =>
   Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
 
+/** OpenAI's own bounds: 2048 inputs of 8192 tokens each. The bytes of a body end sooner. */
+const EMBEDDED_TOKENS_MAX = 2048 * 8192;
+
 type RouterCall = Pick<Call<'router', unknown>, 'principal' | 'raw' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId'>;
 
 /** What the two ways of asking have in common. */
@@ -168,6 +171,7 @@ export const createEmbeddings = endpoint({
   idempotent: 'optional',
   body: EmbeddingsBody,
   bodyBytesMax: CHAT_BYTES_MAX,
+  bodyNumbersMax: EMBEDDED_TOKENS_MAX,
   answer: Embeddings,
   example: { answer: {} },
   async run(app, call) {

@@ -1,0 +1,43 @@
+import { Refusal } from '../refusal.ts';
+
+/** Commands and uploads that may run at once: each has a process inside, and a connection to its backend. */
+const COUNT_MAX = { resource: 16, wallet: 64 };
+const RETRY_SECONDS = 2;
+
+export type AtOnce = {
+  /**
+   * Counts one more; the answer is to be called once, when it has ended. Refuses with `rate_limited` where the resource or
+   * its wallet has as many as it may.
+   */
+  enter(resourceId: string, walletId: string): () => void;
+};
+
+/** Bounds the commands and uploads of each resource and each wallet. */
+export function createAtOnce(): AtOnce {
+  const counts = new Map<string, number>();
+  function add(id: string, more: 1 | -1) {
+    const count = (counts.get(id) ?? 0) + more;
+    if (count) counts.set(id, count);
+    else counts.delete(id);
+  }
+  return {
+    enter(resourceId, walletId) {
+      for (const [id, most, what] of [
+        [resourceId, COUNT_MAX.resource, 'on this resource'],
+        [walletId, COUNT_MAX.wallet, 'of this wallet'],
+      ] as const)
+        if ((counts.get(id) ?? 0) >= most)
+          throw new Refusal(
+            'rate_limited',
+            `At most ${most} commands and uploads ${what} may run at once. Retry when some have ended.`,
+            { retryAfterSeconds: RETRY_SECONDS },
+          );
+      add(resourceId, 1);
+      add(walletId, 1);
+      return () => {
+        add(resourceId, -1);
+        add(walletId, -1);
+      };
+    },
+  };
+}
