@@ -14,7 +14,8 @@ async function open(t: Parameters<typeof openMemoryHouse>[0]) {
     assert.match(body.error.message, own);
     assert.doesNotMatch(text, /secret-place|ENOENT/);
     const [operation] = (await house.run('operation.list', {})).operations;
-    assert(operation?.reason?.includes(SECRET_WORDS), operation?.reason ?? '');
+    assert(operation);
+    assert(operation.reason?.includes(SECRET_WORDS), JSON.stringify(operation));
     const line = house.log.find((it) => it.includes('operation.released') && it.includes(operation.id));
     assert(line?.includes(SECRET_WORDS) && line.includes(operation.request_id), line);
   }

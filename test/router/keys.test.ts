@@ -62,7 +62,10 @@ test('the body is free-form: what binds is taken, whatever else is there is igno
   const bound = await keyOf({ models: ['chat'] });
   assert.equal(await keyOf({ models: ['chat'], label: 'ci', max_price: 1 }), bound);
   assert.notEqual(bound, plain);
-  for (const headers of [{}, { 'content-type': 'application/json' }, { 'content-type': 'text/plain' }] as Record<string, string>[]) {
+  for (const headers of [{}, { 'content-type': 'application/json' }, { 'content-type': 'text/plain' }] as Record<
+    string,
+    string
+  >[]) {
     const answer = await house.ask('POST', '/v1/router/key', { token, headers });
     assert.deepEqual([answer.status, answer.body.api_key], [200, plain]);
   }
