@@ -2,7 +2,7 @@ import type { Config } from '../config.ts';
 import { findAnswer, type Operation, type Outcome, settle } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, Nanos } from '../money.ts';
-import { Refusal } from '../refusal.ts';
+import { RETRY_SAME_KEY, Refusal } from '../refusal.ts';
 import type { Bounded } from '../router/bound.ts';
 import { callInOrder } from '../router/call.ts';
 import type { Catalogue, Model, Route } from '../router/catalogue.ts';
@@ -216,10 +216,10 @@ export function lost(charge: Nanos): Refusal {
 /** Nobody knows the outcome of this request: says what becomes of its hold, and when. */
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
   const { after_seconds: seconds, policy } = uncertainPolicyOf(app.config.router, operation);
-  const decided = policy === 'charge' ? 'charged' : 'given back';
+  const end = policy === 'charge' ? 'charged' : 'given back';
   return new Refusal(
     'operation_uncertain',
-    `Nobody knows whether the model server did this. The ${formatUsd(operation.hold)} USD held for it are ${decided} ${seconds} s after the outcome was lost, or when the wallet is closed. Retry with the same Idempotency-Key and body, never under a new key.`,
+    `The outcome is not known: the model server may have done the work. The ${formatUsd(operation.hold)} USD held for it are ${end} after ${seconds} s, or when the wallet is closed, unless the operator decides before that. ${RETRY_SAME_KEY}`,
     { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS },
   );
 }

@@ -4,6 +4,7 @@ import { eventsOfCompletion } from '../router/completion-events.ts';
 import { DONE_EVENT, type SseEvent } from '../router/sse.ts';
 import { createStreamReader, type Heard } from '../router/stream-reader.ts';
 import { createTranscript } from '../router/transcript.ts';
+import { readUsage } from '../router/usage.ts';
 import {
   type ChatApp,
   type ChatRequest,
@@ -76,7 +77,8 @@ async function finish(
   const source = isStream ? reply.events : eventsOfOnePiece(reply.json);
   const endSoon = isStream ? reply.endSoon : () => {};
   const { heard, usageEvent, broken } = await pass(source, detail.bounded.choices, tell, endSoon);
-  const charged = charge(app, operation, detail, route, heard.usage, heard.tokensDelivered);
+  const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, 'chat'));
+  const charged = charge(app, operation, detail, route, usage, heard.tokensDelivered);
   if (!heard.isWhole) {
     const outcome: Outcome<null> & { kind: 'done' } = { kind: 'done', ...charged, answer: null, reason: broken };
     await settleChat(app, operation, outcome, giveUp);
