@@ -14,5 +14,8 @@ test('an upstream that hangs is a fault after the time of its route, and hides n
   const details = Object.fromEntries(checks.map(({ name, ok, detail }) => [name, `${ok} ${detail}`]));
   assert.equal(details['flat on house'], 'false Its answer took longer than 1 s.');
   assert.equal(checks.length, 4);
-  assert(checks.every(({ detail }) => /It counted 5 completion|took longer/.test(detail)), JSON.stringify(checks));
+  assert(
+    checks.every(({ detail }) => /It counted 5 completion|took longer/.test(detail)),
+    JSON.stringify(checks),
+  );
 });

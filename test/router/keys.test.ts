@@ -208,6 +208,20 @@ test('a key with models sees them alone: it lists, reads and asks no other', asy
   assert.equal((await house.chat(gateway.token, { model: 'chat' })).status, 200, 'it binds the key, not the wallet');
 });
 
+test('a key replays nothing of a model that it is not for, whichever key of the wallet has bought it', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const body = { models: ['flat'] };
+  const other = (await house.ask('POST', '/v1/router/key', { token: gateway.token, body })).body.api_key;
+  for (const stream of [false, true]) {
+    house.upstream.handle = stream ? completionStream() : completion();
+    const asked = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100, stream };
+    assert.equal((await gateway.chat({ stream }, `k${stream}`)).status, 200);
+    const answer = await gateway.ask('POST', '/chat/completions', { token: other, body: asked, key: `k${stream}` });
+    assert.deepEqual([answer.status, answer.body.error.code], [404, 'model_not_found'], answer.text);
+  }
+});
+
 test('a key with a price limit refuses what may cost more, and says which limit it is and what fits', async (t) => {
   const house = await openHouse(t);
   const gateway = await openGateway(house, { options: { max_price_usd: '0.50' }, wallet: { budget_cents: 10_000 } });
