@@ -1,5 +1,5 @@
 import type { Config } from '../config.ts';
-import { findAnswer, type Operation, type Outcome, settle } from '../ledger/operation.ts';
+import { findAnswer, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, Nanos } from '../money.ts';
 import { RETRY_SAME_KEY, Refusal } from '../refusal.ts';
@@ -153,11 +153,11 @@ export async function settleChat<O extends Outcome<Buffer | null>>(
   const now = app.clock.now();
   const moved = await writeOutcome(app, (tx) => settle(tx, operation.id, outcome, 'answer', now), giveUp);
   app.events.settled(operation, outcome, moved);
-  if (!moved) throw uncertainChat(app, operation);
+  if (!moved) throw uncertainChat(app, operationOf(app.ledger.read, operation.id));
   if (outcome.kind === 'done') return undefined as never;
   if (outcome.kind === 'unknown') {
     app.wakeAt(now);
-    throw uncertainChat(app, operation);
+    throw uncertainChat(app, operationOf(app.ledger.read, operation.id));
   }
   const { code, reason, retryAfterSeconds } = outcome;
   throw new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });

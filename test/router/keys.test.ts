@@ -6,6 +6,7 @@ import { deriveToken } from '../../src/token.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { type House, openHouse } from '../helper/house.ts';
 import { completionStream, DONE, openStream } from '../helper/sse.ts';
+import { completion } from '../helper/upstream.ts';
 import { INTERFACE } from '../http/interface.ts';
 import { assertNothingMoves, assertRefused, footprint } from '../http/refused.ts';
 

@@ -5,7 +5,7 @@ import { Router } from '../../src/config-router.ts';
 import { boundChat } from '../../src/router/bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/house.ts';
 import { completion } from '../helper/upstream.ts';
 
 test('a member that is null is left out, as OpenAI does it: some clients send all that they know', async (t) => {
@@ -43,6 +43,9 @@ test('a member that is null is left out, as OpenAI does it: some clients send al
   assert.equal(house.upstream.calls[1]?.body.max_tokens, 1000, 'the limit that was reserved for');
 });
 
+/** The body of a call of the upstream. */
+const sent = (house: House, at: number): Record<string, unknown> => house.upstream.calls[at]?.body ?? {};
+
 test('the strict endpoint takes null as left out, too', async (t) => {
   const house = await openHouse(t);
   const { token } = await house.openWallet();
@@ -59,7 +62,7 @@ test('the strict endpoint takes null as left out, too', async (t) => {
   ];
   const answer = await house.chat(token, Object.fromEntries(names.map((name) => [name, null])));
   assert.equal(answer.status, 200, answer.text);
-  const { model: _, messages: __, ...rest } = house.upstream.calls[0]?.body as Record<string, unknown>;
+  const { model: _, messages: __, ...rest } = sent(house, 0);
   assert.deepEqual(rest, { stream: false, max_tokens: 1000 });
 });
 
@@ -68,10 +71,10 @@ test('what would make the upstream remember or cost another price is passed on a
   const gateway = await openGateway(house);
   const asked = { store: false, service_tier: 'default', metadata: { tags: ['cheap'] } };
   assert.equal((await gateway.chat(asked)).status, 200);
-  const { store, service_tier: tier, metadata } = house.upstream.calls[0]?.body as Record<string, unknown>;
+  const { store, service_tier: tier, metadata } = sent(house, 0);
   assert.deepEqual([store, tier, metadata], [false, 'default', undefined]);
   await gateway.chat();
-  assert(!('store' in (house.upstream.calls[1]?.body as object)), 'a server that may not know it is not sent it');
+  assert(!('store' in sent(house, 1)), 'a server that may not know it is not sent it');
 });
 
 test('OpenAI’s own API is told so with every chat: there the settings of the project would decide', () => {

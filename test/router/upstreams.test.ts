@@ -224,13 +224,16 @@ test('an error in a body that says a time-out is refused, and not asked of anoth
 });
 
 test('an upstream may have a policy of its own for what nobody knows, and it is that of the one that was asked', async (t) => {
-  const { house, one, two, gateway } = await openThree(t, { uncertain: { policy: 'release', after_seconds: 60 } });
+  const { house, one, two, three, gateway } = await openThree(t, {
+    uncertain: { policy: 'release', after_seconds: 60 },
+  });
   await house.app.reaper.stop();
   one.handle = reset;
-  const [first] = [await gateway.chat({}, 'one')];
+  const first = await gateway.chat({}, 'one');
   assert.match(first.body.error.message, /USD held for it are given back after 60 s/);
   one.handle = failure(503);
-  two.handle = reset;
+  two.handle = failure(503);
+  three.handle = reset;
   const second = await gateway.chat({}, 'two');
   assert.match(second.body.error.message, /USD held for it are charged after 900 s/);
   house.clock.advance(59);
