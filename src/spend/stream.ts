@@ -132,8 +132,7 @@ async function pass(
   try {
     for await (const events of source) {
       for (const event of events) {
-        const { data } = event;
-        const reading = data === undefined ? 'pass' : reader.read(data);
+        const reading = reader.read(event);
         if (reading === 'pass') {
           if (!hasFailed) untold.push(event.raw);
         } else if (reading === 'usage') usageEvent = event.raw;

@@ -204,6 +204,8 @@ test('a whole stream without a usage is charged what it delivered', async (t) =>
 /** All that a model may generate counts, the same reasoning under two names once. */
 const DELIVERED: [what: string, delta: object, bytes: number][] = [
   ['content', { content: 'abcd' }, 4],
+  ['content with what JSON escapes', { content: 'a"\n\\ü' }, 6],
+  ['content that speaks of errors', { content: 'an "error"' }, 10],
   ['content in parts', { content: [{ type: 'text', text: 'abc' }] }, 3],
   ['reasoning', { reasoning_content: 'abcde' }, 5],
   ['reasoning under two names', { reasoning: 'abcde', reasoning_content: 'abcde', content: 'x' }, 6],
