@@ -22,6 +22,7 @@ ENV PURSER_DATA=/data PURSER_LISTEN=0.0.0.0:7420
 EXPOSE 7420 7422
 # Asks the running server over its socket; a server that hangs does not answer. Whether it can serve money: GET /readyz.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD ["/purser", "ledger", "head"]
-# Give it longer to stop than drain_seconds (10), which is also Docker's own patience: docker stop --time 20
+# Docker kills what has not stopped within 10 seconds, and a model may answer for longer. Wait longer than the longest
+# timeout_seconds of an upstream (300 unless configured): docker stop --time 330, or stop_grace_period: 330s in Compose.
 ENTRYPOINT ["/purser"]
 CMD ["serve"]

@@ -20,7 +20,9 @@ export function modelsCommands(program: Command): void {
     );
   group
     .command('check')
-    .description('send a request of one token to each model; compare what was counted, and the price')
+    .description(
+      'send a request of one token to each model, plain and streamed; compare what was counted, and the price',
+    )
     .addHelpText('after', example('purser models check'))
     .action(async (_, command: Command) => {
       const { config, secrets, globals } = await readHouse(command);

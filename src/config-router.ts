@@ -132,6 +132,10 @@ const Model = v.pipe(
   }),
 );
 
+/** What becomes of a chat whose outcome nobody knows (design 2.9). */
+const afterSeconds = whole(0, 30 * 86_400);
+const policy = v.picklist(['charge', 'release']);
+
 const Upstream = v.pipe(
   v.strictObject({
     name: v.pipe(v.string(), v.minLength(1)),
@@ -146,6 +150,10 @@ const Upstream = v.pipe(
     connect_timeout_seconds: v.optional(whole(1, 600), 10),
     /** So many calls at once at most; the next one is refused, or goes to the next upstream of its model. */
     max_concurrent: v.optional(whole(1, 1_000_000)),
+    /** In place of `router.uncertain`, for what this upstream was asked. */
+    uncertain: v.optional(
+      v.strictObject({ after_seconds: v.exactOptional(afterSeconds), policy: v.exactOptional(policy) }),
+    ),
   }),
   v.check(
     (it) => (it.first_byte_timeout_seconds ?? 0) <= it.timeout_seconds,
@@ -158,10 +166,7 @@ export const Router = v.pipe(
     upstreams: v.optional(v.array(Upstream), []),
     models: v.optional(v.array(Model), []),
     uncertain: v.optional(
-      v.strictObject({
-        after_seconds: v.optional(whole(0, 30 * 86_400), 900),
-        policy: v.optional(v.picklist(['charge', 'release']), 'charge'),
-      }),
+      v.strictObject({ after_seconds: v.optional(afterSeconds, 900), policy: v.optional(policy, 'charge') }),
       {},
     ),
   }),

@@ -69,7 +69,7 @@ const Settings = v.strictObject({
   public_url: v.optional(url),
   trusted_proxies: v.optional(v.array(proxy), []),
   close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
-  drain_seconds: v.optional(wholeSeconds(0, 3600), 10),
+  drain_seconds: v.optional(wholeSeconds(0, 3600)),
   log_level: v.optional(v.picklist(LOG_LEVELS)),
   metrics: v.optional(v.strictObject({ listen: address })),
   router: v.optional(Router, {}),
@@ -143,6 +143,13 @@ export function searchPath(env: Environment = process.env): string[] {
   return (env.PATH ?? '').split(delimiter).filter(isAbsolute);
 }
 
+/** At a stop without an upstream, requests in flight have this long to be answered. */
+const DRAIN_SECONDS = 10;
+
+/** How long an answer of a model may take, in seconds: by default a stop waits for all of them, so that none is cut off. */
+const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
+  Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
+
 /**
  * Reads flags, environment and YAML into one frozen Config, and the secrets beside it.
  * Throws ConfigurationFault with every fault found, each as `file:line: path: what is wrong`.
@@ -177,7 +184,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     metrics: settings.metrics,
     trustedProxies: settings.trusted_proxies,
     closeWaitSeconds: settings.close_wait_seconds,
-    drainSeconds: settings.drain_seconds,
+    drainSeconds: settings.drain_seconds ?? longestAnswer(settings.router.upstreams),
     router: {
       upstreams: settings.router.upstreams.map(({ api_key: _, ...upstream }) => upstream),
       models: settings.router.models,

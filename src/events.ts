@@ -31,7 +31,11 @@ export function createEvents(log: Log) {
   const charged = counter('charged_usd_total', 'Charged to wallets.', ['kind']);
   const boundExceeded = counter(
     'bound_exceeded_total',
-    'Answers whose usage was above the bound, charged at the hold.',
+    'Answers whose usage was above the bound; they were charged by it, at most their hold.',
+  );
+  const estimated = counter(
+    'usage_missing_total',
+    'Answers without a usage that can be read, charged by an estimate: the model server reported none, or broke off.',
   );
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
@@ -242,7 +246,27 @@ export function createEvents(log: Log) {
           usage,
           hold_usd: formatUsd(operation.hold),
         },
-        'the usage was above the bound; the hold was charged. Check tokens_per_byte of this model',
+        'the usage was above the bound; the charge is by the usage, at most the hold. Check tokens_per_byte of this model',
+      );
+    },
+    estimated(operation: Operation, usage: string) {
+      estimated.inc();
+      log.warn(
+        {
+          event: 'operation.estimated',
+          operation: operation.id,
+          subject: operation.subject,
+          usage,
+          hold_usd: formatUsd(operation.hold),
+        },
+        'no usage came that can be read; charged is the bound of the prompt and what was delivered',
+      );
+    },
+    misconfigured(operation: Operation, fault: string) {
+      failures.inc({ where: 'upstream_configuration' });
+      log.error(
+        { event: 'upstream.misconfigured', operation: operation.id, subject: operation.subject, fault },
+        'an upstream refused because of the configuration; nothing was charged',
       );
     },
     refused(code: string, requestId: string, message: string, path: string) {

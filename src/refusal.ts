@@ -1,3 +1,5 @@
+export const RETRY_SAME_KEY = 'Retry with the same Idempotency-Key and body, never under a new key.';
+
 /**
  * Every "no" that Purser says: code, HTTP status, sentence (design, section 3). The code is for programs and never
  * changes; the sentence is for people, and a place that knows more replaces it with one that names figures and fields.
@@ -75,7 +77,7 @@ export const REFUSALS = {
   },
   operation_uncertain: {
     status: 503,
-    message: 'The outcome is not known yet. Retry with the same Idempotency-Key and body, never under a new key.',
+    message: `The outcome is not known yet. ${RETRY_SAME_KEY}`,
   },
   read_only: { status: 503, message: 'Nothing new can be spent at the moment. Retry later.' },
   conflict: { status: 409, message: 'The present state does not allow this.' }, // the operator's commands only

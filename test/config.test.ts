@@ -78,6 +78,16 @@ for (const yaml of ['', '# nothing but a remark\n', '---\n', '{}\n', 'router: {}
     assert.equal(write(t, yaml).read().config.listen.port, 7420);
   });
 
+test('unless it is set, a stop waits as long as the longest answer of an upstream may take', (t) => {
+  const upstreams = (...seconds: number[]) =>
+    seconds.map((it, i) => `{ name: u${i}, base_url: http://127.0.0.1:1/v1, timeout_seconds: ${it} }`).join();
+  const drainOf = (yaml: string) => write(t, yaml).read().config.drainSeconds;
+  assert.equal(drainOf('router: { upstreams: [{ name: u, base_url: http://127.0.0.1:1/v1 }] }'), 300);
+  assert.equal(drainOf(`router: { upstreams: [${upstreams(20, 700, 1)}] }`), 700);
+  assert.equal(drainOf(`router: { upstreams: [${upstreams(2)}] }`), 10);
+  assert.equal(drainOf(`drain_seconds: 0\nrouter: { upstreams: [${upstreams(700)}] }`), 0);
+});
+
 test('the environment beats the file, and the file the default', (t) => {
   const { read } = write(t, 'listen: 0.0.0.0:1\npublic_url: http://file\nlog_level: warn\n');
   const fromFile = read().config;

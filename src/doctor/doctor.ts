@@ -13,6 +13,7 @@ import { findInstallation } from '../ledger/installation.ts';
 import { lastJournalAt } from '../ledger/journal.ts';
 import { uncertainOperations } from '../ledger/operation.ts';
 import { askSocket } from '../operator/ask.ts';
+import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { cautionOf } from '../spend/caution.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
@@ -165,12 +166,13 @@ async function examineBooks(
     );
     await check('uncertain operations', () => {
       const [oldest] = uncertainOperations(read, Number.MAX_SAFE_INTEGER);
-      const overdue = Math.floor(Date.now() / 1000) - (oldest?.uncertainAt ?? Number.POSITIVE_INFINITY);
-      if (overdue > config.router.uncertain.after_seconds + CLOCK_SECONDS)
+      if (!oldest) return 'none';
+      const overdue = Math.floor(Date.now() / 1000) - (oldest.uncertainAt as number);
+      if (overdue > uncertainPolicyOf(config.router, oldest).after_seconds + CLOCK_SECONDS)
         throw new Error(
-          `${oldest?.id} has waited ${overdue} s for its policy. Is the server running? Else: purser operation resolve`,
+          `${oldest.id} has waited ${overdue} s for its policy. Is the server running? Else: purser operation resolve`,
         );
-      return oldest ? `oldest ${oldest.id}; its policy decides it` : 'none';
+      return `oldest ${oldest.id}; its policy decides it`;
     });
     await check('checkouts', () => {
       const since = Math.floor(Date.now() / 1000) - TROUBLE_DAYS * 86_400;

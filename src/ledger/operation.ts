@@ -24,7 +24,8 @@ const FUNDS_HELD_RETRY_SECONDS = 2;
 export type Outcome<A> =
   | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; reason?: string }
   | { kind: 'refused'; code: RefusalCode; reason: string; retryAfterSeconds?: number }
-  | { kind: 'unknown'; reason: string };
+  /** `upstream` says which one was asked, where there was a choice. */
+  | { kind: 'unknown'; reason: string; upstream?: string };
 
 /** What may follow what. Nothing leads back, and what is settled stays settled. */
 export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Operation['state'] | 'too_late'>> = {
@@ -310,7 +311,8 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
 
   if (outcome.kind === 'unknown') {
     if (operation.state === 'uncertain') return true;
-    const doubt = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason };
+    const usage = outcome.upstream === undefined ? null : JSON.stringify({ upstream: outcome.upstream });
+    const doubt = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
       .set(resealed(operations, operation, doubt))
       .where(eq(operations.id, id))

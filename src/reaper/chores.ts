@@ -17,6 +17,7 @@ import {
   uncertainOperations,
 } from '../ledger/operation.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
+import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { windUp } from '../spend/close.ts';
 import { step } from '../spend/lease-steps.ts';
 import { recover } from '../spend/recover.ts';
@@ -116,14 +117,19 @@ export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<voi
 
 /** Decides uncertain chats by their stated policy when its time has come; what this process is driving is left alone. */
 export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<void> {
-  const { after_seconds: afterSeconds, policy } = app.config.router.uncertain;
+  const { router } = app.config;
   const now = app.clock.now();
   for (let cursor: UncertainCursor | undefined; ; ) {
-    const page = uncertainOperations(app.ledger.read, now - afterSeconds, cursor);
-    const due = page.filter((it) => it.kind === 'chat' && !app.running.drives(it.id));
-    const reason = `no answer after ${afterSeconds} s; policy ${policy}`;
+    const page = uncertainOperations(app.ledger.read, now - shortestUncertain(router), cursor);
+    const due = page
+      .filter((it) => it.kind === 'chat' && !app.running.drives(it.id))
+      .map((it) => ({ ...it, ...uncertainPolicyOf(router, it) }))
+      .filter((it) => (it.uncertainAt as number) + it.after_seconds <= now);
     const decided = await Promise.allSettled(
-      due.map(({ id }) => app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, now))),
+      due.map(({ id, after_seconds: seconds, policy }) => {
+        const reason = `no answer after ${seconds} s; policy ${policy}`;
+        return app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, now));
+      }),
     );
     for (const it of decided) {
       tally(app, reaped, it, 'resolved');
@@ -158,13 +164,11 @@ export async function dropKeys(app: ReaperApp, reaped: Reaped): Promise<void> {
 
 /** Unix seconds of the next thing that will be due. */
 export function nextDue(app: ReaperApp): number {
-  const [oldest] = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER);
+  const uncertain = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER).filter((it) => it.kind === 'chat');
   return Math.min(
     nextDueResource(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
-    oldest?.uncertainAt == null
-      ? Number.POSITIVE_INFINITY
-      : oldest.uncertainAt + app.config.router.uncertain.after_seconds,
+    ...uncertain.map((it) => (it.uncertainAt as number) + uncertainPolicyOf(app.config.router, it).after_seconds),
     nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     app.look?.nextDue() ?? Number.POSITIVE_INFINITY,
   );

@@ -31,12 +31,14 @@ const FORWARDED = new Set([
   'logprobs',
   'top_logprobs',
   'user',
-  'metadata',
   'safety_identifier',
   'verbosity',
   'reasoning_effort',
 ]);
-/** Read here and written anew, or accepted with the one value that changes nothing. */
+/**
+ * Read here and written anew, or accepted with the one value that changes nothing. `metadata` is accepted and kept here: a
+ * model server may choose by it where a request goes (LiteLLM's tags).
+ */
 const HANDLED = new Set([
   'model',
   'stream',
@@ -46,6 +48,7 @@ const HANDLED = new Set([
   'store',
   'service_tier',
   'modalities',
+  'metadata',
 ]);
 
 export type ChatBody = Readonly<Record<string, unknown>> & {
@@ -70,7 +73,8 @@ export type Bounded = {
  * limit that is reserved for is written into the body. With `stream` the upstream is told to stream, its usage included.
  * Refuses with `unsupported_parameter` what is not priced and with `invalid_request` what is malformed.
  */
-export function boundChat(model: Model, request: ChatBody, stream = false): Bounded {
+export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded {
+  const request = withoutNulls(raw);
   const forwarded: Record<string, unknown> = { model: '' };
   for (const [name, value] of Object.entries(request)) {
     if (FORWARDED.has(name)) forwarded[name] = value;
@@ -80,8 +84,11 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
   if (request.functions !== undefined && !Array.isArray(request.functions))
     throw invalid('functions', 'must be an array');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
+  // What makes the upstream remember, or costs another price. The harmless value is passed on, so that it is obeyed.
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
   if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
+  for (const name of ['store', 'service_tier'] as const)
+    if (request[name] !== undefined) forwarded[name] = request[name];
   if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
     throw unsupported('modalities');
 
@@ -95,7 +102,7 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
   const extra =
     PROMPT_TOKENS_PER_REQUEST + PROMPT_TOKENS_PER_MESSAGE * request.messages.length + PROMPT_TOKENS_PER_TOOL * tools;
   const imageTokens = images * (model.imageTokens ?? 0);
-  const { bodyFor, release } = bodies(forwarded, (route) => ({ [route.outputLimit]: perChoice }));
+  const { bodyFor, release } = bodies(forwarded, (route) => ({ ...route.forced, [route.outputLimit]: perChoice }));
   const most = (route: Route): Most => {
     const counted = (bodyFor(route).length - imageBytes) * route.tokensPerByte + extra + imageTokens;
     const promptTokens = Math.min(counted, model.contextLength);
@@ -103,6 +110,10 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
   };
   return { choices, images, bodyFor, most, release };
 }
+
+/** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
+const withoutNulls = <T extends object>(raw: T): T =>
+  Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
 
 /** Bodies by route, each made once: they differ in a name or two. */
 function bodies(
@@ -228,7 +239,8 @@ const EMBEDDED = new Set(['input', 'encoding_format', 'dimensions', 'user']);
 const INPUT_COUNT_MAX = 2048;
 
 /** Bounds a request for embeddings: texts by their bytes, token lists by their length, each at most one context. */
-export function boundEmbeddings(model: Model, request: Readonly<Record<string, unknown>>): Bounded {
+export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unknown>>): Bounded {
+  const request = withoutNulls(raw);
   const forwarded: Record<string, unknown> = { model: '' };
   for (const [name, value] of Object.entries(request)) {
     if (EMBEDDED.has(name)) forwarded[name] = value;

@@ -11,6 +11,8 @@ export type Route = {
   outputLimit: 'max_tokens' | 'max_completion_tokens';
   tokensPerByte: number;
   price: Price;
+  /** Members that every chat carries, so that the settings of an account there decide neither. */
+  forced: Readonly<Record<string, unknown>>;
 };
 
 export type Model = {
@@ -35,7 +37,7 @@ export type Catalogue = {
 
 /** The models on offer: those of the configuration that have a price. What has no price is not offered. */
 export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
-  const list = config.router.models.flatMap((it) => toModel(it) ?? []);
+  const list = config.router.models.flatMap((it) => toModel(it, config.router.upstreams) ?? []);
   const byId = new Map(list.map((model) => [model.id, model]));
   return {
     list,
@@ -49,15 +51,24 @@ export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
   };
 }
 
-function toModel(it: ModelConfig): Model | undefined {
+/** What OpenAI's own API takes from the settings of a project where a request does not say it; others may not know it. */
+const OPENAI_FORCED = { store: false, service_tier: 'default' };
+const OPENAI_HOST = /(^|\.)api\.openai\.com$/;
+
+function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Model | undefined {
   const pricing = pricingOf(it);
   if (!pricing) return undefined;
+  const forcedAt = (name: string) => {
+    const url = upstreams.find((upstream) => upstream.name === name)?.base_url;
+    return url && OPENAI_HOST.test(new URL(url).hostname) ? OPENAI_FORCED : {};
+  };
   const first: Route = {
     upstream: it.upstream,
     upstreamModel: it.upstream_model ?? it.id,
     outputLimit: it.output_limit ?? 'max_tokens',
     tokensPerByte: it.tokens_per_byte ?? 1,
     price: toPrice(pricing),
+    forced: forcedAt(it.upstream),
   };
   const fallbacks = it.fallbacks.map((way): Route => {
     const own = pricingOf(way);
@@ -67,6 +78,7 @@ function toModel(it: ModelConfig): Model | undefined {
       outputLimit: way.output_limit ?? first.outputLimit,
       tokensPerByte: way.tokens_per_byte ?? first.tokensPerByte,
       price: own ? toPrice(own) : first.price,
+      forced: forcedAt(way.upstream),
     };
   });
   const sellsImages = [pricing, ...it.fallbacks.map((way) => pricingOf(way) ?? pricing)].every(

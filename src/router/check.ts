@@ -1,10 +1,12 @@
 import { request } from 'undici';
 import type { UpstreamConfig } from '../config-router.ts';
 import { newId } from '../id.ts';
+import { inTime } from '../in-time.ts';
 import { formatUsd, Nanos, parseDecimal } from '../money.ts';
 import { boundChat, boundEmbeddings } from './bound.ts';
 import type { Catalogue, Model, Route } from './catalogue.ts';
 import { costOf, type Price } from './price.ts';
+import { createStreamReader } from './stream-reader.ts';
 import type { Upstream } from './upstream.ts';
 import { readUsage } from './usage.ts';
 
@@ -12,17 +14,21 @@ import { readUsage } from './usage.ts';
 export type ModelCheck = { name: string; ok: boolean; detail: string };
 
 const LIST_MILLISECONDS = 10_000;
+/** A model may have to be loaded before its first token; one that takes longer is not waited for. */
+const ROUTE_SECONDS = 60;
 const NANOS_PER_MILLION_FROM_TOKEN = 15;
 const PROBE = { role: 'user', content: 'Say ok.' };
 
 /**
- * Sends a request of one token to every model by each of its routes, outside of any wallet, and compares what was counted
- * with the bound, and the price with the one that the upstream states, if it does. It costs what such requests cost.
+ * Sends a request of one token, and a chat once more as a stream, to every model by each of its routes, outside of any
+ * wallet. Compares what was counted with the bound, and the price with the one that the upstream states, if it does. It
+ * costs what such requests cost. A route that has not answered within `routeSeconds` is a fault.
  */
 export async function checkModels(
   catalogue: Catalogue,
   upstreams: ReadonlyMap<string, Upstream>,
   pricesOf: (upstream: string) => Promise<ReadonlyMap<string, unknown>>,
+  routeSeconds = ROUTE_SECONDS,
 ): Promise<ModelCheck[]> {
   const checks: ModelCheck[] = [];
   const stated = new Map<string, ReadonlyMap<string, unknown>>();
@@ -30,8 +36,9 @@ export async function checkModels(
     for (const route of model.routes) {
       const prices = stated.get(route.upstream) ?? (await pricesOf(route.upstream));
       stated.set(route.upstream, prices);
-      const faults: string[] = [];
-      const said = await tryRoute(model, route, upstreams.get(route.upstream) as Upstream, faults);
+      const tried = tryRoute(model, route, upstreams.get(route.upstream) as Upstream);
+      const late = (error: Error): Tried => ({ said: '', faults: [`${error.message}.`] });
+      const { said, faults } = await inTime(tried, routeSeconds * 1000, 'Its answer').catch(late);
       comparePrice(route.price, prices.get(route.upstreamModel), faults);
       checks.push({
         name: `${model.id} on ${route.upstream}`,
@@ -42,22 +49,22 @@ export async function checkModels(
   return checks;
 }
 
-async function tryRoute(model: Model, route: Route, upstream: Upstream, faults: string[]): Promise<string> {
+type Tried = { said: string; faults: string[] };
+
+async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise<Tried> {
+  const faults: string[] = [];
+  const ask = { model: model.id, messages: [PROBE], max_tokens: 1 };
   const bounded =
-    model.kind === 'chat'
-      ? boundChat(model, { model: model.id, messages: [PROBE], max_tokens: 1 })
-      : boundEmbeddings(model, { model: model.id, input: PROBE.content });
+    model.kind === 'chat' ? boundChat(model, ask) : boundEmbeddings(model, { model: model.id, input: PROBE.content });
   const path = model.kind === 'chat' ? 'chat/completions' : 'embeddings';
   const reply = await upstream.ask(path, bounded.bodyFor(route), newId('op'));
   if (reply.kind !== 'answered') {
-    faults.push(reply.kind === 'streaming' ? 'It streams where no stream was asked for.' : reply.reason);
-    return '';
+    const fault = reply.kind === 'streaming' ? 'It streams where no stream was asked for.' : reply.reason;
+    return { said: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
   }
+  if (model.kind === 'chat') await tryStream(upstream, boundChat(model, ask, true).bodyFor(route), faults);
   const usage = readUsage(reply.json, model.kind);
-  if (!usage) {
-    faults.push('It reports no readable usage: every request would be charged at its hold.');
-    return '';
-  }
+  if (!usage) return { said: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };
   const most = bounded.most(route);
   if (usage.promptTokens > most.promptTokens)
     faults.push(
@@ -71,7 +78,36 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream, faults: 
   const { cost: statedCost } = (reply.json as { usage: { cost?: unknown } }).usage;
   if (typeof statedCost === 'number' && statedCost > Number(cost) / 1e9)
     faults.push(`It says that this cost ${statedCost} USD; by our price it is ${formatUsd(cost)} USD.`);
-  return `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
+  const said = `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
+  return { said, faults };
+}
+
+const ESTIMATED = 'an answer is charged at the bound of its prompt and the bytes of its text.';
+
+/** The same as a stream: whether it has an end, and a usage. */
+async function tryStream(upstream: Upstream, body: Buffer, faults: string[]): Promise<void> {
+  const reply = await upstream.ask('chat/completions', body, newId('op'), true);
+  if (reply.kind === 'answered') {
+    if (!readUsage(reply.json, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
+    return;
+  }
+  if (reply.kind !== 'streaming') {
+    faults.push(`Asked for a stream: ${reply.reason}`);
+    return;
+  }
+  const reader = createStreamReader(1);
+  try {
+    for await (const events of reply.events) {
+      const readings = events.map(reader.read);
+      if (readings.includes('end')) break;
+      if (readings.includes('error')) reply.endSoon();
+    }
+  } catch (error) {
+    faults.push(`Its stream broke off: ${(error as Error).message}.`);
+  }
+  const { isWhole, usage } = reader.heard();
+  if (!isWhole) faults.push('Its stream has no end: no [DONE], no finish_reason.');
+  if (!usage) faults.push(`Its stream reports no readable usage (stream_options.include_usage): ${ESTIMATED}`);
 }
 
 /** Prices are the operator's: one below what the upstream states sells at a loss, and is said. */

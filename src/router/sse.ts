@@ -106,21 +106,12 @@ export const eventOf = (value: unknown): Buffer => Buffer.from(`data: ${JSON.str
 export const DONE = '[DONE]';
 export const DONE_EVENT = Buffer.from(`data: ${DONE}\n\n`);
 
-const TELLING = ['"usage"', '"error"', DONE].map((it) => Buffer.from(it));
-
-/** Whether an event may say more than a piece of the answer: a count, an error, the end. Cheap, and never wrong with no. */
-export const mayTell = ({ raw }: SseEvent): boolean => TELLING.some((it) => raw.includes(it));
-
 /**
- * The body of an event that tells of an error instead of a chunk, in the shapes that model servers use: OpenAI's, a bare
- * sentence in `error` (Text Generation Inference), and an object of the kind "error" (vLLM).
+ * An error in the place of an answer or a chunk, in the shapes that model servers use: OpenAI's, a bare sentence in
+ * `error` (Text Generation Inference), and an object of the kind "error" (vLLM).
  */
-export function errorIn(data: string): object | undefined {
-  if (!data.includes('"error"')) return undefined;
-  try {
-    const json = JSON.parse(data) as { error?: unknown; object?: unknown } | null;
-    return json?.error || json?.object === 'error' ? (json as object) : undefined;
-  } catch {
-    return undefined;
-  }
+export function errorIn(json: unknown): object | undefined {
+  if (typeof json !== 'object' || json === null) return undefined;
+  const { error, object } = json as { error?: unknown; object?: unknown };
+  return error || object === 'error' ? json : undefined;
 }

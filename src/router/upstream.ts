@@ -23,12 +23,17 @@ export type Refused = {
   reason: string;
   retryAfterSeconds?: number;
   elsewhere: boolean;
+  /** What the operator has to correct, where the configuration is at fault. For the log, never for the caller. */
+  fault?: string;
 };
 /** What an upstream answered. Only `answered` has cost anything for certain; `unknown` may have. */
 export type Reply =
   | { kind: 'answered'; body: Buffer; json: unknown }
-  /** Its first events have come. What breaks later is thrown while it is read; it has to be read or returned. */
-  | { kind: 'streaming'; events: AsyncIterable<readonly SseEvent[]> }
+  /**
+   * Its first events have come. What breaks later is thrown while it is read; it has to be read or returned. After
+   * `endSoon` it breaks within two seconds.
+   */
+  | { kind: 'streaming'; events: AsyncIterable<readonly SseEvent[]>; endSoon: () => void }
   | Refused
   | { kind: 'unknown'; reason: string };
 
@@ -60,8 +65,8 @@ function watchedPool(origin: string, connectMilliseconds: number) {
   return { dispatcher, begun, close: () => pool.destroy() };
 }
 
-/** The model server's own clear no, when its body can be read; nothing was generated (design, section 8). */
-const SAID_UNAVAILABLE = new Set([500, 503, 529]);
+/** Statuses that say a time-out somewhere on the way: nobody knows whether anything was generated (design, section 8). */
+const TIME_OUTS = new Set([408, 425, 499, 504, 522, 524]);
 
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
   const { origin, pathname } = new URL(config.base_url);
@@ -133,7 +138,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
           return reply;
         }
         limits.firstByte();
-        return await read(response, config.name, clean);
+        return await read(response, name, clean);
       } catch (error) {
         return failed(error, limits);
       } finally {
@@ -156,20 +161,11 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
       const at = events.findIndex(({ data }) => data !== undefined);
       if (at === -1) continue; // Comments, to keep the connection alive.
-      const error = errorIn(events[at]?.data as string);
-      if (!error) return { kind: 'streaming', events: follow(events.slice(at), source, limits, over) };
+      const error = errorIn(parse(events[at]?.data as string));
+      if (!error)
+        return { kind: 'streaming', events: follow(events.slice(at), source, limits, over), endSoon: limits.endSoon };
       await source.return();
-      const status = Number(codeIn(error));
-      if (status >= 400 && status < 500)
-        return { kind: 'refused', ...refusal(status, clean(messageIn(error)), undefined) };
-      if (status >= 500 && !SAID_UNAVAILABLE.has(status))
-        return { kind: 'unknown', reason: `${name} answered 200 with an error of the code ${status}` };
-      return {
-        kind: 'refused',
-        code: 'gateway_unavailable',
-        reason: 'The model server refused to answer. Nothing was charged.',
-        elsewhere: true,
-      };
+      return errorReply(error, name, clean);
     }
   }
 
@@ -210,7 +206,14 @@ function once(body: Buffer): Readable {
 }
 
 /** The time limits of one call: to its first byte, and for the whole of it. */
-type Limits = { signal: AbortSignal; firstByte(): void; exceeded(): string | undefined; clear(): void };
+type Limits = {
+  signal: AbortSignal;
+  firstByte(): void;
+  /** From now on nothing is waited for longer than two seconds. */
+  endSoon(): void;
+  exceeded(): string | undefined;
+  clear(): void;
+};
 
 function startLimits(config: UpstreamConfig): Limits {
   const controller = new AbortController();
@@ -220,6 +223,7 @@ function startLimits(config: UpstreamConfig): Limits {
       exceeded = `${what} within ${seconds} s`;
       controller.abort();
     }, seconds * 1000);
+  let end: NodeJS.Timeout | undefined;
   const whole = after(config.timeout_seconds, 'no answer');
   const first =
     config.first_byte_timeout_seconds === undefined
@@ -228,10 +232,14 @@ function startLimits(config: UpstreamConfig): Limits {
   return {
     signal: controller.signal,
     firstByte: () => clearTimeout(first),
+    endSoon() {
+      end ??= after(REST_MILLISECONDS / 1000, 'no end');
+    },
     exceeded: () => exceeded,
     clear() {
       clearTimeout(whole);
       clearTimeout(first);
+      clearTimeout(end);
     },
   };
 }
@@ -260,54 +268,81 @@ const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
   /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
 
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
-  const { statusCode: status } = response;
+  const { statusCode: status, headers } = response;
   const reading = readUpTo(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
-  // Of an error the status speaks, even when its body breaks off.
-  const bytes = await (status === 200 ? reading : reading.catch(() => undefined));
-  const json = bytes && parse(bytes);
+  // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
+  const bytes = await (status >= 300 && status < 500 ? reading.catch(() => undefined) : reading);
+  const json = bytes && parse(bytes.toString('utf8'));
   if (status === 200) {
-    if (bytes && typeof json === 'object' && json !== null) return { kind: 'answered', body: bytes, json };
-    return { kind: 'unknown', reason: `upstream ${name} answered 200 with a body that cannot be read` };
+    if (!bytes || typeof json !== 'object' || json === null)
+      return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
+    const error = hasAnswer(json) ? undefined : errorIn(json);
+    return error ? errorReply(error, name, clean) : { kind: 'answered', body: bytes, json };
   }
-  const said = clean(messageIn(json));
-  if (status >= 400 && status < 500)
-    return { kind: 'refused', ...refusal(status, said, retryAfter(response.headers['retry-after'])) };
-  if (SAID_UNAVAILABLE.has(status) && said)
-    return {
-      kind: 'refused',
-      code: 'gateway_unavailable',
-      reason: `The model server answered ${status}. Nothing was charged.`,
-      elsewhere: true,
-    };
-  return { kind: 'unknown', reason: `upstream ${name} answered ${status}` };
+  if (status < 300 || TIME_OUTS.has(status)) return { kind: 'unknown', reason: `${name} answered ${status}` };
+  if (hasAnswer(json)) return { kind: 'unknown', reason: `${name} answered ${status} with an answer in its body` };
+  return refusal(status, clean(messageIn(json)), name, {
+    retryAfter: retryAfter(headers['retry-after']),
+    location: addressIn(headers.location, clean),
+  });
 }
 
-/** A 4xx is a clear no. The caller hears what it can mend; the rest is between the operator and the upstream. */
-function refusal(status: number, said: string, retryAfterSeconds: number | undefined): Omit<Refused, 'kind'> {
-  const told = said ? `: ${said}` : '.';
-  if (status === 400 || status === 422)
-    return { code: 'invalid_request', reason: `The model server refused the request${told}`, elsewhere: false };
-  if (status === 404)
-    return { code: 'model_not_found', reason: `The model server does not know the model${told}`, elsewhere: true };
-  if (status === 413)
-    return {
-      code: 'payload_too_large',
-      reason: `The model server finds the request too large${told}`,
-      elsewhere: false,
-    };
-  if (status === 429)
-    return {
-      code: 'rate_limited',
-      reason: `The model server is busy${told}`,
-      retryAfterSeconds: retryAfterSeconds ?? 5,
-      elsewhere: true,
-    };
-  return {
-    code: 'gateway_unavailable',
-    reason: `The model server refused this gateway (${status}). Nothing was charged.`,
-    elsewhere: true,
-  };
+/** Whether there is something in it that was generated, or an embedding. */
+function hasAnswer(json: unknown): boolean {
+  const { choices, data } = (json ?? {}) as { choices?: unknown; data?: unknown };
+  return [choices, data].some((it) => Array.isArray(it) && it.length > 0);
 }
+
+/** A status 200 with an error in the place of an answer: a refusal, by the status that it names, if any. */
+function errorReply(error: object, name: string, clean: (text: string) => string): Refused {
+  const status = Number(codeIn(error));
+  // One that has timed out may still be at work: it is not paid for, and not asked of anybody else either.
+  const elsewhere = !TIME_OUTS.has(status);
+  if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(messageIn(error)), name);
+  const reason = 'The model server refused to answer. Nothing was charged.';
+  return { kind: 'refused', code: 'gateway_unavailable', reason, elsewhere };
+}
+
+type Told = { retryAfter?: number | undefined; location?: string | undefined };
+
+/**
+ * A complete answer with a status from 300 up and nothing generated in it: a clear no, whoever wrote it. The caller hears
+ * what it can mend; the rest is between the operator and the upstream.
+ */
+function refusal(status: number, said: string, name: string, { retryAfter, location }: Told = {}): Refused {
+  const told = said ? `: ${said}` : '.';
+  const request = { kind: 'refused', elsewhere: false } as const;
+  const server = { kind: 'refused', elsewhere: true } as const;
+  if (status === 400 || status === 422)
+    return { ...request, code: 'invalid_request', reason: `The model server refused the request${told}` };
+  if (status === 413)
+    return { ...request, code: 'payload_too_large', reason: `The model server finds the request too large${told}` };
+  if (status === 404)
+    return { ...server, code: 'model_not_found', reason: `The model server does not know the model${told}` };
+  if (status === 429) {
+    const retryAfterSeconds = retryAfter ?? 5;
+    return { ...server, code: 'rate_limited', reason: `The model server is busy${told}`, retryAfterSeconds };
+  }
+  const code = 'gateway_unavailable';
+  const operator = 'That is for the operator of this gateway to correct. Nothing was charged.';
+  if (status < 400) {
+    const fault = `${name} answered ${status}, a redirect${location ? ` to ${location}` : ''}: correct its base_url`;
+    return { ...server, code, reason: `The model server answered ${status}, a redirect. ${operator}`, fault };
+  }
+  if (status === 401 || status === 403) {
+    const fault = `${name} answered ${status}: its api_key is missing or wrong, or may not use the model`;
+    return { ...server, code, reason: `The model server refused this gateway (${status}). ${operator}`, fault };
+  }
+  return { ...server, code, reason: `The model server answered ${status}. Nothing was charged.` };
+}
+
+/** Where a redirect leads, without what may be secret in an address. */
+function addressIn(location: string | string[] | undefined, clean: (text: string) => string): string | undefined {
+  if (typeof location !== 'string' || !URL.canParse(location)) return undefined;
+  const { origin, pathname } = new URL(location);
+  return clean(origin + pathname);
+}
+
 /** The body, or undefined when it is longer than `most` or ends early. What is too long is not read on. */
 async function readUpTo(body: Dispatcher.ResponseData['body'], most: number): Promise<Buffer | undefined> {
   const chunks: Buffer[] = [];
@@ -320,9 +355,9 @@ async function readUpTo(body: Dispatcher.ResponseData['body'], most: number): Pr
   return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks);
 }
 
-function parse(bytes: Buffer): unknown {
+function parse(text: string): unknown {
   try {
-    return JSON.parse(bytes.toString('utf8'));
+    return JSON.parse(text);
   } catch {
     return undefined;
   }

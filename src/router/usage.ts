@@ -12,9 +12,10 @@ export type Usage = {
 type Json = Record<string, unknown>;
 
 /**
- * The usage of an answer, or undefined when it is absent, negative, not whole, or contradicts itself: then the hold is
- * charged (design, section 8). Beside OpenAI's fields it knows the two others in use for cached prompts (DeepSeek's
- * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`), and reasoning that is counted beside the completion (xAI).
+ * The usage of an answer, or undefined when it is absent, negative, not whole, or contradicts itself: then what it comes to
+ * is estimated (design, section 8). Beside OpenAI's fields it knows the two others in use for cached prompts (DeepSeek's
+ * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`). Tokens that only `total_tokens` shows count as completion:
+ * so some servers tell of reasoning (xAI, Gemini).
  */
 export function readUsage(answer: unknown, kind: Model['kind']): Usage | undefined {
   const usage = (answer as { usage?: unknown } | null)?.usage;
@@ -35,15 +36,19 @@ export function readUsage(answer: unknown, kind: Model['kind']): Usage | undefin
     cacheReadTokens + cacheWriteTokens > promptTokens
   )
     return undefined;
-  const isBeside = reasoningTokens > 0 && usage.total_tokens === promptTokens + completionTokens + reasoningTokens;
-  const all = isBeside ? completionTokens + reasoningTokens : completionTokens;
-  if (reasoningTokens > all || !Number.isSafeInteger(all)) return undefined;
+  const total = kind === 'chat' && isCount(usage.total_tokens) ? usage.total_tokens : 0;
+  const all = Math.max(completionTokens, total - promptTokens);
+  if (reasoningTokens > all) return undefined;
   return { promptTokens, completionTokens: all, cacheReadTokens, cacheWriteTokens, reasoningTokens };
 }
 
-/** What was counted, for the operation's row; `upstream` says who counted where there was a choice. */
-export function describeUsage(usage: Usage, images: number, upstream: string | undefined): string {
+/** A usage for the operation's row; `upstream` says whose it is where there was a choice. */
+export function describeUsage(
+  usage: Usage,
+  { images, upstream, estimated = false }: { images: number; upstream: string | undefined; estimated?: boolean },
+): string {
   return JSON.stringify({
+    ...(estimated ? { estimated } : {}),
     prompt_tokens: usage.promptTokens,
     completion_tokens: usage.completionTokens,
     ...(usage.cacheReadTokens ? { cache_read_tokens: usage.cacheReadTokens } : {}),

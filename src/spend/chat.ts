@@ -1,15 +1,26 @@
 import type { Limit } from '../access/limits.ts';
-import { findAnswer, type Operation, type Outcome, settle } from '../ledger/operation.ts';
+import type { Config } from '../config.ts';
+import { findAnswer, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, Nanos } from '../money.ts';
-import { Refusal } from '../refusal.ts';
+import { RETRY_SAME_KEY, Refusal } from '../refusal.ts';
 import type { Bounded } from '../router/bound.ts';
 import { callInOrder } from '../router/call.ts';
 import type { Catalogue, Model, Route } from '../router/catalogue.ts';
+import { generatedBytes } from '../router/generated.ts';
 import { affordableCompletion, costOf, holdOf, type Most } from '../router/price.ts';
-import type { Reply, Upstream } from '../router/upstream.ts';
-import { describeUsage, readUsage } from '../router/usage.ts';
-import { type Answered, type PaidRequest, type Quote, type RoadApp, spend, uncertain, writeOutcome } from './road.ts';
+import { uncertainPolicyOf } from '../router/uncertain.ts';
+import type { Refused, Reply, Upstream } from '../router/upstream.ts';
+import { describeUsage, readUsage, type Usage } from '../router/usage.ts';
+import {
+  type Answered,
+  type PaidRequest,
+  type Quote,
+  type RoadApp,
+  spend,
+  UNCERTAIN_RETRY_SECONDS,
+  writeOutcome,
+} from './road.ts';
 import type { GiveUp } from './running.ts';
 
 export type ChatApp = RoadApp & {
@@ -17,6 +28,7 @@ export type ChatApp = RoadApp & {
   upstreams: ReadonlyMap<string, Upstream>;
   /** Of each wallet: operations that were held, and that the model server then refused. They cost nothing and stay in the books. */
   limits: { released: Limit };
+  config: Pick<Config, 'router'>;
 };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   /** Finds the model and bounds the request; refuses what is not offered, malformed or not priced. Not asked for a replay. */
@@ -91,8 +103,9 @@ export function quoteChat(
 
 async function finish(app: ChatApp, operation: Operation, detail: Detail, giveUp: GiveUp): Promise<Buffer> {
   const { route, reply } = await call(app, operation, detail, false);
-  if (reply.kind !== 'answered') return settleChat(app, operation, noAnswer(reply), giveUp);
-  const charged = charge(app, operation, detail, route, reply.json);
+  if (reply.kind !== 'answered') return settleChat(app, operation, noAnswer(reply, detail, route), giveUp);
+  const usage = readUsage(reply.json, detail.model.kind);
+  const charged = charge(app, operation, detail, route, usage, usage ? 0 : generatedBytes(reply.json));
   await settleChat(app, operation, { kind: 'done', ...charged, answer: detail.keep ? reply.body : null }, giveUp);
   return reply.body;
 }
@@ -104,10 +117,14 @@ export async function call(
   { model, bounded }: Detail,
   stream: boolean,
 ): Promise<{ route: Route; reply: Reply }> {
+  const misconfigured = ({ fault }: Refused) => fault && app.events.misconfigured(operation, fault);
   try {
-    return await callInOrder(app.upstreams, model, bounded, operation.id, stream, (route, { reason }) =>
-      app.events.passedOver(operation, route.upstream, reason),
-    );
+    const called = await callInOrder(app.upstreams, model, bounded, operation.id, stream, (route, refused) => {
+      app.events.passedOver(operation, route.upstream, refused.reason);
+      misconfigured(refused);
+    });
+    if (called.reply.kind === 'refused') misconfigured(called.reply);
+    return called;
   } catch (cause) {
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
     return { route: model.routes[0], reply: { kind: 'unknown', reason } };
@@ -115,14 +132,19 @@ export async function call(
 }
 
 /** A reply that cannot be charged, as the outcome that it is. */
-export function noAnswer(reply: Reply): Exclude<Outcome<never>, { kind: 'done' }> {
+export function noAnswer(
+  reply: Reply,
+  { model }: Pick<Detail, 'model'>,
+  route: Route,
+): Exclude<Outcome<never>, { kind: 'done' }> {
   if (reply.kind === 'refused') {
-    const { elsewhere: _, ...outcome } = reply;
+    const { elsewhere: _, fault: __, ...outcome } = reply;
     return outcome;
   }
   return {
     kind: 'unknown',
     reason: reply.kind === 'unknown' ? reply.reason : 'a stream came where none was asked for',
+    ...(model.routes.length > 1 ? { upstream: route.upstream } : {}),
   };
 }
 
@@ -136,44 +158,74 @@ export async function settleChat<O extends Outcome<Buffer | null>>(
   const now = app.clock.now();
   const moved = await writeOutcome(app, (tx) => settle(tx, operation.id, outcome, 'answer', now), giveUp);
   app.events.settled(operation, outcome, moved);
-  if (!moved) throw uncertain();
+  if (!moved) throw uncertainChat(app, operationOf(app.ledger.read, operation.id));
   if (outcome.kind === 'done') return undefined as never;
   if (outcome.kind === 'unknown') {
     app.wakeAt(now);
-    throw uncertain();
+    throw uncertainChat(app, operationOf(app.ledger.read, operation.id));
   }
   app.limits.released.count(operation.walletId);
   const { code, reason, retryAfterSeconds } = outcome;
   throw new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }
 
-/** What the answer costs by its usage: never above the hold, and the whole hold when it does not say. */
+/**
+ * What an answer costs: by its usage, or where there is none that can be read by an estimate that is never too low, the
+ * bound of the prompt and `tokensDelivered`. Never above the hold (design, section 8).
+ */
 export function charge(
   app: Pick<ChatApp, 'events'>,
   operation: Operation,
   { model, bounds }: Detail,
   route: Route,
-  answer: unknown,
-): { charge: Nanos; usage: string | null } {
-  const usage = readUsage(answer, model.kind);
-  if (!usage) return { charge: operation.hold, usage: null };
-  const { promptTokens, completionTokens, images } = bounds.get(route) as Most;
-  const counted = describeUsage(usage, images, model.routes.length > 1 ? route.upstream : undefined);
-  // A count above its bound says that the bound is none, whatever the sum comes to: tokens_per_byte is wrong.
-  const isAbove = usage.promptTokens > promptTokens || usage.completionTokens > completionTokens;
-  if (isAbove) app.events.boundExceeded(operation, counted);
-  const cost = costOf(route.price, usage, images);
-  return { charge: isAbove || cost > operation.hold ? operation.hold : Nanos(cost), usage: counted };
+  usage: Usage | undefined,
+  tokensDelivered: number,
+): { charge: Nanos; usage: string } {
+  const most = bounds.get(route) as Most;
+  const { promptTokens, images } = most;
+  const upstream = model.routes.length > 1 ? route.upstream : undefined;
+  if (!usage) {
+    const completionTokens = Math.min(tokensDelivered, most.completionTokens);
+    const cost = holdOf(route.price, { ...most, completionTokens });
+    const counts = { promptTokens, completionTokens, cacheReadTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0 };
+    const estimate = describeUsage(counts, { images, upstream, estimated: true });
+    app.events.estimated(operation, estimate);
+    return { charge: atMost(cost, operation.hold), usage: estimate };
+  }
+  const counted = describeUsage(usage, { images, upstream });
+  // A count above its bound says that the bound is none, whatever the sum comes to. It never raises the bill.
+  if (usage.promptTokens > promptTokens || usage.completionTokens > most.completionTokens)
+    app.events.boundExceeded(operation, counted);
+  return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: counted };
 }
+
+const atMost = (cost: bigint, hold: Nanos): Nanos => (cost > hold ? hold : Nanos(cost));
 
 /** The stored answer of an operation that is not running any more. */
 export function replayChat(app: ChatApp, operation: Operation): Buffer {
-  if (operation.state !== 'settled') throw uncertain();
+  if (operation.state !== 'settled') throw uncertainChat(app, operation);
   const answer = findAnswer(app.ledger.read, operation.id, app.clock.now());
   if (answer) return answer;
-  if (operation.settledBy === 'answer') throw new Refusal('idempotency_key_expired');
-  throw new Refusal(
+  // Of an answer that came whole there is no reason to tell: it is only not kept any more.
+  if (operation.settledBy === 'answer' && operation.reason === null) throw new Refusal('idempotency_key_expired');
+  throw lost(operation.charge as Nanos);
+}
+
+/** An answer that never came whole, or at all, and was charged. */
+export function lost(charge: Nanos): Refusal {
+  return new Refusal(
     'answer_lost',
-    `The answer to this request was lost and ${formatUsd(operation.charge as Nanos)} USD were charged for it. That is final; a new key is safe now.`,
+    `The answer to this request was lost and ${formatUsd(charge)} USD were charged for it. That is final; a new key is safe now.`,
+  );
+}
+
+/** Nobody knows the outcome of this request: says what becomes of its hold, and when. */
+function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
+  const { after_seconds: seconds, policy } = uncertainPolicyOf(app.config.router, operation);
+  const end = policy === 'charge' ? 'charged' : 'given back';
+  return new Refusal(
+    'operation_uncertain',
+    `The outcome is not known: the model server may have done the work. The ${formatUsd(operation.hold)} USD held for it are ${end} after ${seconds} s, or when the wallet is closed, unless the operator decides before that. ${RETRY_SAME_KEY}`,
+    { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS },
   );
 }

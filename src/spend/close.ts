@@ -3,6 +3,7 @@ import type { Config } from '../config.ts';
 import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../ledger/closing.ts';
 import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
+import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { LeaseApp } from './lease.ts';
 import { step } from './lease-steps.ts';
 
@@ -59,11 +60,13 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
   // A lease waits for evidence; what is reserved is about to be driven, or to be found in doubt.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
-  const { policy } = app.config.router.uncertain;
   const decidedAt = app.clock.now();
-  const reason = `the wallet was closed; policy ${policy}`;
   const decided = await Promise.all(
-    doubtful.map(({ id }) => app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, decidedAt))),
+    doubtful.map((it) => {
+      const { policy } = uncertainPolicyOf(app.config.router, it);
+      const reason = `the wallet was closed; policy ${policy}`;
+      return app.ledger.write((tx) => decide(tx, it.id, policy, 'policy', reason, decidedAt));
+    }),
   );
   for (const it of decided) if (it.moved) app.events.decided(it.operation);
   const now = app.clock.now();

@@ -9,7 +9,7 @@ import { Refusal, type RefusalCode } from '../refusal.ts';
 import type { AnswerNow, GiveUp, Running, Started } from './running.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
-const UNCERTAIN_RETRY_SECONDS = 30;
+export const UNCERTAIN_RETRY_SECONDS = 30;
 /** How long a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
 const JOIN_RETRY_SECONDS = 5;

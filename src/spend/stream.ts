@@ -1,14 +1,17 @@
 import type { Operation, Outcome } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
 import { eventsOfCompletion } from '../router/completion-events.ts';
-import { DONE, DONE_EVENT, errorIn, mayTell, type SseEvent } from '../router/sse.ts';
+import { DONE_EVENT, type SseEvent } from '../router/sse.ts';
+import { createStreamReader, type Heard } from '../router/stream-reader.ts';
 import { createTranscript } from '../router/transcript.ts';
+import { readUsage } from '../router/usage.ts';
 import {
   type ChatApp,
   type ChatRequest,
   call,
   charge,
   type Detail,
+  lost,
   noAnswer,
   quoteChat,
   replayChat,
@@ -32,7 +35,7 @@ export type StreamRequest = ChatRequest & {
 /**
  * One metered chat completion as a stream: the hold stands before the first byte, and the end of the stream is told only
  * when the charge is on disk. Answers the packed transcript, or null when none was kept. What is refused before the stream
- * begins is thrown as ever; what breaks afterwards is thrown too, and the operation waits for its policy.
+ * begins is thrown as ever. One that breaks afterwards is charged for what came of it, and thrown as `answer_lost`.
  */
 export function streamChat(
   app: ChatApp,
@@ -60,7 +63,8 @@ async function finish(
 ): Promise<Buffer | null> {
   const { route, reply } = await call(app, operation, detail, true);
   detail.bounded.release();
-  if (reply.kind === 'refused' || reply.kind === 'unknown') return settleChat(app, operation, noAnswer(reply), giveUp);
+  if (reply.kind === 'refused' || reply.kind === 'unknown')
+    return settleChat(app, operation, noAnswer(reply, detail, route), giveUp);
 
   const transcript = detail.keep ? createTranscript() : undefined;
   const tell = (bytes: Buffer) => {
@@ -69,14 +73,17 @@ async function finish(
   };
   listener.begin();
   // An upstream that does not stream has answered in one piece: its stream is made here.
-  const { answer, usageEvent, broken } = await pass(
-    reply.kind === 'streaming' ? reply.events : eventsOfOnePiece(reply.json),
-    tell,
-  );
-  const isWhole = broken === undefined || answer?.isLast === true;
-  if (!isWhole) return settleChat(app, operation, { kind: 'unknown', reason: broken }, giveUp);
-
-  const charged = charge(app, operation, detail, route, answer?.json);
+  const isStream = reply.kind === 'streaming';
+  const source = isStream ? reply.events : eventsOfOnePiece(reply.json);
+  const endSoon = isStream ? reply.endSoon : () => {};
+  const { heard, usageEvent, broken } = await pass(source, detail.bounded.choices, tell, endSoon);
+  const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, 'chat'));
+  const charged = charge(app, operation, detail, route, usage, heard.tokensDelivered);
+  if (!heard.isWhole) {
+    const outcome: Outcome<null> & { kind: 'done' } = { kind: 'done', ...charged, answer: null, reason: broken };
+    await settleChat(app, operation, outcome, giveUp);
+    throw lost(charged.charge);
+  }
   const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, DONE_EVENT] : [DONE_EVENT]);
   transcript?.push(tail);
   const kept = transcript?.finish() ?? null;
@@ -86,14 +93,12 @@ async function finish(
   return kept;
 }
 
-/** What a stream said of its usage: the last count stands, and `isLast` says that nothing came after it, nor was to. */
-type Counted = { json: unknown; isLast: boolean };
 type Passed = {
-  answer: Counted | undefined;
+  heard: Heard;
   /** The event that says nothing but the usage, held back until the charge is on disk. */
   usageEvent: Buffer | undefined;
   /** Why the stream did not come to its end, if it did not. */
-  broken: string | undefined;
+  broken: string;
 };
 
 /** A stream that is made here: what cannot be told of in chunks breaks it. */
@@ -102,15 +107,18 @@ async function* eventsOfOnePiece(completion: unknown): AsyncGenerator<readonly S
 }
 
 /**
- * Passes a stream on and keeps what it says of its usage. What came at once goes on at once: most events are a word each.
- * Nobody reads faster than the listener.
+ * Passes a stream on until it ends, and reads what it says of its usage. What came at once goes on at once: most events are
+ * a word each. Nobody reads faster than the listener. After an error a usage may still follow, and is waited for a moment.
  */
 async function pass(
   source: AsyncIterable<readonly SseEvent[]>,
+  choices: number,
   tell: (bytes: Buffer) => Promise<void> | undefined,
+  endSoon: () => void,
 ): Promise<Passed> {
-  let answer: Counted | undefined;
+  const reader = createStreamReader(choices);
   let usageEvent: Buffer | undefined;
+  let broken = 'the stream ended before its end';
   let untold: Buffer[] = [];
   const tellAll = () => {
     const [one] = untold;
@@ -119,47 +127,33 @@ async function pass(
     untold = [];
     return tell(bytes);
   };
+  const passed = (): Passed => ({ heard: reader.heard(), usageEvent, broken });
+  let hasFailed = false;
   try {
     for await (const events of source) {
       for (const event of events) {
-        const data = answer || mayTell(event) ? event.data : undefined;
-        if (data !== undefined) {
-          const isEnd = data === DONE;
-          if (isEnd || errorIn(data)) {
-            await tellAll();
-            const broken = isEnd ? undefined : 'the upstream told of an error in the middle of its stream';
-            return { answer, usageEvent, broken };
-          }
-          const counted = countIn(data);
-          if (counted) answer = counted;
-          else if (answer) answer.isLast = false; // Its count was none of the whole.
-          if (counted?.isLast) {
-            usageEvent = event.raw;
-            continue;
-          }
+        const reading = reader.read(event);
+        if (reading === 'pass') {
+          if (!hasFailed) untold.push(event.raw);
+        } else if (reading === 'usage') usageEvent = event.raw;
+        else if (reading === 'end') {
+          await tellAll();
+          return passed();
+        } else if (reading === 'error' && !hasFailed) {
+          hasFailed = true;
+          broken = 'the upstream told of an error in the middle of its stream';
+          await tellAll();
+          if (reader.heard().isWhole) return passed();
+          endSoon();
         }
-        untold.push(event.raw);
       }
       const full = tellAll();
       if (full) await full;
     }
-    // It ended properly, though not with [DONE]: what it has counted by then is the count.
-    return { answer, usageEvent, broken: answer ? undefined : 'the stream ended before its end' };
   } catch (error) {
-    return { answer, usageEvent, broken: (error as Error).message };
+    if (!hasFailed) broken = (error as Error).message;
   }
-}
-
-/** The usage in a chunk, if it has one. In OpenAI's shape the chunk without choices is the last. */
-function countIn(data: string): Counted | undefined {
-  if (!/"usage"\s*:(?!\s*null)/.test(data)) return undefined; // Most say that there is none yet.
-  try {
-    const json = JSON.parse(data) as { usage?: unknown; choices?: unknown } | null;
-    if (json?.usage === undefined || json.usage === null) return undefined;
-    return { json, isLast: Array.isArray(json.choices) && json.choices.length === 0 };
-  } catch {
-    return undefined;
-  }
+  return passed();
 }
 
 /** The transcript of an earlier request with the same key. Refuses one that was too long to be kept. */

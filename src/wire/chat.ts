@@ -24,8 +24,8 @@ export const Messages = v.pipe(
 export const ChatBody = v.looseObject({
   model: v.pipe(v.string('must be a string'), v.minLength(1, 'must not be empty')),
   messages: Messages,
-  max_tokens: v.optional(wholeNumber(1, Number.MAX_SAFE_INTEGER)),
-  stream: v.optional(v.literal(false, 'must be false or left out')),
+  max_tokens: v.nullish(wholeNumber(1, Number.MAX_SAFE_INTEGER)),
+  stream: v.nullish(v.literal(false, 'must be false or left out')),
 });
 
 /** The upstream's answer, unchanged. */

@@ -59,7 +59,7 @@ export function timelineStep(step: Step) {
     operation_id: step.operationId,
     request_id: step.requestId,
     subject: step.subject,
-    usage: step.usage === null ? null : (JSON.parse(step.usage) as Record<string, number>),
+    usage: step.usage === null ? null : (JSON.parse(step.usage) as Record<string, unknown>),
     settled_by: step.settledBy,
     reason: step.reason,
   };

@@ -202,7 +202,11 @@ test('what still runs at the end is told so: a plain answer, a stream that has b
   for (const line of [plain, begun, silent]) assert.match(line.text(), /"operation_uncertain"/);
   assert.doesNotMatch(begun.text(), /\[DONE\]/);
   assert.deepEqual(await server.ended, CLEAN);
-  assert.equal((await purser.json('operation', 'list', '--uncertain')).operations.length, 3);
+  assert.equal((await purser.json('operation', 'list', '--uncertain')).operations.length, 2);
+  const { operations } = await purser.json('operation', 'list');
+  const usages = operations.map((it: { usage: object | null }) => it.usage).filter(Boolean);
+  assert.equal(usages.length, 1, 'what came of the stream that had begun is charged');
+  assert.equal(usages[0].completion_tokens, Buffer.byteLength('first'));
 });
 
 test(`${STOPS} stops under load reset nothing on any open connection, plain or streaming`, async (t) => {

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { installation } from '../helper/executable.ts';
+import { DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure, openUpstream } from '../helper/upstream.ts';
 
 const PRICE = { prompt: '0.000001', completion: '0.000002' };
@@ -21,6 +22,10 @@ test('models check tries every route of every model with one token, and names wh
       );
     if (call.body.model === 'disobedient')
       return completion({ prompt_tokens: 9, completion_tokens: 40 })(call, response);
+    if (call.body.model === 'counts-no-streams' && call.body.stream)
+      return streaming(said('ok'), FINISHED, DONE)(call, response);
+    if (call.body.model === 'ends-no-streams' && call.body.stream)
+      return streaming(said('ok', { usage: { prompt_tokens: 9, completion_tokens: 1 } }))(call, response);
     if (call.body.model === 'silent') return completion(null)(call, response);
     if (call.body.model === 'counts-more')
       return completion({ prompt_tokens: 900, completion_tokens: 1 })(call, response);
@@ -43,28 +48,33 @@ test('models check tries every route of every model with one token, and names wh
           of('disobedient'),
           of('silent'),
           of('counts-more'),
+          of('counts-no-streams'),
+          of('ends-no-streams'),
           { id: 'vectors', kind: 'embeddings', upstream: 'good', context_length: 512, pricing: { prompt: '0.000001' } },
           { id: 'unpriced', upstream: 'good', context_length: 1000, max_output_tokens: 100 },
         ],
       },
     },
   });
-  const said = await purser.cli('--json', 'models', 'check');
-  assert.equal(said.code, 1, said.stderr);
-  const { ok, checks } = JSON.parse(said.stdout) as {
+  const check = await purser.cli('--json', 'models', 'check');
+  assert.equal(check.code, 1, check.stderr);
+  const { ok, checks } = JSON.parse(check.stdout) as {
     ok: boolean;
     checks: { name: string; ok: boolean; detail: string }[];
   };
   assert.equal(ok, false);
   const details = Object.fromEntries(checks.map((it) => [it.name, `${it.ok ? 'ok' : 'bad'}: ${it.detail}`]));
   assert.equal(details['fine on good'], 'ok: 9 prompt and 1 completion tokens, 0.000011 USD by our price');
-  assert.match(details['fine on bad'] as string, /^bad: The model server refused this gateway \(401\)/);
+  assert.match(details['fine on bad'] as string, /^bad: upstream bad answered 401: its api_key is missing or wrong/);
   assert.match(details['dear on good'] as string, /^bad: It states 0\.000003 USD for a completion token.*at a loss/);
   assert.match(
     details['disobedient on good'] as string,
     /^bad: It counted 40 completion tokens though max_tokens was 1/,
   );
   assert.match(details['silent on good'] as string, /^bad: It reports no readable usage/);
+  assert.match(details['silent on good'] as string, /Asked for a stream, it reports no readable usage/);
+  assert.match(details['counts-no-streams on good'] as string, /^bad: Its stream reports no readable usage/);
+  assert.match(details['ends-no-streams on good'] as string, /^bad: Its stream has no end/);
   assert.match(details['counts-more on good'] as string, /^bad: It counted 900 prompt tokens.*raise tokens_per_byte/);
   assert.equal(details['vectors on good'], 'ok: 3 prompt and 0 completion tokens, 0.000003 USD by our price');
   assert.match(details.unpriced as string, /^bad: It has no price/);
@@ -84,6 +94,8 @@ test('models check tries every route of every model with one token, and names wh
       ['disobedient', 'good'],
       ['silent', 'good'],
       ['counts-more', 'good'],
+      ['counts-no-streams', 'good'],
+      ['ends-no-streams', 'good'],
       ['vectors', 'good'],
     ],
   );

@@ -64,7 +64,7 @@ test(`${count} random requests leave the house equal to the model (PURSER_TEST_S
       const [how, handle, outcome, charge] = random.pick([
         ['ok', completion({ prompt_tokens: 5, completion_tokens: uses }), 'charged', BigInt(uses) * NANOS_PER_TOKEN],
         ['ok', completion({ prompt_tokens: 5, completion_tokens: uses }), 'charged', BigInt(uses) * NANOS_PER_TOKEN],
-        ['ok', completion({}), 'charged', hold],
+        ['ok', completion({}), 'charged', BigInt(Math.min(asks, 'hello'.length)) * NANOS_PER_TOKEN],
         ['invalid_request', failure(400), 'released', 0n],
         ['gateway_unavailable', failure(503), 'released', 0n],
         ['operation_uncertain', reset, 'unknown', 0n],

@@ -253,6 +253,6 @@ test('the provider’s own prepaid runs out: nothing is charged, and the operato
     assert(!answer.text.includes('credits'), 'it is no concern of the agent’s');
   }
   assert.deepEqual([house.wallet(gateway.walletId).spent, house.wallet(gateway.walletId).held], [0n, 0n]);
-  const told = house.log.filter((line) => line.includes('operation.released') && line.includes('(402)'));
+  const told = house.log.filter((line) => line.includes('operation.released') && line.includes('answered 402'));
   assert.equal(told.length, 2);
 });

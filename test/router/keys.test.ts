@@ -6,6 +6,7 @@ import { deriveToken } from '../../src/token.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { type House, openHouse } from '../helper/house.ts';
 import { completionStream, DONE, openStream } from '../helper/sse.ts';
+import { completion } from '../helper/upstream.ts';
 import { INTERFACE } from '../http/interface.ts';
 import { assertNothingMoves, assertRefused, footprint } from '../http/refused.ts';
 
@@ -236,6 +237,20 @@ test('a key with models sees them alone: it lists, reads and asks no other', asy
   }
   assert.equal(house.upstream.calls.length, 1);
   assert.equal((await house.chat(gateway.token, { model: 'chat' })).status, 200, 'it binds the key, not the wallet');
+});
+
+test('a key replays nothing of a model that it is not for, whichever key of the wallet has bought it', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const body = { models: ['flat'] };
+  const other = (await house.ask('POST', '/v1/router/key', { token: gateway.token, body })).body.api_key;
+  for (const stream of [false, true]) {
+    house.upstream.handle = stream ? completionStream() : completion();
+    const asked = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100, stream };
+    assert.equal((await gateway.chat({ stream }, `k${stream}`)).status, 200);
+    const answer = await gateway.ask('POST', '/chat/completions', { token: other, body: asked, key: `k${stream}` });
+    assert.deepEqual([answer.status, answer.body.error.code], [404, 'model_not_found'], answer.text);
+  }
 });
 
 test('a key with a price limit refuses what may cost more, and says which limit it is and what fits', async (t) => {

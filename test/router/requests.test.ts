@@ -1,7 +1,11 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import * as v from 'valibot';
+import { Router } from '../../src/config-router.ts';
+import { boundChat } from '../../src/router/bound.ts';
+import { createCatalogue } from '../../src/router/catalogue.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/house.ts';
 import { completion } from '../helper/upstream.ts';
 
 test('a member that is null is left out, as OpenAI does it: some clients send all that they know', async (t) => {
@@ -37,6 +41,56 @@ test('a member that is null is left out, as OpenAI does it: some clients send al
   const unlimited = await gateway.chat({ max_tokens: null });
   assert.equal(unlimited.status, 200);
   assert.equal(house.upstream.calls[1]?.body.max_tokens, 1000, 'the limit that was reserved for');
+});
+
+/** The body of a call of the upstream. */
+const sent = (house: House, at: number): Record<string, unknown> => house.upstream.calls[at]?.body ?? {};
+
+test('the strict endpoint takes null as left out, too', async (t) => {
+  const house = await openHouse(t);
+  const { token } = await house.openWallet();
+  const names = [
+    'n',
+    'max_tokens',
+    'max_completion_tokens',
+    'stream',
+    'tools',
+    'store',
+    'service_tier',
+    'audio',
+    'user',
+  ];
+  const answer = await house.chat(token, Object.fromEntries(names.map((name) => [name, null])));
+  assert.equal(answer.status, 200, answer.text);
+  const { model: _, messages: __, ...rest } = sent(house, 0);
+  assert.deepEqual(rest, { stream: false, max_tokens: 1000 });
+});
+
+test('what would make the upstream remember or cost another price is passed on as harmless, metadata not at all', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const asked = { store: false, service_tier: 'default', metadata: { tags: ['cheap'] } };
+  assert.equal((await gateway.chat(asked)).status, 200);
+  const { store, service_tier: tier, metadata } = sent(house, 0);
+  assert.deepEqual([store, tier, metadata], [false, 'default', undefined]);
+  await gateway.chat();
+  assert(!('store' in sent(house, 1)), 'a server that may not know it is not sent it');
+});
+
+test('OpenAI’s own API is told so with every chat: there the settings of the project would decide', () => {
+  for (const [base_url, forced] of [
+    ['https://api.openai.com/v1', { store: false, service_tier: 'default' }],
+    ['https://eu.api.openai.com/v1', { store: false, service_tier: 'default' }],
+    ['https://notapi.openai.com.example/v1', {}],
+    ['http://127.0.0.1:8000/v1', {}],
+  ] as const) {
+    const model = { id: 'm', upstream: 'u', context_length: 1000, max_output_tokens: 100, pricing: { request: '0.1' } };
+    const router = v.parse(Router, { upstreams: [{ name: 'u', base_url }], models: [model] });
+    const found = createCatalogue({ router }).find('m');
+    const bounded = boundChat(found, { model: 'm', messages: [{ role: 'user', content: 'hi' }] });
+    const { store, service_tier: tier } = JSON.parse(String(bounded.bodyFor(found.routes[0])));
+    assert.deepEqual({ ...(store === undefined ? {} : { store, service_tier: tier }) }, forced);
+  }
 });
 
 test('what is not priced is refused by name, whatever its value', async (t) => {

@@ -108,8 +108,8 @@ const ERRORS: [text: string, isError: boolean][] = [
   ['{"choices":[{"delta":{"content":"\\"error\\": {}"}}]}', false],
   ['{"choices":[{"delta":{"error":{}}}]}', false],
   ['"error"', false],
-  ['null "error"', false],
-  ['[DONE]', false],
+  ['null', false],
 ];
 for (const [text, isError] of ERRORS)
-  test(`${text} is ${isError ? 'an' : 'no'} error`, () => assert.equal(errorIn(text) !== undefined, isError));
+  test(`${text} is ${isError ? 'an' : 'no'} error`, () =>
+    assert.equal(errorIn(JSON.parse(text)) !== undefined, isError));

@@ -70,13 +70,18 @@ const passedOver = (house: House) =>
 
 /** Clear noes that are not about the request: the next one is asked. */
 const DEFINITE: [what: string, plain: Handler, streamed: Handler][] = [
-  ...[401, 402, 403, 404, 408, 429, 500, 503, 529].map((status): [string, Handler, Handler] => [
+  ...[301, 401, 402, 403, 404, 405, 429, 500, 501, 502, 503, 529].map((status): [string, Handler, Handler] => [
     String(status),
     failure(status),
     failure(status),
   ]),
   ['429 and a time to wait', failure(429, {}, { 'retry-after': '60' }), failure(429, {}, { 'retry-after': '60' })],
-  ['an error as its first event', failure(503), streaming(event({ error: { message: 'overloaded' } }))],
+  ['a page of a proxy', failure(502, '<html>'), failure(503, 'no available server')],
+  [
+    'an error as its first event',
+    failure(200, { error: { message: 'overloaded', code: 502 } }),
+    streaming(event({ error: { message: 'overloaded' } })),
+  ],
 ];
 
 test('a clear no that is not about the request is passed over, and the one that answers is charged at its price', async (t) => {
@@ -173,15 +178,12 @@ test('a no that is about the request is not carried to the next one', async (t) 
 /** Nobody knows what these have done: a second call might be a second generation. */
 const AMBIGUOUS: [what: string, plain: Handler, streamed: Handler][] = [
   ['a reset', reset, reset],
-  ['half an answer', halfBody, streaming(said('a'), breakOff)],
-  ['502', failure(502), failure(502)],
-  ['504', failure(504), failure(504)],
-  ['500 without a readable error', failure(500, 'oops'), failure(500, 'oops')],
+  ['half an answer', halfBody, streaming(breakOff)],
+  ...[408, 425, 499, 504, 522, 524].map((it): [string, Handler, Handler] => [`${it}`, failure(it), failure(it)]),
   ['a page', failure(200, '<html>'), failure(200, '<html>')],
   ['no answer in its time', hang, hang],
-  ['an end before the first event', failure(502), streaming()],
+  ['an end before the first event', failure(504), streaming()],
   ['a reset before the first event', reset, streaming(resetIt)],
-  ['an error after the first event', failure(502), streaming(said('a'), event({ error: { message: 'no' } }))],
 ];
 test('after an outcome that nobody knows no other upstream is asked', async (t) => {
   const { house, one, two, three } = await openThree(t, { timeout_seconds: 1 });
@@ -201,6 +203,51 @@ test('after an outcome that nobody knows no other upstream is asked', async (t) 
   assert.equal(one.calls.length, AMBIGUOUS.length * 2);
   assert.deepEqual([two.calls.length, three.calls.length], [0, 0]);
   assert.deepEqual(passedOver(house), []);
+});
+
+test('once a stream has begun no other upstream is asked, whatever becomes of it', async (t) => {
+  const { house, one, two, three, gateway } = await openThree(t);
+  for (const end of [breakOff, resetIt, event({ error: { message: 'no' } })]) {
+    one.handle = streaming(said('a'), end);
+    assert.match((await gateway.chat({ stream: true })).text, /"code":"answer_lost"/);
+    assert.deepEqual((await latest(house)).usage.upstream, 'house');
+  }
+  assert.deepEqual([two.calls.length, three.calls.length], [0, 0]);
+});
+
+test('an error in a body that says a time-out is refused, and not asked of another upstream', async (t) => {
+  const { house, one, two, gateway } = await openThree(t);
+  one.handle = failure(200, { error: { message: 'timed out', code: 504 } });
+  assert.equal((await gateway.chat()).body.error.code, 'gateway_unavailable');
+  assert.equal(two.calls.length, 0);
+  assert.equal(house.wallet(gateway.walletId).held, 0n);
+});
+
+test('an upstream may have a policy of its own for what nobody knows, and it is that of the one that was asked', async (t) => {
+  const { house, one, two, three, gateway } = await openThree(t, {
+    uncertain: { policy: 'release', after_seconds: 60 },
+  });
+  await house.app.reaper.stop();
+  one.handle = reset;
+  const first = await gateway.chat({}, 'one');
+  assert.match(first.body.error.message, /USD held for it are given back after 60 s/);
+  one.handle = failure(503);
+  two.handle = failure(503);
+  three.handle = reset;
+  const second = await gateway.chat({}, 'two');
+  assert.match(second.body.error.message, /USD held for it are charged after 900 s/);
+  house.clock.advance(59);
+  assert.equal((await house.app.reaper.runOnce()).resolved, 0);
+  house.clock.advance(1);
+  assert.equal((await house.app.reaper.runOnce()).resolved, 1);
+  assert.deepEqual([(await latest(house)).state, house.wallet(gateway.walletId).spent], ['uncertain', 0n]);
+  // Closing decides the rest at once, by the policy of each.
+  one.handle = reset;
+  await gateway.chat({}, 'three');
+  await house.ask('POST', '/v1/run/close', { token: gateway.token });
+  const { operations } = await house.run('operation.list', {});
+  assert.deepEqual(operations.map((it) => it.outcome).reverse(), ['released', 'charged', 'released']);
+  assert.deepEqual(house.problems(), []);
 });
 
 test('an upstream that nobody listens to is passed over', async (t) => {

@@ -157,7 +157,7 @@ test('with the policy release an uncertain hold comes back and its key is free',
   );
   await house.reopen();
   const { token } = await house.openWallet();
-  house.upstream.handle = failure(502);
+  house.upstream.handle = failure(504);
   assert.equal((await house.chat(token, {}, 'k')).body.error.code, 'operation_uncertain');
   house.clock.advance(59);
   assert.equal((await house.app.reaper.runOnce()).resolved, 0);

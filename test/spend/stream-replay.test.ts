@@ -113,8 +113,8 @@ test('who joins a stream that breaks is told the same, as an ordinary refusal', 
   await house.budget(gateway.token); // By now it has joined, or asks of what is known.
   end.resolve();
   const answer = await joined;
-  assert.deepEqual([answer.status, answer.body.error.code], [503, 'operation_uncertain']);
-  assert.match(await first.rest(), /operation_uncertain/);
+  assert.deepEqual([answer.status, answer.body.error.code], [409, 'answer_lost']);
+  assert.match(await first.rest(), /answer_lost/);
 });
 
 test('a replay to a client that leaves, or does not read, harms nobody', async (t) => {

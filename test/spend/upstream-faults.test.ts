@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { writeFileSync } from 'node:fs';
 import net from 'node:net';
 import test from 'node:test';
-import { openHouse } from '../helper/house.ts';
+import { openHouse, UPSTREAM_KEY } from '../helper/house.ts';
 import { completion, failure, halfBody, hang, reset } from '../helper/upstream.ts';
 
 type Handler = ReturnType<typeof completion>;
@@ -20,7 +20,6 @@ const REFUSED: [what: string, handler: Handler, status: number, code: string][] 
   ['402', failure(402), 503, 'gateway_unavailable'],
   ['403', failure(403), 503, 'gateway_unavailable'],
   ['404', failure(404, { error: { message: 'no such model' } }), 404, 'model_not_found'],
-  ['408', failure(408), 503, 'gateway_unavailable'],
   ['413', failure(413), 413, 'payload_too_large'],
   ['422', failure(422, { detail: 'not so' }), 400, 'invalid_request'],
   ['429', failure(429, { error: { message: 'slow down' } }, { 'retry-after': '7' }), 429, 'rate_limited'],
@@ -34,9 +33,26 @@ const REFUSED: [what: string, handler: Handler, status: number, code: string][] 
     400,
     'invalid_request',
   ],
-  ['500 with a readable error', failure(500), 503, 'gateway_unavailable'],
-  ['503 with a readable error', failure(503), 503, 'gateway_unavailable'],
-  ['529 with a readable error', failure(529), 503, 'gateway_unavailable'],
+  ...[300, 301, 302, 307, 308, 405, 500, 501, 502, 503, 507, 520, 529].map((it): [string, Handler, number, string] => [
+    `${it}`,
+    failure(it),
+    503,
+    'gateway_unavailable',
+  ]),
+  ['302 to somewhere', failure(302, '', { location: 'http://127.0.0.1:1/' }), 503, 'gateway_unavailable'],
+  ['500 in plain text', plain(500, 'Internal Server Error'), 503, 'gateway_unavailable'],
+  ['502 by a proxy', plain(502, '<html><h1>502 Bad Gateway</h1></html>'), 503, 'gateway_unavailable'],
+  ['503 without a body', plain(503, ''), 503, 'gateway_unavailable'],
+  ['200 with an error', failure(200, { error: { message: 'no', code: 502 } }), 503, 'gateway_unavailable'],
+  ['200 with the error 429', failure(200, { error: { message: 'no', code: 429 } }), 429, 'rate_limited'],
+  ['200 with the error 504', failure(200, { error: { message: 'no', code: 504 } }), 503, 'gateway_unavailable'],
+  ['200 with a bare error', failure(200, { error: 'no', choices: [] }), 503, 'gateway_unavailable'],
+  [
+    '200 with an object of the kind error',
+    failure(200, { object: 'error', message: 'no', code: 400 }),
+    400,
+    'invalid_request',
+  ],
 ];
 
 for (const [what, handler, status, code] of REFUSED) {
@@ -47,6 +63,7 @@ for (const [what, handler, status, code] of REFUSED) {
     const refused = await house.chat(token, {}, 'same');
     assert.equal(refused.status, status, refused.text);
     assert.equal(refused.body.error.code, code);
+    assert.equal(/[Nn]othing was charged/.test(refused.body.error.message), code === 'gateway_unavailable');
     if (what === '429') assert.equal(refused.headers['retry-after'], '7');
     const budget = await house.budget(token);
     assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
@@ -65,12 +82,17 @@ const UNKNOWN: [what: string, handler: Handler][] = [
   ['answers 200 with something that is not JSON', plain(200, '<html>busy</html>')],
   ['answers 200 with a bare string', plain(200, '"hello"')],
   ['answers 200 with nothing', plain(200, '')],
-  ['answers 502', failure(502)],
-  ['answers 504', failure(504)],
-  ['answers 500 without a readable error', plain(500, 'oops')],
-  ['answers 503 without a readable error', plain(503, '')],
+  ...[408, 425, 499, 504, 522, 524].map((it): [string, Handler] => [`answers ${it}`, failure(it)]),
+  [
+    'answers 500 and breaks off',
+    (_, response) => {
+      response.writeHead(500, { 'content-length': '500' });
+      response.write('{"error"');
+      setImmediate(() => response.socket?.destroy());
+    },
+  ],
+  ['answers 500 with an answer in it', failure(500, { choices: [{ message: { content: 'a' } }] })],
   ['answers 204', plain(204, '')],
-  ['answers 302', (_, response) => response.writeHead(302, { location: 'http://127.0.0.1:1/' }).end()],
 ];
 
 for (const [what, handler] of UNKNOWN) {
@@ -83,6 +105,8 @@ for (const [what, handler] of UNKNOWN) {
     assert.equal(first.body.error.code, 'operation_uncertain');
     assert.ok(Number(first.headers['retry-after']) > 0);
     const { holds, held_usd: held } = await house.budget(token);
+    const message = first.body.error.message;
+    assert(message.includes(`${held} USD held for it are charged after 900 s, or when the wallet is closed`), message);
     assert.equal(holds.length, 1);
     assert.deepEqual([holds[0].state, holds[0].kind, holds[0].amount_usd], ['uncertain', 'chat', held]);
 
@@ -156,24 +180,78 @@ const USAGES: [what: string, usage: unknown][] = [
   ['a negative usage', { prompt_tokens: -1, completion_tokens: 1 }],
   ['a fractional usage', { prompt_tokens: 1.5, completion_tokens: 1 }],
   ['half a usage', { prompt_tokens: 1 }],
-  ['a usage above the bound', { prompt_tokens: 30_000, completion_tokens: 1_000_000 }],
 ];
 for (const [what, usage] of USAGES) {
-  test(`an answer with ${what} is charged at the hold`, async (t) => {
+  test(`an answer with ${what} is charged by the bound of its prompt and the bytes of its text`, async (t) => {
     const house = await openHouse(t);
     const { id, token } = await house.openWallet();
-    house.upstream.handle =
-      usage === undefined ? failure(200, { id: 'chatcmpl-test', choices: [] }) : completion(usage);
-    const answer = await house.chat(token);
+    const choices = [{ index: 0, message: { role: 'assistant', content: 'hello' } }];
+    house.upstream.handle = usage === undefined ? failure(200, { choices }) : completion(usage);
+    const answer = await house.chat(token, {}, 'same');
     assert.equal(answer.status, 200);
-    const { operations } = await house.run('operation.list', {});
-    assert.equal(operations[0]?.charge_usd, operations[0]?.hold_usd);
+    const [operation] = (await house.run('operation.list', {})).operations;
+    const bound = Number(operation?.price.bound_prompt_tokens);
+    assert.equal(house.wallet(id).spent, BigInt(100_000 + bound * 1000 + 5 * 2000));
     assert.equal(house.wallet(id).held, 0n);
-    const exceeded = house.log.filter((line) => line.includes('operation.bound_exceeded')).length;
-    assert.equal(exceeded, what === 'a usage above the bound' ? 1 : 0);
+    assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: bound, completion_tokens: 5 });
+    const { steps } = await house.run('wallet.timeline', { id });
+    assert.equal(steps.find((it) => it.what === 'charged')?.usage?.estimated, true);
+    assert.equal(house.log.filter((line) => line.includes('operation.estimated')).length, 1);
+    assert.match(await house.app.events.registry.metrics(), /^purser_usage_missing_total 1$/m);
+    assert.equal((await house.chat(token, {}, 'same')).text, answer.text);
     assert.deepEqual(house.problems(), []);
   });
 }
+
+/** One token above the bound, far above it, and thinking that only the total shows. */
+const COUNTED: [usage: Record<string, unknown>, charge: (hold: bigint) => bigint, alarms: number][] = [
+  [{ prompt_tokens: 10, completion_tokens: 101 }, () => 312_000n, 1],
+  [{ prompt_tokens: 1000, completion_tokens: 5 }, (hold) => hold, 1],
+  [{ prompt_tokens: 30_000, completion_tokens: 1_000_000 }, (hold) => hold, 1],
+  [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 25 }, () => 140_000n, 0],
+  [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 3 }, () => 120_000n, 0],
+  [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 'x' }, () => 120_000n, 0],
+  [
+    { prompt_tokens: 10, completion_tokens: 5, total_tokens: 22, completion_tokens_details: { reasoning_tokens: 7 } },
+    () => 134_000n,
+    0,
+  ],
+];
+for (const [usage, charge, alarms] of COUNTED)
+  test(`${JSON.stringify(usage)} is charged by its price, at most the hold`, async (t) => {
+    const house = await openHouse(t);
+    const { id, token } = await house.openWallet();
+    house.upstream.handle = completion(usage);
+    const answer = await house.chat(token, { max_tokens: 100 });
+    assert.equal(answer.status, 200);
+    const [operation] = (await house.run('operation.list', {})).operations;
+    const hold = BigInt(100_000 + Number(operation?.price.bound_prompt_tokens) * 1000 + 100 * 2000);
+    assert.equal(house.wallet(id).spent, charge(hold));
+    assert.equal(house.log.filter((line) => line.includes('operation.bound_exceeded')).length, alarms);
+    assert.deepEqual(house.problems(), []);
+  });
+
+test('a redirect and a refused key are told as faults of the configuration, without any secret', async (t) => {
+  const house = await openHouse(t);
+  const { token } = await house.openWallet();
+  const location = `https://user:hidden@models.example/v1?key=hidden&k=${UPSTREAM_KEY}`;
+  for (const [handler, told, fault] of [
+    [failure(301, '', { location }), /answered 301, a redirect/, /a redirect to https:\/\/models.example\/v1: correct/],
+    [failure(401, { error: { message: `no key ${UPSTREAM_KEY}` } }), /refused this gateway \(401\)/, /its api_key is/],
+    [failure(403), /refused this gateway \(403\)/, /its api_key is/],
+  ] as const) {
+    house.upstream.handle = handler;
+    const before = house.log.length;
+    const { body, text } = await house.chat(token);
+    assert.match(body.error.message, told);
+    assert.match(body.error.message, /for the operator of this gateway to correct\. Nothing was charged\./);
+    const lines = house.log.slice(before);
+    const line = lines.map((it) => JSON.parse(it)).find((it) => it.event === 'upstream.misconfigured');
+    assert.equal(line?.level, 50);
+    assert.match(line?.fault, fault);
+    assert.doesNotMatch([text, ...lines].join(), /hidden|sk-upstream/);
+  }
+});
 
 test('what goes upstream is the priced request, with the reserved limit written into it', async (t) => {
   const house = await openHouse(t);
@@ -186,6 +264,7 @@ test('what goes upstream is the priced request, with the reserved limit written 
     messages: [{ role: 'user', content: 'hi' }],
     temperature: 0.5,
     n: 3,
+    store: false,
     max_tokens: 1000,
     stream: false,
   });

@@ -3,7 +3,7 @@ import type { RouterPrincipal } from '../../access/principal.ts';
 import { openRouterKey } from '../../access/router-keys.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
-import { Refusal } from '../../refusal.ts';
+import { RETRY_SAME_KEY, Refusal } from '../../refusal.ts';
 import { boundChat, boundEmbeddings, type ChatBody } from '../../router/bound.ts';
 import type { Model } from '../../router/catalogue.ts';
 import { readTranscript } from '../../router/transcript.ts';
@@ -47,17 +47,20 @@ export const createRouterKey = endpoint({
 const offered = (app: DoorApp, { limits }: RouterPrincipal): readonly Model[] =>
   app.catalogue.list.filter(({ id }) => limits.models?.has(id) ?? true);
 
-function find(app: DoorApp, { limits }: RouterPrincipal, id: string, kind?: Model['kind']): Model {
+function find(app: DoorApp, principal: RouterPrincipal, id: string, kind?: Model['kind']): Model {
   const model = app.catalogue.find(id, kind);
-  if (limits.models && !limits.models.has(id))
-    throw new Refusal(
-      'model_not_found',
-      'This gateway key is not for that model. GET /models lists those that it is for.',
-      {
-        param: 'model',
-      },
-    );
+  refuseOthers(principal, id);
   return model;
+}
+
+/** Refuses a model that this key is not for, with `model_not_found`: also what another key of the wallet has bought. */
+function refuseOthers({ limits }: RouterPrincipal, id: string): void {
+  if (limits.models?.has(id) ?? true) return;
+  throw new Refusal(
+    'model_not_found',
+    'This gateway key is not for that model. GET /models lists those that it is for.',
+    { param: 'model' },
+  );
 }
 
 const createdAt = (app: DoorApp) => installationOf(app.ledger.read).createdAt;
@@ -82,10 +85,6 @@ export const readRouterModel = endpoint({
     body: modelRecord(find(app, principal, params.id as string), createdAt(app)),
   }),
 });
-
-/** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
-const withoutNulls = <T extends object>(raw: T): T =>
-  Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
 
 /** OpenAI's own bounds: 2048 inputs of 8192 tokens each. The bytes of a body end sooner. */
 const EMBEDDED_TOKENS_MAX = 2048 * 8192;
@@ -117,7 +116,10 @@ function toldTo<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
     if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
     throw new Refusal(
       'operation_uncertain',
-      'The outcome is not known, and its hold stays until it is. No Idempotency-Key was sent: asked again, it is a new request with a price of its own.',
+      error.message.replace(
+        RETRY_SAME_KEY,
+        'No Idempotency-Key was sent: asked again, it is a new request with a price of its own.',
+      ),
       {
         ...(error.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: error.retryAfterSeconds }),
         cause: error,
@@ -135,12 +137,13 @@ export const createRouterChatCompletion = endpoint({
   answer: ChatCompletion,
   example: { answer: {} },
   async run(app, { principal, body, raw, isKeyMadeUp, ...call }) {
+    refuseOthers(principal, body.model);
     const isStream = body.stream === true;
     const includeUsage = body.stream_options?.include_usage === true;
     const { model: id } = body;
     // As in routes/models.ts: before valibot left anything out. It is let go as soon as it is bounded: a stream may last
     // for an hour, and a thousand of them must not keep a thousand prompts.
-    let asked: ChatBody | undefined = withoutNulls(raw as ChatBody);
+    let asked: ChatBody | undefined = raw as ChatBody;
     const request = requestOf({ principal, raw, isKeyMadeUp, ...call }, 'router/chat/completions', () => {
       const model = find(app, principal, id, 'chat');
       const bounded = boundChat(model, asked as ChatBody, isStream);
@@ -175,10 +178,10 @@ export const createEmbeddings = endpoint({
   answer: Embeddings,
   example: { answer: {} },
   async run(app, call) {
-    const raw = withoutNulls(call.raw as Record<string, unknown>);
+    refuseOthers(call.principal, call.body.model);
     const request = requestOf(call, 'router/embeddings', () => {
       const model = find(app, call.principal, call.body.model, 'embeddings');
-      return { model, bounded: boundEmbeddings(model, raw) };
+      return { model, bounded: boundEmbeddings(model, call.raw as Record<string, unknown>) };
     });
     const { answer, replayed } = await toldTo(call.isKeyMadeUp, chat(app, request));
     return { body: answer, replayed };

@@ -1,0 +1,39 @@
+type Json = Record<string, unknown>;
+
+/**
+ * The bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and the arguments of
+ * tools. A token covers at least one byte, so they bound the completion tokens of what was delivered.
+ */
+export function generatedBytes(answer: unknown): number {
+  const choices = (answer as { choices?: unknown } | null)?.choices;
+  if (!Array.isArray(choices)) return 0;
+  let bytes = 0;
+  for (const choice of choices as (Json | null)[]) bytes += bytesOfMessage(choice?.delta ?? choice?.message);
+  return bytes;
+}
+
+function bytesOfMessage(message: unknown): number {
+  if (typeof message !== 'object' || message === null) return 0;
+  const { content, refusal, reasoning, reasoning_content, tool_calls: calls, function_call: call } = message as Json;
+  // Some servers say the same reasoning under both names.
+  let bytes = bytesOf(content) + bytesOf(refusal) + Math.max(bytesOf(reasoning), bytesOf(reasoning_content));
+  if (Array.isArray(calls))
+    for (const it of calls as (Json | null)[]) bytes += bytesOfArguments(it?.function) + bytesOfArguments(it?.custom);
+  return call ? bytes + bytesOfArguments(call) : bytes;
+}
+
+function bytesOfArguments(call: unknown): number {
+  const { arguments: given, input } = (call ?? {}) as Json;
+  // Some servers give the arguments as an object instead of its JSON.
+  if (typeof given === 'object' && given !== null) return Buffer.byteLength(JSON.stringify(given));
+  return bytesOf(given) + bytesOf(input);
+}
+
+/** A text, or a list of parts that have one (Mistral's thinking has parts of its own). */
+function bytesOf(value: unknown): number {
+  if (typeof value === 'string') return Buffer.byteLength(value);
+  if (Array.isArray(value)) return value.reduce((sum: number, it) => sum + bytesOf(it), 0);
+  if (typeof value !== 'object' || value === null) return 0;
+  const { text, thinking } = value as Json;
+  return bytesOf(text) + bytesOf(thinking);
+}

@@ -1,0 +1,97 @@
+import { generatedBytes } from './generated.ts';
+import { DONE, errorIn, type SseEvent } from './sse.ts';
+import { readUsage, type Usage } from './usage.ts';
+
+/**
+ * What an event is: something to pass on, the usage (kept back until it is charged), nothing for the client, an error after
+ * which nothing is passed on, or the end.
+ */
+export type Reading = 'pass' | 'usage' | 'drop' | 'error' | 'end';
+
+/** What a stream has said by now. */
+export type Heard = {
+  /** The last usage that could be read. Of a stream that was cut, only one that no text can have followed. */
+  usage: Usage | undefined;
+  /** An upper bound of the completion tokens that were delivered. */
+  tokensDelivered: number;
+  /** Whether it came to its end: `[DONE]`, a reason to finish for every choice, or a usage without choices after all text. */
+  isWhole: boolean;
+};
+
+export type StreamReader = {
+  read(event: SseEvent): Reading;
+  heard(): Heard;
+};
+
+/**
+ * The form of nearly every event: one piece of plain text. It is read without parsing, which would cost more than all else
+ * that is done with a token. What has any object, escape or error in it is parsed.
+ */
+const PLAIN =
+  /^data: \{[^{}]*"choices":\[\{"index":0,"delta":\{(?:"role":"assistant",)?"content":"([^"\\]*)"\}(?:,"logprobs":null)?,"finish_reason":null\}\](?:,"usage":null)?\}\r?\n\r?\n$/;
+
+/** Reads a stream of `choices` answers, chunk by chunk, for what it says of its usage and of its end. */
+export function createStreamReader(choices: number): StreamReader {
+  const finished = new Set<unknown>();
+  let usage: Usage | undefined;
+  let bytes = 0;
+  let isEnded = false;
+  /** A usage without choices came, and no choices after it. */
+  let isCounted = false;
+  let hasFailed = false;
+  let usageSinceError: Usage | undefined;
+  const isWhole = () => isEnded || isCounted || finished.size >= choices;
+
+  return {
+    read(event) {
+      const text = event.raw.toString('latin1'); // A character for each byte.
+      const plain = hasFailed || text.includes('"error"') ? undefined : PLAIN.exec(text)?.[1];
+      if (plain !== undefined) {
+        bytes += plain.length;
+        isCounted = false;
+        return 'pass';
+      }
+      const { data } = event;
+      if (data === undefined) return 'pass'; // A comment.
+      if (data === DONE) {
+        if (!hasFailed) isEnded = true;
+        return 'end';
+      }
+      const json = parse(data);
+      const error = errorIn(json);
+      if (error) hasFailed = true;
+      const given = (json as { usage?: unknown } | undefined)?.usage ?? undefined;
+      const counted = given === undefined ? undefined : readUsage(json, 'chat');
+      if (counted) usage = counted;
+      if (hasFailed) {
+        usageSinceError = counted ?? usageSinceError;
+        return error ? 'error' : 'drop';
+      }
+      const list = (json as { choices?: unknown } | undefined)?.choices;
+      const isBare = Array.isArray(list) && list.length === 0;
+      if (isBare) {
+        if (counted) isCounted = true;
+        return counted ? 'usage' : given === undefined ? 'pass' : 'drop';
+      }
+      isCounted = false;
+      bytes += generatedBytes(json);
+      if (Array.isArray(list))
+        for (const it of list as ({ index?: unknown; finish_reason?: unknown } | null)[])
+          if (it?.finish_reason) finished.add(it.index ?? 0);
+      return 'pass';
+    },
+    heard() {
+      const whole = isWhole();
+      const tokensDelivered = Math.max(bytes, usage?.completionTokens ?? 0);
+      return { usage: whole ? usage : usageSinceError, tokensDelivered, isWhole: whole };
+    },
+  };
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
