@@ -19,6 +19,8 @@ import { build } from 'esbuild';
 const DIST = 'dist';
 const EXECUTABLE = join(DIST, 'purser');
 const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
+// The first process of a leased container, for either kind of engine, whatever this machine is.
+const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/watchdog/watchdog-${it}`);
 const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
 
 function newest(path) {
@@ -102,6 +104,7 @@ async function make() {
         'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
         'migrations.json': at('migrations.json'),
         'package.json': 'package.json',
+        ...Object.fromEntries(WATCHDOGS.map((name) => [name, name])),
       },
     }),
   );

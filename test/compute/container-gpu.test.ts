@@ -41,7 +41,7 @@ function openBackend(engine: Engine, devices: string[], prefix = tagPrefix(INSTA
       gpu_devices: { h100: devices },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix },
+    { prefix },
   );
   const create = async (gpus = 1, tag = freshTag()) => {
     const quote = await backend.quote({ ...SPEC, gpus });

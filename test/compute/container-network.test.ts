@@ -26,7 +26,7 @@ async function rentIn(engine: Engine, network: string) {
       limits: { cpus: 1, memory_gib: 1, gpus: 0, max_seconds: 3600 },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix: 'purser-inst-network-' },
+    { prefix: 'purser-inst-network-' },
   );
   const tag = `purser-inst-network-res-${randomBytes(4).toString('hex')}`;
   const quote = await backend.quote({ gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.1, max_seconds: 60 });

@@ -34,7 +34,7 @@ function subject(engine: Engine | undefined): Subject | undefined {
       limits: { cpus: 2, memory_gib: 1, gpus: 0, max_seconds: 3600 },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix: 'purser-inst-conformance-' },
+    { prefix: 'purser-inst-conformance-' },
   );
   const spec = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
   return {
