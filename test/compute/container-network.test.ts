@@ -1,15 +1,9 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import test, { after, type TestContext } from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
-
-const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
-after(() => rmSync(leases, { recursive: true, force: true }));
 
 /** A lease in the named network: what was answered, and the interfaces inside. */
 async function rentIn(engine: Engine, network: string) {

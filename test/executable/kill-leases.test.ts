@@ -1,9 +1,7 @@
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { until } from '../compute/conformance.ts';
-import { IMAGE, openDocker } from '../compute/engines/docker.ts';
+import { deadlineInside, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { MOMENTS, type Moment, openEngineProxy } from '../compute/engines/proxy.ts';
 import { installation, type Serving, within } from '../helper/executable.ts';
 import type { Answer } from '../helper/house.ts';
@@ -83,6 +81,7 @@ async function openBench(t: TestContext) {
     purser,
     proxy,
     tags,
+    deadlineOf: (tag: string) => deadlineInside(engine.docker, tag),
     server: () => server,
     async openWallet(name: string): Promise<Wallet> {
       const body = { name, budget_cents: BUDGET_CENTS, expires_in_seconds: 7200 };
@@ -135,8 +134,7 @@ async function killAt(bench: Bench, name: string, phase: Phase, nth: number, mom
   if (phase.machines) {
     const [{ tag, wallet_id: owner, expires_at: end }] = resources;
     assert.deepEqual([owner, done.body.expires_at], [wallet.id, end]);
-    const deadline = readFileSync(join(purser.directory, 'leases', tag, 'deadline'), 'utf8');
-    assert.equal(Number(deadline), end, 'both deadlines are the same');
+    assert.equal(await bench.deadlineOf(tag), end, 'both deadlines are the same');
   }
   const closed = await until('the wallet is closed', async () => {
     const answer = await bench.closeWallet(wallet.id);
@@ -167,6 +165,7 @@ test('kill -9 before and after every request of a lease’s life leaves exactly 
     spent += phase.cents;
     for (const [i, request] of asked.entries())
       for (const moment of MOMENTS) {
+        if (request === asked[i - 1]) continue; // How often a command is asked about differs from time to time.
         await t.test(`${name}: ${request} (${i + 1} of ${asked.length}), ${moment}`, () =>
           killAt(bench, name, phase, i + 1, moment),
         );

@@ -69,13 +69,13 @@ async function waitForEnd(
   });
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
+    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
     giveUp?.throwIfAborted();
     const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal }));
     if (!Running && ExitCode !== null) {
       if (!over) await Promise.race([closed, quiet()]);
       return ExitCode;
     }
-    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
   }
 }
 
