@@ -6,6 +6,7 @@ import { makeContainer } from './container-describe.ts';
 import { openEngine, statusOf, textOf, wasNeverSent } from './container-engine.ts';
 import { countGpus, gpuDevices, LIST_GPUS } from './container-gpus.ts';
 import { createPuller, lacksImage } from './container-image.ts';
+import { findUnlimited, READ_LIMITS } from './container-limits.ts';
 import { createRoom } from './container-room.ts';
 import { openSession, runInside, uploadInto } from './container-session.ts';
 import { createDeadlines, hasWatchdog, putWatchdog } from './container-watchdog.ts';
@@ -224,6 +225,10 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     find: async (tag) => (await listOwned(tag)).filter((it) => it.tag === tag),
     check: () => checkContainers(engine, settings),
     trial: 'free',
+    async unlimited(ref, quote) {
+      const { stdout } = await runInside(engine, ref, READ_LIMITS);
+      return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
+    },
     exec: (ref, order) => runInside(engine, ref, order),
     upload: (ref, path, content) => uploadInto(engine, ref, path, content),
     session: (ref, order) => openSession(engine, ref, order),

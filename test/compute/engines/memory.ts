@@ -1,6 +1,6 @@
 import type { Backend, Machine, Owned } from '../../../src/compute/backend.ts';
 
-type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check'>;
+type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check' | 'unlimited'>;
 type Kept = Owned & { deadline: number };
 
 /** Machines that are only remembered, in a test's hand: what many of them do, and what a backend does at its worst. */
