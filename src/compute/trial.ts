@@ -1,5 +1,14 @@
 import { newId } from '../id.ts';
-import { type Backend, type Created, type Finding, type Offer, type Quote, type Ref, type Spec, tagOf } from './backend.ts';
+import {
+  type Backend,
+  type Created,
+  type Finding,
+  type Offer,
+  type Quote,
+  type Ref,
+  type Spec,
+  tagOf,
+} from './backend.ts';
 import type { ConfiguredSlot } from './slots.ts';
 
 /** Together far below the grace of the orphan sweep: a trial that is under way is no orphan yet. */
