@@ -90,7 +90,9 @@ const FLOORS: RegExp[][] = [
   [
     /^src\/(config|config-compute|config-router|configuration-fault|data-directory|open-to-others|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
   ],
-  [/^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector|visible|pieces)\.ts$/],
+  [
+    /^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector|visible|pieces)\.ts$/,
+  ],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
 const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');

@@ -138,6 +138,11 @@ export type Backend = {
   misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
   /** Looks at everything that has to be so for a lease, and makes none. Never throws. */
   check?(): Promise<Finding[]>;
+  /**
+   * In words, which limit of a machine that runs is not set inside it; undefined where all are. To be believed only while
+   * no tenant has been in it.
+   */
+  unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
   /** Whether a machine may be made only to try it. */
   trial?: 'free' | 'costs_money';
   close(): Promise<void>;

@@ -49,5 +49,5 @@ async function openBackend(
     return openLocalBackend(settings, { leases, now });
   }
   const { openContainerBackend } = await import('./backends/container.ts');
-  return openContainerBackend(settings, { leases, prefix });
+  return openContainerBackend(settings, { prefix });
 }

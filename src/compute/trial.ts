@@ -1,5 +1,14 @@
 import { newId } from '../id.ts';
-import { type Backend, type Created, type Finding, type Offer, type Ref, type Spec, tagOf } from './backend.ts';
+import {
+  type Backend,
+  type Created,
+  type Finding,
+  type Offer,
+  type Quote,
+  type Ref,
+  type Spec,
+  tagOf,
+} from './backend.ts';
 import type { ConfiguredSlot } from './slots.ts';
 
 /** Together far below the grace of the orphan sweep: a trial that is under way is no orphan yet. */
@@ -39,7 +48,7 @@ export async function tryMachine(
       return { name, ok, detail: `No machine of the offer "${offer.description}" was made: ${created.reason}` };
     }
     const ref = created.kind === 'created' ? created.ref : undefined;
-    const used = await use(backend, tag, created, provisionSeconds).catch((error: Error) => ({
+    const used = await use(backend, tag, quote, created, provisionSeconds).catch((error: Error) => ({
       ok: false,
       detail: error.message,
     }));
@@ -76,6 +85,7 @@ const nothingFree = (count: number) =>
 async function use(
   backend: Backend,
   tag: string,
+  quote: Quote,
   created: Exclude<Created, { kind: 'refused' }>,
   provisionSeconds: number,
 ): Promise<{ ok: boolean; detail: string }> {
@@ -110,6 +120,8 @@ async function use(
   });
   if (exitCode !== 0)
     throw new Error(`it runs, but the command \`true\` ended with ${exitCode} in it: ${stderr.toString().trim()}`);
+  const unlimited = await backend.unlimited?.(ref, quote);
+  if (unlimited !== undefined) throw new Error(`it runs, but ${unlimited}`);
   return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
 }
 

@@ -32,7 +32,7 @@ async function check(socket: string, { gpus = 0, ...over }: Over = {}) {
       gpu_mode: 'nvidia',
       ...over,
     },
-    { leases, prefix: 'purser-inst-check-' },
+    { prefix: 'purser-inst-check-' },
   );
   const findings = (await backend.check?.()) ?? [];
   return new Map(findings.map(({ name, ok, detail }) => [name, `${ok ? 'ok' : 'bad'}: ${detail}`]));

@@ -34,7 +34,7 @@ async function rent(engine: Engine, image = IMAGE) {
       limits: { max_seconds: 3600 },
       offers: [offer],
     },
-    { leases, prefix: tagPrefix(INSTALLATION) },
+    { prefix: tagPrefix(INSTALLATION) },
   );
   const findings = new Map((await backend.check?.())?.map((it) => [it.name, it]));
   const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });

@@ -1,8 +1,5 @@
 import assert from 'node:assert/strict';
 import { randomBytes, randomUUID } from 'node:crypto';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
@@ -15,11 +12,9 @@ import { openPodman } from './engines/podman.ts';
 
 let podman: Engine | undefined;
 let docker: Engine | undefined;
-const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
 after(async () => {
   await podman?.stop();
   await docker?.stop();
-  rmSync(leases, { recursive: true, force: true });
 });
 
 const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
@@ -41,7 +36,7 @@ function openBackend(engine: Engine, devices: string[], prefix = tagPrefix(INSTA
       gpu_devices: { h100: devices },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix },
+    { prefix },
   );
   const create = async (gpus = 1, tag = freshTag()) => {
     const quote = await backend.quote({ ...SPEC, gpus });

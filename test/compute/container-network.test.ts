@@ -1,15 +1,9 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import test, { after, type TestContext } from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
-
-const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
-after(() => rmSync(leases, { recursive: true, force: true }));
 
 /** A lease in the named network: what was answered, and the interfaces inside. */
 async function rentIn(engine: Engine, network: string) {
@@ -26,7 +20,7 @@ async function rentIn(engine: Engine, network: string) {
       limits: { cpus: 1, memory_gib: 1, gpus: 0, max_seconds: 3600 },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix: 'purser-inst-network-' },
+    { prefix: 'purser-inst-network-' },
   );
   const tag = `purser-inst-network-res-${randomBytes(4).toString('hex')}`;
   const quote = await backend.quote({ gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.1, max_seconds: 60 });

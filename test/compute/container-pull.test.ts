@@ -1,9 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import test, { after, type TestContext } from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { openHouse } from '../helper/house.ts';
@@ -11,9 +8,6 @@ import { until } from './conformance.ts';
 import { type Engine, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 import { openRegistry, type Registry } from './engines/registry.ts';
-
-const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
-after(() => rmSync(leases, { recursive: true, force: true }));
 
 const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
 const freshTag = () => tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
@@ -48,7 +42,7 @@ function openBackend(engine: Engine, registry: Registry) {
       limits: { max_seconds: 3600 },
       offers: [{ id: 'small', count: 2, ...offer }],
     },
-    { leases, prefix: tagPrefix(INSTALLATION) },
+    { prefix: tagPrefix(INSTALLATION) },
   );
   const order = async () => {
     const deadline = Math.floor(Date.now() / 1000) + 660;

@@ -1,22 +1,14 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import test, { after, before, type TestContext } from 'node:test';
+import test, { after, type TestContext } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container.ts';
 import { conform, type Subject } from './conformance.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
 const engines: { docker?: Engine | undefined; podman?: Engine | undefined } = {};
-let leases: string;
-before(() => {
-  leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
-});
 after(async () => {
   await engines.docker?.stop();
   await engines.podman?.stop();
-  rmSync(leases, { recursive: true, force: true });
 });
 
 function subject(engine: Engine | undefined): Subject | undefined {
@@ -34,7 +26,7 @@ function subject(engine: Engine | undefined): Subject | undefined {
       limits: { cpus: 2, memory_gib: 1, gpus: 0, max_seconds: 3600 },
       gpu_mode: 'nvidia',
     },
-    { leases, prefix: 'purser-inst-conformance-' },
+    { prefix: 'purser-inst-conformance-' },
   );
   const spec = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
   return {
@@ -78,7 +70,8 @@ for (const name of ['Docker', 'Podman'] as const)
       [...Array(3).fill('0'.repeat(16)), '1', '0'].join('\n'),
     );
     assert.equal(await sh('ls /sys/class/net; hostname; pwd; echo $NVIDIA_VISIBLE_DEVICES'), 'lo\nlease\n/\nvoid\n0');
-    assert.match(await sh('echo x > /run/purser/deadline'), /Read-only file system/);
+    assert.match(await sh('echo x > /.purser-watchdog'), /Permission denied/);
+    assert.equal(await sh('cat /proc/self/oom_score_adj'), '500\n0', 'it is ended before Purser is');
     assert.match(await sh('dd if=/dev/zero of=/dev/null bs=300M count=1'), /137$/, 'more than its memory kills it');
     assert.match(await sh('for i in $(seq 80); do sleep 1 & done; wait'), /can't fork/);
     await sh('for i in $(seq 1000); do echo noise > /proc/1/fd/1; done');
@@ -86,6 +79,7 @@ for (const name of ['Docker', 'Podman'] as const)
       .getContainer(tag)
       .inspect();
     assert.deepEqual([HostConfig.LogConfig?.Type, LogPath], ['none', '']);
+    assert.deepEqual([HostConfig.CpuShares, HostConfig.OomScoreAdj, HostConfig.Binds ?? []], [128, 500, []]);
     assert.equal(HostConfig.NanoCpus || (HostConfig.CpuQuota ?? 0) * 1e4, 5e8);
     await backend.destroy(tag);
   });

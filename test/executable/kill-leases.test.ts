@@ -1,10 +1,8 @@
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { until } from '../compute/conformance.ts';
-import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
+import { deadlineInside, type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { MOMENTS, type Moment, openEngineProxy } from '../compute/engines/proxy.ts';
 import { installation, type Serving, within } from '../helper/executable.ts';
 import type { Answer } from '../helper/house.ts';
@@ -85,6 +83,7 @@ async function openBench(t: TestContext, engine: Engine) {
     purser,
     proxy,
     tags,
+    deadlineOf: (tag: string) => deadlineInside(engine.docker, tag),
     server: () => server,
     async openWallet(name: string): Promise<Wallet> {
       const body = { name, budget_cents: BUDGET_CENTS, expires_in_seconds: 7200 };
@@ -137,8 +136,7 @@ async function killAt(bench: Bench, name: string, phase: Phase, nth: number, mom
   if (phase.machines) {
     const [{ tag, wallet_id: owner, expires_at: end }] = resources;
     assert.deepEqual([owner, done.body.expires_at], [wallet.id, end]);
-    const deadline = readFileSync(join(purser.directory, 'leases', tag, 'deadline'), 'utf8');
-    assert.equal(Number(deadline), end, 'both deadlines are the same');
+    assert.equal(await bench.deadlineOf(tag), end, 'both deadlines are the same');
   }
   const closed = await until('the wallet is closed', async () => {
     const answer = await bench.closeWallet(wallet.id);
@@ -171,9 +169,14 @@ test('kill -9 before and after every request of a lease’s life leaves exactly 
   const killAll = async (t: TestContext, name: string, phase: Phase, moment: Moment) => {
     const bench = await openBench(t, engine);
     const asked = await undisturbed(bench, name, phase);
-    for (const [i, request] of asked.entries())
-      await t.test(`${request} (${i + 1} of ${asked.length})`, () => killAt(bench, name, phase, i + 1, moment));
-    const spent = phase.cents * (asked.length + 1);
+    let spent = phase.cents;
+    for (const [i, request] of asked.entries()) {
+      // How often a command is asked about differs from time to time.
+      if (request !== asked[i - 1]) {
+        await t.test(`${request} (${i + 1} of ${asked.length})`, () => killAt(bench, name, phase, i + 1, moment));
+        spent += phase.cents;
+      }
+    }
     const { available_cents: available, reserved_cents: reserved, spent_cents: gone } = await bench.account();
     assert.deepEqual([available, reserved, gone], [CREDIT_CENTS - spent, 0, spent]);
     await bench.server().stop();

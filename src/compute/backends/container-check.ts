@@ -18,6 +18,7 @@ type Info = {
   PidsLimit?: boolean;
   LiveRestoreEnabled?: boolean;
   SecurityOptions?: string[] | null;
+  SystemTime?: string;
 };
 type ImageConfig = { Config?: { Volumes?: Record<string, unknown> | null } | null };
 

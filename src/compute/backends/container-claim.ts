@@ -1,5 +1,6 @@
 import type { ProviderOneSettings, ProviderThreeSettings } from '../../config-compute.ts';
 import type { Spec, SpecOne, SpecThree } from '../backend.ts';
+import type { Capacity } from './container-engine.ts';
 import { gpuDevices } from './container-gpus.ts';
 import { offerOf } from './priced.ts';
 
@@ -56,13 +57,14 @@ export function claimOf(labels: Record<string, string | undefined>): Claim {
 
 /**
  * Room for one more of `size` beside what is `taken`: the devices it gets, or in words what is lacking. Offers and
- * capacity are this installation's (`prefix`); a device that any installation holds is held.
+ * `capacity` are this installation's (`prefix`); a device that any installation holds is held.
  */
 export function fit(
   settings: ContainerSettings,
   prefix: string,
   taken: Claim[],
   size: Size,
+  capacity: Capacity | undefined,
 ): { devices: string[] } | { lacking: string } {
   const ours = taken.filter((it) => it.tag.startsWith(prefix));
   if ('offers' in settings) {
@@ -76,7 +78,7 @@ export function fit(
     ['cpus', 'cpus'],
     ['memory_gib', 'memoryGib'],
   ] as const) {
-    const all = settings.capacity?.[name];
+    const all = capacity?.[name];
     const used = ours.reduce((sum, it) => sum + (it.offer === undefined ? hundredths(it[key]) : 0), 0);
     if (all !== undefined && used + hundredths(size[key]) > hundredths(all))
       return { lacking: `${used / 100} of ${all} ${name} are leased` };

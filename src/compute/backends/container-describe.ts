@@ -2,7 +2,8 @@ import type Docker from 'dockerode';
 import type { Engine } from './container-engine.ts';
 import { statusOf, textOf } from './container-engine.ts';
 import { cdiName } from './container-gpus.ts';
-import { DEADLINE_MOUNT, WATCHDOG } from './watchdog.ts';
+import { WATCHDOG_USER } from './container-user.ts';
+import { WATCHDOG_PATH } from './container-watchdog.ts';
 
 const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
@@ -16,8 +17,8 @@ export type Wanted = {
   memoryGib: number;
   pids: number;
   network: string;
-  /** The directory of its deadline file. */
-  directory: string;
+  /** Unix seconds. */
+  deadline: number;
   devices: string[];
   /** How Docker is asked for devices; Podman knows CDI only. */
   gpuMode: 'nvidia' | 'cdi';
@@ -52,11 +53,12 @@ export const cannotLimitDisk = (error: unknown) =>
  */
 const NO_GPU = { NVIDIA_VISIBLE_DEVICES: 'void' };
 
-/**
- * Whom the watchdog runs as: nobody else's number, so that no tenant can signal it, stop its helpers or look into it. Not
- * even one who is root in there: without capabilities root may signal its own processes only (kill(2), ptrace(2)).
- */
-const WATCHDOG_USER = '63541:63541';
+/** An eighth of the weight that processes have by default (1024): under load Purser comes before what is leased. */
+const CPU_SHARES = 128;
+/** Where the machine's memory runs out the kernel ends what is leased before Purser (proc(5), oom_score_adj). */
+const OOM_SCORE = 500;
+
+const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
 
 /** For `POST /containers/create` of the Docker Engine API. */
 function forDocker(it: Wanted): Docker.ContainerCreateOptions {
@@ -66,13 +68,16 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
     name: it.name,
     Image: it.image,
     Hostname: 'lease',
-    Entrypoint: ['/bin/sh'],
-    Cmd: ['-c', WATCHDOG],
-    User: WATCHDOG_USER,
+    Entrypoint: [WATCHDOG_PATH],
+    Cmd: [String(it.deadline)],
+    User: USER,
     WorkingDir: '/',
     Labels: it.labels,
     ...(byName ? {} : { Env: Object.entries(NO_GPU).map(([name, value]) => `${name}=${value}`) }),
     HostConfig: {
+      Init: false, // Whatever the engine's default is: the watchdog is process 1.
+      CpuShares: CPU_SHARES,
+      OomScoreAdj: OOM_SCORE,
       NanoCpus: Math.round(it.cpus * 1e9),
       Memory: memory,
       MemorySwap: memory,
@@ -80,7 +85,6 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
       CapDrop: ['ALL'],
       SecurityOpt: ['no-new-privileges'],
       NetworkMode: it.network,
-      Binds: [`${it.directory}:${DEADLINE_MOUNT}:ro`],
       RestartPolicy: { Name: 'no' },
       // PID 1 says nothing, but a tenant may write to its output: that would fill the host's disk.
       LogConfig: { Type: 'none', Config: {} },
@@ -104,14 +108,17 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
  */
 function forPodman(it: Wanted): object {
   const memory = Math.round(it.memoryGib * GIB);
-  const cpu = { period: CPU_PERIOD_MICROSECONDS, quota: Math.round(it.cpus * CPU_PERIOD_MICROSECONDS) };
+  const quota = Math.round(it.cpus * CPU_PERIOD_MICROSECONDS);
+  const cpu = { period: CPU_PERIOD_MICROSECONDS, quota, shares: CPU_SHARES };
   return {
     name: it.name,
     image: it.image,
     hostname: 'lease',
-    entrypoint: ['/bin/sh'],
-    command: ['-c', WATCHDOG],
-    user: WATCHDOG_USER,
+    entrypoint: [WATCHDOG_PATH],
+    command: [String(it.deadline)],
+    init: false,
+    oom_score_adj: OOM_SCORE,
+    user: USER,
     work_dir: '/',
     labels: it.labels,
     env: NO_GPU,
@@ -121,7 +128,6 @@ function forPodman(it: Wanted): object {
     ...(it.network === 'none'
       ? { netns: { nsmode: 'none' } }
       : { netns: { nsmode: 'bridge' }, networks: { [it.network]: {} } }),
-    mounts: [{ type: 'bind', source: it.directory, destination: DEADLINE_MOUNT, options: ['rbind', 'ro'] }],
     restart_policy: 'no',
     log_configuration: { driver: 'none' },
     // A volume of the image would lie beside the disk limit.

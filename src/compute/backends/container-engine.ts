@@ -1,4 +1,5 @@
 import Docker from 'dockerode';
+import { imageUser } from './container-user.ts';
 
 const CALL_MILLISECONDS = 30_000;
 
@@ -26,17 +27,28 @@ export type Engine = {
   request<T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number): Promise<T>;
   /** Whether it is Podman, by its own word: what its Docker API leaves out has to be asked of its own. */
   isPodman(): Promise<boolean>;
-  /** Whom the image of a container wants its commands to run as; its first process is ours and runs as somebody else. */
+  /** The architecture of its machine, as Go names it: amd64, arm64. */
+  architecture(): Promise<string>;
+  /** The CPUs and the memory of its machine. */
+  capacity(milliseconds?: number): Promise<Capacity>;
+  /**
+   * Whom the image of a container wants its commands to run as: a number, and a group if the image names one. Throws
+   * where there is no such user.
+   */
   userOf(container: string): Promise<string>;
 };
 
-export type Version = { Version: string; Components?: { Name: string; Version: string }[] };
+export type Capacity = { cpus: number; memory_gib: number };
+const GIB = 1024 ** 3;
+
+export type Version = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
 export const podmanOf = ({ Components }: Version) => Components?.find((it) => it.Name === 'Podman Engine');
 
 /** `socket` is `unix:///path`. Nothing is asked yet. */
 export function openEngine(socket: string): Engine {
   const docker = new Docker({ socketPath: socket.slice('unix://'.length) });
-  let isPodman: boolean | undefined;
+  let version: Version | undefined;
+  let capacity: Capacity | undefined;
   /** By the id of the image: that never changes. */
   const users = new Map<string, string>();
 
@@ -63,6 +75,11 @@ export function openEngine(socket: string): Engine {
       milliseconds,
     );
 
+  const versionOnce = async () => {
+    version ??= await request<Version>('GET', '/version');
+    return version;
+  };
+
   return {
     socket,
     docker,
@@ -72,14 +89,22 @@ export function openEngine(socket: string): Engine {
       const { Image } = await ask('inspect', (abortSignal) => docker.getContainer(container).inspect({ abortSignal }));
       const known = users.get(Image);
       if (known !== undefined) return known;
-      const { Config } = await ask('inspect', () => docker.getImage(Image).inspect());
-      const user = Config.User || '0:0';
+      const user = await imageUser({ ask, docker }, Image);
       users.set(Image, user);
       return user;
     },
-    async isPodman() {
-      isPodman ??= podmanOf(await request<Version>('GET', '/version')) !== undefined;
-      return isPodman;
+    isPodman: async () => podmanOf(await versionOnce()) !== undefined,
+    architecture: async () => (await versionOnce()).Arch,
+    async capacity(milliseconds) {
+      if (capacity) return capacity;
+      const { NCPU, MemTotal } = await request<{ NCPU: number; MemTotal: number }>(
+        'GET',
+        '/info',
+        undefined,
+        milliseconds,
+      );
+      capacity = { cpus: NCPU, memory_gib: Math.floor((MemTotal / GIB) * 100) / 100 };
+      return capacity;
     },
   };
 }

@@ -11,13 +11,22 @@ import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } 
 const UPLOAD_MILLISECONDS = 120_000;
 const WAIT_MILLISECONDS_MAX = 1000;
 const KILLED = codeOfSignal('KILL');
+const OWN_OUTPUT_BYTES = 4096;
 
 const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
 
+type Beginning = {
+  terminal?: SessionOrder['terminal'] | undefined;
+  /** By default whom the image wants. */
+  user?: string;
+  /** Ends the waiting for the command, not the command. */
+  giveUp?: AbortSignal;
+};
+
 /** Starts a command inside; its streams apart, or one with a terminal. */
-async function begin(engine: Engine, ref: Ref, argv: string[], terminal?: SessionOrder['terminal']) {
+async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveUp, ...it }: Beginning = {}) {
   const { docker, ask } = engine;
-  const user = await engine.userOf(ref);
+  const user = it.user ?? (await engine.userOf(ref));
   const exec = await ask('exec', (abortSignal) =>
     docker.getContainer(ref).exec({
       Cmd: argv,
@@ -35,7 +44,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], terminal?: Sessio
   );
   contain(stream, (error) => stream.destroy(error));
   const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
-  const ended = waitForEnd(ask, exec, stream, quiet).finally(() => {
+  const ended = waitForEnd(ask, exec, stream, quiet, giveUp).finally(() => {
     end();
     stream.destroy(); // A hijacked socket keeps the process alive.
   });
@@ -48,6 +57,7 @@ async function waitForEnd(
   exec: Docker.Exec,
   stream: NodeJS.ReadWriteStream,
   quiet: () => Promise<void>,
+  giveUp: AbortSignal | undefined,
 ): Promise<number> {
   let over = false;
   const closed = new Promise<void>((resolve) =>
@@ -61,6 +71,8 @@ async function waitForEnd(
   });
   // An idle session of an hour must not be asked about ten times a second.
   for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
+    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
+    giveUp?.throwIfAborted();
     const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch((error) => {
       if (over && wasRemoved(error)) return { Running: false, ExitCode: KILLED };
       throw error;
@@ -69,13 +81,29 @@ async function waitForEnd(
       if (!over) await Promise.race([closed, quiet()]);
       return ExitCode;
     }
-    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
   }
 }
 
 /** Whether a container is gone, and what the engine knew of its commands with it. Podman answers 500 with a cause. */
 const wasRemoved = (error: unknown) =>
   statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
+
+/** Runs a program of Purser's own as `user`, and waits for it so long at most. */
+export async function runAs(
+  engine: Engine,
+  ref: Ref,
+  user: string,
+  argv: string[],
+  milliseconds: number,
+): Promise<{ exitCode: number; stdout: string }> {
+  const giveUp = AbortSignal.timeout(milliseconds);
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { user, giveUp });
+  stream.end();
+  const said = collectBoth(stdout, stderr, { streamBytesMax: OWN_OUTPUT_BYTES });
+  said.catch(() => {}); // A program that is lost says so itself.
+  const exitCode = await ended;
+  return { exitCode, stdout: (await said).stdout.toString() };
+}
 
 /** Runs a command with a limit that holds inside the container. */
 export async function runInside(
@@ -120,7 +148,7 @@ export async function openSession(engine: Engine, ref: Ref, { command, terminal 
       ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
       : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
   const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
-  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, terminal);
+  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, { terminal });
   if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
   return {
     stdin: stream,

@@ -1,15 +1,16 @@
 import { Refusal } from '../../refusal.ts';
 import type { Backend, Created, Machine, Owned, Quote, Ref, Spec } from '../backend.ts';
 import { checkContainers } from './container-check.ts';
-import { type Claim, type ContainerSettings, claimOf, fit, labelsOf, sizeOf, TAG_LABEL } from './container-claim.ts';
+import { type Claim, type ContainerSettings, claimOf, labelsOf, sizeOf, TAG_LABEL } from './container-claim.ts';
 import { makeContainer } from './container-describe.ts';
 import { openEngine, statusOf, textOf, wasNeverSent } from './container-engine.ts';
 import { countGpus, gpuDevices, LIST_GPUS } from './container-gpus.ts';
 import { createPuller, lacksImage } from './container-image.ts';
+import { findUnlimited, READ_LIMITS } from './container-limits.ts';
 import { createRoom } from './container-room.ts';
 import { openSession, runInside, uploadInto } from './container-session.ts';
+import { createDeadlines, hasWatchdog, putWatchdog } from './container-watchdog.ts';
 import { offersOf, quoteOf } from './priced.ts';
-import { createDeadlineFiles } from './watchdog.ts';
 
 const CREATED_LABEL = 'purser.created';
 const OFFERS_MILLISECONDS = 5_000;
@@ -21,31 +22,30 @@ type Order = { tag: string; quote: Quote; deadline: number };
 type Coming = { wanted: boolean; making: Promise<Created | 'no_image'> | undefined; failed: string | undefined };
 
 /**
- * Containers of a Docker Engine or Podman on this machine. The tag is the container's name, its label and its reference;
- * the deadline is PID 1, a watchdog. `leases` is a directory for the deadline files, `prefix` what this installation's
- * tags begin with.
+ * Containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first process
+ * is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the engine may have another.
+ * `prefix` is what this installation's tags begin with.
  */
-export function openContainerBackend(
-  settings: ContainerSettings,
-  { leases, prefix }: { leases: string; prefix: string },
-): Backend {
+export function openContainerBackend(settings: ContainerSettings, { prefix }: { prefix: string }): Backend {
   const engine = openEngine(settings.socket);
   const { docker, ask } = engine;
-  const deadlines = createDeadlineFiles(leases);
+  const deadlines = createDeadlines(engine);
   const image = createPuller(engine, settings.image);
-  const room = createRoom(settings, prefix, async (milliseconds) =>
-    (await labelled(milliseconds)).map(({ Labels }) => claimOf(Labels)),
-  );
+  const room = createRoom(settings, prefix, {
+    list: async (milliseconds) => (await labelled(milliseconds)).map(({ Labels }) => claimOf(Labels)),
+    capacity: engine.capacity,
+  });
   const coming = new Map<Ref, Coming>();
   const counted = new Set<Ref>();
 
   async function create(order: Order): Promise<Created> {
     let claim: Claim | { lacking: string };
     try {
-      await engine.isPodman();
+      const architecture = await engine.architecture();
+      if (!hasWatchdog(architecture))
+        return refused(`There is no watchdog for the architecture of the engine's machine (${architecture})`);
       claim = await room.take(order.tag, sizeOf(settings, order.quote.spec));
       if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, undefined, 'capacity_unavailable');
-      deadlines.write(order.tag, order.deadline);
     } catch (error) {
       // Nothing was asked for yet.
       return settle(order.tag, refused('The container cannot be ordered', textOf(error)));
@@ -58,7 +58,6 @@ export function openContainerBackend(
 
   /** Whatever came of it, the engine's list speaks for it from now on. */
   function settle(tag: string, made: Created): Created {
-    if (made.kind === 'refused') deadlines.remove(tag);
     room.leave(tag, made.kind === 'unknown');
     return made;
   }
@@ -88,6 +87,7 @@ export function openContainerBackend(
   /** Makes it and starts it. Throws when nobody knows. */
   async function make({ tag, quote, deadline }: Order, claim: Claim): Promise<Created | 'no_image'> {
     const created = String(deadline - quote.spec.max_seconds - settings.provision_seconds);
+    let isFresh = true;
     try {
       await makeContainer(engine, {
         name: tag,
@@ -97,7 +97,7 @@ export function openContainerBackend(
         memoryGib: claim.memoryGib,
         pids: settings.pids,
         network: settings.network,
-        directory: deadlines.directory(tag),
+        deadline,
         devices: claim.devices,
         gpuMode: 'offers' in settings ? 'nvidia' : settings.gpu_mode,
         diskGb: sizeOf(settings, quote.spec).diskGb,
@@ -107,13 +107,21 @@ export function openContainerBackend(
       if (statusOf(error) === undefined) throw error;
       if (lacksImage(error)) return 'no_image';
       // An answer means that nothing is under way: an earlier attempt has made the container, or there is none.
-      if (!(await look(tag))) return refused('The provider refused the machine', textOf(error));
+      const there = await look(tag);
+      if (!there) return refused('The provider refused the machine', textOf(error));
+      if (there.State.Status !== 'created') return { kind: 'created', ref: tag };
+      isFresh = false; // Its deadline is the one of that attempt.
     }
-    return start(tag);
+    const started = await start(tag);
+    if (isFresh && started.kind === 'created') deadlines.note(tag, deadline);
+    return started;
   }
 
+  /** Starts a container that was made. Throws when nobody knows. */
   async function start(tag: string): Promise<Created> {
     try {
+      await engine.userOf(tag); // Nobody should pay for a container in which no command can be run.
+      await putWatchdog(engine, tag, await engine.architecture());
       await ask('start', (abortSignal) => docker.getContainer(tag).start({ abortSignal }));
     } catch (error) {
       if (statusOf(error) !== 304) {
@@ -142,8 +150,10 @@ export function openContainerBackend(
     const found = await look(ref);
     if (!found) return awaited && { ref, state: 'ended', note: awaited.failed };
     const state = stateOf(found.State.Status);
-    const lacking = state === 'running' ? await lackingGpus(ref, claimOf(found.Config.Labels)) : undefined;
-    const deadline = deadlines.read(ref);
+    if (state === 'ended') return { ref, state, note: whyEnded(found.State) };
+    if (state !== 'running') return { ref, state };
+    const lacking = await lackingGpus(ref, claimOf(found.Config.Labels));
+    const deadline = await deadlines.read(ref);
     return {
       ref,
       ...(lacking === undefined ? { state } : { state: 'provisioning', note: lacking }),
@@ -191,7 +201,7 @@ export function openContainerBackend(
       coming.delete(ref);
     }
     await remove(ref);
-    deadlines.remove(ref);
+    deadlines.forget(ref);
     room.leave(ref);
     counted.delete(ref);
   }
@@ -215,6 +225,10 @@ export function openContainerBackend(
     find: async (tag) => (await listOwned(tag)).filter((it) => it.tag === tag),
     check: () => checkContainers(engine, settings),
     trial: 'free',
+    async unlimited(ref, quote) {
+      const { stdout } = await runInside(engine, ref, READ_LIMITS);
+      return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
+    },
     exec: (ref, order) => runInside(engine, ref, order),
     upload: (ref, path, content) => uploadInto(engine, ref, path, content),
     session: (ref, order) => openSession(engine, ref, order),
@@ -229,16 +243,14 @@ export function openContainerBackend(
     },
 
     async offers() {
-      const taken = await room.taken(OFFERS_MILLISECONDS).catch(() => undefined);
-      const isAvailable = (spec: Spec) =>
-        taken !== undefined && !('lacking' in fit(settings, prefix, taken, sizeOf(settings, spec)));
+      const hasRoom = await room.look(OFFERS_MILLISECONDS).catch(() => () => false);
+      const isAvailable = (spec: Spec) => hasRoom(sizeOf(settings, spec));
       return offersOf(settings, 'container').map((it) => ({ ...it, available: isAvailable(it.spec) }));
     },
 
     async extend(ref, deadline) {
       if (!(await look(ref))) return { kind: 'refused', reason: 'the container is gone' };
-      deadlines.write(ref, deadline);
-      return { kind: 'done' };
+      return deadlines.move(ref, deadline);
     },
 
     async close() {
@@ -260,6 +272,15 @@ const refused = (
   reason: `${reason}. Nothing was charged.`,
   ...(words === undefined ? {} : { words }),
 });
+
+/** In words, why a container does not run. Its first process says so by its exit code (watchdog.c). */
+function whyEnded({ Status, ExitCode, OOMKilled }: { Status: string; ExitCode: number; OOMKilled: boolean }): string {
+  if (Status === 'created') return 'it was made and never started';
+  if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
+  if (ExitCode === 143) return 'somebody stopped it';
+  if (OOMKilled) return 'it ran out of memory';
+  return ExitCode === 137 ? 'somebody killed it' : `its watchdog ended with exit code ${ExitCode}`;
+}
 
 function stateOf(status: string): Machine['state'] {
   if (status === 'running' || status === 'paused') return 'running';

@@ -14,8 +14,8 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { Refusal } from '../../refusal.ts';
 import type { Machine } from '../backend.ts';
+import { createDeadlineFiles } from './deadline-files.ts';
 import { killAll, PATH } from './local-kill.ts';
-import { createDeadlineFiles } from './watchdog.ts';
 
 /** One lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
 

@@ -40,19 +40,23 @@ export type DockerOptions = {
   flags?: string[];
   /** In a network namespace of its own, where it may make networks. */
   apart?: boolean;
+  /** A directory that it does not see, as if it ran on another machine. */
+  blindTo?: string;
 };
 
 /** Starts a real dockerd in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
 export async function openDocker(
   t: Pick<TestContext, 'after' | 'skip'>,
-  { shared = false, data, flags = [], apart = false }: DockerOptions = {},
+  { shared = false, data, flags = [], apart = false, blindTo }: DockerOptions = {},
 ): Promise<Daemon | undefined> {
   const isThere = () => process.getuid?.() === 0 && hasProgram('dockerd') && hasProgram('busybox');
   if (!hasComponent(t, 'docker', isThere)) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-docker-'));
   const socket = `unix://${directory}/docker.sock`;
   const places = ['--data-root', data ?? `${directory}/data`, '--exec-root', `${directory}/exec`];
+  const hide = ['unshare', '--mount', 'sh', '-c', 'mount -t tmpfs none "$0" && exec "$@"', blindTo as string];
   const command = [
+    ...(blindTo === undefined ? [] : hide),
     'dockerd',
     '-H',
     socket,
@@ -94,6 +98,34 @@ export async function openDocker(
       }
     },
   };
+}
+
+/** The deadline that a container's watchdog has, asked as Purser does. */
+export async function deadlineInside(docker: Docker, container: string): Promise<number> {
+  const exec = await docker.getContainer(container).exec({
+    Cmd: ['/proc/1/exe'],
+    User: '63541:63541',
+    AttachStdout: true,
+    Tty: true,
+  });
+  const stream = await exec.start({ Tty: true });
+  let said = '';
+  for await (const chunk of stream) said += chunk;
+  return Number(said);
+}
+
+/** Runs a program as the tenant's root, without Purser and without a shell. Answers its exit code and what it printed. */
+export async function runAsRoot(docker: Docker, container: string, ...argv: string[]): Promise<[number, string]> {
+  const exec = await docker
+    .getContainer(container)
+    .exec({ Cmd: argv, User: '0:0', AttachStdout: true, AttachStderr: true, Tty: true });
+  let said = '';
+  for await (const chunk of await exec.start({ Tty: true })) said += chunk;
+  const code = await until('it has ended', async () => {
+    const { Running, ExitCode } = await exec.inspect();
+    return !Running && String(ExitCode);
+  });
+  return [Number(code), said];
 }
 
 /** Whether the process that a file names still runs. */
@@ -187,7 +219,7 @@ export async function importBusybox(docker: Docker, directory: string): Promise<
   await importImage(docker, archive, { repo: IMAGE_WITH_VOLUME, changes: 'VOLUME /data' });
 }
 
-async function importImage(docker: Docker, archive: string, options: object): Promise<void> {
+export async function importImage(docker: Docker, archive: string, options: object): Promise<void> {
   const stream = await docker.importImage(archive, options);
   await new Promise<void>((resolve, reject) =>
     docker.modem.followProgress(stream, (error) => (error ? reject(error) : resolve())),

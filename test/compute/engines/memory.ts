@@ -1,6 +1,6 @@
 import type { Backend, Machine, Owned } from '../../../src/compute/backend.ts';
 
-type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check'>;
+type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check' | 'unlimited'>;
 type Kept = Owned & { deadline: number };
 
 /** What an engine might say: it names a place that no agent has to know. */

@@ -1,4 +1,5 @@
 import http from 'node:http';
+import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import type { Engine } from './docker.ts';
@@ -26,11 +27,14 @@ export async function openEngineProxy(t: Pick<TestContext, 'after'>, engine: Eng
   let place: Parameters<EngineProxy['watch']>[0];
   let waiting: (() => void)[] | undefined;
 
+  /** Notes a request, and answers the place where it is to be struck. */
+  function note({ method, url }: http.IncomingMessage) {
+    proxy.asked.push(`${method} ${url?.replace(/\?.*/, '').replace(/[0-9a-f]{64}|purser-inst-\w+-res-\w+/, ':id')}`);
+    return place && proxy.asked.length === place.nth ? place : undefined;
+  }
+
   const server = http.createServer(async (request, response) => {
-    proxy.asked.push(
-      `${request.method} ${request.url?.replace(/\?.*/, '').replace(/[0-9a-f]{64}|purser-inst-\w+-res-\w+/, ':id')}`,
-    );
-    const struck = place && proxy.asked.length === place.nth ? place : undefined;
+    const struck = note(request);
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
     if (waiting) await new Promise<void>((resolve) => waiting?.push(resolve));
@@ -51,6 +55,28 @@ export async function openEngineProxy(t: Pick<TestContext, 'after'>, engine: Eng
       response.end(Buffer.concat(body), () => struck?.strike());
     });
     forwarded.end(Buffer.concat(chunks));
+  });
+  /** The start of a command inside: its streams are passed on as they are. */
+  server.on('upgrade', async (request, client: Socket, head: Buffer) => {
+    const struck = note(request);
+    client.on('error', () => {});
+    if (waiting) await new Promise<void>((resolve) => waiting?.push(resolve));
+    const drop = () => {
+      struck?.strike();
+      client.destroy();
+    };
+    if (struck?.moment === 'before it arrives') return drop();
+    const upstream = connect({ path: `${engine.directory}/docker.sock`, allowHalfOpen: true });
+    upstream.on('error', () => client.destroy());
+    client.on('close', () => upstream.destroy());
+    const { rawHeaders, method, url } = request;
+    const fields = rawHeaders.map((it, i) => (i % 2 ? `${it}\r\n` : `${it}: `)).join('');
+    upstream.write(`${method} ${url} HTTP/1.1\r\n${fields}\r\n`);
+    upstream.write(head);
+    client.pipe(upstream);
+    if (struck?.moment === 'before it is answered') return upstream.once('data', drop);
+    upstream.pipe(client);
+    upstream.once('end', () => struck?.strike());
   });
   await new Promise<void>((resolve) => server.listen(socketPath, resolve));
   const proxy: EngineProxy = {
