@@ -88,7 +88,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside|advice-router)\.ts$/,
   ],
   [/^src\/(money|refusal|token|id|ssh-key|in-time|answer-text)\.ts$/],
 ];

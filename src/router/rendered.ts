@@ -72,8 +72,7 @@ export function valueBytes(value: unknown, enough = Number.POSITIVE_INFINITY): n
 function add(sum: Sum, value: unknown, depth: number): void {
   if (sum.bytes >= sum.enough) return;
   if (typeof value === 'string') sum.bytes += 2 + quotedBytes(value, sum.enough);
-  else if (typeof value === 'number')
-    sum.bytes += Math.min(String(value).length + NUMBER_BYTES_MORE, NUMBER_BYTES_MAX);
+  else if (typeof value === 'number') sum.bytes += Math.min(String(value).length + NUMBER_BYTES_MORE, NUMBER_BYTES_MAX);
   else if (typeof value !== 'object' || value === null) sum.bytes += LITERAL_BYTES;
   else if (depth > NESTING_MAX) throw new TooDeep();
   else {

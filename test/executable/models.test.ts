@@ -16,6 +16,8 @@ test('models check tries every route of every model with one token, and names wh
           data: [
             { id: 'fine', pricing: PRICE },
             { id: 'dear', pricing: { ...PRICE, completion: '0.000003' } },
+            { id: 'longer', max_model_len: 2000 },
+            { id: 'shorter', meta: { n_ctx: 500 } },
           ],
         }),
       );
@@ -43,6 +45,8 @@ test('models check tries every route of every model with one token, and names wh
           of('disobedient'),
           of('silent'),
           of('counts-more'),
+          of('longer'),
+          of('shorter'),
           { id: 'vectors', kind: 'embeddings', upstream: 'good', context_length: 512, pricing: { prompt: '0.000001' } },
           { id: 'unpriced', upstream: 'good', context_length: 1000, max_output_tokens: 100 },
         ],
@@ -65,7 +69,12 @@ test('models check tries every route of every model with one token, and names wh
     /^bad: It counted 40 completion tokens though max_tokens was 1/,
   );
   assert.match(details['silent on good'] as string, /^bad: It reports no readable usage/);
-  assert.match(details['counts-more on good'] as string, /^bad: It counted 900 prompt tokens.*raise tokens_per_byte/);
+  assert.match(
+    details['counts-more on good'] as string,
+    /^bad: It counted 900 prompt tokens.*Set prompt_overhead_tokens to 900/,
+  );
+  assert.match(details['longer on good'] as string, /^bad: context_length is 1000, and it takes 2000.*given away/);
+  assert.match(details['shorter on good'] as string, /^bad: context_length is 1000, and it takes 500.*refused there/);
   assert.equal(details['vectors on good'], 'ok: 3 prompt and 0 completion tokens, 0.000003 USD by our price');
   assert.match(details.unpriced as string, /^bad: It has no price/);
   const asked = good.calls.filter((it) => it.path === '/v1/chat/completions');
@@ -84,6 +93,8 @@ test('models check tries every route of every model with one token, and names wh
       ['disobedient', 'good'],
       ['silent', 'good'],
       ['counts-more', 'good'],
+      ['longer', 'good'],
+      ['shorter', 'good'],
       ['vectors', 'good'],
     ],
   );
