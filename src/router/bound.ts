@@ -103,8 +103,9 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
     (it) => it !== undefined,
   );
   const isNamed = named.length > 0;
-  let perChoice = isNamed ? Math.min(model.maxOutputTokens, ...named) : model.defaultOutputTokens;
-  const outputTokensMin = Math.min(OUTPUT_TOKENS_MIN, perChoice);
+  const outputTokens = isNamed ? Math.min(model.maxOutputTokens, ...named) : model.defaultOutputTokens;
+  const outputTokensMin = Math.min(OUTPUT_TOKENS_MIN, outputTokens);
+  let perChoice = outputTokens;
 
   const enough = Math.max(...model.routes.map(contextOf));
   const { model: _, messages: __, ...others } = forwarded;
@@ -136,10 +137,10 @@ export function boundChat(model: Model, request: ChatBody, stream = false): Boun
       completionTokens: choices * outputOf(route),
       images,
     }),
-    reducible: isNamed ? undefined : { outputTokens: perChoice, outputTokensMin },
-    reduceTo(outputTokens) {
-      assert(!isNamed && outputTokens >= outputTokensMin && outputTokens <= perChoice);
-      perChoice = outputTokens;
+    reducible: isNamed ? undefined : { outputTokens, outputTokensMin },
+    reduceTo(fewer) {
+      assert(!isNamed && fewer >= outputTokensMin && fewer <= outputTokens);
+      perChoice = fewer;
     },
     ...bodies(forwarded, (route) => ({ [route.outputLimit]: outputOf(route) })),
   };

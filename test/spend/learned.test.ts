@@ -8,8 +8,10 @@ import { type House, openHouse } from '../helper/house.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion } from '../helper/upstream.ts';
 
-const boundOf = async (house: House): Promise<number> =>
-  ((await house.run('operation.list', {})).operations[0]?.price as { bound_prompt_tokens: number }).bound_prompt_tokens;
+async function boundOf(house: House): Promise<number> {
+  const [latest] = (await house.run('operation.list', {})).operations;
+  return (latest as unknown as { price: { bound_prompt_tokens: number } }).price.bound_prompt_tokens;
+}
 const factorOf = async (house: House): Promise<number> =>
   (await house.run('models.list', {})).data.find(({ id }) => id === 'chat')?.routes[0]?.bound_factor as number;
 const alarms = (house: House) =>
