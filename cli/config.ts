@@ -18,7 +18,9 @@ export function configCommands(program: Command): void {
         const { adviceOn } = await import('../src/compute/advice.ts');
         const { adviceOnDisk } = await import('../src/compute/disk-advice.ts');
         const { adviceOnOutside } = await import('../src/advice-outside.ts');
+        const { adviceOnRouter } = await import('../src/advice-router.ts');
         const notes = [
+          ...adviceOnRouter(config),
           ...adviceOn(config.compute),
           ...(await adviceOnDisk(config.compute)),
           ...adviceOnOutside(config),

@@ -2,7 +2,18 @@ import type { Command } from 'commander';
 import { askAndPrint, example, readHouse, showTable } from './house.ts';
 import { print } from './report.ts';
 
-const COLUMNS = ['id', 'kind', 'upstreams', 'context_length', 'max_output_tokens', 'prompt', 'completion', 'request'];
+const COLUMNS = [
+  'id',
+  'kind',
+  'upstreams',
+  'context_length',
+  'max_output_tokens',
+  'default_output_tokens',
+  'prompt',
+  'completion',
+  'request',
+  'bound_factor',
+];
 
 export function modelsCommands(program: Command): void {
   const group = program.command('models').description('the models on offer, and whether their upstreams keep to it');
@@ -13,7 +24,12 @@ export function modelsCommands(program: Command): void {
     .action((_, command: Command) =>
       askAndPrint(command, 'models.list', {}, ({ data }) =>
         showTable(
-          data.map(({ pricing, upstreams, ...it }) => ({ ...it, ...pricing, upstreams: upstreams.join(', ') })),
+          data.map(({ pricing, upstreams, routes, ...it }) => ({
+            ...it,
+            ...pricing,
+            upstreams: upstreams.join(', '),
+            bound_factor: routes.map((route) => route.bound_factor).join(', '),
+          })),
           ...COLUMNS,
         ),
       ),
@@ -21,22 +37,27 @@ export function modelsCommands(program: Command): void {
   group
     .command('check')
     .description(
-      'send a request of one token to each model, plain and streamed; compare what was counted, and the price',
+      'send a request of one token to each model, plain and streamed; compare counts, price and context length',
     )
     .addHelpText('after', example('purser models check'))
     .action(async (_, command: Command) => {
       const { config, secrets, globals } = await readHouse(command);
-      const [{ checkModels, statedPrices }, { createCatalogue }, { openUpstream }] = await Promise.all([
-        import('../src/router/check.ts'),
-        import('../src/router/catalogue.ts'),
-        import('../src/router/upstream.ts'),
-      ]);
+      const [{ checkModels, statedModels }, { createCatalogue }, { openUpstream }, { readLearned }] = await Promise.all(
+        [
+          import('../src/router/check.ts'),
+          import('../src/router/catalogue.ts'),
+          import('../src/router/upstream.ts'),
+          import('../src/doctor/learned.ts'),
+        ],
+      );
       const keyOf = (name: string) => secrets.upstreamKeys.get(name);
       const configs = new Map(config.router.upstreams.map((it) => [it.name, it]));
       const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it, keyOf(name))]));
-      const checks = await checkModels(createCatalogue(config), upstreams, async (name) => {
+      const catalogue = createCatalogue(config);
+      readLearned(config.dataDirectory, catalogue);
+      const checks = await checkModels(catalogue, upstreams, async (name) => {
         const upstream = configs.get(name);
-        return upstream ? statedPrices(upstream, keyOf(name)) : new Map();
+        return upstream ? statedModels(upstream, keyOf(name)) : new Map();
       });
       for (const upstream of upstreams.values()) await upstream.close();
       const unpriced = config.router.models.filter((it) => !it.pricing && !it.pricing_per_million);

@@ -45,6 +45,7 @@ import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
 import { createCatalogue } from './router/catalogue.ts';
 import type { Upstream } from './router/upstream.ts';
 import { beginCaution, cautionOf } from './spend/caution.ts';
+import { recallBounds } from './spend/learn.ts';
 import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/road.ts';
 import { createRunning } from './spend/running.ts';
@@ -165,6 +166,8 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   }
 
   const upstreams = await openUpstreams(config, secrets);
+  const catalogue = createCatalogue(config);
+  recallBounds(ledger.read, catalogue);
   const { installationId } = installationOf(ledger.read);
   const slots = opening.adopt(
     await openSlots({ compute: options.local ?? config.compute }, secrets, {
@@ -210,7 +213,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     serially: createSerially(),
     installationId,
     answerSeconds: ANSWER_SECONDS,
-    catalogue: createCatalogue(config),
+    catalogue,
     keyring,
     keyPlace,
     keysWalked: new Map<string, string>(),

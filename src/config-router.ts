@@ -87,15 +87,17 @@ const way = {
   upstream_model: v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(500))),
   /** The name by which the upstream knows the limit that was reserved for. */
   output_limit: v.optional(v.picklist(['max_tokens', 'max_completion_tokens'])),
-  /** Above 1 for tokenizers that normalise before they split: then bytes alone are no upper bound. */
+  /** Above 1 for a tokenizer or template that makes more tokens of a prompt than it has bytes as rendered. */
   tokens_per_byte: v.optional(whole(1, 64)),
+  /** Prompt tokens that the server adds by itself: a system prompt of its own, a long preamble of its template. */
+  prompt_overhead_tokens: v.optional(whole(0, 1e8)),
   pricing: v.optional(pricing(NANOS_PER_MILLION_FROM_TOKEN)),
   pricing_per_million: v.optional(pricing(NANOS_DECIMALS)),
 };
 const PRICED_TWICE = 'give pricing or pricing_per_million, not both';
 
 const Fallback = v.pipe(
-  v.strictObject(way),
+  v.strictObject({ ...way, context_length: v.optional(whole(1, 1e8)) }),
   v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
 );
 
@@ -108,8 +110,12 @@ const Model = v.pipe(
     fallbacks: v.optional(v.array(Fallback), []),
     context_length: whole(1, 1e8),
     max_output_tokens: v.optional(whole(1, 1e8)),
+    /** Written into a request that names no limit; 4,096, or max_output_tokens if that is lower. */
+    default_output_tokens: v.optional(whole(1, 1e8)),
     /** The most prompt tokens that one image can become; the whole context where it is left out. */
     image_tokens: v.optional(whole(0, 1e8)),
+    /** Images by http(s) address, which the model server fetches; else only `data:` addresses. */
+    image_urls: v.optional(v.boolean(), false),
   }),
   v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
   v.forward(
@@ -119,6 +125,14 @@ const Model = v.pipe(
       'is required of a chat model, and one of kind embeddings has none',
     ),
     ['max_output_tokens'],
+  ),
+  v.forward(
+    v.partialCheck(
+      [['max_output_tokens'], ['default_output_tokens']],
+      ({ max_output_tokens: most = 0, default_output_tokens: standard = 0 }) => standard <= most,
+      'is above max_output_tokens',
+    ),
+    ['default_output_tokens'],
   ),
   v.rawCheck(({ dataset, addIssue }) => {
     if (!dataset.typed || dataset.value.kind === 'embeddings') return;

@@ -9,6 +9,7 @@ import type { Verdict } from './ledger/verify.ts';
 import type { Wallet } from './ledger/wallet.ts';
 import type { Log } from './log.ts';
 import { formatUsd, type Nanos } from './money.ts';
+import type { Route } from './router/catalogue.ts';
 
 /** One function per business event writes the log line and the counter together. Ids go into the log, never into labels. */
 export type Events = ReturnType<typeof createEvents>;
@@ -37,6 +38,7 @@ export function createEvents(log: Log) {
     'usage_missing_total',
     'Answers without a usage that can be read, charged by an estimate: the model server reported none, or broke off.',
   );
+  const boundsLearned = counter('bounds_learned_total', 'Prompt bounds raised by a count above them.', ['upstream']);
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
   const leases = counter('leases_total', 'What became of leases.', ['slot', 'event']);
@@ -267,6 +269,23 @@ export function createEvents(log: Log) {
       log.error(
         { event: 'upstream.misconfigured', operation: operation.id, subject: operation.subject, fault },
         'an upstream refused because of the configuration; nothing was charged',
+      );
+    },
+    boundLearned(operation: Operation, { upstream, upstreamModel, learned }: Route, counted: number, bound: number) {
+      boundsLearned.inc({ upstream });
+      log.error(
+        {
+          event: 'bound.learned',
+          operation: operation.id,
+          subject: operation.subject,
+          upstream,
+          upstream_model: upstreamModel,
+          counted_tokens: counted,
+          bound_tokens: bound,
+          bound_factor: learned.permille / 1000,
+          context_tokens: learned.contextTokens,
+        },
+        'a prompt had more tokens than its bound: from now on this route is bounded by more. Set prompt_overhead_tokens, tokens_per_byte or context_length',
       );
     },
     refused(code: string, requestId: string, message: string, path: string) {

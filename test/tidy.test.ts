@@ -17,7 +17,7 @@ const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, 
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/process\.env\b/, /^(src\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
   [
-    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed)\)/,
+    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed|learnedBounds)\)/,
     /^src\/ledger\//,
     'only the ledger writes money',
   ],
@@ -88,7 +88,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/ledger\//],
   [/^src\/db\//],
   [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|open-to-others|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside)\.ts$/,
+    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|open-to-others|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside|advice-router)\.ts$/,
   ],
   [
     /^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector|visible|pieces)\.ts$/,

@@ -445,6 +445,32 @@ export const answers = sqliteTable(
   (t) => [index('answer_kept').on(t.keptUntil)],
 );
 
+/** What a count above its bound taught of a way to a model: from then on its prompts are bounded by more. */
+export const learnedBounds = sqliteTable(
+  'learned_bound',
+  {
+    upstream: text().notNull(),
+    upstreamModel: text('upstream_model').notNull(),
+    /** The settings that the bound was computed from: what was learned under others is not used. */
+    basis: text().notNull(),
+    /** Thousandths of the bound by those settings. */
+    permille: count().notNull(),
+    /** The longest prompt that was counted, where it is above the context length of the settings; else 0. */
+    contextTokens: count('context_tokens').notNull(),
+    /** The operation that taught it last. */
+    operationId: text('operation_id')
+      .notNull()
+      .references(() => operations.id),
+    learnedAt: count('learned_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [
+    primaryKey({ columns: [t.upstream, t.upstreamModel] }),
+    check('learned_bound_permille', sql`${t.permille} >= 1000`),
+    check('learned_bound_context', sql`${t.contextTokens} >= 0`),
+  ],
+);
+
 export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
 export const END_REASONS = ['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed'] as const;
 

@@ -1,6 +1,7 @@
 import { existsSync, statSync } from 'node:fs';
 import { openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
+import { readAnswerText } from '../answer-text.ts';
 import type { Finding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { type Config, type Secrets, searchPath } from '../config.ts';
@@ -13,8 +14,11 @@ import { findInstallation } from '../ledger/installation.ts';
 import { lastJournalAt } from '../ledger/journal.ts';
 import { uncertainOperations } from '../ledger/operation.ts';
 import { askSocket } from '../operator/ask.ts';
+import { createCatalogue } from '../router/catalogue.ts';
+import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { cautionOf } from '../spend/caution.ts';
+import { recallBounds } from '../spend/learn.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
@@ -24,6 +28,8 @@ import { examineOutside } from './outside.ts';
 export type Check = Finding;
 
 const UPSTREAM_MILLISECONDS = 5000;
+/** OpenRouter's list of all its models has less than one. */
+const LIST_BYTES_MAX = 16 * 1024 * 1024;
 /** A healthy server answers within milliseconds; a busy machine may take seconds. */
 const SERVER_MILLISECONDS = 10_000;
 const CLOCK_SECONDS = 60;
@@ -51,10 +57,21 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
   await check('configuration', () => config.file ?? 'no file: every setting has its default');
   const installationId = await examineDirectory(check, config, secrets);
   await check('tools', () => judgeTools(find));
-  for (const upstream of config.router.upstreams)
-    await check(`upstream ${upstream.name}`, () =>
-      tryUpstream(upstream.base_url, secrets.upstreamKeys.get(upstream.name)),
+  const catalogue = createCatalogue(config);
+  for (const { name, base_url } of config.router.upstreams) {
+    let models: ReturnType<typeof readStatedModels> = new Map();
+    await check(`upstream ${name}`, () =>
+      tryUpstream(base_url, secrets.upstreamKeys.get(name), (answer) => {
+        models = readStatedModels(answer);
+      }),
     );
+    for (const { id, routes } of catalogue.list)
+      for (const route of routes.filter((it) => it.upstream === name && models.has(it.upstreamModel)))
+        await check(`context length of ${id} on ${name}`, () => {
+          const fault = contextFault(route.contextLength, models.get(route.upstreamModel));
+          return fault ? warning(fault) : String(route.contextLength);
+        });
+  }
   const now = () => Math.floor(Date.now() / 1000);
   checks.push(...(await examineOutside(config, secrets, installationId ?? 'inst_none', now())));
   return [...checks, ...(await examineSlots(config, secrets, installationId, now))];
@@ -183,13 +200,28 @@ async function examineBooks(
         );
       return 'none needs a person';
     });
+    await check('prompt bounds', () => {
+      const catalogue = createCatalogue(config);
+      recallBounds(read, catalogue);
+      const learned = catalogue.list.flatMap(({ id, routes }) =>
+        routes.flatMap((route) => {
+          const text = describeLearned(route);
+          return text ? [`${id} on ${route.upstream}: ${text}`] : [];
+        }),
+      );
+      return learned.length ? warning(learned.join(' ')) : 'no count was above its bound';
+    });
     return findInstallation(read)?.installationId;
   } finally {
     client.close();
   }
 }
 
-async function tryUpstream(baseUrl: string, apiKey: string | undefined): Promise<string> {
+async function tryUpstream(
+  baseUrl: string,
+  apiKey: string | undefined,
+  told: (models: unknown) => void,
+): Promise<string> {
   const { request } = await import('undici');
   try {
     const response = await request(`${baseUrl}/models`, {
@@ -198,9 +230,12 @@ async function tryUpstream(baseUrl: string, apiKey: string | undefined): Promise
       bodyTimeout: UPSTREAM_MILLISECONDS,
       signal: AbortSignal.timeout(UPSTREAM_MILLISECONDS),
     });
-    await response.body.dump();
+    const text = await readAnswerText(response.body, LIST_BYTES_MAX);
     if (response.statusCode === 401 || response.statusCode === 403)
       throw new Error(`${baseUrl} refuses our key (${response.statusCode}). Check its api_key.`);
+    try {
+      told(JSON.parse(text));
+    } catch {} // Not every model server has a list of its models.
     return `${baseUrl} answers (GET /models: ${response.statusCode})`;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;

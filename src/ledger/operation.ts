@@ -239,6 +239,8 @@ export type HoldOrder = {
   targetAt?: number;
   /** A sentence that helps whoever cannot pay, for a given amount that is left. */
   advice?: (left: Nanos) => string;
+  /** A smaller order for a wallet that has only `left`, where there can be one. */
+  reduce?: (left: Nanos) => { hold: Nanos; price: string } | undefined;
   /** Refuses what the state of the wallet does not allow; looked at before the money. */
   limits?: (tx: Tx, wallet: Wallet) => void;
 };
@@ -272,7 +274,8 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   order.limits?.(tx, wallet);
   const left = available(wallet);
-  if (left < order.hold) {
+  const { hold, price } = (left < order.hold && order.reduce?.(left)) || order;
+  if (left < hold) {
     const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
     const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
     if (left + wallet.held < order.hold) throw new Refusal('insufficient_funds', message);
@@ -280,12 +283,13 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   }
 
   // After this point the hold must stand.
-  const { advice: _, limits: __, resourceId = null, targetAt = null, ...row } = order;
+  const { advice: _, reduce: __, limits: ___, resourceId = null, targetAt = null, ...row } = order;
   const { id } = order;
-  const placed = sealed(operations, { ...row, resourceId, targetAt, createdAt: now, state: 'reserved' as const });
+  const state = 'reserved' as const;
+  const placed = sealed(operations, { ...row, hold, price, resourceId, targetAt, createdAt: now, state });
   writes(tx).insert.run(placed);
-  raiseHeld(tx, wallet.id, order.hold);
-  post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: order.hold }]);
+  raiseHeld(tx, wallet.id, hold);
+  post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: hold }]);
   return {
     ...placed,
     outcome: null,

@@ -10,7 +10,16 @@ export const models = {
       data: app.catalogue.list.map((model) => ({
         ...modelRecord(model, createdAt),
         kind: model.kind,
+        default_output_tokens: model.defaultOutputTokens,
         upstreams: model.routes.map(({ upstream }) => upstream),
+        /** Each way to it; the factor is above 1 where counts above the bound have raised it. */
+        routes: model.routes.map(({ upstream, upstreamModel, contextLength, promptOverheadTokens, learned }) => ({
+          upstream,
+          upstream_model: upstreamModel,
+          context_length: Math.max(contextLength, learned.contextTokens),
+          prompt_overhead_tokens: promptOverheadTokens,
+          bound_factor: learned.permille / 1000,
+        })),
       })),
     };
   }),

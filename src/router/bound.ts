@@ -1,16 +1,25 @@
 import assert from 'node:assert/strict';
 import { Refusal } from '../refusal.ts';
-import type { Model, Route } from './catalogue.ts';
+import { contextOf, type Model, promptBound, type Route } from './catalogue.ts';
 import type { Most } from './price.ts';
+import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
 /**
- * Constants beside the byte count. A message's own framing (about 4 tokens, plus 3 a request) is covered by its JSON,
- * which is longer; these cover what a provider adds that is not in the body: a hidden preamble, and the one for tools.
+ * Prompt tokens beside the values of a request: what the template writes around them. Per request: a preamble of the
+ * template (the date, a short default system prompt) and the opening of the answer. For tools: the words that explain how
+ * to call them (Claude: up to 530). What a server adds beyond is `prompt_overhead_tokens`.
  */
-const PROMPT_TOKENS_PER_REQUEST = 64;
-const PROMPT_TOKENS_PER_MESSAGE = 8;
-const PROMPT_TOKENS_PER_TOOL = 512;
+const TOKENS_PER_REQUEST = 128;
+const TOKENS_PER_MESSAGE = 40;
+const TOKENS_PER_PART = 8;
+const TOKENS_FOR_TOOLS = 640;
+const TOKENS_PER_TOOL = 64;
+const TOKENS_PER_INPUT = 8;
 const CHOICE_COUNT_MAX = 128;
+/** An answer shorter than this is of no use to a caller who named no limit. */
+const OUTPUT_TOKENS_MIN = 256;
+/** Bytes of a token in prose. For a decision that need not be exact: how much room a prompt leaves for its answer. */
+const TYPICAL_BYTES_PER_TOKEN = 4;
 
 /** What may go upstream and costs nothing but its bytes. All else is refused: a field that is not priced breaks the bound. */
 const FORWARDED = new Set([
@@ -62,6 +71,10 @@ export type Bounded = {
   choices: number;
   images: number;
   most(route: Route): Most;
+  /** Output tokens of one answer, and how few they may become; undefined where the caller named the limit. */
+  reducible: { outputTokens: number; outputTokensMin: number } | undefined;
+  /** Reserves for answers of at most so many tokens, from now on. */
+  reduceTo(outputTokens: number): void;
   /** The body as it goes upstream by this route. */
   bodyFor(route: Route): Buffer;
   /** Lets go of the bodies: nobody else will be asked. */
@@ -69,8 +82,8 @@ export type Bounded = {
 };
 
 /**
- * Bounds a chat completion. A byte-level token covers at least one byte, so the body's bytes bound the prompt; the output
- * limit that is reserved for is written into the body. With `stream` the upstream is told to stream, its usage included.
+ * Bounds a chat completion. What is bounded is the prompt as a model server renders it (rendered.ts); the output limit
+ * that is reserved for is written into the body. With `stream` the upstream is told to stream, its usage included.
  * Refuses with `unsupported_parameter` what is not priced and with `invalid_request` what is malformed.
  */
 export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded {
@@ -80,7 +93,7 @@ export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded 
     if (FORWARDED.has(name)) forwarded[name] = value;
     else if (!HANDLED.has(name) && !(stream && name === 'stream_options')) throw unsupported(name);
   }
-  const { images, imageBytes } = refuseContent(request.messages, model.imageTokens !== undefined);
+  const images = refuseContent(request.messages, model);
   if (request.functions !== undefined && !Array.isArray(request.functions))
     throw invalid('functions', 'must be an array');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
@@ -93,22 +106,94 @@ export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded 
     throw unsupported('modalities');
 
   const choices = wholeNumber(request, 'n', CHOICE_COUNT_MAX) ?? 1;
+  const named = [wholeNumber(request, 'max_tokens'), wholeNumber(request, 'max_completion_tokens')].filter(
+    (it) => it !== undefined,
+  );
+  const isNamed = named.length > 0;
+  const outputTokens = isNamed ? Math.min(model.maxOutputTokens, ...named) : model.defaultOutputTokens;
+  const outputTokensMin = Math.min(OUTPUT_TOKENS_MIN, outputTokens);
+  let perChoice = outputTokens;
+
+  const enough = Math.max(...model.routes.map(contextOf));
+  const { model: _, messages: __, ...others } = forwarded;
+  const bytes = renderedBytes(request.messages, others, enough);
   if (choices > 1) forwarded.n = choices;
-  const asked = [wholeNumber(request, 'max_tokens'), wholeNumber(request, 'max_completion_tokens')];
-  const perChoice = Math.min(model.maxOutputTokens, ...asked.filter((it) => it !== undefined));
   forwarded.stream = stream;
   if (stream) forwarded.stream_options = { include_usage: true };
-
-  const extra =
-    PROMPT_TOKENS_PER_REQUEST + PROMPT_TOKENS_PER_MESSAGE * request.messages.length + PROMPT_TOKENS_PER_TOOL * tools;
+  const frame =
+    TOKENS_PER_REQUEST +
+    TOKENS_PER_MESSAGE * request.messages.length +
+    (tools && TOKENS_FOR_TOOLS + TOKENS_PER_TOOL * tools);
   const imageTokens = images * (model.imageTokens ?? 0);
-  const { bodyFor, release } = bodies(forwarded, (route) => ({ ...route.forced, [route.outputLimit]: perChoice }));
-  const most = (route: Route): Most => {
-    const counted = (bodyFor(route).length - imageBytes) * route.tokensPerByte + extra + imageTokens;
-    const promptTokens = Math.min(counted, model.contextLength);
-    return { promptTokens, completionTokens: choices * perChoice, images };
+  // Where the caller named none: a model server refuses a limit that does not fit its context beside the prompt. How long
+  // the prompt is, it alone knows; should the estimate be too low, it refuses, and that costs nothing.
+  const estimate = Math.ceil(bytes / TYPICAL_BYTES_PER_TOKEN) + imageTokens;
+  const outputOf = (route: Route) => {
+    if (isNamed) return perChoice;
+    const room = route.contextLength - estimate - route.promptOverheadTokens;
+    return Math.min(perChoice, Math.max(outputTokensMin, room));
   };
-  return { choices, images, bodyFor, most, release };
+  const promptTokens = new Map(
+    model.routes.map((route) => [route, promptBound(route, bytes * route.tokensPerByte + frame, imageTokens)]),
+  );
+  return {
+    choices,
+    images,
+    most: (route) => ({
+      promptTokens: promptTokens.get(route) as number,
+      completionTokens: choices * outputOf(route),
+      images,
+    }),
+    reducible: isNamed ? undefined : { outputTokens, outputTokensMin },
+    reduceTo(fewer) {
+      assert(!isNamed && fewer >= outputTokensMin && fewer <= outputTokens);
+      perChoice = fewer;
+    },
+    ...bodies(forwarded, (route) => ({ ...route.forced, [route.outputLimit]: outputOf(route) })),
+  };
+}
+
+/** Bytes of the prompt: texts as they are, what is structured by its values; images apart, since bytes bound none. */
+function renderedBytes(
+  messages: readonly Record<string, unknown>[],
+  others: Record<string, unknown>,
+  enough: number,
+): number {
+  try {
+    let bytes = 0;
+    for (const [name, value] of Object.entries(others)) bytes += name.length + valueBytes(value, enough);
+    for (const message of messages) {
+      if (bytes >= enough) break;
+      bytes += messageBytes(message, enough);
+    }
+    return bytes;
+  } catch (error) {
+    if (error instanceof TooDeep) throw invalid('messages', 'hold arguments of a call that are nested too deep');
+    throw error;
+  }
+}
+
+function messageBytes({ content, ...rest }: Record<string, unknown>, enough: number): number {
+  let bytes = 0;
+  for (const [name, it] of Object.entries(rest)) {
+    if (typeof it !== 'string') bytes += valueBytes(it, enough);
+    else bytes += name === 'refusal' || REASONING.includes(name) ? textBytes(it, enough) : quotedBytes(it, enough);
+  }
+  // What a tool answered may be rendered as text, or as JSON.
+  const isOfTool = rest.role === 'tool' || rest.role === 'function';
+  if (typeof content === 'string')
+    return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
+  if (!Array.isArray(content)) return bytes;
+  if (isOfTool)
+    bytes += valueBytes(
+      content.filter((part) => part.type !== 'image_url'),
+      enough,
+    );
+  for (const part of content as readonly Record<string, unknown>[])
+    for (const it of [part.text, part.refusal])
+      if (it !== undefined)
+        bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
+  return bytes;
 }
 
 /** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
@@ -182,12 +267,9 @@ function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: stri
 const IMAGE = new Set(['type', 'image_url']);
 const IMAGE_URL = new Set(['url', 'detail']);
 
-/** Looks at every message; images are counted where they are sold, their bytes apart: those bound nothing. */
-function refuseContent(
-  messages: readonly Record<string, unknown>[],
-  sellsImages: boolean,
-): { images: number; imageBytes: number } {
-  let [images, imageBytes] = [0, 0];
+/** Looks at every message. Returns how many images there are, where images are sold. */
+function refuseContent(messages: readonly Record<string, unknown>[], model: Model): number {
+  let images = 0;
   messages.forEach((message, i) => {
     refuseMembers(message, MESSAGE, `messages.${i}`);
     const { role, content } = message;
@@ -199,26 +281,29 @@ function refuseContent(
     content.forEach((part, k) => {
       const where = `messages.${i}.content.${k}`;
       if (typeof part !== 'object' || part === null) throw unsupported(where);
-      if (sellsImages && part.type === 'image_url') {
+      if (model.imageTokens !== undefined && part.type === 'image_url') {
         images++;
-        imageBytes += bytesOfImage(part, where);
+        refuseImage(part, where, model.imageUrls);
         return;
       }
       refuseMembers(part, PART, where);
       if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(where);
     });
   });
-  return { images, imageBytes };
+  return images;
 }
 
-function bytesOfImage(part: Record<string, unknown>, where: string): number {
+/** The kinds of images that model servers take. Of an address on the network nobody here knows what it leads to. */
+const DATA_IMAGE = /^data:image\/(png|jpeg|webp|gif)[;,]/;
+
+function refuseImage(part: Record<string, unknown>, where: string, takesAddresses: boolean): void {
   refuseMembers(part, IMAGE, where);
   const image = part.image_url;
   refuseMembers(image, IMAGE_URL, `${where}.image_url`);
   const { url } = image as { url?: unknown };
-  if (typeof url !== 'string' || !/^(data:image\/|https?:\/\/)/.test(url))
-    throw invalid(`${where}.image_url.url`, 'must be a data:image/… or http(s) address');
-  return url.length; // Never more than its bytes in the body: what is longer there is counted as text.
+  if (typeof url === 'string' && (DATA_IMAGE.test(url) || (takesAddresses && /^https?:\/\//.test(url)))) return;
+  const also = takesAddresses ? ', or an http(s) address' : '; this model takes no addresses';
+  throw invalid(`${where}.image_url.url`, `must be data:image/png, jpeg, webp or gif${also}`);
 }
 
 /** Tools that the caller runs are text; tools that the provider runs have a price of their own. */
@@ -247,22 +332,24 @@ export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unkno
     else if (name !== 'model') throw unsupported(name);
   }
   wholeNumber(request, 'dimensions');
-  const inputs = inputsOf(request.input);
+  const inputs = inputsOf(request.input, Math.max(...model.routes.map(contextOf)));
   return {
     choices: 1,
     images: 0,
     ...bodies(forwarded, () => ({})),
-    most({ tokensPerByte }) {
+    most(route) {
       const tokens = inputs.map((it) =>
-        Math.min(it.bytes * tokensPerByte + it.tokens + PROMPT_TOKENS_PER_MESSAGE, model.contextLength),
+        promptBound(route, it.bytes * route.tokensPerByte + it.tokens + TOKENS_PER_INPUT, 0),
       );
       return { promptTokens: tokens.reduce((sum, it) => sum + it, 0), completionTokens: 0, images: 0 };
     },
+    reducible: undefined,
+    reduceTo() {},
   };
 }
 
 /** A text, a list of texts, a list of tokens, or a list of such lists. */
-function inputsOf(input: unknown): { bytes: number; tokens: number }[] {
+function inputsOf(input: unknown, enough: number): { bytes: number; tokens: number }[] {
   const isTokens = (it: unknown): it is number[] =>
     Array.isArray(it) && it.length > 0 && it.every((token) => Number.isSafeInteger(token) && token >= 0);
   const list = typeof input === 'string' || isTokens(input) ? [input] : input;
@@ -270,7 +357,7 @@ function inputsOf(input: unknown): { bytes: number; tokens: number }[] {
     throw invalid('input', 'must be a text, a list of texts, a list of tokens, or a list of such lists');
   if (list.length > INPUT_COUNT_MAX) throw invalid('input', `must have at most ${INPUT_COUNT_MAX} entries`);
   return list.map((it, i) => {
-    if (typeof it === 'string') return { bytes: Buffer.byteLength(it), tokens: 0 };
+    if (typeof it === 'string') return { bytes: textBytes(it, enough), tokens: 0 };
     if (isTokens(it)) return { bytes: 0, tokens: it.length };
     throw invalid(`input.${i}`, 'must be a text or a list of tokens');
   });

@@ -4,16 +4,35 @@ import { Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { describePrice, type Price, type Rates } from './price.ts';
 
-/** One way to a model: an upstream, the name it has there, and what it costs there. */
+/** One way to a model: an upstream, the name it has there, and what it takes and costs there. */
 export type Route = {
   upstream: string;
   upstreamModel: string;
   outputLimit: 'max_tokens' | 'max_completion_tokens';
+  /** Prompt and answer together. */
+  contextLength: number;
   tokensPerByte: number;
+  /** Prompt tokens that the server adds by itself. */
+  promptOverheadTokens: number;
   price: Price;
   /** Members that every chat carries, so that the settings of an account there decide neither. */
   forced: Readonly<Record<string, unknown>>;
+  /** What counts above the bound have taught (src/spend/learn.ts); changes while the server runs. */
+  learned: Learned;
 };
+
+/** The bound is `permille` thousandths of what is computed, and reaches up to `contextTokens` where that is more. */
+export type Learned = { permille: number; contextTokens: number };
+export const NOTHING_LEARNED: Learned = { permille: 1000, contextTokens: 0 };
+
+/** The most prompt tokens by this route of a prompt that is `tokens` by its bytes, and images beside it. */
+export function promptBound(route: Route, tokens: number, imageTokens: number): number {
+  const all = Math.ceil((tokens * route.learned.permille) / 1000) + imageTokens + route.promptOverheadTokens;
+  return Math.min(all, contextOf(route));
+}
+
+/** The most tokens that a prompt by this route can have. */
+export const contextOf = ({ contextLength, learned }: Route): number => Math.max(contextLength, learned.contextTokens);
 
 export type Model = {
   id: string;
@@ -21,8 +40,12 @@ export type Model = {
   contextLength: number;
   /** 0 for embeddings. */
   maxOutputTokens: number;
+  /** Of one answer, where the caller names no limit. */
+  defaultOutputTokens: number;
   /** The most prompt tokens that one image can become. Undefined: images are not sold. */
   imageTokens: number | undefined;
+  /** Whether an image may be an http(s) address, which the model server fetches. */
+  imageUrls: boolean;
   /** In the order in which they are asked; at least one. */
   routes: readonly [Route, ...Route[]];
   /** The prices of all routes, for the rows of operations: JSON without its closing brace. */
@@ -34,6 +57,8 @@ export type Catalogue = {
   /** The model with this id. Refuses with `model_not_found`; with `kind`, also one of another kind. */
   find(id: string, kind?: Model['kind']): Model;
 };
+
+const DEFAULT_OUTPUT_TOKENS = 4096;
 
 /** The models on offer: those of the configuration that have a price. What has no price is not offered. */
 export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
@@ -66,9 +91,12 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     upstream: it.upstream,
     upstreamModel: it.upstream_model ?? it.id,
     outputLimit: it.output_limit ?? 'max_tokens',
+    contextLength: it.context_length,
     tokensPerByte: it.tokens_per_byte ?? 1,
+    promptOverheadTokens: it.prompt_overhead_tokens ?? 0,
     price: toPrice(pricing),
     forced: forcedAt(it.upstream),
+    learned: NOTHING_LEARNED,
   };
   const fallbacks = it.fallbacks.map((way): Route => {
     const own = pricingOf(way);
@@ -76,9 +104,12 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
       upstream: way.upstream,
       upstreamModel: way.upstream_model ?? first.upstreamModel,
       outputLimit: way.output_limit ?? first.outputLimit,
+      contextLength: way.context_length ?? first.contextLength,
       tokensPerByte: way.tokens_per_byte ?? first.tokensPerByte,
+      promptOverheadTokens: way.prompt_overhead_tokens ?? first.promptOverheadTokens,
       price: own ? toPrice(own) : first.price,
       forced: forcedAt(way.upstream),
+      learned: NOTHING_LEARNED,
     };
   });
   const sellsImages = [pricing, ...it.fallbacks.map((way) => pricingOf(way) ?? pricing)].every(
@@ -92,7 +123,9 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     kind: it.kind,
     contextLength: it.context_length,
     maxOutputTokens: it.max_output_tokens ?? 0,
+    defaultOutputTokens: it.default_output_tokens ?? Math.min(DEFAULT_OUTPUT_TOKENS, it.max_output_tokens ?? 0),
     imageTokens: sellsImages ? (it.image_tokens ?? it.context_length) : undefined,
+    imageUrls: it.image_urls,
     routes: [first, ...fallbacks],
     priceText: JSON.stringify(text).slice(0, -1),
   };

@@ -21,25 +21,30 @@ const PROBE = { role: 'user', content: 'Say ok.' };
 
 /**
  * Sends a request of one token, and a chat once more as a stream, to every model by each of its routes, outside of any
- * wallet. Compares what was counted with the bound, and the price with the one that the upstream states, if it does. It
- * costs what such requests cost. A route that has not answered within `routeSeconds` is a fault.
+ * wallet. Compares what was counted with the bound, and the price and the context length with those that the upstream
+ * states, if it does. It costs what such requests cost. A route that has not answered within `routeSeconds` is a fault.
  */
 export async function checkModels(
   catalogue: Catalogue,
   upstreams: ReadonlyMap<string, Upstream>,
-  pricesOf: (upstream: string) => Promise<ReadonlyMap<string, unknown>>,
+  statedBy: (upstream: string) => Promise<ReadonlyMap<string, StatedModel>>,
   routeSeconds = ROUTE_SECONDS,
 ): Promise<ModelCheck[]> {
   const checks: ModelCheck[] = [];
-  const stated = new Map<string, ReadonlyMap<string, unknown>>();
+  const stated = new Map<string, ReadonlyMap<string, StatedModel>>();
   for (const model of catalogue.list)
     for (const route of model.routes) {
-      const prices = stated.get(route.upstream) ?? (await pricesOf(route.upstream));
-      stated.set(route.upstream, prices);
+      const models = stated.get(route.upstream) ?? (await statedBy(route.upstream));
+      stated.set(route.upstream, models);
       const tried = tryRoute(model, route, upstreams.get(route.upstream) as Upstream);
       const late = (error: Error): Tried => ({ said: '', faults: [`${error.message}.`] });
       const { said, faults } = await inTime(tried, routeSeconds * 1000, 'Its answer').catch(late);
-      comparePrice(route.price, prices.get(route.upstreamModel), faults);
+      const theirs = models.get(route.upstreamModel);
+      comparePrice(route.price, theirs?.pricing, faults);
+      const context = contextFault(route.contextLength, theirs);
+      if (context) faults.push(context);
+      const learned = describeLearned(route);
+      if (learned) faults.push(learned);
       checks.push({
         name: `${model.id} on ${route.upstream}`,
         ok: faults.length === 0,
@@ -68,7 +73,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
   const most = bounded.most(route);
   if (usage.promptTokens > most.promptTokens)
     faults.push(
-      `It counted ${usage.promptTokens} prompt tokens where the bound is ${most.promptTokens}: raise tokens_per_byte.`,
+      `It counted ${usage.promptTokens} prompt tokens where the bound is ${most.promptTokens}: it adds a prompt of its own. Set prompt_overhead_tokens to ${usage.promptTokens} or more.`,
     );
   if (usage.completionTokens > most.completionTokens)
     faults.push(
@@ -128,17 +133,62 @@ function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void
   }
 }
 
-/** The prices that an upstream states beside its models, by their names there; empty when it states none. */
-export async function statedPrices(config: UpstreamConfig, apiKey: string | undefined): Promise<Map<string, unknown>> {
+/** What an upstream states of a model in its list of models. */
+export type StatedModel = { pricing: unknown; contextLength: number | undefined };
+
+/** Says what is wrong with a context length, beside the one that the upstream states. */
+export function contextFault(contextLength: number, stated: StatedModel | undefined): string | undefined {
+  const theirs = stated?.contextLength;
+  if (theirs === undefined || theirs === contextLength) return undefined;
+  if (contextLength < theirs)
+    return `context_length is ${contextLength}, and it takes ${theirs} tokens: what a prompt has above ${contextLength} is given away. To limit prompts, limit them there.`;
+  return `context_length is ${contextLength}, and it takes ${theirs} tokens: longer prompts are held for, and then refused there.`;
+}
+
+/** What a count above the bound has taught of a route, and what to set instead. */
+export function describeLearned({ learned, contextLength }: Route): string | undefined {
+  const { permille, contextTokens } = learned;
+  const said = [
+    ...(permille > 1000
+      ? [`Its counts were above the bound, so the bound is raised by the factor ${permille / 1000}`]
+      : []),
+    ...(contextTokens ? [`It counted a prompt of ${contextTokens} tokens, above context_length ${contextLength}`] : []),
+  ];
+  if (said.length === 0) return undefined;
+  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts anew.`;
+}
+
+/** The names of the context length in the lists of OpenRouter, vLLM and SGLang, Groq, LM Studio, and llama.cpp (`meta`). */
+const CONTEXT_NAMES = ['context_length', 'max_model_len', 'context_window', 'max_context_length', 'n_ctx'];
+
+/** What an upstream states of its models, by their names there; empty when it states nothing. */
+export async function statedModels(
+  config: UpstreamConfig,
+  apiKey: string | undefined,
+): Promise<Map<string, StatedModel>> {
   try {
     const response = await request(`${config.base_url}/models`, {
       headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
       signal: AbortSignal.timeout(LIST_MILLISECONDS),
     });
-    const { data } = (await response.body.json()) as { data?: unknown };
-    const list = Array.isArray(data) ? (data as { id?: unknown; pricing?: unknown }[]) : [];
-    return new Map(list.flatMap((it) => (typeof it?.id === 'string' && it.pricing ? [[it.id, it.pricing]] : [])));
+    return readStatedModels(await response.body.json());
   } catch {
     return new Map(); // What is wrong with the upstream is told by the request of one token.
   }
+}
+
+/** Reads the answer of GET /models. */
+export function readStatedModels(answer: unknown): Map<string, StatedModel> {
+  const data = (answer as { data?: unknown } | null)?.data;
+  const list = Array.isArray(data) ? (data as ({ id?: unknown; pricing?: unknown; meta?: object } | null)[]) : [];
+  return new Map(
+    list.flatMap((it) => {
+      if (typeof it?.id !== 'string') return [];
+      const members = { ...it.meta, ...it } as Record<string, unknown>;
+      const contextLength = CONTEXT_NAMES.map((name) => members[name]).find(
+        (length): length is number => Number.isSafeInteger(length) && (length as number) > 0,
+      );
+      return [[it.id, { pricing: it.pricing, contextLength }] as const];
+    }),
+  );
 }

@@ -8,10 +8,11 @@ import type { Bounded } from '../router/bound.ts';
 import { callInOrder } from '../router/call.ts';
 import type { Catalogue, Model, Route } from '../router/catalogue.ts';
 import { generatedBytes } from '../router/generated.ts';
-import { affordableCompletion, costOf, holdOf, type Most } from '../router/price.ts';
+import { affordableCompletion, costOf, holdOf } from '../router/price.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply, Upstream } from '../router/upstream.ts';
 import { describeUsage, readUsage, type Usage } from '../router/usage.ts';
+import { type LearnApp, learnBound } from './learn.ts';
 import {
   type Answered,
   type PaidRequest,
@@ -38,7 +39,7 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   /** Whether the answer is kept for replays: a key that was made up for one request is never sent again. */
   keep?: boolean;
 };
-export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean; bounds: ReadonlyMap<Route, Most> };
+export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean };
 
 /**
  * One metered request to a model: hold the bound, ask upstream, settle by the usage (design, section 8). Answers the
@@ -67,28 +68,42 @@ export function quoteChat(
   keep: boolean,
   maxPrice: Nanos | undefined,
 ): Quote<Detail> {
-  // The first route last: its body is the one that is sent, and is made once.
-  const bounds = model.routes.toReversed().map((route) => {
-    const most = bounded.most(route);
-    return { route, most, hold: holdOf(route.price, most) };
-  });
-  const { hold, most } = bounds.reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
-  const advice = (left: Nanos) => {
-    const { choices } = bounded;
-    if (model.kind !== 'chat') return '';
-    // With fewer output tokens another route may be the dearest: it has to fit all of them.
-    const fits = Math.min(
-      ...bounds.map(({ route, most }) => Math.floor(affordableCompletion(route.price, most, left) / choices)),
+  const { choices, reducible } = bounded;
+  const order = () => {
+    const { hold, most } = model.routes
+      .map((route) => ({ most: bounded.most(route), hold: holdOf(route.price, bounded.most(route)) }))
+      .reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
+    const bounds = `"bound_prompt_tokens":${most.promptTokens},"bound_completion_tokens":${most.completionTokens}`;
+    return { hold, price: `${model.priceText},${bounds}}`, outputTokens: most.completionTokens / choices };
+  };
+  // With fewer output tokens another route may be the dearest: it has to fit all of them.
+  const affordable = (left: Nanos) =>
+    Math.min(
+      ...model.routes.map((route) =>
+        Math.floor(affordableCompletion(route.price, bounded.most(route), left) / choices),
+      ),
     );
-    const asked = `It asked for up to ${most.completionTokens / choices} output tokens`;
+  const reduce = (left: Nanos) => {
+    const fits = affordable(left);
+    if (!reducible || fits < reducible.outputTokensMin || fits >= reducible.outputTokens) return undefined;
+    bounded.reduceTo(fits);
+    return order();
+  };
+  let { hold, price, outputTokens } = order();
+  if (maxPrice !== undefined && hold > maxPrice) ({ hold, price, outputTokens } = reduce(maxPrice) ?? order());
+  const advice = (left: Nanos) => {
+    if (model.kind !== 'chat') return '';
+    const fits = affordable(left);
+    const asked = `It asked for up to ${outputTokens} output tokens`;
     return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
   };
   return {
     hold,
-    price: `${model.priceText},"bound_prompt_tokens":${most.promptTokens},"bound_completion_tokens":${most.completionTokens}}`,
+    price,
     subject: model.id,
-    detail: { model, bounded, keep, bounds: new Map(bounds.map((it) => [it.route, it.most])) },
+    detail: { model, bounded, keep },
     advice,
+    reduce,
     limits(_, wallet) {
       limits.released.check(wallet.id);
       if (maxPrice === undefined || hold <= maxPrice) return;
@@ -174,14 +189,14 @@ export async function settleChat<O extends Outcome<Buffer | null>>(
  * bound of the prompt and `tokensDelivered`. Never above the hold (design, section 8).
  */
 export function charge(
-  app: Pick<ChatApp, 'events'>,
+  app: LearnApp,
   operation: Operation,
-  { model, bounds }: Detail,
+  { model, bounded }: Detail,
   route: Route,
   usage: Usage | undefined,
   tokensDelivered: number,
 ): { charge: Nanos; usage: string } {
-  const most = bounds.get(route) as Most;
+  const most = bounded.most(route);
   const { promptTokens, images } = most;
   const upstream = model.routes.length > 1 ? route.upstream : undefined;
   if (!usage) {
@@ -196,6 +211,7 @@ export function charge(
   // A count above its bound says that the bound is none, whatever the sum comes to. It never raises the bill.
   if (usage.promptTokens > promptTokens || usage.completionTokens > most.completionTokens)
     app.events.boundExceeded(operation, counted);
+  if (usage.promptTokens > promptTokens) learnBound(app, operation, route, usage.promptTokens, promptTokens);
   return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: counted };
 }
 

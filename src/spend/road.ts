@@ -20,7 +20,7 @@ export type PaidRequest = Pick<
 >;
 export type Quote<Q> = Pick<
   HoldOrder,
-  'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt' | 'advice' | 'limits'
+  'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt' | 'advice' | 'reduce' | 'limits'
 > & {
   detail: Q;
 };

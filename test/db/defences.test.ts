@@ -127,6 +127,15 @@ const REVERSAL: Row = {
   as_of: 1,
   created_at: 1,
 };
+const LEARNED: Row = {
+  upstream: 'house',
+  upstream_model: 'chat',
+  basis: 'settings',
+  permille: 1000,
+  context_tokens: 0,
+  operation_id: 'op_1',
+  learned_at: 1,
+};
 const FEED: Row = { id: 1, read_to: 1, due_at: 1 };
 const PLAIN = {
   checkout: CHECKOUT,
@@ -138,6 +147,7 @@ const PLAIN = {
   wallet: WALLET,
   operation: OPERATION,
   resource: RESOURCE,
+  learned_bound: LEARNED,
   entry: ENTRY,
   installation: INSTALLATION,
 };
@@ -200,6 +210,8 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['operation_time', 'operation', { ...OPERATION, settled_at: 2 }],
   ['operation_doubt', 'operation', { ...OPERATION, state: 'uncertain' }],
   ['operation_hold', 'operation', { ...OPERATION, hold_nanos: -1 }],
+  ['learned_bound_permille', 'learned_bound', { ...LEARNED, permille: 999 }],
+  ['learned_bound_context', 'learned_bound', { ...LEARNED, context_tokens: -1 }],
   ['operation_bound', 'operation', { ...SETTLED, charge_nanos: 11 }],
   ['operation_bound', 'operation', { ...SETTLED, charge_nanos: -1 }],
   ['operation_released', 'operation', { ...SETTLED, outcome: 'released' }],
@@ -398,8 +410,8 @@ function openSchema(t: TestContext): { client: Client; insert: (table: string, r
 }
 /** What a row needs beside the account. */
 function prepareFor(table: Table, insert: (table: string, row: Row) => void): void {
-  if (table === 'operation' || table === 'resource') insert('wallet', WALLET);
-  if (table === 'resource') insert('operation', OPERATION);
+  if (['operation', 'resource', 'learned_bound'].includes(table)) insert('wallet', WALLET);
+  if (['resource', 'learned_bound'].includes(table)) insert('operation', OPERATION);
 }
 
 test('a row that is as it should be is accepted by every table', (t) => {

@@ -96,14 +96,15 @@ type Prices = { prompt: string; input_cache_read?: string; completion: string; r
 const PRICES: Record<string, Prices> = {
   'qwen3-8b': { prompt: '0.0000001003', input_cache_read: '0.0000000251', completion: '0.0000004' },
   'bge-m3': { prompt: '0.0005', completion: '0' },
-  filler: { prompt: '0', completion: '0.001' },
-  flat: { prompt: '0', completion: '0', request: '0.995' },
+  filler: { prompt: '0', completion: '0.00101' },
+  flat: { prompt: '0', completion: '0', request: '0.99995' },
 };
 const chatModel = { upstream: 'house', context_length: 65_536 };
 const MODELS = [
   { id: 'qwen3-8b', ...chatModel, max_output_tokens: 32_768, pricing: PRICES['qwen3-8b'] },
   { id: 'bge-m3', kind: 'embeddings', upstream: 'house', context_length: 8192, pricing: PRICES['bge-m3'] },
-  // Of a wallet of one dollar each leaves less than any program of the page needs: one while it runs, the other for good.
+  // Of a wallet of one dollar each leaves less than any program of the page needs, though its answer had only 256 tokens:
+  // one while it runs, the other for good.
   { id: 'filler', ...chatModel, max_output_tokens: 990, pricing: PRICES.filler },
   { id: 'flat', ...chatModel, max_output_tokens: 1, pricing: PRICES.flat },
 ];
@@ -222,7 +223,7 @@ test('a client that cannot pay is told once, and the model server hears nothing 
   await gateway.drain(empty.token, 'flat');
   const full = await gateway.openWallet();
   for (const [blocks, token, options, words] of [
-    [PROGRAMS, empty.token, {}, /the wallet has 0\.005 USD available/],
+    [PROGRAMS, empty.token, {}, /the wallet has 0\.00005 USD available/],
     [KEYED, full.token, { max_price_usd: '0.0001' }, /this gateway key allows 0\.0001 USD/],
   ] as const)
     await together([...blocks], async (block, index) => {

@@ -17,6 +17,8 @@ test('models check tries every route of every model with one token, and names wh
           data: [
             { id: 'fine', pricing: PRICE },
             { id: 'dear', pricing: { ...PRICE, completion: '0.000003' } },
+            { id: 'longer', max_model_len: 2000 },
+            { id: 'shorter', meta: { n_ctx: 500 } },
           ],
         }),
       );
@@ -50,6 +52,8 @@ test('models check tries every route of every model with one token, and names wh
           of('counts-more'),
           of('counts-no-streams'),
           of('ends-no-streams'),
+          of('longer'),
+          of('shorter'),
           { id: 'vectors', kind: 'embeddings', upstream: 'good', context_length: 512, pricing: { prompt: '0.000001' } },
           { id: 'unpriced', upstream: 'good', context_length: 1000, max_output_tokens: 100 },
         ],
@@ -75,7 +79,12 @@ test('models check tries every route of every model with one token, and names wh
   assert.match(details['silent on good'] as string, /Asked for a stream, it reports no readable usage/);
   assert.match(details['counts-no-streams on good'] as string, /^bad: Its stream reports no readable usage/);
   assert.match(details['ends-no-streams on good'] as string, /^bad: Its stream has no end/);
-  assert.match(details['counts-more on good'] as string, /^bad: It counted 900 prompt tokens.*raise tokens_per_byte/);
+  assert.match(
+    details['counts-more on good'] as string,
+    /^bad: It counted 900 prompt tokens.*Set prompt_overhead_tokens to 900/,
+  );
+  assert.match(details['longer on good'] as string, /^bad: context_length is 1000, and it takes 2000.*given away/);
+  assert.match(details['shorter on good'] as string, /^bad: context_length is 1000, and it takes 500.*refused there/);
   assert.equal(details['vectors on good'], 'ok: 3 prompt and 0 completion tokens, 0.000003 USD by our price');
   assert.match(details.unpriced as string, /^bad: It has no price/);
   const asked = good.calls.filter((it) => it.path === '/v1/chat/completions');
@@ -96,6 +105,8 @@ test('models check tries every route of every model with one token, and names wh
       ['counts-more', 'good'],
       ['counts-no-streams', 'good'],
       ['ends-no-streams', 'good'],
+      ['longer', 'good'],
+      ['shorter', 'good'],
       ['vectors', 'good'],
     ],
   );

@@ -219,7 +219,7 @@ test('over-reserve: a small wallet can run an ordinary request, and is told whic
       [[{ role: 'user', content: long }], 1],
       [[{ role: 'user', content: 'hi' }], 3],
     ] as const) {
-      const refused = await gateway.chat({ messages, n, stream, max_tokens: null });
+      const refused = await gateway.chat({ messages, n, stream, max_tokens: 128_000 });
       assert.deepEqual([refused.status, refused.body.error.code], [402, 'insufficient_funds']);
       const fits = Number(/with max_tokens (\d+) it would fit/.exec(refused.body.error.message)?.[1]);
       assert(fits >= 10_000, refused.text);

@@ -24,6 +24,7 @@ const MODELS = [
     },
   },
   { id: 'seeing', ...limits, image_tokens: 500, pricing: { ...plain, image: '0.005' } },
+  { id: 'fetching', ...limits, image_tokens: 500, image_urls: true, pricing: { ...plain, image: '0.005' } },
   { id: 'tiny', ...limits, pricing_per_million: { prompt: '0.000001', completion: '0.0125' } },
   {
     id: 'embedding',
@@ -177,7 +178,7 @@ test('images cost what the configuration says for each, and as many tokens as on
   const gateway = await openGateway(house);
   const content = [{ type: 'text', text: 'what is this?' }, picture(PNG), picture('https://a.example/b.png', 'high')];
   house.upstream.handle = completion(usage(900, 10));
-  const answer = await gateway.chat({ model: 'seeing', messages: [{ role: 'user', content }] });
+  const answer = await gateway.chat({ model: 'fetching', messages: [{ role: 'user', content }] });
   assert.equal(answer.status, 200, answer.text);
   assert.equal(house.wallet(gateway.walletId).spent, 900n * 1000n + 10n * 2000n + 2n * 5_000_000n);
   const operation = await latest(house);
@@ -195,6 +196,10 @@ test('images go only to models that have a price for them, and only as addresses
   assert.equal((await ask('plain', picture(PNG))).body.error.code, 'unsupported_parameter');
   for (const part of [
     picture('file:///etc/passwd'),
+    picture('https://a.example/b.png'),
+    picture('http://169.254.169.254/latest/meta-data/'),
+    picture('data:image/svg+xml;base64,AAAA'),
+    picture('data:image/pngish;base64,AAAA'),
     picture('data:text/html,hello'),
     picture(''),
     { type: 'image_url', image_url: PNG },

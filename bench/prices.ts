@@ -1,0 +1,212 @@
+// `npm run prices`: ten ordinary requests as they are bounded, beside what they really cost by a real tokenizer
+// (docs/prices.md has the table). It calls nobody, and writes nothing.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { getEncoding } from 'js-tiktoken';
+import * as v from 'valibot';
+import { Router } from '../src/config-router.ts';
+import { formatUsd, Nanos } from '../src/money.ts';
+import { boundChat, boundEmbeddings } from '../src/router/bound.ts';
+import { createCatalogue, type Model } from '../src/router/catalogue.ts';
+import { costOf, holdOf } from '../src/router/price.ts';
+
+/** Prices and limits in the class of GPT-4o: USD per million tokens. */
+const catalogue = createCatalogue({
+  router: v.parse(Router, {
+    upstreams: [{ name: 'house', base_url: 'http://127.0.0.1:1/v1' }],
+    models: [
+      {
+        id: 'chat',
+        upstream: 'house',
+        context_length: 128_000,
+        max_output_tokens: 16_384,
+        image_tokens: 1500,
+        pricing_per_million: { prompt: '2.5', completion: '10', image: '0' },
+      },
+      {
+        id: 'embeddings',
+        kind: 'embeddings',
+        upstream: 'house',
+        context_length: 8192,
+        pricing_per_million: { prompt: '0.02' },
+      },
+    ],
+  }),
+});
+const WALLET = 1_000_000_000n; // one dollar
+/** What OpenAI counts for an image of 1024 × 1024 in high detail. */
+const IMAGE_TOKENS = 765;
+/** OpenAI's own count of the frame of a message and of the answer's opening. */
+const [MESSAGE_TOKENS, OPENING_TOKENS] = [4, 3];
+
+const encoding = getEncoding('o200k_base');
+const count = (text: string) => encoding.encode(text, 'all').length;
+
+const read = (...names: string[]) =>
+  names.map((name) => readFileSync(join(import.meta.dirname, '..', name), 'utf8')).join('\n');
+/** Text of exactly so many bytes; the pages and sources of this project are ASCII, nearly. */
+function ofBytes(text: string, bytes: number): string {
+  const whole = Buffer.from(text.repeat(Math.ceil(bytes / Buffer.byteLength(text))));
+  return whole.subarray(0, bytes).toString('utf8');
+}
+const pages = read('docs/recovery.md', 'docs/security.md', 'docs/sign-in.md', 'docs/backends.md', 'docs/clients.md');
+/** Without its marks and tables: prose. */
+const prose = pages
+  .replace(/```[\s\S]*?```/g, '')
+  .replace(/^\|.*$/gm, '')
+  .replace(/[`*#|]/g, '')
+  .replace(/\n+/g, '\n');
+const code = read('src/app.ts', 'src/events.ts', 'src/db/schema.ts');
+const chinese =
+  '所有人生而自由，在尊严和权利上一律平等。他们有理性和良心，请以兄弟关系的精神相对待。人人有资格享有这些权利和自由，不分种族、肤色、性别、语言、宗教、政见、国籍或社会出身、财产、出生或其他身份等任何区别。人人有权享有生命、自由和人身安全。';
+
+const user = (content: unknown) => ({ role: 'user', content });
+const tools = Array.from({ length: 12 }, (_, i) => ({
+  type: 'function',
+  function: {
+    name: `project_tool_${i}`,
+    description: 'Reads a part of a file of the project, and says where it ends. Use it before you change a file.',
+    parameters: {
+      type: 'object',
+      properties: {
+        path: { type: 'string', description: 'The file, relative to the root of the project.' },
+        first_line: { type: 'integer', minimum: 1, description: 'The line to begin at.' },
+        last_line: { type: 'integer', minimum: 1, description: 'The line to end at, itself included.' },
+        encoding: { type: 'string', enum: ['utf-8', 'latin-1', 'base64'] },
+      },
+      required: ['path'],
+    },
+  },
+}));
+const call = (i: number) => ({
+  id: `call_${i}`,
+  type: 'function',
+  function: {
+    name: `project_tool_${i}`,
+    arguments: JSON.stringify({ path: `src/part-${i}.ts`, first_line: 1, last_line: 80 }),
+  },
+});
+const agentTurn = [
+  { role: 'system', content: ofBytes(prose, 2000) },
+  user('Find out why the test of the ledger fails, and mend it.'),
+  ...[1, 2, 3].flatMap((i) => [
+    { role: 'assistant', content: 'I look at the next part.', tool_calls: [call(i)] },
+    { role: 'tool', tool_call_id: `call_${i}`, content: ofBytes(code.slice(i * 4000), 3000) },
+  ]),
+];
+
+type Row = { what: string; request: Record<string, unknown>; outputTokens: number; images?: number };
+const image = `data:image/png;base64,${'A'.repeat(400_000)}`;
+/** Each with the output that such a request usually has. Where a limit is named, it is one that a caller would name. */
+const ROWS: Row[] = [
+  { what: 'hello', request: { messages: [user('Hello!')] }, outputTokens: 10 },
+  { what: 'hello, max_tokens 100', request: { messages: [user('Hello!')], max_tokens: 100 }, outputTokens: 10 },
+  { what: '10 kB of prose', request: { messages: [user(`Summarise.\n${ofBytes(prose, 10_000)}`)] }, outputTokens: 300 },
+  {
+    what: '10 kB of prose, max_tokens 500',
+    request: { messages: [user(`Summarise.\n${ofBytes(prose, 10_000)}`)], max_tokens: 500 },
+    outputTokens: 300,
+  },
+  {
+    what: '20 kB of code, max_tokens 1000',
+    request: { messages: [user(`Review.\n${ofBytes(code, 20_000)}`)], max_tokens: 1000 },
+    outputTokens: 800,
+  },
+  {
+    what: '100 kB of prose, max_tokens 500',
+    request: { messages: [user(`Summarise.\n${ofBytes(prose, 100_000)}`)], max_tokens: 500 },
+    outputTokens: 400,
+  },
+  {
+    what: 'agent turn, 12 tools, max_tokens 1000',
+    request: { messages: agentTurn, tools, max_tokens: 1000 },
+    outputTokens: 150,
+  },
+  {
+    what: '6 kB of Chinese, max_tokens 500',
+    request: { messages: [user(ofBytes(chinese, 6000))], max_tokens: 500 },
+    outputTokens: 300,
+  },
+  {
+    what: 'n = 4, max_tokens 200',
+    request: { messages: [user('A name for a cat?')], n: 4, max_tokens: 200 },
+    outputTokens: 80,
+  },
+  {
+    what: 'image of 300 kB, max_tokens 300',
+    request: {
+      messages: [
+        user([
+          { type: 'text', text: 'What is this?' },
+          { type: 'image_url', image_url: { url: image } },
+        ]),
+      ],
+      max_tokens: 300,
+    },
+    outputTokens: 150,
+    images: 1,
+  },
+  { what: 'embedding of 2 kB', request: { input: ofBytes(prose, 2000) }, outputTokens: 0 },
+  {
+    what: 'stream, 1 kB, no limit',
+    request: { messages: [user(ofBytes(prose, 1000))], stream: true },
+    outputTokens: 500,
+  },
+];
+
+/** The tokens of a prompt as its provider counts them: texts, tools in their compact form, and the frame. */
+function countPrompt({ messages, tools: given, input }: Record<string, any>): number {
+  if (input !== undefined) return count(input);
+  let tokens = OPENING_TOKENS + (given ? count(JSON.stringify(given)) : 0);
+  for (const { content, tool_calls: calls } of messages) {
+    const text = Array.isArray(content) ? content.map((part) => part.text ?? '').join('\n') : content;
+    tokens += MESSAGE_TOKENS + count(text) + (calls ? count(JSON.stringify(calls.map((it: any) => it.function))) : 0);
+  }
+  return tokens;
+}
+
+function measure({ what, request, outputTokens, images = 0 }: Row): string[] {
+  const { stream = false, ...body } = request;
+  const model = catalogue.find('input' in body ? 'embeddings' : 'chat') as Model;
+  const [route] = model.routes;
+  const bounded =
+    model.kind === 'chat'
+      ? boundChat(model, { model: model.id, ...body } as never, stream === true)
+      : boundEmbeddings(model, { model: model.id, ...body });
+  const most = bounded.most(route);
+  const promptTokens = countPrompt(body) + images * IMAGE_TOKENS;
+  const usage = {
+    promptTokens,
+    completionTokens: outputTokens,
+    cacheReadTokens: 0,
+    cacheWriteTokens: 0,
+    reasoningTokens: 0,
+  };
+  const real = Nanos(costOf(route.price, usage, images));
+  const hold = holdOf(route.price, most);
+  return [
+    what,
+    `${promptTokens} + ${outputTokens}`,
+    `${most.promptTokens} + ${most.completionTokens}`,
+    formatUsd(real),
+    formatUsd(hold),
+    (Number(hold) / Number(real)).toFixed(1),
+    (most.promptTokens / promptTokens).toFixed(1),
+    String(WALLET / hold),
+  ];
+}
+
+const HEAD = [
+  'request',
+  'tokens, really',
+  'tokens, at most',
+  'real USD',
+  'hold USD',
+  'hold / real',
+  'prompt alone',
+  'at once in 1 USD',
+];
+const line = (cells: readonly string[]) => `| ${cells.join(' | ')} |`;
+console.log(line(HEAD));
+console.log(line(HEAD.map((_, i) => (i === 0 ? '---' : '---:'))));
+for (const row of ROWS) console.log(line(measure(row)));

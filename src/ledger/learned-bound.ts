@@ -1,0 +1,21 @@
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { learnedBounds } from '../db/schema.ts';
+import { sealed } from '../db/seal.ts';
+
+export type LearnedBound = Omit<typeof learnedBounds.$inferSelect, 'seal'>;
+
+const reads = prepare((read: Reader) => ({ all: read.select().from(learnedBounds).prepare() }));
+
+/** What was learned of every way to a model. */
+export function listLearnedBounds(read: Reader): LearnedBound[] {
+  return reads(read).all.all();
+}
+
+/** Keeps what was learned, in the place of what was known of that way before. */
+export function keepLearnedBound(tx: Tx, row: LearnedBound): void {
+  const values = sealed(learnedBounds, row);
+  tx.insert(learnedBounds)
+    .values(values)
+    .onConflictDoUpdate({ target: [learnedBounds.upstream, learnedBounds.upstreamModel], set: values })
+    .run();
+}

@@ -1,0 +1,62 @@
+import type { Clock } from '../clock.ts';
+import type { Reader } from '../db/handle.ts';
+import type { Events } from '../events.ts';
+import { keepLearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import type { Operation } from '../ledger/operation.ts';
+import type { Catalogue, Route } from '../router/catalogue.ts';
+
+/** A server that counts 64 times the bytes of a prompt is broken: holds stay usable. */
+const PERMILLE_MAX = 64_000;
+/** The largest context_length that the configuration takes. */
+const CONTEXT_TOKENS_MAX = 1e8;
+
+export type LearnApp = { ledger: Ledger; clock: Clock; events: Events };
+
+/** The settings of a route that its bound follows from: changing one of them starts anew. */
+const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route): string =>
+  `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
+
+/**
+ * Raises the bound of a route so that `counted` prompt tokens would have been within it. It holds at once, and is kept in
+ * the books: it is queued before the settlement that it was found in, so no settlement is on disk without it.
+ */
+export function learnBound(
+  { ledger, clock, events }: LearnApp,
+  operation: Operation,
+  route: Route,
+  counted: number,
+  bound: number,
+): void {
+  const before = route.learned;
+  const contextTokens =
+    counted > route.contextLength
+      ? Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX)
+      : before.contextTokens;
+  // Of a bound that the context length had cut off it is not known what it was: then the context length was wrong.
+  const wasCut = bound >= Math.max(route.contextLength, before.contextTokens);
+  const permille = wasCut
+    ? before.permille
+    : Math.min(Math.max(before.permille, Math.ceil((before.permille * counted) / Math.max(bound, 1))), PERMILLE_MAX);
+  if (permille === before.permille && contextTokens === before.contextTokens) return;
+  route.learned = { permille, contextTokens };
+  events.boundLearned(operation, route, counted, bound);
+  const row = {
+    upstream: route.upstream,
+    upstreamModel: route.upstreamModel,
+    basis: basisOf(route),
+    ...route.learned,
+    operationId: operation.id,
+    learnedAt: clock.now(),
+  };
+  ledger.write((tx) => keepLearnedBound(tx, row)).catch((error) => events.failed('learned_bound', error));
+}
+
+/** Gives every route what the books know of it. */
+export function recallBounds(read: Reader, catalogue: Catalogue): void {
+  const rows = listLearnedBounds(read);
+  for (const route of catalogue.list.flatMap((model) => model.routes)) {
+    const row = rows.find((it) => it.upstream === route.upstream && it.upstreamModel === route.upstreamModel);
+    if (row?.basis === basisOf(route)) route.learned = { permille: row.permille, contextTokens: row.contextTokens };
+  }
+}
