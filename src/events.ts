@@ -248,7 +248,7 @@ export function createEvents(log: Log) {
           usage,
           hold_usd: formatUsd(operation.hold),
         },
-        'the usage was above the bound; the charge is by the usage, at most the hold. Check tokens_per_byte of this model',
+        'the usage was above the bound; the charge is by the usage, at most the hold. `purser models check` says what to set',
       );
     },
     estimated(operation: Operation, usage: string) {

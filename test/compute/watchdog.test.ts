@@ -64,7 +64,8 @@ for (const [architecture, prefix] of [
   test(`the watchdog of ${architecture} ends at its deadline, and moves it`, async (t) => {
     if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
     // Of the foreign one only a machine with an emulator can tell.
-    if (prefix.length && !hasProgram(prefix[0] as string)) return t.diagnostic(`${prefix[0]} is not here: not run`);
+    const [emulator] = prefix;
+    if (emulator !== undefined && !hasProgram(emulator)) return t.diagnostic(`${emulator} is not here: not run`);
     await behaves(t, ...prefix, join(FOLDER, `watchdog-${architecture}`));
   });
 
