@@ -21,7 +21,7 @@ function startFirst(t: TestContext, ...argv: string[]): { child: ChildProcess; e
 
 /** The process in the namespace that `unshare` made. */
 const firstOf = ({ pid }: ChildProcess) =>
-  until('it has begun', async () => readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim());
+  until('it has begun', async () => readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim() || undefined);
 
 async function behaves(t: TestContext, ...program: string[]): Promise<void> {
   for (const argv of ARGV_PROBLEMS)
