@@ -21,7 +21,7 @@ const DIST = 'dist';
 const EXECUTABLE = join(DIST, 'purser');
 const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
 // The first process of a leased container, for either kind of engine, whatever this machine is.
-const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/watchdog/watchdog-${it}`);
+const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/container/watchdog/watchdog-${it}`);
 const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
 
 /** SHA-256 of `bin/node` of the pinned runtimes, 24.21.0: the npm packages that carry them are not the Node project's own. */

@@ -5,12 +5,12 @@
 import { randomBytes } from 'node:crypto';
 import { createKeyring, walletCredential } from '../src/access/keyring.ts';
 import { readMasterKey } from '../src/access/master-key.ts';
-import { readConfig } from '../src/config.ts';
-import { files } from '../src/data-directory.ts';
+import { readConfig } from '../src/config/config.ts';
+import { sealed } from '../src/db/checksum.ts';
 import { takeLock } from '../src/db/lock.ts';
 import { openDatabase } from '../src/db/open.ts';
 import { operations, wallets } from '../src/db/schema.ts';
-import { sealed } from '../src/db/seal.ts';
+import { files } from '../src/files/data-directory.ts';
 import { newId } from '../src/id.ts';
 import { listAccounts } from '../src/ledger/account.ts';
 import { headOf, writeHeadFile } from '../src/ledger/head.ts';

@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { getEncoding } from 'js-tiktoken';
 import * as v from 'valibot';
-import { Router } from '../src/config-router.ts';
+import { Router } from '../src/config/router.ts';
 import { formatUsd, Nanos } from '../src/money.ts';
 import { boundChat, boundEmbeddings } from '../src/router/bound.ts';
 import { createCatalogue, type Model } from '../src/router/catalogue.ts';

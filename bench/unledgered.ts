@@ -7,12 +7,12 @@
 //
 // It runs from source where Purser is the executable. Their steady speed is the same: only their start differs.
 import { AsyncLocalStorage } from 'node:async_hooks';
-import { readConfig } from '../src/config.ts';
+import { readConfig } from '../src/config/config.ts';
 import { newId } from '../src/id.ts';
 import type { Ledger } from '../src/ledger/ledger.ts';
 import { createLog } from '../src/log.ts';
 import { serve } from '../src/serve.ts';
-import type { Running } from '../src/spend/running.ts';
+import type { Running } from '../src/spend/in-flight.ts';
 
 const { config, secrets } = readConfig({ data: process.argv[2] }, {});
 const log = createLog(config.logLevel);

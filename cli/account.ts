@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable, whole } from './house.ts';
+import { askAndPrint, example, showRecord, showTable, whole } from './context.ts';
 
 export function accountCommands(program: Command): void {
   const group = program.command('account').description('owners of prepaid credit');

@@ -1,7 +1,7 @@
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
-import { files, prepareDirectory } from '../src/data-directory.ts';
-import { example, type Globals, showRecord } from './house.ts';
+import { files, prepareDirectory } from '../src/files/data-directory.ts';
+import { example, type Globals, showRecord } from './context.ts';
 import { print } from './report.ts';
 import { VERSION } from './version.ts';
 
@@ -14,7 +14,7 @@ export function backupCommand(program: Command): void {
     .addHelpText('after', example('purser backup /mnt/backups/purser-$(date +%F).db'))
     .action(async (file: string, _, command: Command) => {
       const globals = command.optsWithGlobals<Globals>();
-      const { dataDirectoryOf } = await import('../src/config.ts');
+      const { dataDirectoryOf } = await import('../src/config/config.ts');
       const directory = dataDirectoryOf(globals);
       prepareDirectory(directory, false);
       const [{ backUp }, { systemTime }] = await Promise.all([

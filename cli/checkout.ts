@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './house.ts';
+import { askAndPrint, example, showRecord, showTable } from './context.ts';
 
 export function checkoutCommands(program: Command): void {
   const group = program.command('checkout').description('top-ups by way of the payment provider');

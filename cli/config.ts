@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
-import { ConfigurationFault } from '../src/configuration-fault.ts';
-import { example, type Globals, readHouse } from './house.ts';
+import { ConfigurationFault } from '../src/config/fault.ts';
+import { example, type Globals, readHouse } from './context.ts';
 import { print, say } from './report.ts';
 
 export function configCommands(program: Command): void {
@@ -15,10 +15,10 @@ export function configCommands(program: Command): void {
         const { config } = await readHouse(command);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
-        const { adviceOn } = await import('../src/compute/advice.ts');
-        const { adviceOnDisk } = await import('../src/compute/disk-advice.ts');
-        const { adviceOnOutside } = await import('../src/advice-outside.ts');
-        const { adviceOnRouter } = await import('../src/advice-router.ts');
+        const { adviceOn } = await import('../src/config/advice-compute.ts');
+        const { adviceOnDisk } = await import('../src/compute/backends/container/disk-advice.ts');
+        const { adviceOnOutside } = await import('../src/config/advice-services.ts');
+        const { adviceOnRouter } = await import('../src/config/advice-router.ts');
         const notes = [
           ...adviceOnRouter(config),
           ...adviceOn(config.compute),
@@ -38,7 +38,7 @@ export function configCommands(program: Command): void {
     .addHelpText('after', example('purser config print'))
     .action(async (_, command: Command) => {
       const { config, secrets, globals } = await readHouse(command);
-      const { printable } = await import('../src/config.ts');
+      const { printable } = await import('../src/config/config.ts');
       print(JSON.stringify(printable(config, secrets), null, globals.json ? 0 : 2));
     });
 }

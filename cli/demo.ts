@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { createLog } from '../src/log.ts';
-import { example, type Globals } from './house.ts';
+import { example, type Globals } from './context.ts';
 import { print } from './report.ts';
 import { stopAtOnce, untilSignal } from './serve.ts';
 

@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { example, type Globals, readHouse } from './house.ts';
+import { example, type Globals, readHouse } from './context.ts';
 import { print } from './report.ts';
 
 export function doctorCommand(program: Command): void {

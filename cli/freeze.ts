@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord } from './house.ts';
+import { askAndPrint, example, showRecord } from './context.ts';
 
 export function freezeCommands(program: Command): void {
   program

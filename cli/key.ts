@@ -1,5 +1,5 @@
 import { type Command, Option } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './house.ts';
+import { askAndPrint, example, showRecord, showTable } from './context.ts';
 
 const COLUMNS = ['id', 'name', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at', 'minted_by'];
 const WALLET_COLUMNS = ['id', 'prefix', 'last4', 'options', 'created_at', 'revoked_at'];

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
-import { files, prepareDirectory } from '../src/data-directory.ts';
-import { askAndPrint, example, type Globals, showRecord } from './house.ts';
+import { files, prepareDirectory } from '../src/files/data-directory.ts';
+import { askAndPrint, example, type Globals, showRecord } from './context.ts';
 import { print, printLine, say } from './report.ts';
 
 /**
@@ -8,7 +8,7 @@ import { print, printLine, say } from './report.ts';
  * The books need no configuration, so a broken one keeps nobody from examining them.
  */
 async function booksOf(command: Command) {
-  const { dataDirectoryOf } = await import('../src/config.ts');
+  const { dataDirectoryOf } = await import('../src/config/config.ts');
   const globals = command.optsWithGlobals<Globals>();
   const directory = dataDirectoryOf(globals);
   prepareDirectory(directory, false);

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
-import { example, type Globals, showRecord } from './house.ts';
+import { example, type Globals, showRecord } from './context.ts';
 import { print, say } from './report.ts';
 
 export function masterKeyCommands(program: Command): void {
@@ -12,7 +12,7 @@ export function masterKeyCommands(program: Command): void {
     .option('--key-file <file>', 'take the new key from this file (64 hex digits, or 32 bytes in base64)')
     .addHelpText('after', example('purser master-key rotate'))
     .action(async (options: { keyFile?: string }, command: Command) => {
-      const { ask } = await import('./keeper.ts');
+      const { ask } = await import('./operator-client.ts');
       const key = options.keyFile === undefined ? {} : { key: readFileSync(options.keyFile, 'utf8') };
       const rotated = await ask(command, 'master-key.rotate', key);
       const { key: fresh, ...record } = rotated;

@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, readHouse, showTable } from './house.ts';
+import { askAndPrint, example, readHouse, showTable } from './context.ts';
 import { print } from './report.ts';
 
 const COLUMNS = [

@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './house.ts';
+import { askAndPrint, example, showRecord, showTable } from './context.ts';
 
 export function operationCommands(program: Command): void {
   const group = program.command('operation').description('attempts at paid requests: their holds and outcomes');

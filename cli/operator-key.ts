@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './house.ts';
+import { askAndPrint, example, showRecord, showTable } from './context.ts';
 
 const COLUMNS = ['id', 'name', 'account_id', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at'];
 

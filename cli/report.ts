@@ -1,7 +1,7 @@
 import type { CommanderError } from 'commander';
-import { ConfigurationFault } from '../src/configuration-fault.ts';
-import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/data-directory.ts';
-import { OpenToOthersError } from '../src/open-to-others.ts';
+import { ConfigurationFault } from '../src/config/fault.ts';
+import { OpenToOthersError } from '../src/config/strict-modes.ts';
+import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/files/data-directory.ts';
 import { REFUSALS, Refusal } from '../src/refusal.ts';
 import { visible } from '../src/visible.ts';
 

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
-import { askAndPrint, example, showRecord, showTable } from './house.ts';
+import { askAndPrint, example, showRecord, showTable } from './context.ts';
 import { when } from './report.ts';
 
 export function resourceCommands(program: Command): void {

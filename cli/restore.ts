@@ -2,7 +2,7 @@ import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
 import type { Restored } from '../src/recovery/restore.ts';
-import { example, readHouse, showRecord, showTable } from './house.ts';
+import { example, readHouse, showRecord, showTable } from './context.ts';
 import { print, say } from './report.ts';
 
 export function restoreCommand(program: Command): void {
@@ -30,7 +30,7 @@ type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans'
 
 /** What the backends have that the restored books do not know, and what became of what they do know. Touches nothing. */
 async function lookAround(command: Command): Promise<Reconciled> {
-  const { ask } = await import('./keeper.ts');
+  const { ask } = await import('./operator-client.ts');
   try {
     const { leases, orphans, faults } = await ask(command, 'resource.reconcile', { apply: false });
     return { leases, orphans, faults };

@@ -1,8 +1,8 @@
 import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
-import { files } from '../src/data-directory.ts';
+import { files } from '../src/files/data-directory.ts';
 import { createLog } from '../src/log.ts';
-import { example, readHouse, secretsOf } from './house.ts';
+import { example, readHouse, secretsOf } from './context.ts';
 import { say } from './report.ts';
 
 export function serveCommand(program: Command): void {

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
-import { assetText } from '../src/asset.ts';
-import { example } from './house.ts';
+import { assetText } from '../src/files/asset.ts';
+import { example } from './context.ts';
 import { print } from './report.ts';
 
 export const VERSION = (JSON.parse(assetText('package.json')) as { version: string }).version;

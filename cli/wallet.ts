@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { Refusal } from '../src/refusal.ts';
-import { askAndPrint, example, type Globals, showRecord, showTable, whole } from './house.ts';
+import { askAndPrint, example, type Globals, showRecord, showTable, whole } from './context.ts';
 import { print, say } from './report.ts';
 
 const WAIT_MILLISECONDS = 1000;
@@ -100,7 +100,7 @@ export function walletCommands(program: Command): void {
 }
 
 async function closeWallet(id: string, options: { wait?: boolean }, command: Command): Promise<void> {
-  const { ask } = await import('./keeper.ts');
+  const { ask } = await import('./operator-client.ts');
   for (;;) {
     try {
       const wallet = await ask(command, 'wallet.close', { id });

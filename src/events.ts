@@ -1,9 +1,9 @@
 import { Counter, Gauge, Registry } from 'prom-client';
 import type { RouterKey } from './access/router-keys.ts';
-import type { Resource } from './compute/resources.ts';
 import type { Account, FundingOrder } from './ledger/account.ts';
 import type { Checkout, Creation, PaymentReport } from './ledger/checkout.ts';
 import type { Operation, Outcome } from './ledger/operation.ts';
+import type { Resource } from './ledger/resource.ts';
 import type { ReversalReport } from './ledger/reversal.ts';
 import type { Verdict } from './ledger/verify.ts';
 import type { Wallet } from './ledger/wallet.ts';

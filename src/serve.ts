@@ -1,19 +1,19 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import { getRequestListener, RequestError } from '@hono/node-server';
 import { type App, type AppOptions, openApp } from './app.ts';
-import { refuseHomeless } from './compute/homeless.ts';
-import { type Address, type Config, type Secrets, urlOf } from './config.ts';
-import { files } from './data-directory.ts';
-import { createDoor } from './http/app.ts';
+import type { Config, Secrets } from './config/config.ts';
+import { files } from './files/data-directory.ts';
+import { boundCrowd } from './http/connection-limit.ts';
 import { followConnections } from './http/connections.ts';
-import { boundCrowd } from './http/crowd.ts';
-import { unrouted } from './http/door.ts';
+import { unrouted } from './http/endpoint.ts';
 import { expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
 import { lingerAfter } from './http/lingering.ts';
-import { listen } from './listening.ts';
+import { createDoor } from './http/routes.ts';
+import { refuseHomeless } from './lease/stranded.ts';
+import { type Address, listen, urlOf } from './net/listen.ts';
 import { listenSocket } from './operator/socket.ts';
 import { REFUSALS, Refusal } from './refusal.ts';
-import type { Gateway } from './ssh/gateway.ts';
+import type { Gateway } from './ssh/server.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
@@ -55,7 +55,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
 
   if (app.slots.list.length) {
     const [{ openGateway }, { hostKey }] = await Promise.all([
-      import('./ssh/gateway.ts'),
+      import('./ssh/server.ts'),
       import('./access/ssh-keys.ts'),
     ]);
     const key = hostKey(files(config.dataDirectory).sshHostKey);

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import fc from 'fast-check';
 import { createClock } from '../src/clock.ts';
-import { type HandClock, handClock, openHouse } from './helper/house.ts';
+import { type HandClock, handClock, openHouse } from './helper/server.ts';
 
 /** A clock on a time source in hand, started on a whole second, with what it warned of. */
 function open(lastJournalAt = (_start: number) => 0) {

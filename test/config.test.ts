@@ -3,8 +3,9 @@ import assert from 'node:assert/strict';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { dataDirectoryOf, type Flags, parseAddress, printable, readConfig, urlOf } from '../src/config.ts';
-import { ConfigurationFault } from '../src/configuration-fault.ts';
+import { dataDirectoryOf, type Flags, printable, readConfig } from '../src/config/config.ts';
+import { ConfigurationFault } from '../src/config/fault.ts';
+import { parseAddress, urlOf } from '../src/net/listen.ts';
 import { temporaryDirectory } from './ledger/books.ts';
 
 type Environment = Record<string, string>;

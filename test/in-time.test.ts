@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { inTime } from '../src/in-time.ts';
+import { inTime } from '../src/net/deadline.ts';
 
 test('what comes in time is the answer, also where it is an error', async () => {
   assert.equal(await inTime(Promise.resolve(7), 1000, 'It'), 7);

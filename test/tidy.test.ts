@@ -15,7 +15,7 @@ const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, 
 
 /** What, the only place where it may appear, and the reason, which is what a failure prints. */
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
-  [/process\.env\b/, /^(src\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
+  [/process\.env\b/, /^(src\/config\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
   [
     /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed|learnedBounds)\)/,
     /^src\/ledger\//,
@@ -30,15 +30,15 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [
     /from 'better-sqlite3'/,
     /^(src\/db|src\/ledger|test|bench|torture)\//,
-    'only the ground opens databases; the ledger verifies them',
+    'only the database layer opens databases; the ledger verifies them',
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/contained-connector\.ts|test\/|bench\/)/,
-    'only these rooms call out',
+    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/net\/contained-connector\.ts|test\/|bench\/)/,
+    'only these folders call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
-  [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the door knows HTTP'],
+  [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the HTTP layer knows HTTP'],
   [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'a status stands in one table'],
   [
     /process\.exit\(/,
@@ -50,11 +50,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     /^(cli\/main\.ts|test\/|bench\/|torture\/)/,
     'data goes through print, words through say, events through the log',
   ],
-  [
-    /\binteger\(/,
-    /^(src\/(config|config-compute|config-outside|config-router|wire\/\w+)\.ts|test\/)/,
-    'a plain integer column reads a bigint as if it were a number',
-  ],
+  [/\binteger\(/, /^(src\/(config|wire)\/|test\/)/, 'a plain integer column reads a bigint as if it were a number'],
   [/Date\.now\(\)/, /^(src\/(clock|id)\.ts|src\/(doctor|demo)\/|test\/|bench\/|torture\/)/, 'time is handed in'],
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
@@ -82,17 +78,17 @@ const FLOORS: RegExp[][] = [
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],
   [/^src\/billing\//],
+  [/^src\/wallet\//],
+  [/^src\/(chat|lease)\//],
   [/^src\/spend\//],
   [/^src\/events\.ts$/],
-  [/^src\/(router|access|compute|transfer)\//],
+  [/^src\/(router|access|transfer)\//],
   [/^src\/ledger\//],
   [/^src\/db\//],
-  [
-    /^src\/(config|config-compute|config-router|configuration-fault|data-directory|open-to-others|clock|health|log|asset|fingerprint|durable-file|listening|config-outside|advice-outside|advice-router)\.ts$/,
-  ],
-  [
-    /^src\/(money|refusal|token|id|ssh-key|ssh-peer|in-time|answer-text|contain|contained-connector|visible|pieces)\.ts$/,
-  ],
+  [/^src\/compute\//],
+  [/^src\/config\//, /^src\/(clock|health)\.ts$/],
+  [/^src\/(net|files)\//, /^src\/(log|fingerprint)\.ts$/],
+  [/^src\/(money|refusal|id|ssh-key|visible)\.ts$/],
 ];
 const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
 const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');

@@ -1,5 +1,5 @@
 import { nanos } from '../test/executable/books.ts';
-import type { Answer } from '../test/helper/house.ts';
+import type { Answer } from '../test/helper/server.ts';
 import { chargeOf, type Usage } from './prices.ts';
 
 /** Of an order: `lost` was charged by policy, its answer is gone; `refused` is a definite no, which cost nothing. */

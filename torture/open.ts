@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { hasComponent, hasProgram } from '../test/helper/component.ts';
-import { MODELS } from '../test/helper/house.ts';
+import { MODELS } from '../test/helper/server.ts';
 import { openSmallDisk } from '../test/helper/small-disk.ts';
 import type { Chance } from './chance.ts';
 import { openMachines } from './engine.ts';

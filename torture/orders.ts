@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import type { Serving } from '../test/helper/executable.ts';
-import type { Answer, Asked } from '../test/helper/house.ts';
+import type { Answer, Asked } from '../test/helper/server.ts';
 import type { Chance } from './chance.ts';
 import { count, type Journal, note, type OrderEntry, type WalletEntry } from './journal.ts';
 import { ASKED, TOKENS_MAX } from './prices.ts';

@@ -1,5 +1,5 @@
 import { nanos } from '../test/executable/books.ts';
-import { MODELS } from '../test/helper/house.ts';
+import { MODELS } from '../test/helper/server.ts';
 
 export type Usage = { prompt_tokens?: unknown; completion_tokens?: unknown };
 

@@ -1,7 +1,7 @@
 import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
 import { request } from 'undici';
-import { readAnswerText } from '../answer-text.ts';
-import type { IdentitySettings } from '../config-outside.ts';
+import type { IdentitySettings } from '../config/services.ts';
+import { readAnswerText } from '../net/read-answer.ts';
 import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 

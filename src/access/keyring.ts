@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import type { Reader } from '../db/handle.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type MasterKeyRow, masterKeyRows } from '../ledger/master-keys.ts';
-import { deriveToken, hashToken, lastFour } from '../token.ts';
 import type { MasterKey } from './master-key.ts';
-import { openSealedKey } from './sealed-key.ts';
+import { deriveToken, hashToken, lastFour } from './token.ts';
+import { openSealedKey } from './wrapped-key.ts';
 
 /** The master keys by which tokens are derived: the current one, and any older one that a live wallet still needs. */
 export type Keyring = {

@@ -1,13 +1,13 @@
 import { and, asc, eq, sql } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
+import { refuseWithoutRoom } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { refuseWithoutRoom } from '../db/room.ts';
 import { keys } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
 import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
-import { hashToken, lastFour, mintToken } from '../token.ts';
+import { hashToken, lastFour, mintToken } from './token.ts';
 
 export type Key = typeof keys.$inferSelect;
 

@@ -1,7 +1,7 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
-import type { Secrets } from '../config.ts';
-import { writeDurably, writeDurablySync } from '../durable-file.ts';
+import type { Secrets } from '../config/config.ts';
+import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
 const KEY_BYTES = 32;
 

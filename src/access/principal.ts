@@ -1,10 +1,10 @@
 import type { Reader } from '../db/handle.ts';
 import { findWallet, findWalletByToken, type Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
-import { hashToken, kindOfToken, looksLikeOurs } from '../token.ts';
 import { findKeyByToken, refuseRevokedKey } from './keys.ts';
 import { findRouterKeyByToken, type KeyLimits, limitsOf, refuseRevokedRouterKey } from './router-keys.ts';
 import type { Sessions } from './sessions.ts';
+import { hashToken, kindOfToken, looksLikeOurs } from './token.ts';
 
 /** Who asks. An operator key acts for the account it was bound to at minting (design 2.12). */
 export type Principal =

@@ -1,4 +1,4 @@
-import type { Secrets } from '../config.ts';
+import type { Secrets } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { dropSealedKey, masterKeyRows, rotateMasterKey, walletNeeding } from '../ledger/master-keys.ts';
 import { findWallet } from '../ledger/wallet.ts';
@@ -6,7 +6,7 @@ import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import type { Keyring } from './keyring.ts';
 import { type MasterKey, replaceMasterKey } from './master-key.ts';
-import { sealKey } from './sealed-key.ts';
+import { sealKey } from './wrapped-key.ts';
 
 /** Where the configuration has its master key: only in our own directory do we write it. */
 export type KeyPlace = Pick<Secrets['masterKey'], 'from' | 'path'>;

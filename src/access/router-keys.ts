@@ -1,16 +1,16 @@
 import { and, desc, eq, isNull, sql } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
+import { refuseWithoutRoom } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { refuseWithoutRoom } from '../db/room.ts';
 import { routerKeys } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { canonicalJson } from '../fingerprint.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
 import { findWallet, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { type Nanos, parseUsd } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import { hashToken, lastFour } from '../token.ts';
 import { type Keyring, routerToken } from './keyring.ts';
+import { hashToken, lastFour } from './token.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** What binds a gateway key, as it was asked for: not the holder of the wallet token, who may ask for another. */

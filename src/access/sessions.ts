@@ -1,10 +1,10 @@
 import { hash } from 'node:crypto';
 import { and, eq, sql } from 'drizzle-orm';
 import type { Clock } from '../clock.ts';
-import type { IdentitySettings } from '../config-outside.ts';
+import type { IdentitySettings } from '../config/services.ts';
+import { sealed } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { identities } from '../db/schema.ts';
-import { sealed } from '../db/seal.ts';
 import { type Account, accountOf, fundAccount, openAccount } from '../ledger/account.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { Refusal } from '../refusal.ts';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
-import { writeDurablySync } from '../durable-file.ts';
+import { writeDurablySync } from '../files/durable-file.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { type SshKey, sshKeyFromSeed } from '../ssh-key.ts';
 import type { Keyring } from './keyring.ts';

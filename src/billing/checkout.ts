@@ -9,8 +9,8 @@ import {
 } from '../ledger/checkout.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { Refusal } from '../refusal.ts';
-import { inProgress, JOIN_SECONDS, uncertain } from '../spend/road.ts';
-import type { Running } from '../spend/running.ts';
+import type { Running } from '../spend/in-flight.ts';
+import { inProgress, JOIN_SECONDS, uncertain } from '../spend/spend.ts';
 import type { Provider } from './provider.ts';
 
 export type BillingApp = {

@@ -1,7 +1,7 @@
 import type Stripe from 'stripe';
 import { type Dispatcher, Pool } from 'undici';
-import { readAnswerText } from '../answer-text.ts';
-import { containedConnector } from '../contained-connector.ts';
+import { containedConnector } from '../net/contained-connector.ts';
+import { readAnswerText } from '../net/read-answer.ts';
 
 /** From the first byte that is sent to the last that is read. */
 const CALL_MILLISECONDS = 10_000;

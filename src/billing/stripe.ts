@@ -1,12 +1,12 @@
 import Stripe from 'stripe';
 import * as v from 'valibot';
-import type { BillingKeys, BillingSettings } from '../config-outside.ts';
+import type { BillingKeys, BillingSettings } from '../config/services.ts';
 import type { Creation } from '../ledger/checkout.ts';
 import { redact } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
 import { CallFailed, openHttp } from './stripe-http.ts';
-import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './words.ts';
+import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './stripe-schema.ts';
 
 /** A signed message that is older is refused: it may be a repetition by somebody who listened. */
 const TOLERANCE_SECONDS = 300;

@@ -1,5 +1,5 @@
-import type { Secrets } from '../config.ts';
-import type { ComputeSettings, LocalCompute, LocalSettings } from '../config-compute.ts';
+import type { ComputeSettings, LocalCompute, LocalSettings } from '../config/compute.ts';
+import type { Secrets } from '../config/config.ts';
 import { type Backend, SLOTS } from './backend.ts';
 import { type ConfiguredSlot, createSlots, type Slots } from './slots.ts';
 
@@ -33,21 +33,21 @@ async function openBackend(
   { leases, prefix, now }: Surroundings,
 ): Promise<Backend> {
   if (settings.backend === 'vast') {
-    const { openVastBackend } = await import('./backends/vast.ts');
+    const { openVastBackend } = await import('./backends/vast/vast.ts');
     return openVastBackend(settings, key as string, { leases, now });
   }
   if (settings.backend === 'ssh') {
-    const { openSshBackend } = await import('./backends/ssh.ts');
+    const { openSshBackend } = await import('./backends/ssh/ssh.ts');
     return openSshBackend(settings, { leases, now });
   }
   if (settings.backend === 'slurm') {
-    const { openSlurmBackend } = await import('./backends/slurm.ts');
+    const { openSlurmBackend } = await import('./backends/slurm/slurm.ts');
     return openSlurmBackend(settings, { prefix });
   }
   if (settings.backend === 'local') {
-    const { openLocalBackend } = await import('./backends/local.ts');
+    const { openLocalBackend } = await import('./backends/local/local.ts');
     return openLocalBackend(settings, { leases, now });
   }
-  const { openContainerBackend } = await import('./backends/container.ts');
+  const { openContainerBackend } = await import('./backends/container/container.ts');
   return openContainerBackend(settings, { prefix });
 }

@@ -1,6 +1,6 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { isReadOnly, LockedError } from '../data-directory.ts';
+import { isReadOnly, LockedError } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import { connect } from './addon.ts';
 

@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto';
 import sea from 'node:sea';
 import type { Database as Client } from 'better-sqlite3';
-import { assetText, sourceNames } from '../asset.ts';
-import { sealEveryRow } from './seal.ts';
+import { assetText, sourceNames } from '../files/asset.ts';
+import { sealEveryRow } from './checksum.ts';
 
 export type Migration = { name: string; sql: string };
 /** What SQL cannot do: run after the migration of that name, in the same transaction. */

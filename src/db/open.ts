@@ -2,7 +2,7 @@ import { renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
-import { syncDirectory } from '../durable-file.ts';
+import { syncDirectory } from '../files/durable-file.ts';
 import { connect } from './addon.ts';
 import type { Reader, Tx } from './handle.ts';
 import { migrate, pendingMigrations } from './migrate.ts';

@@ -26,7 +26,7 @@ export const count = customType<{ data: number; driverData: bigint }>({
 
 const hash = (name: string) => blob(name, { mode: 'buffer' });
 
-/** The row's seal (src/db/seal.ts). */
+/** The row's seal (src/db/checksum.ts). */
 const seal = () => count().notNull();
 
 /** One row: what this installation is. */

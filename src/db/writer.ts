@@ -1,5 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
-import { READ_ONLY } from '../data-directory.ts';
+import { READ_ONLY } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import type { Tx } from './handle.ts';
 

@@ -4,14 +4,14 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { readConfig } from '../config.ts';
+import { readConfig } from '../config/config.ts';
 import { verifyLedger } from '../ledger/verify.ts';
 import type { Log } from '../log.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../operator/commands.ts';
 import { serve } from '../serve.ts';
 import { ECHO_MODEL, openEchoModel } from './echo-model.ts';
-import { DEMO_PRICING, liveOnce } from './life.ts';
 import { CHIP, DEMO_COMPUTE } from './providers.ts';
+import { DEMO_PRICING, liveOnce } from './scenario.ts';
 
 export type DemoOptions = {
   log: Log;

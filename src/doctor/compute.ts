@@ -1,11 +1,11 @@
 import { type Finding, SLOTS, type Slot, tagPrefix } from '../compute/backend.ts';
 import { finding } from '../compute/finding.ts';
 import { openSlots } from '../compute/open.ts';
+import { tryMachine } from '../compute/self-test.ts';
 import type { ConfiguredSlot } from '../compute/slots.ts';
-import { tryMachine } from '../compute/trial.ts';
-import type { Config, Secrets } from '../config.ts';
-import { files } from '../data-directory.ts';
-import { inTime } from '../in-time.ts';
+import type { Config, Secrets } from '../config/config.ts';
+import { files } from '../files/data-directory.ts';
+import { inTime } from '../net/deadline.ts';
 
 /** A backend's calls have limits of their own; these are for one that does not keep them. */
 const CHECK_MILLISECONDS = 120_000;

@@ -11,7 +11,7 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import { warning } from '../compute/finding.ts';
-import { freeNeeded, reserveOn } from '../db/room.ts';
+import { freeNeeded, reserveOn } from '../db/disk-reserve.ts';
 import { type Mount, mountOf } from './mount.ts';
 
 /** What doctor says of the disk under the data directory. What is thrown is wrong, as everywhere in doctor. */

@@ -1,29 +1,29 @@
 import { existsSync, statSync } from 'node:fs';
 import { openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
-import { readAnswerText } from '../answer-text.ts';
+import { recallBounds } from '../chat/learn.ts';
 import type { Finding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
-import { type Config, type Secrets, searchPath } from '../config.ts';
-import { files, prepareDirectory } from '../data-directory.ts';
+import { type Config, type Secrets, searchPath } from '../config/config.ts';
 import { type Database, openDatabase } from '../db/open.ts';
+import { files, prepareDirectory } from '../files/data-directory.ts';
+import { cautionOf } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { troubledCheckouts } from '../ledger/checkout.ts';
 import { findGap, readHeadFile, readTip } from '../ledger/head.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { lastJournalAt } from '../ledger/journal.ts';
 import { uncertainOperations } from '../ledger/operation.ts';
+import { readAnswerText } from '../net/read-answer.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
-import { cautionOf } from '../spend/caution.ts';
-import { recallBounds } from '../spend/learn.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './machine.ts';
-import { examineOutside } from './outside.ts';
+import { examineOutside } from './services.ts';
 
 export type Check = Finding;
 

@@ -1,8 +1,8 @@
 import { accessSync, constants, existsSync, lstatSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { warning } from '../compute/finding.ts';
-import type { Config, Secrets } from '../config.ts';
-import { files } from '../data-directory.ts';
+import type { Config, Secrets } from '../config/config.ts';
+import { files } from '../files/data-directory.ts';
 
 /** Whose the files of an installation are, and who can read and change them. What is thrown is wrong, as everywhere in doctor. */
 

@@ -1,8 +1,8 @@
 import { existsSync } from 'node:fs';
-import { files } from '../data-directory.ts';
+import { recallBounds } from '../chat/learn.ts';
 import { openDatabase } from '../db/open.ts';
+import { files } from '../files/data-directory.ts';
 import type { Catalogue } from '../router/catalogue.ts';
-import { recallBounds } from '../spend/learn.ts';
 
 /** Gives every route what the books of a data directory know of it, also while a server runs; nothing where there are none. */
 export function readLearned(dataDirectory: string, catalogue: Catalogue): void {

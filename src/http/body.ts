@@ -1,9 +1,9 @@
 import { isUtf8 } from 'node:buffer';
 import type { IncomingMessage } from 'node:http';
 import * as v from 'valibot';
-import { collectPieces } from '../pieces.ts';
+import { collectPieces } from '../net/pieces.ts';
 import { Refusal } from '../refusal.ts';
-import type { Share } from './held.ts';
+import type { Share } from './memory-quota.ts';
 
 /** Deeper nesting than any honest request has; it keeps recursive work on a body bounded. */
 const NESTING_MAX = 100;

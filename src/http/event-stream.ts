@@ -1,5 +1,5 @@
 import type { ServerResponse } from 'node:http';
-import type { Listener } from '../spend/stream.ts';
+import type { Listener } from '../chat/stream.ts';
 
 /** An answer of server-sent events, written straight to the client's connection. */
 export type EventStream = Listener & {

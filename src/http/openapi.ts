@@ -7,7 +7,7 @@ import { KeyRecord } from '../wire/key.ts';
 import { ModelRecord } from '../wire/models.ts';
 import { ErrorBody } from '../wire/parts.ts';
 import { Allocation, WalletRecord } from '../wire/wallet.ts';
-import type { Endpoint } from './door.ts';
+import type { Endpoint } from './endpoint.ts';
 
 /** The version that the interface declares (interface, section 9). */
 const INTERFACE_VERSION = '0.1.0';

@@ -3,7 +3,7 @@ import type { Provider } from '../billing/provider.ts';
 import { receive } from '../billing/receive.ts';
 import { Refusal } from '../refusal.ts';
 import { readBody } from './body.ts';
-import { callerNetwork, type DoorApp, type Env, requestIdOf } from './door.ts';
+import { callerNetwork, type DoorApp, type Env, requestIdOf } from './endpoint.ts';
 
 /** Stripe's own are a few KiB. */
 const WEBHOOK_BYTES_MAX = 256 * 1024;

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
+import { refuseWithoutRoom } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { refuseWithoutRoom } from '../db/room.ts';
 import { type CHECKOUT_STATUSES, checkouts } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
 import { fundAccount } from './account.ts';

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
+import { resealed } from '../db/checksum.ts';
 import type { Tx } from '../db/handle.ts';
 import { type CLOSE_REASONS, wallets } from '../db/schema.ts';
-import { resealed } from '../db/seal.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
 import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';

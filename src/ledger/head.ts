@@ -4,7 +4,7 @@ import { crc32 } from 'node:zlib';
 import { desc, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
 import { entries, epochs, installation } from '../db/schema.ts';
-import { writeDurably } from '../durable-file.ts';
+import { writeDurably } from '../files/durable-file.ts';
 import { currentEpoch, installationOf } from './installation.ts';
 import { GENESIS, type Head, hashEntry, journalHead } from './journal.ts';
 

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { desc } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { newId } from '../id.ts';
 
 export type Installation = typeof installation.$inferSelect;

@@ -1,6 +1,6 @@
+import { sealed } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { learnedBounds } from '../db/schema.ts';
-import { sealed } from '../db/seal.ts';
 
 export type LearnedBound = Omit<typeof learnedBounds.$inferSelect, 'seal'>;
 

@@ -1,7 +1,7 @@
 import type { Database as Client } from 'better-sqlite3';
+import { furnish, type Room } from '../db/disk-reserve.ts';
 import type { Reader } from '../db/handle.ts';
 import { openDatabase } from '../db/open.ts';
-import { furnish, type Room } from '../db/room.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
 import { countQuietCommit } from './installation.ts';
 import { journalHead } from './journal.ts';

@@ -1,7 +1,7 @@
 import { eq, gte, sql } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { masterKeys, wallets } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { setMasterKey } from './installation.ts';
 
 /**

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
+import { refuseWithoutRoom } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { refuseWithoutRoom } from '../db/room.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';

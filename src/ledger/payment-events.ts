@@ -1,7 +1,7 @@
 import { eq, gt, sql } from 'drizzle-orm';
+import { sealed } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts, paymentEvents, paymentFeed } from '../db/schema.ts';
-import { sealed } from '../db/seal.ts';
 
 const reads = prepare((read: Reader) => ({
   event: read

@@ -1,7 +1,7 @@
 import { and, eq, sql } from 'drizzle-orm';
+import { resealed, sealed } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts, type REVERSAL_STATES, reversals } from '../db/schema.ts';
-import { resealed, sealed } from '../db/seal.ts';
 import { accountOf, clawBack, fundAccount, setDisputed } from './account.ts';
 
 type Checkout = typeof checkouts.$inferSelect;

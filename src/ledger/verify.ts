@@ -1,5 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
-import { findBrokenSeals } from '../db/seal.ts';
+import { findBrokenSeals } from '../db/checksum.ts';
 import { book, GENESIS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 

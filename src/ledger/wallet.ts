@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { sealed } from '../db/checksum.ts';
+import { refuseWithoutRoom } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { refuseWithoutRoom } from '../db/room.ts';
 import { wallets } from '../db/schema.ts';
-import { sealed } from '../db/seal.ts';
 import { centsToNanos, Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { accountOf, reserveBudget } from './account.ts';

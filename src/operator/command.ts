@@ -2,8 +2,8 @@ import * as v from 'valibot';
 import type { KeyPlace } from '../access/rotation.ts';
 import type { Health } from '../health.ts';
 import type { Catalogue } from '../router/catalogue.ts';
-import type { CloseApp } from '../spend/close.ts';
-import type { OpenApp } from '../spend/open.ts';
+import type { CloseApp } from '../wallet/close.ts';
+import type { OpenApp } from '../wallet/open.ts';
 
 /** What the commands use of the App. */
 export type OperatorApp = CloseApp &

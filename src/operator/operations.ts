@@ -1,7 +1,7 @@
 import * as v from 'valibot';
+import { followDecision } from '../lease/extension.ts';
 import { decide, listOperations, operationOf, uncertainOperations } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
-import { followDecision } from '../spend/extension.ts';
 import { operationRecord } from '../wire/operation.ts';
 import { command, Id, Reason } from './command.ts';
 

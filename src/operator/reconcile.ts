@@ -1,8 +1,8 @@
 import type { Machine } from '../compute/backend.ts';
-import { findResource, questionedResources, type Resource } from '../compute/resources.ts';
-import { cautionOf, endCaution } from '../spend/caution.ts';
-import { step, whyToEnd } from '../spend/lease-steps.ts';
-import { newPass, sweep } from '../spend/sweep.ts';
+import { cautionOf, endCaution } from '../lease/report-only.ts';
+import { step, whyToEnd } from '../lease/step.ts';
+import { newPass, sweep } from '../lease/sweep.ts';
+import { findResource, questionedResources, type Resource } from '../ledger/resource.ts';
 import type { OperatorApp } from './command.ts';
 
 /** So long a backend may take to say what it has; the answer names those that did not. */

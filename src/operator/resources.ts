@@ -1,7 +1,7 @@
 import * as v from 'valibot';
-import { allLiveResources, findResource, latestResources, type Resource } from '../compute/resources.ts';
+import { abandonLease, stopLease } from '../lease/create.ts';
+import { allLiveResources, findResource, latestResources, type Resource } from '../ledger/resource.ts';
 import { Refusal } from '../refusal.ts';
-import { abandonLease, stopLease } from '../spend/lease.ts';
 import { summaryOf } from '../wire/compute.ts';
 import { command, Id, type OperatorApp, Reason } from './command.ts';
 import { reconcile } from './reconcile.ts';

@@ -1,7 +1,7 @@
 import { rmSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
 import http from 'node:http';
-import { outliveFaults } from '../listening.ts';
+import { outliveFaults } from '../net/listen.ts';
 import { Refusal } from '../refusal.ts';
 import { type Answer, reachable } from './ask.ts';
 import type { OperatorApp } from './command.ts';

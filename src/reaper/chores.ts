@@ -1,13 +1,8 @@
 import { dropRetiredKeys } from '../access/rotation.ts';
 import type { Backend } from '../compute/backend.ts';
-import {
-  type DueResource,
-  dueResources,
-  endResourcesOfWallet,
-  nextDueResource,
-  PAGE_COUNT,
-} from '../compute/resources.ts';
 import type { ConfiguredSlot } from '../compute/slots.ts';
+import { step } from '../lease/step.ts';
+import { newPass, type Pass, sweep } from '../lease/sweep.ts';
 import { freezeWallet } from '../ledger/closing.ts';
 import {
   decide,
@@ -16,12 +11,17 @@ import {
   type UncertainCursor,
   uncertainOperations,
 } from '../ledger/operation.ts';
+import {
+  type DueResource,
+  dueResources,
+  endResourcesOfWallet,
+  nextDueResource,
+  PAGE_COUNT,
+} from '../ledger/resource.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
-import { windUp } from '../spend/close.ts';
-import { step } from '../spend/lease-steps.ts';
 import { recover } from '../spend/recover.ts';
-import { newPass, type Pass, sweep } from '../spend/sweep.ts';
+import { windUp } from '../wallet/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Orphans are looked for this often. */

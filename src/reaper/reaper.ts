@@ -1,9 +1,9 @@
 import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/keys.ts';
-import type { Look } from '../billing/look.ts';
-import type { Room } from '../db/room.ts';
+import type { Look } from '../billing/payment-poller.ts';
+import type { Room } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
-import type { CloseApp } from '../spend/close.ts';
+import type { CloseApp } from '../wallet/close.ts';
 import {
   askAfterPayments,
   dropKeys,

@@ -2,10 +2,10 @@ import { closeSync, existsSync, openSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
+import { giveName, removeDatabase } from '../files/database-files.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { findGap, type HeadFile, readHeadFile, readTip } from '../ledger/head.ts';
 import { Refusal } from '../refusal.ts';
-import { giveName, removeDatabase } from './files.ts';
 import { dropLitestream, type Manifest, manifestOf, writeManifest } from './manifest.ts';
 
 export type Backup = Manifest & { file: string; bytes: number };

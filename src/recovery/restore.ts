@@ -3,12 +3,14 @@ import { basename, dirname } from 'node:path';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
 import { createClock, systemTime } from '../clock.ts';
-import type { Config, Secrets } from '../config.ts';
-import { files, prepareDirectory } from '../data-directory.ts';
+import type { Config, Secrets } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
 import { takeLock } from '../db/lock.ts';
 import { migrate, pendingMigrations } from '../db/migrate.ts';
-import { syncDirectory } from '../durable-file.ts';
+import { files, prepareDirectory } from '../files/data-directory.ts';
+import { removeDatabase } from '../files/database-files.ts';
+import { syncDirectory } from '../files/durable-file.ts';
+import { beginCaution } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { type HeadFile, headOf, readHeadFile, readTip, writeHeadFile } from '../ledger/head.ts';
 import { beginEpoch, currentEpoch, installationOf } from '../ledger/installation.ts';
@@ -16,8 +18,6 @@ import { lastJournalAt } from '../ledger/journal.ts';
 import { type Ledger, openLedger } from '../ledger/ledger.ts';
 import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
-import { beginCaution } from '../spend/caution.ts';
-import { removeDatabase } from './files.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
 
 /** So long others that have the database open may take to be done: a command that reads, for instance. */

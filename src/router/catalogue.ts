@@ -1,5 +1,5 @@
-import type { Config } from '../config.ts';
-import type { ModelConfig, PricingConfig } from '../config-router.ts';
+import type { Config } from '../config/config.ts';
+import type { ModelConfig, PricingConfig } from '../config/router.ts';
 import { Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { describePrice, type Price, type Rates } from './price.ts';
@@ -17,7 +17,7 @@ export type Route = {
   price: Price;
   /** Members that every chat carries, so that the settings of an account there decide neither. */
   forced: Readonly<Record<string, unknown>>;
-  /** What counts above the bound have taught (src/spend/learn.ts); changes while the server runs. */
+  /** What counts above the bound have taught (src/chat/learn.ts); changes while the server runs. */
   learned: Learned;
 };
 

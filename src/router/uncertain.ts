@@ -1,5 +1,5 @@
-import type { Config } from '../config.ts';
-import type { UncertainPolicy } from '../config-router.ts';
+import type { Config } from '../config/config.ts';
+import type { UncertainPolicy } from '../config/router.ts';
 import type { Operation } from '../ledger/operation.ts';
 
 /**

@@ -1,8 +1,8 @@
 import { Readable } from 'node:stream';
 import { type Dispatcher, Pool } from 'undici';
-import type { UpstreamConfig } from '../config-router.ts';
-import { containedConnector } from '../contained-connector.ts';
+import type { UpstreamConfig } from '../config/router.ts';
 import { redact } from '../log.ts';
+import { containedConnector } from '../net/contained-connector.ts';
 import type { RefusalCode } from '../refusal.ts';
 import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 

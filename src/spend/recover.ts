@@ -1,9 +1,9 @@
 import type { Clock } from '../clock.ts';
-import { alterResource, resourceOfOperation } from '../compute/resources.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperation, operationOf, reservedOperations, settle } from '../ledger/operation.ts';
-import type { Running } from './running.ts';
+import { alterResource, resourceOfOperation } from '../ledger/resource.ts';
+import type { Running } from './in-flight.ts';
 
 /**
  * Walks the road again after a crash: an operation that is `reserved` when nobody drives it was in flight when the

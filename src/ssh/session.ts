@@ -2,8 +2,9 @@ import { constants } from 'node:os';
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
-import { contain, containCall } from '../contain.ts';
+import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
+import type { Visitor } from './clients.ts';
 import type { Memory } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
@@ -11,7 +12,6 @@ import { SftpFault } from './sftp-fault.ts';
 import { InsideLost } from './sftp-inside.ts';
 import { SFTP_SCRIPT } from './sftp-script.ts';
 import { MalformedPacket } from './sftp-wire.ts';
-import type { Visitor } from './visitors.ts';
 
 /** After the client has said its last the script inside ends by itself; this is for one that hangs. */
 const LEAVE_MILLISECONDS = 5000;

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import type { Readable } from 'node:stream';
 import type { Session } from '../compute/backend.ts';
-import { collectPieces } from '../pieces.ts';
+import { collectPieces } from '../net/pieces.ts';
 import { faultOf } from './sftp-fault.ts';
 
 /** A request of a mebibyte takes a moment on a slow line; a machine that says nothing for so long is given up. */

@@ -1,5 +1,5 @@
 import { AwsV4Signer } from 'aws4fetch';
-import type { TransferKeys, TransferSettings } from '../config-outside.ts';
+import type { TransferKeys, TransferSettings } from '../config/services.ts';
 import { Refusal } from '../refusal.ts';
 
 /** The longest key that S3 takes, in bytes of UTF-8 (docs.aws.amazon.com, object keys). */

@@ -1,9 +1,9 @@
 import * as v from 'valibot';
 import { type Offer, SLOTS, type Slot, type Spec } from '../compute/backend.ts';
-import type { Resource } from '../compute/resources.ts';
 import { canExtend } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Operation, operationOf } from '../ledger/operation.ts';
+import type { Resource } from '../ledger/resource.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { checked, Id, Time, text, Usd, wholeNumber } from './parts.ts';
 

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import type { Key } from '../access/keys.ts';
-import { TOKEN_PREFIX } from '../token.ts';
+import { TOKEN_PREFIX } from '../access/token.ts';
 import { name, Time } from './parts.ts';
 
 /** Body of POST /v1/keys. */

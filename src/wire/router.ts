@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import type { RouterKey } from '../access/router-keys.ts';
+import { TOKEN_PREFIX } from '../access/token.ts';
 import { parseUsd } from '../money.ts';
-import { TOKEN_PREFIX } from '../token.ts';
 import { ChatBody, Messages } from './chat.ts';
 import { Time, text } from './parts.ts';
 

@@ -3,7 +3,7 @@ import test from 'node:test';
 import fc from 'fast-check';
 import { createLimit, type Limit } from '../../src/access/limits.ts';
 import { Refusal } from '../../src/refusal.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';
 

@@ -4,9 +4,9 @@ import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { generateMasterKey } from '../../src/access/master-key.ts';
-import { openSealedKey, sealKey } from '../../src/access/sealed-key.ts';
+import { openSealedKey, sealKey } from '../../src/access/wrapped-key.ts';
 import { masterKeyRows } from '../../src/ledger/master-keys.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const keyFile = (house: House) => join(house.directory, 'master.key');

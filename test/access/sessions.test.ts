@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { createHmac, createPublicKey } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { type House, handClock, openHouse } from '../helper/house.ts';
+import { type House, handClock, openHouse } from '../helper/server.ts';
 import { shortenTimeout } from '../helper/short-timeout.ts';
 import { AUDIENCE, type FakeIssuer, type Key, newKey, openIssuer } from './issuer.ts';
 

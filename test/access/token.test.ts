@@ -13,8 +13,8 @@ import {
   looksLikeOurs,
   mintToken,
   type TokenKind,
-} from '../../src/token.ts';
-import { openHouse } from '../helper/house.ts';
+} from '../../src/access/token.ts';
+import { openHouse } from '../helper/server.ts';
 
 const PREFIXES: Record<TokenKind, string> = {
   account: 'cnv_live_',

@@ -3,7 +3,7 @@ import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import Stripe from 'stripe';
-import type { Answer, House } from '../helper/house.ts';
+import type { Answer, House } from '../helper/server.ts';
 
 export const KEY = 'sk_test_51CanaryOfTheSecretKey0123456789';
 export const WEBHOOK_SECRET = 'whsec_CanaryOfTheWebhookSecret0123456789';

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import type { TestContext } from 'node:test';
 import type { Checkout } from '../../src/ledger/checkout.ts';
-import { type Answer, type House, type HouseOptions, handClock, openHouse } from '../helper/house.ts';
+import { type Answer, type House, type HouseOptions, handClock, openHouse } from '../helper/server.ts';
 import { type FakeStripe, KEY, openStripe, WEBHOOK_SECRET } from './fake-stripe.ts';
 
 export const CENTS = 2000;

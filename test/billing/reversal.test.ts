@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { openLeaseHouse } from '../compute/docker-leases.ts';
-import { LONG } from '../compute/leases.ts';
 import { gate } from '../helper/upstream.ts';
+import { openLeaseHouse } from '../lease/docker-leases.ts';
+import { LONG } from '../lease/leases.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 import { deliver } from './fake-stripe.ts';
 import { begin, CENTS, events, figures, openShop, pass, shopOf } from './house.ts';

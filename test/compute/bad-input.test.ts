@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';

@@ -5,10 +5,10 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container.ts';
-import { readConfig } from '../../src/config.ts';
+import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 

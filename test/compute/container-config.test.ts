@@ -3,10 +3,10 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { gpuDevices } from '../../src/compute/backends/container-gpus.ts';
-import { readConfig } from '../../src/config.ts';
-import type { ProviderOneSettings } from '../../src/config-compute.ts';
-import { ConfigurationFault } from '../../src/configuration-fault.ts';
+import { gpuDevices } from '../../src/compute/backends/container/gpus.ts';
+import type { ProviderOneSettings } from '../../src/config/compute.ts';
+import { readConfig } from '../../src/config/config.ts';
+import { ConfigurationFault } from '../../src/config/fault.ts';
 
 /** The settings of provider_one, or its faults without the file's name. */
 function read(t: TestContext, lines: string): ProviderOneSettings | string[] {

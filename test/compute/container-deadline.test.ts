@@ -5,11 +5,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Created, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openContainerBackend } from '../../src/compute/backends/container.ts';
+import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
 import { newId } from '../../src/id.ts';
 import { minimalDebian } from '../helper/minimal-debian.ts';
+import { sharedDocker } from '../lease/docker-leases.ts';
 import { until } from './conformance.ts';
-import { sharedDocker } from './docker-leases.ts';
 import { deadlineInside, type Engine, IMAGE, importImage, runAsRoot } from './engines/docker.ts';
 
 const INSTALLATION = newId('inst');

@@ -8,7 +8,7 @@ import test, { after, type TestContext } from 'node:test';
 import { promisify } from 'node:util';
 import { stringify } from 'yaml';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openContainerBackend } from '../../src/compute/backends/container.ts';
+import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';

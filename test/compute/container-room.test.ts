@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 
 let engine: Engine | undefined;

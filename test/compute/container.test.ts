@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container.ts';
+import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
 import { conform, type Subject } from './conformance.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';

@@ -6,10 +6,10 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
 import { type Backend, type Machine, type Quote, tagPrefix } from '../../src/compute/backend.ts';
-import { tryMachine } from '../../src/compute/trial.ts';
-import { readConfig } from '../../src/config.ts';
+import { tryMachine } from '../../src/compute/self-test.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { type Check, examine } from '../../src/doctor/doctor.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { openLeaseHouse } from '../lease/docker-leases.ts';
+import { type LeaseHouse, LONG, PRICE } from '../lease/leases.ts';
 import { until } from './conformance.ts';
-import { openLeaseHouse } from './docker-leases.ts';
 import { deadlineInside } from './engines/docker.ts';
-import { type LeaseHouse, LONG, PRICE } from './leases.ts';
 
 /** A lease of a wallet of its own, and a shell in it. */
 async function enter(house: LeaseHouse) {

@@ -7,9 +7,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type SessionOrder, tagOf } from '../../src/compute/backend.ts';
-import { openLocalBackend } from '../../src/compute/backends/local.ts';
-import { openSession } from '../../src/compute/backends/local-process.ts';
-import type { LocalSettings } from '../../src/config-compute.ts';
+import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
+import { openSession } from '../../src/compute/backends/local/process.ts';
+import type { LocalSettings } from '../../src/config/compute.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { conform, until } from './conformance.ts';
@@ -128,7 +128,7 @@ async function startPurser(t: TestContext, seconds: number) {
   const leases = join(temporaryDirectory(t), 'leases');
   const tag = freshTag();
   const code = `
-    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/backends/local.ts', import.meta.url).href)};
+    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/backends/local/local.ts', import.meta.url).href)};
     const backend = openLocalBackend({ backend: 'local' }, { leases: ${JSON.stringify(leases)}, now: () => 0 });
     await backend.create({ tag: '${tag}', deadline: Math.floor(Date.now() / 1000) + ${seconds} });
     void backend.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 
 /** No engine is there: what these backends answer is in the test's hand. */
 const container = { backend: 'container', socket: 'unix:///nowhere.sock', image: 'none' };

@@ -5,10 +5,10 @@ import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openSlurmBackend } from '../../src/compute/backends/slurm.ts';
-import { parseJobs } from '../../src/compute/backends/slurm-job.ts';
-import { tryMachine } from '../../src/compute/trial.ts';
-import { Compute } from '../../src/config-compute.ts';
+import { parseJobs } from '../../src/compute/backends/slurm/job.ts';
+import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
+import { tryMachine } from '../../src/compute/self-test.ts';
+import { Compute } from '../../src/config/compute.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
 

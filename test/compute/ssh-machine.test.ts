@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import ssh2, { type Algorithms, type Connection } from 'ssh2';
-import { connectSsh, runOver } from '../../src/compute/backends/ssh-machine.ts';
+import { connectSsh, runOver } from '../../src/compute/backends/ssh/machine.ts';
 
 const key = () => ssh2.utils.generateKeyPairSync('ed25519').private;
 const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_000 };

@@ -6,11 +6,11 @@ import { join } from 'node:path';
 import test, { after, before, type TestContext } from 'node:test';
 import { inspect } from 'node:util';
 import { type Backend, type Created, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openVastBackend } from '../../src/compute/backends/vast.ts';
-import type { Spacing } from '../../src/compute/backends/vast-api.ts';
-import { printable, readConfig } from '../../src/config.ts';
-import type { VastSettings } from '../../src/config-compute.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import type { Spacing } from '../../src/compute/backends/vast/api.ts';
+import { openVastBackend } from '../../src/compute/backends/vast/vast.ts';
+import type { VastSettings } from '../../src/config/compute.ts';
+import { printable, readConfig } from '../../src/config/config.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type FakeVast, openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 

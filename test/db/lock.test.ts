@@ -4,8 +4,8 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { LockedError } from '../../src/data-directory.ts';
 import { takeLock } from '../../src/db/lock.ts';
+import { LockedError } from '../../src/files/data-directory.ts';
 
 function lockFile(t: TestContext): string {
   const directory = mkdtempSync(join(tmpdir(), 'purser-lock-'));

@@ -5,7 +5,7 @@ import type http from 'node:http';
 import test from 'node:test';
 import { gzipSync } from 'node:zlib';
 import ssh2 from 'ssh2';
-import { deriveToken } from '../../src/token.ts';
+import { deriveToken } from '../../src/access/token.ts';
 import { IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { EXECUTABLE, installation, within } from '../helper/executable.ts';
 import { said } from '../helper/sse.ts';

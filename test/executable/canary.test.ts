@@ -4,7 +4,7 @@ import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import net, { type AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/token.ts';
+import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/access/token.ts';
 import { AUDIENCE, type FakeIssuer, openIssuer } from '../access/issuer.ts';
 import { type FakeStripe, openStripe, signatureOf } from '../billing/fake-stripe.ts';
 import { type Installation, installation, run, type Serving } from '../helper/executable.ts';

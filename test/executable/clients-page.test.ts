@@ -8,8 +8,8 @@ import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { installation, within } from '../helper/executable.ts';
-import type { Answer } from '../helper/house.ts';
 import { openModelServer } from '../helper/model-server.ts';
+import type { Answer } from '../helper/server.ts';
 import { failure, gate, type Handler, openUpstream, reset } from '../helper/upstream.ts';
 import { openWire } from '../helper/wire.ts';
 

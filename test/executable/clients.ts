@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import type { Serving } from '../helper/executable.ts';
-import type { Answer } from '../helper/house.ts';
+import type { Answer } from '../helper/server.ts';
 
 const WORKER_COUNT = 12;
 /** So many of the latest acknowledgements are asked for again after each restart. */

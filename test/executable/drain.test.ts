@@ -3,9 +3,9 @@ import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { Agent } from 'undici';
 import { ask, type Installation, installation, type Serving, within } from '../helper/executable.ts';
-import type { Answer } from '../helper/house.ts';
 import { type Line, openLine, requestText } from '../helper/line.ts';
 import { openModelServer } from '../helper/model-server.ts';
+import type { Answer } from '../helper/server.ts';
 import { gate, hang, openUpstream } from '../helper/upstream.ts';
 
 /** A request is accepted when the server has begun to read it. At SIGTERM no such request is reset. */

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { installation, type Serving, within } from '../helper/executable.ts';
-import type { Answer } from '../helper/house.ts';
+import type { Answer } from '../helper/server.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
 import { gate, type Handler, openUpstream } from '../helper/upstream.ts';
 import { nanos, readBooks } from './books.ts';

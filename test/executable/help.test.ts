@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { CommanderError } from 'commander';
 import { createProgram } from '../../cli/program.ts';
-import { NoDatabaseError } from '../../src/data-directory.ts';
+import { NoDatabaseError } from '../../src/files/data-directory.ts';
 import { run } from '../helper/executable.ts';
 
 /** The commands of design section 4 that are there today, with arguments that each would accept. */

@@ -5,7 +5,7 @@ import { until } from '../compute/conformance.ts';
 import { deadlineInside, type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { MOMENTS, type Moment, openEngineProxy } from '../compute/engines/proxy.ts';
 import { installation, type Serving, within } from '../helper/executable.ts';
-import type { Answer } from '../helper/house.ts';
+import type { Answer } from '../helper/server.ts';
 
 const CREDIT_CENTS = 1_000_000;
 const BUDGET_CENTS = 500;

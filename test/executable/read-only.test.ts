@@ -7,7 +7,7 @@ import test, { type TestContext } from 'node:test';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { type InstallationOptions, installation, type Serving, within } from '../helper/executable.ts';
 import { openFailingDisk } from '../helper/failing-disk.ts';
-import type { Answer } from '../helper/house.ts';
+import type { Answer } from '../helper/server.ts';
 import { completion, gate, openUpstream } from '../helper/upstream.ts';
 import { readBooks } from './books.ts';
 

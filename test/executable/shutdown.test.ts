@@ -6,7 +6,7 @@ import { json } from 'node:stream/consumers';
 import test from 'node:test';
 import Client from 'better-sqlite3';
 import { type Installation, installation, type Serving, within } from '../helper/executable.ts';
-import type { Answer } from '../helper/house.ts';
+import type { Answer } from '../helper/server.ts';
 import { completion, gate, hang, openUpstream } from '../helper/upstream.ts';
 
 const WORKER_COUNT = 16;

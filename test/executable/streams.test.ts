@@ -9,7 +9,7 @@ import {
   type Serving,
   within,
 } from '../helper/executable.ts';
-import { MODELS } from '../helper/house.ts';
+import { MODELS } from '../helper/server.ts';
 import {
   completionStream,
   counted,

@@ -7,7 +7,7 @@ import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
-import { type Answer, type Asked, MODELS } from './house.ts';
+import { type Answer, type Asked, MODELS } from './server.ts';
 
 /** The built product; `npm test` builds it first. */
 export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));

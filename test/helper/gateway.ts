@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import type { Answer, Asked, House } from './house.ts';
+import type { Answer, Asked, House } from './server.ts';
 import { openStream, type Stream } from './sse.ts';
 
 /** Longer than anything here takes on a busy machine. */

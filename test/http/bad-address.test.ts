@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { INTERFACE, WITH_BODY } from './interface.ts';
 import { sendRaw } from './raw.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';

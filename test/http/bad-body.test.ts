@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import { connect } from 'node:net';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { bodyBytesMax, type Line, WITH_BODY } from './interface.ts';
 import { type RawAsked, sendRaw } from './raw.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';

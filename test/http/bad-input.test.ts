@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { type Line, WITH_BODY } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 

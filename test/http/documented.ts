@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import * as v from 'valibot';
-import { ROUTES } from '../../src/http/app.ts';
-import type { Endpoint } from '../../src/http/door.ts';
-import type { Answer, House } from '../helper/house.ts';
+import type { Endpoint } from '../../src/http/endpoint.ts';
+import { ROUTES } from '../../src/http/routes.ts';
+import type { Answer, House } from '../helper/server.ts';
 
 export type Operation = {
   security: Record<string, unknown>[];

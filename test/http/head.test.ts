@@ -5,7 +5,7 @@ import { type AddressInfo, connect, createServer } from 'node:net';
 import { hostname } from 'node:os';
 import test from 'node:test';
 import { isOwnHost } from '../../src/http/head.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, '127.0.0.1');

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 import { INTERFACE } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';

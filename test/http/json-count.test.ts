@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { parseJson } from '../../src/http/body.ts';
-import { createHeld } from '../../src/http/held.ts';
+import { createHeld } from '../../src/http/memory-quota.ts';
 import { Refusal } from '../../src/refusal.ts';
 
 const VALUE_BYTES = 64;

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { WITH_BODY } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 

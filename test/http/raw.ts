@@ -1,5 +1,5 @@
 import http from 'node:http';
-import type { Answer, House } from '../helper/house.ts';
+import type { Answer, House } from '../helper/server.ts';
 
 export type RawAsked = {
   token?: string;

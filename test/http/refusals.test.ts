@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
-import { LONG, openMemoryHouse } from '../compute/leases.ts';
-import { type Answer, type House, type HouseOptions, openHouse as openAnyHouse } from '../helper/house.ts';
+import { type Answer, type House, type HouseOptions, openHouse as openAnyHouse } from '../helper/server.ts';
 import { failure, gate, reset } from '../helper/upstream.ts';
+import { LONG, openMemoryHouse } from '../lease/leases.ts';
 import { holdToDocument } from './documented.ts';
 import { assertRefused } from './refused.ts';
 

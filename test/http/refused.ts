@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import type { Answer, House } from '../helper/house.ts';
+import type { Answer, House } from '../helper/server.ts';
 
 /**
  * Asserts a refusal as it is documented: status, code, the one body shape of all errors (interface, section 2), and a

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { ROUTES } from '../../src/http/app.ts';
-import { deriveToken, mintToken } from '../../src/token.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { deriveToken, mintToken } from '../../src/access/token.ts';
+import { ROUTES } from '../../src/http/routes.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { INTERFACE, type Line } from './interface.ts';
 import { assertRefused, footprint } from './refused.ts';
 

@@ -3,8 +3,8 @@ import test, { type TestContext } from 'node:test';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateText, jsonSchema, Output, stepCountIs, tool } from 'ai';
 import OpenAI from 'openai';
-import { openHouse } from '../helper/house.ts';
 import { openModelServer } from '../helper/model-server.ts';
+import { openHouse } from '../helper/server.ts';
 import type { Handler } from '../helper/upstream.ts';
 
 // What stock clients send beside the plain cases of docs/clients.md, and what they are answered.

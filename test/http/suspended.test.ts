@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 

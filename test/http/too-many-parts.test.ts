@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 
 const many = (item: string, count: number) => `[${Array(count).fill(item).join(',')}]`;
 

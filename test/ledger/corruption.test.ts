@@ -6,9 +6,8 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { openApp } from '../../src/app.ts';
-import { insertResource, updateResource } from '../../src/compute/resources.ts';
-import { readConfig } from '../../src/config.ts';
-import { files } from '../../src/data-directory.ts';
+import { readConfig } from '../../src/config/config.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { newId } from '../../src/id.ts';
 import { setSuspended } from '../../src/ledger/account.ts';
 import { auditFiles } from '../../src/ledger/audit.ts';
@@ -16,11 +15,12 @@ import { openCheckout, reportPayment, settleCreation } from '../../src/ledger/ch
 import type { Ledger } from '../../src/ledger/ledger.ts';
 import { placeHold, settle } from '../../src/ledger/operation.ts';
 import { noteEvent, setFeed } from '../../src/ledger/payment-events.ts';
+import { insertResource, updateResource } from '../../src/ledger/resource.ts';
 import { reportReversal } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { createLog } from '../../src/log.ts';
 import { Nanos } from '../../src/money.ts';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { failure } from '../helper/upstream.ts';
 import { createRandom, type Random, SEED } from './random.ts';
 

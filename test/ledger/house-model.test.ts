@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/money.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { completion, failure, hang, reset } from '../helper/upstream.ts';
 import { Model, NEW_ACCOUNT } from './model.ts';
 import { createRandom, SEED, steps } from './random.ts';

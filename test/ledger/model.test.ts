@@ -15,8 +15,8 @@ import { reportReversal } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { dueWallets, openWallet } from '../../src/ledger/wallet.ts';
 import { Refusal } from '../../src/refusal.ts';
+import { createRunning } from '../../src/spend/in-flight.ts';
 import { recover } from '../../src/spend/recover.ts';
-import { createRunning } from '../../src/spend/running.ts';
 import {
   done,
   holdOrder,

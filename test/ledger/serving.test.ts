@@ -3,14 +3,15 @@ import { copyFileSync, existsSync, readFileSync, renameSync, rmSync, writeFileSy
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
-import { readConfig, urlOf } from '../../src/config.ts';
-import { files } from '../../src/data-directory.ts';
+import { readConfig } from '../../src/config/config.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { type HeadFile, openTip, readTip } from '../../src/ledger/head.ts';
 import { post } from '../../src/ledger/journal.ts';
 import { createLog } from '../../src/log.ts';
 import { Nanos } from '../../src/money.ts';
+import { urlOf } from '../../src/net/listen.ts';
 import { serve } from '../../src/serve.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 
 /** Serves the closed house once more, as `purser serve` or `purser serve --accept-loss` would. */
 async function serveAgain(house: House, options: { acceptLoss?: boolean } = {}): Promise<void> {

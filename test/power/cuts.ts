@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import type { TestContext } from 'node:test';
 import { type App, openApp } from '../../src/app.ts';
-import { readConfig } from '../../src/config.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { headOf } from '../../src/ledger/head.ts';
 import { installationOf } from '../../src/ledger/installation.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';

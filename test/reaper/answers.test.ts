@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 
 const KEPT_SECONDS = 72 * 3600;
 

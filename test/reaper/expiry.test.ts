@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, type HouseOptions, openHouse } from '../helper/house.ts';
+import { type House, type HouseOptions, openHouse } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 
 /** A house whose reaper runs only when the test says so. */

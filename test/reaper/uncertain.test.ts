@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { parse, stringify } from 'yaml';
 import { settle } from '../../src/ledger/operation.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { completion, gate, reset } from '../helper/upstream.ts';
 
 const AFTER_SECONDS = 900;

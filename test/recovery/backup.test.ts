@@ -4,11 +4,11 @@ import { existsSync, readdirSync, readFileSync, rmSync, statSync, symlinkSync, w
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
-import { files } from '../../src/data-directory.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { exportEntries } from '../../src/ledger/export.ts';
 import { headOf } from '../../src/ledger/head.ts';
 import { backUp } from '../../src/recovery/backup.ts';
-import { type House, openHouse, UPSTREAM_KEY } from '../helper/house.ts';
+import { type House, openHouse, UPSTREAM_KEY } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const NOW = 1_790_000_000;

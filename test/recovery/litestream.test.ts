@@ -4,7 +4,7 @@ import { chmodSync, copyFileSync, mkdirSync, rmSync } from 'node:fs';
 import { delimiter, dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
-import { files } from '../../src/data-directory.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { until } from '../compute/conformance.ts';
 import { EXECUTABLE, type Installation, installation, run, type Serving } from '../helper/executable.ts';
 import { openUpstream } from '../helper/upstream.ts';

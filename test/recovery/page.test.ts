@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process';
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, symlinkSync } from 'node:fs';
 import { delimiter, dirname, join } from 'node:path';
 import test from 'node:test';
-import { files } from '../../src/data-directory.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { until } from '../compute/conformance.ts';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { temporaryDirectory } from '../ledger/books.ts';

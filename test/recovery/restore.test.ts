@@ -4,15 +4,15 @@ import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { generateMasterKey } from '../../src/access/master-key.ts';
-import { readConfig } from '../../src/config.ts';
-import { files, LockedError } from '../../src/data-directory.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { takeLock } from '../../src/db/lock.ts';
+import { files, LockedError } from '../../src/files/data-directory.ts';
 import { auditFiles } from '../../src/ledger/audit.ts';
 import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
 import { createLog } from '../../src/log.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 

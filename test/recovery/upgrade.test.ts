@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { build } from 'esbuild';
-import { files } from '../../src/data-directory.ts';
 import { knownMigrations, pendingMigrations } from '../../src/db/migrate.ts';
 import { openDatabase } from '../../src/db/open.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { audit, auditFiles } from '../../src/ledger/audit.ts';
 import { atEveryMoment, dieAt, momentsOf } from '../executable/steps.ts';
 import { layFixture } from '../fixtures/dump.ts';
@@ -119,7 +119,7 @@ async function bundle(directory: string): Promise<string> {
     platform: 'node',
     format: 'esm',
     external: ['better-sqlite3'],
-    define: { 'import.meta.url': JSON.stringify(new URL('../../src/asset.ts', import.meta.url).href) },
+    define: { 'import.meta.url': JSON.stringify(new URL('../../src/files/asset.ts', import.meta.url).href) },
   });
   symlinkSync(join(import.meta.dirname, '../../node_modules'), join(directory, 'node_modules'));
   return outfile;

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
-import { adviceOnRouter } from '../../src/advice-router.ts';
-import { Router } from '../../src/config-router.ts';
+import { adviceOnRouter } from '../../src/config/advice-router.ts';
+import { Router } from '../../src/config/router.ts';
 import { contextFault, readStatedModels } from '../../src/router/check.ts';
 
 const parse = (model: object) =>

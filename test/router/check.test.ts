@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { readConfig } from '../../src/config.ts';
+import { readConfig } from '../../src/config/config.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { checkModels } from '../../src/router/check.ts';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { completion, hang } from '../helper/upstream.ts';
 
 test('an upstream that hangs is a fault after the time of its route, and hides no other', async (t) => {

@@ -3,7 +3,7 @@ import test from 'node:test';
 import { isPassing } from '../../src/http/openai-error.ts';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type Answer, type House, openHouse } from '../helper/house.ts';
+import { type Answer, type House, openHouse } from '../helper/server.ts';
 import { completionStream, forever, said, streaming } from '../helper/sse.ts';
 import { completion, failure, gate, reset } from '../helper/upstream.ts';
 

@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test from 'node:test';
 import { randomFrom } from '../executable/random.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
-import { type Answer, type House, openHouse } from '../helper/house.ts';
+import { type Answer, type House, openHouse } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, event, resetIt, said, streaming } from '../helper/sse.ts';
 import { completion, type FakeUpstream, failure, gate, halfBody, reset } from '../helper/upstream.ts';
 

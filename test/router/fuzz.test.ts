@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { breakOff, DONE, event, FINISHED, resetIt, type Step, said, streaming } from '../helper/sse.ts';
 import type { FakeUpstream } from '../helper/upstream.ts';
 

@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { ROUTES } from '../../src/http/app.ts';
-import { deriveToken } from '../../src/token.ts';
+import { deriveToken } from '../../src/access/token.ts';
+import { ROUTES } from '../../src/http/routes.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { completionStream, DONE, openStream } from '../helper/sse.ts';
 import { completion } from '../helper/upstream.ts';
 import { INTERFACE } from '../http/interface.ts';

@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test from 'node:test';
 import { randomFrom } from '../executable/random.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { breakOff, counted, DONE, event, FINISHED, resetIt, said, streaming } from '../helper/sse.ts';
 import { failure, halfBody, reset } from '../helper/upstream.ts';
 

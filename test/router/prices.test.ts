@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, type HouseOptions, openHouse } from '../helper/house.ts';
+import { type House, type HouseOptions, openHouse } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure } from '../helper/upstream.ts';
 

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import * as v from 'valibot';
-import { Router } from '../../src/config-router.ts';
+import { Router } from '../../src/config/router.ts';
 import { boundChat } from '../../src/router/bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { quotedBytes, textBytes, valueBytes } from '../../src/router/rendered.ts';

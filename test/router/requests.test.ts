@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import * as v from 'valibot';
-import { Router } from '../../src/config-router.ts';
+import { Router } from '../../src/config/router.ts';
 import { boundChat } from '../../src/router/bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
 
 test('a member that is null is left out, as OpenAI does it: some clients send all that they know', async (t) => {

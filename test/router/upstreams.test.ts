@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, event, FINISHED, resetIt, said, streaming } from '../helper/sse.ts';
 import {
   completion,

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync, writeFileSync } from 'node:fs';
 import test from 'node:test';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { completion, failure, gate } from '../helper/upstream.ts';
 
 test('the same key and body get the same answer again, marked, and are paid once', async (t) => {

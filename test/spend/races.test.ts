@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type Answer, openHouse } from '../helper/house.ts';
+import { type Answer, openHouse } from '../helper/server.ts';
 import { completion, gate } from '../helper/upstream.ts';
 
 const countBy = (answers: Answer[]) => {

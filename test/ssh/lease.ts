@@ -7,13 +7,13 @@ import { join } from 'node:path';
 import { after, type TestContext } from 'node:test';
 import ssh2 from 'ssh2';
 import { hostKey } from '../../src/access/ssh-keys.ts';
-import { files } from '../../src/data-directory.ts';
-import { type GatewayLimits, openGateway } from '../../src/ssh/gateway.ts';
+import { files } from '../../src/files/data-directory.ts';
+import { type GatewayLimits, openGateway } from '../../src/ssh/server.ts';
 import { until } from '../compute/conformance.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
-import { type House, openHouse } from '../helper/house.ts';
+import { type House, openHouse } from '../helper/server.ts';
 import { openUpstream } from '../helper/upstream.ts';
 
 let engine: Engine | undefined;

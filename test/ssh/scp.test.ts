@@ -16,7 +16,7 @@ import test from 'node:test';
 import { until } from '../compute/conformance.ts';
 import { openSlurm } from '../compute/engines/slurm.ts';
 import { openSshd } from '../compute/engines/sshd.ts';
-import { openHouse } from '../helper/house.ts';
+import { openHouse } from '../helper/server.ts';
 import { type Lease, openLease, reachLease } from './lease.ts';
 
 const MIB = 1024 * 1024;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type Failure, newJournal, note, type OrderEntry, type WalletEntry } from '../../torture/journal.ts';
-import type { Answer } from '../helper/house.ts';
+import type { Answer } from '../helper/server.ts';
 
 const body = { id: 'op_1', usage: { prompt_tokens: 3, completion_tokens: 2 } };
 const answered = (status: number, body: object): Answer => ({ status, headers: {}, body, text: JSON.stringify(body) });

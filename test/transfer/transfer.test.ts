@@ -6,7 +6,7 @@ import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
 import { tryTransfer } from '../../src/transfer/check.ts';
 import { createSigner } from '../../src/transfer/object-url.ts';
-import { type House, handClock, openHouse } from '../helper/house.ts';
+import { type House, handClock, openHouse } from '../helper/server.ts';
 import { KEYS, type ObjectStore, openObjectStore, REGION } from './object-store.ts';
 
 const DAY = 86_400;

@@ -1,5 +1,5 @@
 import type { Readable } from 'node:stream';
-import { collectPieces } from '../../pieces.ts';
+import { collectPieces } from '../../net/pieces.ts';
 import type { ExecResult, OutputBudget } from '../backend.ts';
 
 /**

@@ -1,4 +1,4 @@
-import type { ProviderOneSettings, ProviderThreeSettings } from '../../config-compute.ts';
+import type { ProviderOneSettings, ProviderThreeSettings } from '../../config/compute.ts';
 import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';

@@ -1,6 +1,6 @@
 import { accountOf } from '../../ledger/account.ts';
 import { AccountBody, accountBody } from '../../wire/account.ts';
-import { endpoint } from '../door.ts';
+import { endpoint } from '../endpoint.ts';
 
 export const readAccount = endpoint({
   summary: 'Read the account’s credit',

@@ -1,7 +1,7 @@
 import { checkout } from '../../billing/checkout.ts';
 import { fingerprint } from '../../fingerprint.ts';
-import { Checkout, CheckoutRequest, checkoutBody } from '../../wire/outside.ts';
-import { endpoint } from '../door.ts';
+import { Checkout, CheckoutRequest, checkoutBody } from '../../wire/checkout.ts';
+import { endpoint } from '../endpoint.ts';
 
 export const createCheckout = endpoint({
   summary: 'Create a hosted checkout session of the payment provider',

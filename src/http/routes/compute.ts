@@ -1,15 +1,15 @@
 import { hash } from 'node:crypto';
 import { resourceKey } from '../../access/ssh-keys.ts';
 import type { Backend, OutputBudget } from '../../compute/backend.ts';
-import { listResourcesOfWallet, type Resource, resourceOf } from '../../compute/resources.ts';
 import type { ConfiguredSlot } from '../../compute/slots.ts';
 import { fingerprint } from '../../fingerprint.ts';
-import { inTime } from '../../in-time.ts';
+import { createLease, stopLease } from '../../lease/create.ts';
+import { extendLease } from '../../lease/extend.ts';
+import { listResourcesOfWallet, type Resource, resourceOf } from '../../ledger/resource.ts';
 import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
+import { inTime } from '../../net/deadline.ts';
 import { Refusal } from '../../refusal.ts';
-import { createLease, stopLease } from '../../spend/lease.ts';
-import { extendLease } from '../../spend/lease-extend.ts';
-import { PAID_REFUSALS } from '../../spend/road.ts';
+import { PAID_REFUSALS } from '../../spend/spend.ts';
 import {
   ComputeRequest,
   ExecRequest,
@@ -26,8 +26,8 @@ import {
   UploadRequest,
   UploadResult,
 } from '../../wire/compute.ts';
-import { type DoorApp, endpoint } from '../door.ts';
-import type { Share } from '../held.ts';
+import { type DoorApp, endpoint } from '../endpoint.ts';
+import type { Share } from '../memory-quota.ts';
 
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
 /** Each stream of a command is cut at 1 MiB (design, section 3). */

@@ -1,6 +1,6 @@
 import { createKey, listKeys as keysOf, revokeKey } from '../../access/keys.ts';
 import { KeyList, KeyRequest, keyRecord, NewKey, RevokedKey, revokedKey } from '../../wire/key.ts';
-import { endpoint } from '../door.ts';
+import { endpoint } from '../endpoint.ts';
 
 const EXAMPLE = {
   id: 'key_01k9v3c2mq8r5t7w1x4z6b0d2f',

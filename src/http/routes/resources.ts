@@ -1,10 +1,10 @@
 import * as v from 'valibot';
-import { listResourcesOfWallet, pageResources } from '../../compute/resources.ts';
+import { listResourcesOfWallet, pageResources } from '../../ledger/resource.ts';
 import { walletOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { ResourceList, ResourcePage, summaryOf } from '../../wire/compute.ts';
 import { text } from '../../wire/parts.ts';
-import { endpoint } from '../door.ts';
+import { endpoint } from '../endpoint.ts';
 
 export const listResources = endpoint({
   summary: 'List resources across the account’s wallets, newest first, by pages of 100',

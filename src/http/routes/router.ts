@@ -1,21 +1,22 @@
 import { routerToken } from '../../access/keyring.ts';
 import type { RouterPrincipal } from '../../access/principal.ts';
 import { openRouterKey } from '../../access/router-keys.ts';
+import { type ChatRequest, chat } from '../../chat/chat.ts';
+import { streamChat, transcriptOf } from '../../chat/stream.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
 import { RETRY_SAME_KEY, Refusal } from '../../refusal.ts';
 import { boundChat, boundEmbeddings, type ChatBody } from '../../router/bound.ts';
 import type { Model } from '../../router/catalogue.ts';
 import { readTranscript } from '../../router/transcript.ts';
-import { type ChatRequest, chat } from '../../spend/chat.ts';
-import { streamChat, transcriptOf } from '../../spend/stream.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
 import { Embeddings, EmbeddingsBody, RouterChatBody, RouterKeyAnswer, RouterKeyRequest } from '../../wire/router.ts';
-import { type Call, type DoorApp, endpoint } from '../door.ts';
+import { type Call, type DoorApp, endpoint } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
-import type { Share } from '../held.ts';
-import { CHAT_BYTES_MAX, MODEL_EXAMPLE } from './models.ts';
+import type { Share } from '../memory-quota.ts';
+import { CHAT_BYTES_MAX } from './chat.ts';
+import { MODEL_EXAMPLE } from './models.ts';
 
 export const createRouterKey = endpoint({
   summary: 'Get a wallet-scoped gateway key and its chat-completion-compatible base URL',

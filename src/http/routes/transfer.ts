@@ -1,8 +1,8 @@
 import { refuseInactive, walletOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { keyOfObject } from '../../transfer/object-url.ts';
-import { SignedUrl, SignRequest } from '../../wire/outside.ts';
-import { endpoint } from '../door.ts';
+import { SignedUrl, SignRequest } from '../../wire/transfer.ts';
+import { endpoint } from '../endpoint.ts';
 
 export const signTransfer = endpoint({
   summary: 'Sign the URL of one exact object',

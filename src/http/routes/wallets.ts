@@ -2,8 +2,8 @@ import { walletToken } from '../../access/keyring.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { refuseInactive, walletOf, listWallets as walletsOf } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
-import { close } from '../../spend/close.ts';
-import { open } from '../../spend/open.ts';
+import { close } from '../../wallet/close.ts';
+import { open } from '../../wallet/open.ts';
 import {
   Allocation,
   allocation,
@@ -13,7 +13,7 @@ import {
   WalletToken,
   walletRecord,
 } from '../../wire/wallet.ts';
-import { endpoint } from '../door.ts';
+import { endpoint } from '../endpoint.ts';
 
 const ID = 'wal_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {

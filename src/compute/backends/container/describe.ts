@@ -1,0 +1,138 @@
+import type Docker from 'dockerode';
+import type { Engine } from './engine.ts';
+import { statusOf, textOf } from './engine.ts';
+import { cdiName } from './gpus.ts';
+import { WATCHDOG_USER } from './user.ts';
+import { WATCHDOG_PATH } from './watchdog.ts';
+
+const GIB = 1024 ** 3;
+const CPU_PERIOD_MICROSECONDS = 100_000;
+
+/** A container as we want it, whatever the engine: limited, unprivileged, with its watchdog as PID 1. */
+export type Wanted = {
+  name: string;
+  image: string;
+  labels: Record<string, string>;
+  cpus: number;
+  memoryGib: number;
+  pids: number;
+  network: string;
+  /** Unix seconds. */
+  deadline: number;
+  devices: string[];
+  /** How Docker is asked for devices; Podman knows CDI only. */
+  gpuMode: 'nvidia' | 'cdi';
+  diskGb: number | undefined;
+};
+
+/**
+ * Makes it, without starting it. Where the storage driver cannot limit a disk the engine says so, and the container is
+ * made without: `check` and `config check` tell the operator.
+ */
+export async function makeContainer(engine: Engine, wanted: Wanted): Promise<void> {
+  const isPodman = await engine.isPodman();
+  const make = (it: Wanted) =>
+    isPodman
+      ? engine.request('POST', '/v4.0.0/libpod/containers/create', forPodman(it))
+      : engine.ask('create', (abortSignal) => engine.docker.createContainer({ ...forDocker(it), abortSignal }));
+  try {
+    await make(wanted);
+  } catch (error) {
+    if (wanted.diskGb === undefined || !cannotLimitDisk(error)) throw error;
+    await make({ ...wanted, diskGb: undefined });
+  }
+}
+
+/** Both engines' words for a storage driver or file system without quotas. */
+export const cannotLimitDisk = (error: unknown) =>
+  statusOf(error) !== undefined && /storage-opt|quota/i.test(textOf(error));
+
+/**
+ * An image may ask for all GPUs in its environment, and a default runtime would give them: "void" asks for none
+ * (documentation of the NVIDIA Container Toolkit). What is leased comes by name.
+ */
+const NO_GPU = { NVIDIA_VISIBLE_DEVICES: 'void' };
+
+/** An eighth of the weight that processes have by default (1024): under load Purser comes before what is leased. */
+const CPU_SHARES = 128;
+/** Where the machine's memory runs out the kernel ends what is leased before Purser (proc(5), oom_score_adj). */
+const OOM_SCORE = 500;
+
+const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;
+
+/** For `POST /containers/create` of the Docker Engine API. */
+function forDocker(it: Wanted): Docker.ContainerCreateOptions {
+  const memory = Math.round(it.memoryGib * GIB);
+  const byName = it.devices.length > 0 && it.gpuMode === 'nvidia';
+  return {
+    name: it.name,
+    Image: it.image,
+    Hostname: 'lease',
+    Entrypoint: [WATCHDOG_PATH],
+    Cmd: [String(it.deadline)],
+    User: USER,
+    WorkingDir: '/',
+    Labels: it.labels,
+    ...(byName ? {} : { Env: Object.entries(NO_GPU).map(([name, value]) => `${name}=${value}`) }),
+    HostConfig: {
+      Init: false, // Whatever the engine's default is: the watchdog is process 1.
+      CpuShares: CPU_SHARES,
+      OomScoreAdj: OOM_SCORE,
+      NanoCpus: Math.round(it.cpus * 1e9),
+      Memory: memory,
+      MemorySwap: memory,
+      PidsLimit: it.pids,
+      CapDrop: ['ALL'],
+      SecurityOpt: ['no-new-privileges'],
+      NetworkMode: it.network,
+      RestartPolicy: { Name: 'no' },
+      // PID 1 says nothing, but a tenant may write to its output: that would fill the host's disk.
+      LogConfig: { Type: 'none', Config: {} },
+      ...(it.diskGb === undefined ? {} : { StorageOpt: { size: `${it.diskGb}G` } }),
+      ...(it.devices.length
+        ? {
+            DeviceRequests: [
+              byName
+                ? { Driver: 'nvidia', DeviceIDs: it.devices, Capabilities: [['gpu']] }
+                : { Driver: 'cdi', DeviceIDs: it.devices.map(cdiName) },
+            ],
+          }
+        : {}),
+    },
+  };
+}
+
+/**
+ * For `POST /libpod/containers/create` of Podman: its Docker API takes a DeviceRequest and leaves the device out without
+ * a word (podman-container-tools/podman#22645).
+ */
+function forPodman(it: Wanted): object {
+  const memory = Math.round(it.memoryGib * GIB);
+  const quota = Math.round(it.cpus * CPU_PERIOD_MICROSECONDS);
+  const cpu = { period: CPU_PERIOD_MICROSECONDS, quota, shares: CPU_SHARES };
+  return {
+    name: it.name,
+    image: it.image,
+    hostname: 'lease',
+    entrypoint: [WATCHDOG_PATH],
+    command: [String(it.deadline)],
+    init: false,
+    oom_score_adj: OOM_SCORE,
+    user: USER,
+    work_dir: '/',
+    labels: it.labels,
+    env: NO_GPU,
+    resource_limits: { cpu, memory: { limit: memory, swap: memory }, pids: { limit: it.pids } },
+    cap_drop: ['ALL'],
+    no_new_privileges: true,
+    ...(it.network === 'none'
+      ? { netns: { nsmode: 'none' } }
+      : { netns: { nsmode: 'bridge' }, networks: { [it.network]: {} } }),
+    restart_policy: 'no',
+    log_configuration: { driver: 'none' },
+    // A volume of the image would lie beside the disk limit.
+    image_volume_mode: 'ignore',
+    ...(it.diskGb === undefined ? {} : { storage_opts: { size: `${it.diskGb}G` } }),
+    devices: it.devices.map((device) => ({ path: cdiName(device) })),
+  };
+}

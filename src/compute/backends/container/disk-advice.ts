@@ -1,0 +1,10 @@
+import type { ComputeSettings } from '../../../config/compute.ts';
+
+/** Whether the disk that offers promise is kept, asked of the engine: in words, and no fault of the settings. Never throws. */
+export async function adviceOnDisk({ provider_three: three }: ComputeSettings): Promise<string[]> {
+  if (three?.backend !== 'container') return [];
+  const { checkDisk } = await import('./check.ts');
+  const { openEngine } = await import('./engine.ts');
+  const { isEnforced, detail } = await checkDisk(openEngine(three.socket), three.image);
+  return isEnforced ? [] : [`compute.provider_three: ${detail}.`];
+}

@@ -1,0 +1,28 @@
+import type { ProviderOneSettings } from '../../../config/compute.ts';
+
+/**
+ * The devices of each GPU type. Without `gpu_devices` the only type that has a price has the first `limits.gpus` indexes;
+ * the configuration has refused several types without it.
+ */
+export function gpuDevices(
+  settings: Pick<ProviderOneSettings, 'prices' | 'limits' | 'gpu_devices'>,
+): Record<string, string[]> {
+  if (settings.gpu_devices) return settings.gpu_devices;
+  const [type] = Object.keys(settings.prices.gpu_hourly_usd);
+  return type === undefined
+    ? {}
+    : { [type]: Array.from({ length: settings.limits.gpus }, (_, index) => String(index)) };
+}
+
+/** The name of a device in the vendor's Container Device Interface specification. */
+export const cdiName = (device: string) => `nvidia.com/gpu=${device}`;
+
+export const LIST_GPUS = 'nvidia-smi -L';
+
+/** How many GPUs `nvidia-smi -L` shows: one a line, and below one that is divided a line for each of its parts instead. */
+export function countGpus(listed: string): number {
+  let count = 0;
+  for (const [block] of listed.matchAll(/^GPU \d+:.*(?:\n\s+MIG .*)*/gm))
+    count += Math.max(1, block.split('\n').length - 1);
+  return count;
+}

@@ -1,0 +1,32 @@
+import type { ExecOrder } from '../../backend.ts';
+
+const GIB = 1024 ** 3;
+
+/** Prints the limits of the control group that a container sees as its own, of version 2 or 1: a name and a number each. */
+const SCRIPT = `limit() {
+  for file in "/sys/fs/cgroup/$2" "/sys/fs/cgroup/$3"; do
+    if [ -r "$file" ]; then read -r value rest < "$file" && echo "$1 $value"; return; fi
+  done
+}
+limit memory memory.max memory/memory.limit_in_bytes
+limit processes pids.max pids/pids.max
+limit CPU cpu.max cpu/cpu.cfs_quota_us`;
+
+export const READ_LIMITS: ExecOrder = { command: SCRIPT, timeoutSeconds: 10, streamBytesMax: 4096 };
+
+/**
+ * In words, what is not limited by what `READ_LIMITS` printed. An engine may say that it limits memory and not do so:
+ * rootless Podman with control groups of version 1 does not. What cannot be read says nothing.
+ */
+export function findUnlimited(printed: string, memoryGib: number): string | undefined {
+  const isSet = (name: string, value: string) => {
+    const limit = Number(value);
+    if (!(limit > 0)) return false; // "max", or -1 in version 1.
+    return name !== 'memory' || limit <= Math.ceil(memoryGib * GIB);
+  };
+  const missing = [...printed.matchAll(/^(memory|processes|CPU) (\S+)$/gm)]
+    .filter(([, name = '', value = '']) => !isSet(name, value))
+    .map(([, name]) => name);
+  if (!missing.length) return undefined;
+  return `inside it nothing limits its ${missing.join(' and ')}, whatever the engine says: enable these cgroup controllers for the engine's user (cgroup v2 where it is rootless)`;
+}

@@ -1,0 +1,166 @@
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import type Docker from 'dockerode';
+import { contain } from '../../../net/contain.ts';
+import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
+import { collect, collectBoth } from '../collect.ts';
+import { partOutput } from '../exec-output.ts';
+import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
+import { type Engine, statusOf, textOf } from './engine.ts';
+
+const UPLOAD_MILLISECONDS = 120_000;
+const WAIT_MILLISECONDS_MAX = 1000;
+const KILLED = codeOfSignal('KILL');
+const OWN_OUTPUT_BYTES = 4096;
+
+const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
+
+type Beginning = {
+  terminal?: SessionOrder['terminal'] | undefined;
+  /** By default whom the image wants. */
+  user?: string;
+  /** Ends the waiting for the command, not the command. */
+  giveUp?: AbortSignal;
+};
+
+/** Starts a command inside; its streams apart, or one with a terminal. */
+async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveUp, ...it }: Beginning = {}) {
+  const { docker, ask } = engine;
+  const user = it.user ?? (await engine.userOf(ref));
+  const exec = await ask('exec', (abortSignal) =>
+    docker.getContainer(ref).exec({
+      Cmd: argv,
+      User: user,
+      AttachStdin: true,
+      AttachStdout: true,
+      AttachStderr: true,
+      Tty: terminal !== undefined,
+      ...(terminal ? { Env: [`TERM=${terminal.term}`] } : {}),
+      abortSignal,
+    }),
+  );
+  const stream = await ask('exec', (abortSignal) =>
+    exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
+  );
+  contain(stream, (error) => stream.destroy(error));
+  const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
+  const ended = waitForEnd(ask, exec, stream, quiet, giveUp).finally(() => {
+    end();
+    stream.destroy(); // A hijacked socket keeps the process alive.
+  });
+  return { exec, stream, stdout, stderr, ended };
+}
+
+/** The exit code: the stream's end tells, or the engine when something in the background keeps the stream open. */
+async function waitForEnd(
+  ask: Engine['ask'],
+  exec: Docker.Exec,
+  stream: NodeJS.ReadWriteStream,
+  quiet: () => Promise<void>,
+  giveUp: AbortSignal | undefined,
+): Promise<number> {
+  let over = false;
+  const closed = new Promise<void>((resolve) =>
+    stream
+      .once('end', resolve)
+      .once('close', resolve)
+      .once('error', () => resolve()),
+  );
+  void closed.then(() => {
+    over = true;
+  });
+  // An idle session of an hour must not be asked about ten times a second.
+  for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
+    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
+    giveUp?.throwIfAborted();
+    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch((error) => {
+      if (over && wasRemoved(error)) return { Running: false, ExitCode: KILLED };
+      throw error;
+    });
+    if (!Running && ExitCode !== null) {
+      if (!over) await Promise.race([closed, quiet()]);
+      return ExitCode;
+    }
+  }
+}
+
+/** Whether a container is gone, and what the engine knew of its commands with it. Podman answers 500 with a cause. */
+const wasRemoved = (error: unknown) =>
+  statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
+
+/** Runs a program of Purser's own as `user`, and waits for it so long at most. */
+export async function runAs(
+  engine: Engine,
+  ref: Ref,
+  user: string,
+  argv: string[],
+  milliseconds: number,
+): Promise<{ exitCode: number; stdout: string }> {
+  const giveUp = AbortSignal.timeout(milliseconds);
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { user, giveUp });
+  stream.end();
+  const said = collectBoth(stdout, stderr, { streamBytesMax: OWN_OUTPUT_BYTES });
+  said.catch(() => {}); // A program that is lost says so itself.
+  const exitCode = await ended;
+  return { exitCode, stdout: (await said).stdout.toString() };
+}
+
+/** Runs a command with a limit that holds inside the container. */
+export async function runInside(
+  engine: Engine,
+  ref: Ref,
+  { command, timeoutSeconds, ...most }: ExecOrder,
+): Promise<ExecResult> {
+  const marker = randomBytes(12).toString('hex');
+  const started = performance.now();
+  const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
+  stream.end();
+  const said = collectBoth(stdout, stderr, most);
+  said.catch(() => {}); // A command that is lost says so itself.
+  const exitCode = await ended;
+  const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;
+  return { exitCode, ...(await said), timedOut };
+}
+
+/** Writes a file through a shell inside: an engine's own archive upload follows links and accepts what it cannot write. */
+export async function uploadInto(engine: Engine, ref: Ref, path: string, content: Buffer): Promise<void> {
+  refusePath(path);
+  const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
+  stdout.resume();
+  const said = collect(stderr, 4096);
+  const over = setTimeout(
+    () => (stream as NodeJS.ReadWriteStream & { destroy(): void }).destroy(),
+    UPLOAD_MILLISECONDS,
+  );
+  if (!stream.write(content)) await Promise.race([once(stream, 'drain'), ended]);
+  stream.end();
+  const code = await ended.finally(() => clearTimeout(over));
+  judgeUpload(code, (await said).bytes);
+}
+
+/** One live session; `kill` also kills what it started. */
+export async function openSession(engine: Engine, ref: Ref, { command, terminal }: SessionOrder): Promise<Session> {
+  const marker = randomBytes(12).toString('hex');
+  const shell =
+    command === undefined
+      ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
+      : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
+  const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
+  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, { terminal });
+  if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
+  return {
+    stdin: stream,
+    stdout,
+    stderr: terminal ? undefined : stderr,
+    resize: (columns, rows) => void exec.resize({ w: columns, h: rows }).catch(() => {}),
+    ended: ended.then((code) => ({ code })),
+    kill() {
+      stream.destroy();
+      void begin(engine, ref, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker])
+        .then((it) => it.ended)
+        .catch(() => {}); // The lease may be gone: then so is what it ran.
+    },
+  };
+}

@@ -1,0 +1,77 @@
+import { assetBytes } from '../../../files/asset.ts';
+import type { Extended, Ref } from '../../backend.ts';
+import { type Engine, statusOf, textOf } from './engine.ts';
+import { runAs } from './session.ts';
+import { packFile } from './tar.ts';
+import { WATCHDOG_USER } from './user.ts';
+
+/**
+ * The watchdog (watchdog/watchdog.c) is the first process of every container: a static program that is put into the
+ * container before it starts, holds the deadline in memory and exits when it has passed
+ * (docs/decisions/0020-deadline-inside.md).
+ */
+
+/** Where the program lies inside. A tenant who is root there may remove it: the process that runs is not affected. */
+export const WATCHDOG_PATH = '/.purser-watchdog';
+
+/** The program that runs as process 1, whatever has become of its file. */
+const RUNNING_WATCHDOG = '/proc/1/exe';
+const MOVE_MILLISECONDS = 15_000;
+
+const ARCHITECTURES = ['amd64', 'arm64'];
+export const hasWatchdog = (architecture: string) => ARCHITECTURES.includes(architecture);
+
+/** Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. */
+export async function putWatchdog({ ask, docker }: Engine, container: string, architecture: string): Promise<void> {
+  const program = assetBytes(`src/compute/backends/container/watchdog/watchdog-${architecture}`);
+  // It belongs to its own user, so that the tenant's root may not write it either.
+  const archive = packFile(WATCHDOG_PATH.slice(1), program, { mode: 0o555, owner: WATCHDOG_USER });
+  await ask('archive', (abortSignal) => docker.getContainer(container).putArchive(archive, { path: '/', abortSignal }));
+}
+
+/** The deadlines of a backend's running containers. */
+export type Deadlines = {
+  /** Notes the deadline that a container was started with. */
+  note(ref: Ref, deadline: number): void;
+  /** The deadline of a running container; asked of its watchdog where it is not known. Undefined where that fails. */
+  read(ref: Ref): Promise<number | undefined>;
+  /** Moves it. Throws when the engine cannot be asked. */
+  move(ref: Ref, deadline: number): Promise<Extended>;
+  forget(ref: Ref): void;
+};
+
+export function createDeadlines(engine: Engine): Deadlines {
+  const known = new Map<Ref, number>();
+  const tell = (ref: Ref, ...args: string[]) =>
+    runAs(engine, ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS);
+
+  return {
+    note: (ref, deadline) => void known.set(ref, deadline),
+    forget: (ref) => void known.delete(ref),
+
+    async read(ref) {
+      const noted = known.get(ref);
+      if (noted !== undefined) return noted;
+      const { exitCode, stdout } = await tell(ref).catch(() => ({ exitCode: -1, stdout: '' }));
+      if (exitCode !== 0 || !/^\d+\n$/.test(stdout)) return undefined;
+      known.set(ref, Number(stdout));
+      return Number(stdout);
+    },
+
+    async move(ref, deadline) {
+      known.delete(ref); // Until it has answered nobody knows.
+      try {
+        const { exitCode } = await tell(ref, String(deadline));
+        // Killed, it may have moved the deadline before; any other error comes before that.
+        if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
+        if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
+      } catch (error) {
+        // Neither engine starts anything in a container that does not run.
+        if (statusOf(error) === 409) return { kind: 'refused', reason: textOf(error) };
+        throw error;
+      }
+      known.set(ref, deadline);
+      return { kind: 'done' };
+    },
+  };
+}

@@ -1,0 +1,150 @@
+import { execFile, spawn } from 'node:child_process';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { Refusal } from '../../../refusal.ts';
+import type { Machine } from '../../backend.ts';
+import { createDeadlineFiles } from './deadline-files.ts';
+import { killAll, PATH } from './kill.ts';
+
+/** One lease on this machine: a directory with its marks, a keeper, and the processes that carry its tag. */
+
+/**
+ * Whatever a lease starts inherits this variable with its tag: by it all of them are found. The keeper has its own.
+ * @NOTE Who clears its environment, or hides it as ssh-agent does, is not found: a demo is not worth a namespace.
+ */
+const LEASED = 'PURSER_LEASE';
+const KEEPING = 'PURSER_KEEPER';
+
+const START_MILLISECONDS = 10_000;
+const END_MILLISECONDS = 10_000;
+
+/**
+ * The lease's watchdog: at the deadline in the directory `$1`, or when Purser (the process `$3`) is gone, it ends
+ * everything that carries the tag `$2`, and removes the directory. What cannot be read is not a reason to live. It begins
+ * only where this machine's grep finds what it will look for.
+ */
+const KEEPER = `directory=$1 tag=$2 owner=$3
+grep -qzxF "${KEEPING}=$tag" "/proc/$$/environ" && echo $$ > "$directory/keeper" && echo ready || exit 1
+exec > /dev/null 2>&1
+while read -r pid name state parent rest < "/proc/$$/stat" && [ "$parent" = "$owner" ] &&
+  read -r deadline < "$directory/deadline" && [ "$(date +%s)" -lt "$deadline" ]; do
+  sleep 1
+done
+chmod 700 "$directory" && rm -f "$directory/keeper"
+for look in 1 2; do
+  while found=$(grep -lzxsF "${LEASED}=$tag" /proc/[0-9]*/environ); [ -n "$found" ]; do
+    for it in $found; do
+      it=\${it#/proc/}; kill -KILL "\${it%/environ}"
+    done
+    sleep 0.05
+  done
+  sleep 0.05
+done
+chmod -R u+rwx "$directory"
+rm -rf "$directory"`;
+
+export type Leases = ReturnType<typeof createLeases>;
+
+/** The leases below the directory `root`, each in a directory named after its tag. */
+export function createLeases(root: string) {
+  const deadlines = createDeadlineFiles(root);
+  const { directory } = deadlines;
+  const at = (tag: string, name: string) => join(directory(tag), name);
+
+  /** Whether the keeper lives: its number is only believed of a process that says so itself. */
+  function isKept(tag: string): boolean {
+    try {
+      const pid = readFileSync(at(tag, 'keeper'), 'utf8').trim();
+      return readFileSync(`/proc/${pid}/environ`, 'utf8').split('\0').includes(`${KEEPING}=${tag}`);
+    } catch {
+      return false; // The one file or the other is gone.
+    }
+  }
+
+  function inspect(tag: string): Machine | undefined {
+    if (!existsSync(directory(tag))) return undefined;
+    const deadline = deadlines.read(tag);
+    return { ref: tag, state: isKept(tag) ? 'running' : 'ended', ...(deadline === undefined ? {} : { deadline }) };
+  }
+
+  return {
+    inspect,
+    setDeadline: deadlines.write,
+    createdAt: (tag: string) => Number(readFileSync(at(tag, 'created'), 'utf8')),
+
+    /** The tags of all leases. */
+    list(): string[] {
+      if (!existsSync(root)) return [];
+      return readdirSync(root).filter((name) => !name.startsWith('.'));
+    },
+
+    /** Makes the directory, whole or not at all. */
+    make(tag: string, createdAt: number, deadline: number): void {
+      const fresh = `.new-${tag}`;
+      rmSync(directory(fresh), { recursive: true, force: true });
+      mkdirSync(at(fresh, 'home/tmp'), { recursive: true, mode: 0o700 });
+      writeFileSync(at(fresh, 'created'), `${createdAt}\n`);
+      deadlines.write(fresh, deadline);
+      renameSync(directory(fresh), directory(tag));
+    },
+
+    /** Starts the keeper in a session of its own. Rejects where it does not begin. */
+    async keep(tag: string): Promise<void> {
+      const keeper = spawn('/bin/sh', ['-c', KEEPER, 'purser', directory(tag), tag, String(process.pid)], {
+        cwd: '/',
+        env: { PATH, [KEEPING]: tag },
+        detached: true,
+        stdio: ['ignore', 'pipe', 'ignore'],
+      });
+      keeper.unref();
+      const begun = Promise.withResolvers<void>();
+      keeper.once('error', begun.reject);
+      keeper.once('exit', () => begun.reject(new Error('its keeper, a script for sh, grep and date, ended at once')));
+      keeper.stdout.once('data', () => begun.resolve());
+      const late = new Error(`its keeper did not begin within ${START_MILLISECONDS} ms`);
+      const over = setTimeout(() => begun.reject(late), START_MILLISECONDS);
+      try {
+        await begun.promise;
+      } finally {
+        clearTimeout(over);
+        keeper.stdout.destroy();
+      }
+    },
+
+    /** Kills the keeper and all that the lease started, and removes the directory when nobody is left. Throws if not. */
+    async end(tag: string): Promise<void> {
+      if (!existsSync(directory(tag))) return;
+      chmodSync(directory(tag), 0o700); // Its tenant may have locked it.
+      rmSync(at(tag, 'keeper'), { force: true }); // From here on nothing is begun in it.
+      await killAll([`${LEASED}=${tag}`, `${KEEPING}=${tag}`]);
+      if (!existsSync(directory(tag))) return; // Its keeper was quicker.
+      await unlock(directory(tag));
+      await rm(directory(tag), { recursive: true, force: true });
+    },
+
+    /** Where the lease's processes live, and the whole of their environment. Refuses once the lease has ended. */
+    enter(tag: string): { home: string; env: Record<string, string> } {
+      if (!isKept(tag)) throw new Refusal('resource_not_active', 'The lease has ended.');
+      const home = at(tag, 'home');
+      const env = { PATH, HOME: home, TMPDIR: join(home, 'tmp'), LANG: 'C.UTF-8', TERM: 'dumb', [LEASED]: tag };
+      return { home, env };
+    },
+  };
+}
+
+/** A tenant may have left folders that not even he could remove. */
+async function unlock(directory: string): Promise<void> {
+  const options = { cwd: '/', env: { PATH }, timeout: END_MILLISECONDS, killSignal: 'SIGKILL' } as const;
+  await promisify(execFile)('chmod', ['-R', 'u+rwx', directory], options).catch(() => {}); // What is left, rm tells.
+}

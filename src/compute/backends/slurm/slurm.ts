@@ -1,0 +1,300 @@
+import { randomBytes } from 'node:crypto';
+import type { SlurmSettings } from '../../../config/compute.ts';
+import { formatUsd, Nanos } from '../../../money.ts';
+import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
+import { chipOf, quoteOf } from '../priced.ts';
+import { checkSlurm } from './check.ts';
+import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
+import { formatOf, type Job, parseJobs, SCRIPT } from './job.ts';
+import { createSteps, type RunningJob } from './step.ts';
+import { type Claim, createJobUsers } from './user.ts';
+
+const MIN_SECONDS = 60;
+const MIB_PER_GIB = 1024;
+const STRANGER_NAME_CHARACTERS_MAX = 100;
+const PROOF = { timeoutSeconds: 20, streamBytesMax: 4096 };
+/** Fails where the vendor's tool is there and shows fewer GPUs than were sold. */
+const HAS_GPUS = `command -v nvidia-smi >/dev/null || exit 0
+seen=$(nvidia-smi -L | grep -c '^GPU ')
+[ "$seen" -ge COUNT ] || { echo "nvidia-smi -L shows $seen of COUNT GPUs" >&2; exit 1; }`;
+
+/**
+ * With these words the controller, or sbatch before it asks, says no: there is no job. What is not here is unknown, above
+ * all `Socket timed out on send/recv operation`, behind which a job was seen to start (Slurm 22.05).
+ */
+const SAID_NO: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavailable'][] = [
+  [/Unable to contact slurm controller \(connect failure\)/, 'provider_unavailable'],
+  // Of these sbatch itself is the author, before anything is sent: it has no configuration, or munge gives it no credential.
+  [/Could not establish a configuration source/, 'provider_unavailable'],
+  [/auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error/, 'provider_unavailable'],
+  [/Invalid generic resource \(gres\) specification/, 'provider_unavailable'],
+  [/Invalid partition name specified/, 'provider_unavailable'],
+  [/Invalid account or account\/partition combination specified/, 'provider_unavailable'],
+  [/Invalid qos specification/, 'provider_unavailable'],
+  [/Invalid user id/, 'provider_unavailable'],
+  [/Invalid --[ug]id specification/, 'provider_unavailable'],
+  [/Requested node configuration is not available/, 'provider_unavailable'],
+  [/Requested time limit is invalid/, 'provider_unavailable'],
+  [/User's group not permitted to use this partition/, 'provider_unavailable'],
+  [/Access\/permission denied/, 'provider_unavailable'],
+  [/Job violates accounting\/QOS policy/, 'capacity_unavailable'],
+  [/Required partition not available/, 'capacity_unavailable'],
+  [/Unable to create job record, try again/, 'capacity_unavailable'],
+];
+const NO_SUCH_JOB = /Invalid job id specified/;
+/** With these words the controller says that the deadline stays as it was. */
+const NOT_EXTENDED =
+  /Invalid job id specified|Job\/step already completing or completed|Job is not running|Job is pending execution|Invalid time (value|specified)|Requested time limit is invalid|Access\/permission denied/i;
+
+/**
+ * Jobs of a Slurm cluster, by its own programs. The tag is the job's name and comment, the deadline is the job's end
+ * time, and a job that waits in the queue is `provisioning`. Everything runs as `job_user`, or as one of `job_users`; only
+ * root may say so (`man sbatch`, --uid).
+ */
+export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: string }): Backend {
+  if (process.getuid?.() !== 0)
+    throw new Error(
+      'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
+    );
+  const slurm = createSlurmCommands(settings.slurm_conf);
+  const steps = createSteps(slurm.start);
+  const users = createJobUsers(slurm, settings);
+  /** Jobs in which something has run. RUNNING is no proof: of a dead node Slurm knows after minutes (SlurmdTimeout). */
+  const proved = new Set<string>();
+  const proving = new Map<string, Promise<string | undefined>>();
+
+  async function jobs(filter: string): Promise<Job[] | undefined> {
+    const mark = randomBytes(12).toString('hex');
+    const flags = ['--noheader', '--local', '--states=all', `--format=${formatOf(mark)}`];
+    const said = await slurm.run(['squeue', filter, ...flags]);
+    if (said.code === 0 && said.stderr === '') return parseJobs(said.stdout, mark);
+    if (NO_SUCH_JOB.test(said.stderr)) return undefined;
+    throw new Error(`squeue cannot tell: ${wordsOf(said)}`);
+  }
+
+  /** All jobs of our users that are not gone. Of these users only: anybody may name a job as he likes. */
+  async function liveJobs(): Promise<Job[]> {
+    const uids = (await users.all()).map(({ uid }) => uid);
+    const all = await jobs(`--user=${uids.join(',')}`);
+    if (!all) throw new Error('squeue knows no such user');
+    return all.filter((job) => uids.includes(job.uid) && job.state !== 'gone');
+  }
+
+  async function list(owned: string): Promise<Owned[]> {
+    return (await liveJobs())
+      .filter((job) => job.name.startsWith(owned))
+      .map((job) => ({ ...machineOf(job), tag: job.name, createdAt: job.submittedAt }));
+  }
+
+  /** Jobs of our users that do not carry our tag: a tenant submitted them, or somebody else uses our user. */
+  async function strangers(owned: string): Promise<Owned[]> {
+    return (await liveJobs())
+      .filter((job) => !job.name.startsWith(owned))
+      .map(({ id, name, state, submittedAt }) => ({
+        ref: id,
+        tag: name.replace(/[^\x20-\x7e]/g, '?').slice(0, STRANGER_NAME_CHARACTERS_MAX), // Its owner chose it.
+        state: state as Machine['state'],
+        createdAt: submittedAt,
+      }));
+  }
+
+  async function endStranger(jobId: string): Promise<void> {
+    const names = (await users.all()).map(({ name }) => name);
+    // Each user by name, so that a number which somebody else has now is not enough.
+    for (const name of names) await cancel(`--user=${name}`, jobId);
+  }
+
+  async function cancel(...what: string[]): Promise<void> {
+    const said = await slurm.run(['scancel', ...what]);
+    if (said.code !== 0 && !/Invalid job id specified|already completing or completed/.test(said.stderr))
+      throw new Error(`scancel failed: ${wordsOf(said)}`);
+  }
+
+  /**
+   * The job of a reference, or undefined when the controller has none that could still do anything. A cluster that lost
+   * its state counts its jobs from 1 again, and a job may be renamed by its owner: one that lives and does not match is
+   * neither ours to end nor proof that ours is gone.
+   */
+  async function look(ref: string): Promise<Job | undefined> {
+    const { jobId, tag } = parseRef(ref);
+    const [job, ...others] = (await jobs(`--jobs=${jobId}`)) ?? [];
+    if (!job || (job.state === 'gone' && others.length === 0)) return undefined;
+    const isOurs = (await users.all()).some(({ uid }) => uid === job.uid);
+    if (others.length > 0 || job.id !== jobId || !isOurs || job.name !== tag)
+      throw new Error(`job ${jobId} is there, but it is not ${tag} of one of our users any more`);
+    return job;
+  }
+
+  async function inspect(ref: string): Promise<Machine | undefined> {
+    const job = await look(ref);
+    if (job?.state !== 'running' || proved.has(ref)) return job && machineOf(job);
+    const fault = await (proving.get(ref) ?? prove(ref, job));
+    return fault === undefined ? machineOf(job) : { ...machineOf(job), state: 'provisioning', note: fault };
+  }
+
+  /** Runs something in a job. Answers what is wrong with it, or undefined; several who ask at once share one answer. */
+  function prove(ref: string, { gpus }: Job): Promise<string | undefined> {
+    const tried = (async () => {
+      const command = gpus === 0 ? 'true' : HAS_GPUS.replaceAll('COUNT', String(gpus));
+      const said = await steps.exec(await runningJob(ref), { command, ...PROOF });
+      if (said.exitCode === 0) return void proved.add(ref);
+      return `the job runs, but not what is run in it: ${said.stderr.toString().trim() || `exit code ${said.exitCode}`}`;
+    })()
+      .catch((error: Error) => `the job runs, but nothing can be run in it: ${error.message}`)
+      .finally(() => proving.delete(ref));
+    proving.set(ref, tried);
+    return tried;
+  }
+
+  async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
+    const refuse = (error: unknown): Created => {
+      const reason = 'The job could not be submitted. Nothing was charged.';
+      return { kind: 'refused', code: 'provider_unavailable', reason, words: (error as Error).message };
+    };
+    let claim: Claim | undefined;
+    try {
+      claim = await users.claim(async () => new Set((await liveJobs()).map(({ uid }) => uid)));
+    } catch (error) {
+      return refuse(error);
+    }
+    if (!claim)
+      return {
+        kind: 'refused',
+        code: 'capacity_unavailable',
+        reason: 'Every one of the job users has a lease. Nothing was charged.',
+      };
+    const created = await submit(tag, describe(settings, tag, quote, claim.user), refuse);
+    claim.settle(created.kind === 'unknown' ? 'unknown' : 'known');
+    return created;
+  }
+
+  async function submit(tag: string, argv: string[], refuse: (error: unknown) => Created): Promise<Created> {
+    let said: Said;
+    try {
+      said = await slurm.run(argv, SCRIPT);
+    } catch (error) {
+      if (error instanceof NeverStarted) return refuse(error);
+      return { kind: 'unknown', reason: (error as Error).message };
+    }
+    const jobId = /^(\d+)(;[^\s;]+)?\n$/.exec(said.stdout)?.[1];
+    if (said.code === 0 && jobId) return { kind: 'created', ref: refOf(jobId, tag) };
+    const [, code] =
+      (said.code !== 0 && said.stdout === '' && SAID_NO.find(([words]) => words.test(said.stderr))) || [];
+    if (code)
+      return { kind: 'refused', code, reason: 'Slurm refused the job. Nothing was charged.', words: wordsOf(said) };
+    return { kind: 'unknown', reason: `sbatch ended with ${said.code}: ${wordsOf(said)}` };
+  }
+
+  /** Sets the end to the second. A time limit would be whole minutes, and an owner may only lower it. */
+  async function extend(ref: string, deadline: number): Promise<Extended> {
+    const job = await look(ref);
+    if (job?.state !== 'running') return { kind: 'refused', reason: 'the job does not run' };
+    const end = new Date(deadline * 1000).toISOString().slice(0, 'YYYY-MM-DDTHH:MM:SS'.length);
+    const said = await slurm.run(['scontrol', 'update', `JobId=${job.id}`, `EndTime=${end}`]);
+    const words = wordsOf(said);
+    if (said.code !== 0)
+      return { kind: NOT_EXTENDED.test(words) ? 'refused' : 'unknown', reason: `scontrol refused the end: ${words}` };
+    const after = await look(ref);
+    if (after?.endsAt === deadline) return { kind: 'done' };
+    return { kind: 'unknown', reason: `the job ends at ${after?.endsAt}, and not at ${deadline}` };
+  }
+
+  async function destroy(ref: string): Promise<void> {
+    const job = await look(ref);
+    proved.delete(ref);
+    if (!job || job.state === 'ended') return; // Slurm is at it: what is left is killed after its KillWait.
+    await cancel(job.id);
+  }
+
+  /** The job, if it is still the lease's, and whose it is. */
+  async function runningJob(ref: string): Promise<RunningJob> {
+    const job = await look(ref);
+    if (job?.state !== 'running') throw new Error(`job ${parseRef(ref).jobId} does not run`);
+    const user = (await users.all()).find(({ uid }) => uid === job.uid) as User;
+    return { id: job.id, user };
+  }
+
+  return {
+    name: 'slurm',
+    // A submission that timed out may still lie in the controller's queue of messages when a list is answered.
+    absence: { lists: 3, apartSeconds: 20 },
+    offers: async () => Object.keys(settings.chips).map((chip) => offerOf(settings, chip)),
+    quote: async (spec) => quoteOf(settings, spec),
+    create,
+    inspect,
+    extend,
+    destroy,
+    listOwned: list,
+    strangers: { list: strangers, ...(settings.exclusive_user ? { end: endStranger } : {}) },
+    find: async (tag) => (await list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
+    exec: async (ref, order) => steps.exec(await runningJob(ref), order),
+    upload: async (ref, path, content) => steps.upload(await runningJob(ref), path, content),
+    session: async (ref, order) => steps.session(await runningJob(ref), order),
+    trial: 'free',
+    check: () =>
+      checkSlurm(slurm, settings, {
+        users: users.all,
+        ask: (chip, as) =>
+          describe(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
+        strangers: () => strangers(prefix),
+      }),
+    close: async () => {},
+  };
+}
+
+/** A reference names the job and whose it is, so that no number alone is ever trusted. */
+const refOf = (jobId: string, tag: string) => `${jobId}:${tag}`;
+function parseRef(ref: string): { jobId: string; tag: string } {
+  const [, jobId, tag] = /^(\d+):(.+)$/.exec(ref) ?? [];
+  if (jobId === undefined || tag === undefined) throw new Error(`not the reference of a job: ${ref}`);
+  return { jobId, tag };
+}
+
+function machineOf({ id, name, state, endsAt }: Job): Machine {
+  if (state === 'gone') throw new Error('what is gone is no machine');
+  return { ref: refOf(id, name), state, ...(endsAt === undefined ? {} : { deadline: endsAt }) };
+}
+
+function offerOf(settings: SlurmSettings, name: string): Offer {
+  const { cpus, memory_gib: memoryGib, gres, price_hourly_usd: priceHourly } = chipOf(settings, name);
+  const size = `${cpus} CPUs and ${memoryGib} GiB${gres === undefined ? '' : ` and ${gres}`}`;
+  return {
+    offerId: null,
+    description: `${name}: Slurm job with ${size}, ${formatUsd(Nanos(priceHourly))} USD an hour`,
+    spec: { chip: name, max_seconds: Math.min(3600, settings.limits.max_seconds) },
+    priceHourly,
+    minSeconds: MIN_SECONDS,
+    maxSeconds: settings.limits.max_seconds,
+    available: true,
+  };
+}
+
+/**
+ * The job as sbatch is told of it. The limit counts from the start, in whole minutes, and is rounded up; `extend` then
+ * sets the end to the second. A job that would start too late for Purser to want it is dropped by Slurm itself.
+ */
+function describe(settings: SlurmSettings, tag: string, { spec }: Quote, { uid, gid }: User): string[] {
+  const { chip: name, max_seconds: seconds } = spec as SpecTwo;
+  const chip = chipOf(settings, name);
+  const minutes = Math.ceil(seconds / 60);
+  return [
+    ...['sbatch', '--parsable', `--uid=${uid}`, `--gid=${gid}`, `--job-name=${tag}`, `--comment=${tag}`],
+    ...[`--time=${minutes}`, `--deadline=now+${settings.provision_seconds + minutes * 60 + 60}`, '--no-requeue'],
+    ...[
+      '--nodes=1',
+      '--ntasks=1',
+      `--cpus-per-task=${chip.cpus}`,
+      `--mem=${Math.ceil(chip.memory_gib * MIB_PER_GIB)}M`,
+    ],
+    ...(chip.gres === undefined ? [] : [`--gres=${chip.gres}`]),
+    ...(settings.partition === undefined ? [] : [`--partition=${settings.partition}`]),
+    ...[
+      '--input=/dev/null',
+      '--output=/dev/null',
+      '--error=/dev/null',
+      '--chdir=/',
+      '--export=ALL',
+      '--propagate=NONE',
+    ],
+  ];
+}

@@ -1,0 +1,63 @@
+import type { SlurmSettings } from '../../../config/compute.ts';
+import { type SlurmCommands, type User, wordsOf } from './command.ts';
+
+/** A submission of unknown outcome may still lie in the controller's queue of messages; so long its user is not given again. */
+const DOUBTED_MILLISECONDS = 120_000;
+
+export type Claim = { user: User; settle(outcome: 'known' | 'unknown'): void };
+export type JobUsers = {
+  /** All of them, the first configured first. Throws when one cannot be found. */
+  all(): Promise<readonly [User, ...User[]]>;
+  /**
+   * Whom a new job runs as: `job_user`, or the first of `job_users` that has no job and is not claimed. Undefined when
+   * none is free. The claim is to be settled when Slurm has answered; until then nobody else is given that user.
+   */
+  claim(busy: () => Promise<ReadonlySet<number>>): Promise<Claim | undefined>;
+};
+
+export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users: many }: SlurmSettings): JobUsers {
+  const names = many ?? [one as string];
+  let found: Promise<User[]> | undefined;
+  /** Until when a user was or is claimed, in milliseconds of the process. */
+  const claimedUntil = new Map<number, number>();
+
+  /** A failure is not kept. */
+  async function all() {
+    found ??= Promise.all(names.map(find)).catch((error) => {
+      found = undefined;
+      throw error;
+    });
+    return (await found) as [User, ...User[]];
+  }
+
+  async function find(name: string): Promise<User> {
+    const number = async (flag: string) => {
+      const said = await slurm.run(['id', flag, '--', name]);
+      if (said.code !== 0 || !/^\d+\n$/.test(said.stdout))
+        throw new Error(`job_user ${name} cannot be found: ${wordsOf(said)}`);
+      return Number(said.stdout);
+    };
+    const [uid, gid] = [await number('-u'), await number('-g')];
+    if (uid === 0 || uid === process.getuid?.()) throw new Error(`job_user ${name} is root or Purser's own user`);
+    return { name, uid, gid };
+  }
+
+  return {
+    all,
+    async claim(busy) {
+      const users = await all();
+      if (!many) return { user: users[0], settle() {} };
+      const began = performance.now();
+      const taken = await busy();
+      // The list may have been made before the job of a claim that was settled after it began.
+      const user = users.find(({ uid }) => !taken.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
+      if (!user) return undefined;
+      claimedUntil.set(user.uid, Number.POSITIVE_INFINITY);
+      return {
+        user,
+        settle: (outcome) =>
+          void claimedUntil.set(user.uid, performance.now() + (outcome === 'known' ? 0 : DOUBTED_MILLISECONDS)),
+      };
+    },
+  };
+}

@@ -1,0 +1,205 @@
+import { type Dispatcher, Pool } from 'undici';
+import { redact } from '../../../log.ts';
+import { containedConnector } from '../../../net/contained-connector.ts';
+import { readAnswerText } from '../../../net/read-answer.ts';
+
+/** What Vast counts apart when it limits how often it may be asked. */
+export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
+export type Spacing = Readonly<Record<Endpoint, number>>;
+
+/**
+ * Least milliseconds between two calls. Vast has a minimum interval per endpoint and identity, and its 429 carries no
+ * Retry-After; `search`, `attach` and `account` are not documented.
+ */
+export const VAST_SPACING: Spacing = {
+  search: 1000,
+  create: 4500,
+  show: 2000,
+  list: 1000,
+  attach: 2000,
+  destroy: 3000,
+  account: 2000,
+};
+
+/** How long an answer is waited for, in milliseconds. */
+export type Patience = { create: number; other: number };
+export const VAST_PATIENCE: Patience = { create: 25_000, other: 15_000 };
+
+const CONNECT_MILLISECONDS = 10_000;
+/**
+ * Whoever would wait longer for a turn hears so, and nothing is sent. What somebody waits for is refused early; cleaning
+ * up is patient, since whoever comes again later comes after all the others.
+ */
+const TURN_MILLISECONDS_MAX: Spacing = {
+  search: 15_000,
+  create: 15_000,
+  show: 60_000,
+  list: 60_000,
+  attach: 60_000,
+  destroy: 60_000,
+  account: 15_000,
+};
+const ANSWER_BYTES_MAX = 16 * 1024 * 1024;
+const REASON_CHARACTERS_MAX = 300;
+/** A 429 on a read is waited out so often. */
+const READ_ATTEMPTS = 3;
+
+/** Errors that come before a byte of the request was sent: Vast heard nothing, for certain (undici, libuv, OpenSSL). */
+const NEVER_SENT = new Set([
+  'ECONNREFUSED',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'EADDRNOTAVAIL',
+  'UND_ERR_CONNECT_TIMEOUT',
+  'CERT_HAS_EXPIRED',
+  'DEPTH_ZERO_SELF_SIGNED_CERT',
+  'SELF_SIGNED_CERT_IN_CHAIN',
+  'UNABLE_TO_VERIFY_LEAF_SIGNATURE',
+  'UNABLE_TO_GET_ISSUER_CERT_LOCALLY',
+  'ERR_TLS_CERT_ALTNAME_INVALID',
+]);
+
+/** What Vast answered. `json` is undefined for what is not JSON; a 429 is often plain text. */
+export type Answer = { status: number; json: unknown; said: string };
+
+/** No answer. `sent` is false only where Vast certainly heard nothing. */
+export class VastUnreachable extends Error {
+  readonly sent: boolean;
+  constructor(message: string, sent: boolean) {
+    super(message);
+    this.sent = sent;
+  }
+}
+
+export type VastApi = {
+  /** One call, once its turn has come. Throws VastUnreachable. */
+  call(endpoint: Endpoint, method: 'GET' | 'POST' | 'PUT' | 'DELETE', path: string, body?: unknown): Promise<Answer>;
+  /** The same for what changes nothing: a 429 is waited out. */
+  read(endpoint: Endpoint, method: 'GET' | 'POST', path: string, body?: unknown): Promise<Answer>;
+  /** Whether a call of this endpoint would have to wait for its turn. */
+  isBusy(endpoint: Endpoint): boolean;
+  close(): Promise<void>;
+};
+
+/** The HTTP API of Vast. The key travels in the header alone, never in an address, a reason or a log. */
+export function openVastApi(
+  baseUrl: string,
+  apiKey: string,
+  { spacing, patience }: { spacing: Spacing; patience: Patience },
+): VastApi {
+  const { origin, pathname } = new URL(baseUrl);
+  const prefix = pathname.replace(/\/$/, '');
+  const connect = containedConnector(CONNECT_MILLISECONDS);
+  const pool = new Pool(origin, { pipelining: 1, connect });
+  // A create gets a fresh connection: one that was kept open and has died would leave it in doubt.
+  const fresh = new Pool(origin, { pipelining: 0, connect });
+  const turn = createTurns(spacing);
+  const closing = new AbortController();
+  const clean = (text: string) => redact(text).replaceAll(apiKey, '[redacted]').slice(0, REASON_CHARACTERS_MAX);
+
+  async function send(endpoint: Endpoint, method: Dispatcher.HttpMethod, path: string, body: unknown): Promise<Answer> {
+    const over = await turn.take(endpoint, closing.signal);
+    if (!over) throw new VastUnreachable(`vast: too many calls are waiting (${endpoint})`, false);
+    // What reads may be told to come again; a create may not, so its distance counts from the answer to the one before.
+    if (endpoint !== 'create') over();
+    const limit = endpoint === 'create' ? patience.create : patience.other;
+    const signal = AbortSignal.any([AbortSignal.timeout(limit), closing.signal]);
+    try {
+      const response = await (endpoint === 'create' ? fresh : pool).request({
+        path: prefix + path,
+        method,
+        headers: {
+          authorization: `Bearer ${apiKey}`,
+          accept: 'application/json',
+          ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+        },
+        body: body === undefined ? null : JSON.stringify(body),
+        idempotent: false, // undici repeats nothing by itself.
+        signal,
+        headersTimeout: 0, // One limit for the whole call, above.
+        bodyTimeout: 0,
+      });
+      const { statusCode: status } = response;
+      const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
+      return { status, json: parse(text), said: clean(`${status} ${text.replace(/\s+/g, ' ').trim()}`.trim()) };
+    } catch (error) {
+      const { code, message } = error as NodeJS.ErrnoException;
+      if (code && NEVER_SENT.has(code)) throw new VastUnreachable(`vast cannot be reached (${code})`, false);
+      const why = signal.aborted && !closing.signal.aborted ? `no answer within ${limit / 1000} s` : code || message;
+      throw new VastUnreachable(`vast: ${endpoint}: ${clean(why)}`, true);
+    } finally {
+      over();
+    }
+  }
+
+  return {
+    call: (endpoint, method, path, body) => send(endpoint, method, path, body),
+    async read(endpoint, method, path, body) {
+      for (let attempt = 1; ; attempt++) {
+        const answer = await send(endpoint, method, path, body);
+        if (answer.status !== 429 || attempt === READ_ATTEMPTS) return answer;
+        await new Promise((resolve) => setTimeout(resolve, spacing[endpoint]));
+      }
+    },
+    isBusy: turn.isBusy,
+    async close() {
+      closing.abort();
+      await Promise.all([pool.destroy(), fresh.destroy()]);
+    },
+  };
+}
+
+/** Turns per endpoint, one after the other: the next one comes its distance after `over` was called. */
+function createTurns(spacing: Spacing) {
+  const lines = new Map<Endpoint, Promise<void>>();
+  return {
+    isBusy: (endpoint: Endpoint) => lines.has(endpoint),
+    /** Waits for a turn, and answers what ends it; undefined when that would take too long. */
+    async take(endpoint: Endpoint, closing: AbortSignal): Promise<(() => void) | undefined> {
+      const before = lines.get(endpoint);
+      const end = Promise.withResolvers<void>();
+      const line = (before ?? Promise.resolve()).then(() => end.promise);
+      lines.set(endpoint, line);
+      void line.then(() => {
+        if (lines.get(endpoint) === line) lines.delete(endpoint);
+      });
+      if ((before && !(await within(before, TURN_MILLISECONDS_MAX[endpoint], closing))) || closing.aborted) {
+        end.resolve();
+        return undefined;
+      }
+      let isOver = false;
+      return () => {
+        if (!isOver) setTimeout(end.resolve, spacing[endpoint]).unref();
+        isOver = true;
+      };
+    },
+  };
+}
+
+/** Whether `event` came in time. */
+async function within(event: Promise<void>, milliseconds: number, closing: AbortSignal): Promise<boolean> {
+  const over = Promise.withResolvers<boolean>();
+  const stop = () => over.resolve(false);
+  const timer = setTimeout(stop, milliseconds);
+  closing.addEventListener('abort', stop);
+  void event.then(() => over.resolve(true));
+  const inTime = await over.promise;
+  clearTimeout(timer);
+  closing.removeEventListener('abort', stop);
+  return inTime;
+}
+
+/** Prices are exact: they are kept as the digits that were sent, never as a binary fraction. */
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text, ((key: string, value: unknown, context: { source: string }) =>
+      key === 'dph_total' && typeof value === 'number' ? context.source : value) as (
+      key: string,
+      value: unknown,
+    ) => unknown);
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,68 @@
+import type { Finding, Offer } from '../../backend.ts';
+import { finding } from '../../finding.ts';
+import type { Answer, VastApi } from './api.ts';
+import { numberOf } from './offers.ts';
+
+/** A label that no instance of Purser's has: the list is asked for, and nothing is in it. */
+const NO_LABEL = 'purser-doctor-looks';
+
+/** What the account must be able to do before a machine can be rented. Asks only: a machine would cost money. */
+export async function checkVast(
+  api: VastApi,
+  list: (label: { eq: string }) => Promise<unknown[]>,
+  offers: () => Promise<Offer[]>,
+): Promise<Finding[]> {
+  let account: Answer | undefined;
+  const key = await finding('key', async () => {
+    account = await read(() => api.read('account', 'GET', '/api/v0/users/current'));
+    if (account.status === 200) return 'Vast accepts it';
+    if (account.status === 403) return 'Vast accepts it; it may not read the account (user_read)';
+    throw new Error(complaint(account.said));
+  });
+  if (!key.ok) return [key]; // Whatever else is asked would fail alike, and cost a turn of the server's.
+  return [
+    key,
+    await finding('credit', () => creditOf(account)),
+    await finding('labels', async () => {
+      await read(() => list({ eq: NO_LABEL }));
+      return 'instances can be listed by their label';
+    }),
+    await finding('offers', async () => {
+      const { length } = await read(offers);
+      return length ? `${length} on offer` : 'nothing is on offer at the moment';
+    }),
+  ];
+}
+
+/** The prepaid credit, and what the balance adds or owes (docs.vast.ai, show user; vast-cli shows both). */
+function creditOf(account: Answer | undefined): string {
+  const { credit, balance } = (account?.json ?? {}) as { credit?: unknown; balance?: unknown };
+  const [prepaid, owed] = [numberOf(credit), numberOf(balance)];
+  if (prepaid === undefined && owed === undefined) return 'Vast does not tell it; without credit it refuses rentals';
+  const usd = ((prepaid ?? 0) + (owed ?? 0)).toFixed(2);
+  if (Number(usd) > 0) return `USD ${usd}`;
+  throw new Error(
+    `USD ${usd}: Vast refuses rentals, and stops machines that run while their disks cost money. Add credit to the account.`,
+  );
+}
+
+async function read<T>(ask: () => Promise<T>): Promise<T> {
+  try {
+    return await ask();
+  } catch (error) {
+    throw new Error(complaint((error as Error).message));
+  }
+}
+
+/** What Vast said, or that it said nothing, with what to do about it. */
+function complaint(said: string): string {
+  const [, status] = /(?:^|: )([45]\d\d)(?: |$)/.exec(said) ?? [];
+  const what = () => {
+    if (status === '401') return 'Vast refuses the key. Set compute.provider_three.api_key to one that is valid';
+    if (status === '403') return 'The key may not do this. Give it the permissions to read and write instances';
+    if (status === '429') return 'Vast is asked too often. Wait a minute; does another program use the same account?';
+    if (status !== undefined && status >= '500') return 'Vast is in trouble. Wait, and run doctor again';
+    return 'Check base_url, and that this machine reaches it';
+  };
+  return `${said.replace(/\.$/, '')}. ${what()}.`.replace('?.', '?');
+}

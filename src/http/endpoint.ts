@@ -1,0 +1,333 @@
+import type { ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import type { HttpBindings } from '@hono/node-server';
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
+import type { Context, ErrorHandler, Handler } from 'hono';
+import type * as v from 'valibot';
+import type { Limit } from '../access/limits.ts';
+import {
+  admit,
+  authenticate,
+  bearerOf,
+  type Principal,
+  type PrincipalFor,
+  refuseRevoked,
+  type Scope,
+} from '../access/principal.ts';
+import type { Sessions } from '../access/sessions.ts';
+import type { BillingApp } from '../billing/checkout.ts';
+import type { ChatApp } from '../chat/chat.ts';
+import type { Room } from '../db/disk-reserve.ts';
+import type { Health } from '../health.ts';
+import { newId } from '../id.ts';
+import { redactTokens } from '../log.ts';
+import { type createAddressReader, networkOf } from '../net/address.ts';
+import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
+import { eventOf } from '../router/sse.ts';
+import type { Signer } from '../transfer/object-url.ts';
+import type { CloseApp } from '../wallet/close.ts';
+import type { OpenApp } from '../wallet/open.ts';
+import { hasBody, parseJson, readBody, refuseMediaType, validate } from './body.ts';
+import type { AtOnce } from './concurrency.ts';
+import { type EventStream, openEventStream } from './event-stream.ts';
+import type { Held, Share } from './memory-quota.ts';
+import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } from './openai-error.ts';
+
+/** What the routes use of the App. */
+export type DoorApp = ChatApp &
+  CloseApp &
+  OpenApp &
+  BillingApp & {
+    /** `{base_url}` of the interface, without a slash at the end. */
+    baseUrl: string;
+    health: Health;
+    room: Pick<Room, 'lack'>;
+    /** Signs the URLs of objects, where transfer storage is configured. */
+    signer: Signer | undefined;
+    /** Signs people in, where an identity provider is configured. */
+    sessions: Sessions | undefined;
+    limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
+    /** Bodies and answers that are in memory. */
+    held: Held;
+    /** Commands and uploads that run inside resources. */
+    atOnce: AtOnce;
+    /** Connections on which a valid token was shown. */
+    guests: WeakSet<Socket>;
+    /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
+    stallMilliseconds: number;
+    /** Where the SSH gateway is reached, once it listens. */
+    ssh: { host: string; port: number; hostKey: string } | undefined;
+    addressOf: ReturnType<typeof createAddressReader>;
+    /** Notes that a key was used. */
+    used: (keyId: string, now: number) => void;
+  };
+
+export type Env = {
+  Bindings: HttpBindings;
+  /** `routerWallet`: whose gateway key it is, for the headers that tell of its limit. */
+  Variables: { requestId?: string; allow?: string; routerWallet?: string };
+};
+
+/** Bodies are 64 KiB unless the endpoint says otherwise (design 2.20). */
+const BODY_BYTES_MAX = 64 * 1024;
+/** The system takes so much of an answer off our hands, read or not. */
+const ANSWER_BYTES_SMALL = 64 * 1024;
+const UNREADABLE = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
+const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
+
+export type Call<S extends Scope, B> = {
+  principal: PrincipalFor<S>;
+  body: B;
+  /** The body as it was parsed, before defaults: what the fingerprint is taken of. */
+  raw: unknown;
+  /** The Idempotency-Key, on endpoints that take one. */
+  idempotencyKey: string;
+  /** The caller sent none, and never will: it is this request's alone. */
+  isKeyMadeUp: boolean;
+  requestId: string;
+  params: Record<string, string>;
+  query: Record<string, string>;
+  /** What this request keeps in memory until it is answered. */
+  share: Share;
+  /** Calls `listener` when the client goes away before it has its answer; at once where it has gone already. */
+  whenGone(listener: () => void): void;
+};
+
+export type Reply =
+  | { body: Buffer | object; replayed?: boolean }
+  /** Streams its answer; what it throws before it has begun is answered like any other refusal. */
+  | { stream(events: EventStream, share: Share): Promise<void> };
+
+/** One endpoint of the interface: what it takes, what it answers, and what it does. The API document is made of these. */
+export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
+  summary: string;
+  scope: S;
+  body?: B;
+  /** A request without a body is taken as one with an empty object. */
+  isBodyOptional?: boolean;
+  bodyBytesMax?: number;
+  /** Numbers directly in lists that a body may have beside the 50,000 values that every body may have. */
+  bodyNumbersMax?: number;
+  query?: v.GenericSchema;
+  /** Whether the header Idempotency-Key is required, or taken where it is sent. */
+  idempotent?: boolean | 'optional';
+  status?: 200 | 201;
+  answer: v.GenericSchema;
+  /** The refusals that are this endpoint's own, beside those that every endpoint has. */
+  refusals?: readonly RefusalCode[];
+  example: { body?: unknown; answer: unknown };
+  run(app: DoorApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
+};
+
+/** Keeps the types of one endpoint together; the list of routes forgets them. */
+export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoint<S, B>): Endpoint {
+  return it as unknown as Endpoint;
+}
+
+/** An endpoint as a handler. */
+export function open(app: DoorApp, it: Endpoint): Handler<Env> {
+  return async function handle(c) {
+    const requestId = requestIdOf(c);
+    // Before authentication: in books that lost entries a good token may be unknown, and that would be a lie about it.
+    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+    const principal = await enter(app, c);
+    const share = app.held.enter(callerOf(principal));
+    try {
+      const reply = await ask(app, it, c, principal, share);
+      if ('stream' in reply) return await respondWithEvents(app, c, reply.stream, share);
+      const headers = headersOf(app, c, requestId);
+      if (reply.replayed) headers['idempotent-replayed'] = 'true';
+      const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
+      if (bytes.length > ANSWER_BYTES_SMALL)
+        keepUntilTaken(app.held.enter(callerOf(principal)), c, Buffer.byteLength(bytes));
+      return new Response(bytes as string, { status: it.status ?? 200, headers });
+    } finally {
+      share.leave();
+    }
+  };
+}
+
+/** Reads the request and does what it asks for. The order of its lines is the documented order of answers (design 2.6). */
+async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Principal, share: Share): Promise<Reply> {
+  const { incoming } = c.env;
+  const requestId = requestIdOf(c);
+  const caller = admit(principal, it.scope);
+
+  let raw: unknown;
+  if (it.body) {
+    const isMissing = it.isBodyOptional === true && !hasBody(incoming);
+    if (!isMissing) refuseMediaType(incoming);
+    const bytes = isMissing ? undefined : await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
+    raw = bytes ? parseJson(bytes, it.bodyNumbersMax ?? 0, share) : {};
+    // A body may come slowly: revoking a key ends the requests that it began.
+    refuseRevoked(app.ledger.read, principal);
+  }
+  const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
+  const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
+  const idempotencyKey = isKeyMadeUp ? requestId : it.idempotent ? readIdempotencyKey(key) : '';
+  const body = it.body ? validate(it.body, raw) : undefined;
+  const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
+
+  const params = c.req.param() as Record<string, string>;
+  const whenGone = (listener: () => void) => whenOver(c, listener);
+  const asked = { body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query, share, whenGone };
+  return it.run(app, { principal: caller, ...asked });
+}
+
+/** Calls `listener` when the answer was written or its client has gone, which may be so already. */
+function whenOver(c: Context<Env>, listener: () => void): void {
+  const response = c.env.outgoing as ServerResponse;
+  if (response.closed || response.destroyed) listener();
+  else response.once('close', listener);
+}
+
+/** An answer is in memory until its client has taken it, or is gone. */
+function keepUntilTaken(share: Share, c: Context<Env>, bytes: number): void {
+  share.add(bytes);
+  whenOver(c, share.leave);
+}
+
+/** The id of this request, on every answer and in the log (design 2.21). */
+export function requestIdOf(c: Context<Env>): string {
+  const id = c.var.requestId ?? newId('req');
+  c.set('requestId', id);
+  return id;
+}
+
+/** Streams an answer. What breaks when it has begun is its last event; the client sees that the end is missing. */
+async function respondWithEvents(
+  app: DoorApp,
+  c: Context<Env>,
+  stream: (events: EventStream, share: Share) => Promise<void>,
+  share: Share,
+): Promise<Response> {
+  const requestId = requestIdOf(c);
+  const headers = () => headersOf(app, c, requestId);
+  const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
+  const begin = (more?: Record<string, string>) => {
+    share.leave(); // By now the request was sent on: a stream may last for an hour.
+    events.begin(more);
+  };
+  try {
+    await stream({ ...events, begin }, share);
+  } catch (error) {
+    if (!events.hasBegun()) throw error;
+    const { refusal, message } = told(app, c, error);
+    await events.write(eventOf(openAiBody(refusal, message, requestId)));
+  } finally {
+    events.end(); // The attempt may go on without its client; from here the answer is not its own any more.
+  }
+  return RESPONSE_ALREADY_SENT;
+}
+
+type Headers = Record<string, string>;
+
+/** Who is counted: a key by itself, whoever has signed in by the account. */
+const callerOf = (principal: Principal) =>
+  'wallet' in principal ? principal.wallet.id : principal.kind === 'session' ? principal.accountId : principal.keyId;
+
+function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
+  // Many answers carry a credential, and of the others none is of use to a cache.
+  const headers: Headers = {
+    'content-type': 'application/json',
+    'x-request-id': requestId,
+    'cache-control': 'no-store',
+  };
+  const left = c.var.routerWallet && limits.wallet.left(c.var.routerWallet);
+  if (left) {
+    headers['x-ratelimit-limit-requests'] = String(left.limit);
+    headers['x-ratelimit-remaining-requests'] = String(left.remaining);
+    headers['x-ratelimit-reset-requests'] = `${left.fullInSeconds}s`;
+  }
+  return headers;
+}
+
+/** Authenticates and counts: a valid token against its own limit, a failure against the limit of its address. */
+async function enter(app: DoorApp, c: Context<Env>): Promise<Principal> {
+  const { incoming } = c.env;
+  try {
+    const found = authenticate(app.ledger.read, bearerOf(incoming.headers.authorization), app.sessions);
+    const principal = found instanceof Promise ? await found : found;
+    app.guests.add(incoming.socket);
+    if (principal.kind === 'router') c.set('routerWallet', principal.wallet.id);
+    if ('wallet' in principal) app.limits.wallet.take(principal.wallet.id);
+    else {
+      app.limits.account.take(callerOf(principal));
+      if (principal.kind !== 'session') app.used(principal.keyId, app.clock.now());
+    }
+    return principal;
+  } catch (error) {
+    // A wrong credential may be a guess; a missing one is none.
+    if (error instanceof Refusal && error.code === 'unauthenticated' && incoming.headers.authorization !== undefined)
+      app.limits.failedAuth.take(callerNetwork(app, incoming));
+    throw error;
+  }
+}
+
+/** The network that a request comes from, behind trusted proxies too: what strangers are counted by. */
+export function callerNetwork(app: Pick<DoorApp, 'addressOf'>, incoming: HttpBindings['incoming']): string {
+  const forwarded = incoming.headers['x-forwarded-for'];
+  const said = Array.isArray(forwarded) ? forwarded.join(',') : forwarded;
+  return networkOf(app.addressOf(incoming.socket.remoteAddress, said));
+}
+
+function readIdempotencyKey(key: string | undefined): string {
+  if (key === undefined) throw new Refusal('idempotency_key_required');
+  if (!IDEMPOTENCY_KEY.test(key)) throw new Refusal('invalid_idempotency_key');
+  return key;
+}
+
+/**
+ * The answer to what no route ever sees, in the shape of every other refusal: a request that cannot be read as HTTP, one
+ * that is refused by its head, or one whose `fault` went past `onError`, which is ours.
+ */
+export function unrouted(app: Pick<DoorApp, 'events'>, fault: unknown = new Refusal('invalid_request', UNREADABLE)) {
+  const requestId = newId('req');
+  if (!(fault instanceof Refusal)) app.events.failed('request', fault, { request_id: requestId });
+  const { code, message } = fault instanceof Refusal ? fault : new Refusal('internal_error');
+  app.events.refused(code, requestId, message, '');
+  const body = JSON.stringify({ error: { code, message }, request_id: requestId });
+  return {
+    status: REFUSALS[code].status as number,
+    headers: {
+      'content-type': 'application/json',
+      'content-length': String(Buffer.byteLength(body)),
+      'x-request-id': requestId,
+      connection: 'close',
+    },
+    body,
+  };
+}
+
+/** What is said of whatever was thrown, in the log and to the caller. A 500 says nothing of the inside. */
+function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { refusal: Refusal; message: string } {
+  const requestId = requestIdOf(c);
+  if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
+  const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
+  const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
+  app.events.refused(refusal.code, requestId, message, c.req.path);
+  return { refusal, message };
+}
+
+/** The answer for whatever was thrown. */
+export function onError(app: Pick<DoorApp, 'events' | 'limits'>): ErrorHandler<Env> {
+  return (error, c) => {
+    const requestId = requestIdOf(c);
+    const { refusal, message } = told(app, c, error);
+    const { code, retryAfterSeconds } = refusal;
+    const isOpenAi = isOpenAiPath(c.req.path);
+    const headers = headersOf(app, c, requestId);
+    if (isOpenAi) headers['x-should-retry'] = String(isPassing(code));
+    if (retryAfterSeconds !== undefined)
+      headers['retry-after'] = String(isOpenAi ? Math.min(retryAfterSeconds, RETRY_SECONDS_MAX) : retryAfterSeconds);
+    // What is left of a body that was not read is not waited for.
+    if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';
+    if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
+    if (c.var.allow) headers.allow = c.var.allow;
+    const body = isOpenAi
+      ? openAiBody(refusal, message, requestId)
+      : { error: { code, message }, request_id: requestId };
+    const status = isOpenAi ? openAiStatus(code) : REFUSALS[code].status;
+    return new Response(JSON.stringify(body), { status, headers });
+  };
+}

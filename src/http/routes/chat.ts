@@ -1,0 +1,52 @@
+import { chat } from '../../chat/chat.ts';
+import { fingerprint } from '../../fingerprint.ts';
+import { boundChat } from '../../router/bound.ts';
+import { PAID_REFUSALS } from '../../spend/spend.ts';
+import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
+import { endpoint } from '../endpoint.ts';
+
+export const CHAT_BYTES_MAX = 8 * 1024 * 1024;
+
+export const createChatCompletion = endpoint({
+  summary: 'One metered chat completion, without streaming',
+  scope: 'wallet',
+  idempotent: true,
+  body: ChatBody,
+  bodyBytesMax: CHAT_BYTES_MAX,
+  answer: ChatCompletion,
+  refusals: [
+    ...PAID_REFUSALS,
+    'streaming_not_supported',
+    'unsupported_parameter',
+    'model_not_found',
+    'idempotency_key_expired',
+    'answer_lost',
+    'gateway_unavailable',
+  ],
+  example: {
+    body: { model: 'qwen3-8b', messages: [{ role: 'user', content: 'Say hello.' }], max_tokens: 100 },
+    answer: {
+      id: 'chatcmpl-1',
+      object: 'chat.completion',
+      created: 1795000300,
+      model: 'qwen3-8b',
+      choices: [{ index: 0, message: { role: 'assistant', content: 'Hello.' }, finish_reason: 'stop' }],
+      usage: { prompt_tokens: 12, completion_tokens: 2, total_tokens: 14 },
+    },
+  },
+  async run(app, { principal, body, raw, idempotencyKey, requestId }) {
+    const { answer, replayed } = await chat(app, {
+      walletId: principal.wallet.id,
+      route: 'chat/completions',
+      idempotencyKey,
+      fingerprint: fingerprint(raw),
+      requestId,
+      prepare() {
+        const model = app.catalogue.find(body.model, 'chat');
+        // valibot leaves "__proto__" and "constructor" out of its output; what is not priced has to be seen to be refused.
+        return { model, bounded: boundChat(model, raw as typeof body) };
+      },
+    });
+    return { body: answer, replayed };
+  },
+});

@@ -1,0 +1,87 @@
+import type { Machine } from '../compute/backend.ts';
+import type { Tx } from '../db/handle.ts';
+import type { NotPromise } from '../db/writer.ts';
+import { type Operation, type Outcome, openOperations, settle } from '../ledger/operation.ts';
+import { alterResource, findResource, type Resource, updateResource } from '../ledger/resource.ts';
+import { Nanos } from '../money.ts';
+import type { LeaseApp } from './create.ts';
+
+export type ExtensionResult =
+  | { kind: 'done' }
+  | { kind: 'refused'; reason: string }
+  | { kind: 'unknown'; reason: string };
+
+/** The extensions of a lease that nobody drives and nobody has decided. */
+export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
+  return openOperations(app.ledger.read, resource.walletId).filter(
+    (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !app.running.drives(it.id),
+  );
+}
+
+/**
+ * Decides extensions in doubt by the deadline that the backend shows. One that cannot be read decides nothing; one that
+ * has not moved says no only `settleSeconds` after the doubt began, because what was sent may still arrive.
+ */
+export async function decideExtensions(
+  app: LeaseApp,
+  resource: Resource,
+  machine: Machine | undefined,
+  settleSeconds: number,
+): Promise<void> {
+  if (machine?.deadline === undefined || machine.state === 'ended') return;
+  for (const operation of openExtensions(app, resource)) {
+    const doubtedSeconds = app.clock.now() - (operation.uncertainAt ?? Number.POSITIVE_INFINITY);
+    if (machine.deadline >= (operation.targetAt as number)) await settleExtension(app, operation, { kind: 'done' });
+    else if (doubtedSeconds >= settleSeconds) {
+      const reason = 'the backend did not move the deadline';
+      await settleExtension(app, operation, { kind: 'refused', reason });
+    }
+  }
+}
+
+/** An extension settles only if the resource still runs; else it is released (design, section 7). */
+export async function settleExtension(
+  app: LeaseApp,
+  operation: Operation,
+  result: ExtensionResult,
+  write: <T>(change: (tx: Tx) => NotPromise<T>) => Promise<T> = app.ledger.write,
+): Promise<Outcome<null>> {
+  const now = app.clock.now();
+  const { outcome, moved, row } = await write((tx) => {
+    const row = findResource(tx, operation.resourceId as string) as Resource;
+    const outcome = outcomeOf(operation, result, row);
+    const moved = settle(tx, operation.id, outcome, 'answer', now);
+    return { outcome, moved, row: moved && outcome.kind === 'done' ? prolong(tx, operation) : row };
+  });
+  app.events.settled(operation, outcome, moved);
+  app.wakeAt(row.dueAt);
+  return outcome;
+}
+
+function outcomeOf(operation: Operation, result: ExtensionResult, row: Resource): Outcome<null> {
+  if (result.kind === 'unknown') return result;
+  const reason = result.kind === 'refused' ? result.reason : 'the lease has ended';
+  if (result.kind === 'refused' || row.endedAt !== null || row.readyAt === null)
+    return { kind: 'refused', code: 'resource_not_active', reason };
+  return { kind: 'done', charge: operation.hold, usage: null, answer: null };
+}
+
+/** What the operator's word means for the lease: an extension that he charged has happened; the rest its next step finds. */
+export function followDecision(tx: Tx, operation: Operation, now: number): void {
+  if (operation.resourceId === null) return;
+  if (operation.kind === 'compute_extend' && operation.outcome === 'charged') prolong(tx, operation);
+  alterResource(tx, operation.resourceId, { dueAt: now });
+}
+
+/** Moves the end of a lease to where its extension, which has just been charged, says. */
+export function prolong(tx: Tx, operation: Operation): Resource {
+  const row = findResource(tx, operation.resourceId as string) as Resource;
+  if (row.endedAt !== null) return row;
+  const expiresAt = Math.max(row.expiresAt, operation.targetAt as number);
+  return updateResource(tx, row.id, {
+    expiresAt,
+    purchasedSeconds: row.purchasedSeconds + expiresAt - row.expiresAt,
+    charged: Nanos(row.charged + operation.hold),
+    dueAt: Math.min(row.dueAt, expiresAt),
+  });
+}

@@ -1,0 +1,31 @@
+import type { Slots } from '../compute/slots.ts';
+import type { Reader } from '../db/handle.ts';
+import { allLiveResources, type Resource } from '../ledger/resource.ts';
+
+/** What of the configuration a live resource needs and no longer has, in words. */
+function missedBy(resource: Resource, slots: Slots): string | undefined {
+  const backend = slots.backendOf(resource);
+  if (!backend) return `the backend ${resource.backend}`;
+  return backend.misses?.(resource);
+}
+
+/**
+ * A backend with live resources cannot be removed from the configuration (design, section 7): nobody would end them, and
+ * another backend would take what it does not find for gone. Throws what is missing, which resources need it, and the
+ * ways out. Asks nobody outside.
+ */
+export function refuseHomeless(read: Reader, slots: Slots): void {
+  const missing = new Map<string, string[]>();
+  for (const resource of allLiveResources(read)) {
+    const what = missedBy(resource, slots);
+    if (what === undefined) continue;
+    const where = `compute.${resource.slot} no longer has ${what}`;
+    missing.set(where, [...(missing.get(where) ?? []), resource.id]);
+  }
+  if (!missing.size) return;
+  const lines = [...missing].map(([where, ids]) => `  ${where}, which these live leases need: ${ids.join(', ')}`);
+  throw new Error(
+    `The configuration lacks what live leases need, and nobody would end them:\n${lines.join('\n')}\n` +
+      'Put it back until they have ended. If their machines are gone for good, let go of each: purser resource abandon ID --reason "…"',
+  );
+}

@@ -1,0 +1,196 @@
+import assert from 'node:assert/strict';
+import { and, asc, desc, eq, gt, isNull, lt, lte, or, sql } from 'drizzle-orm';
+import type { Slot } from '../compute/backend.ts';
+import { resealed, sealed } from '../db/checksum.ts';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { type END_REASONS, resources, wallets } from '../db/schema.ts';
+import { Refusal } from '../refusal.ts';
+
+export type Resource = typeof resources.$inferSelect;
+export type EndReason = (typeof END_REASONS)[number];
+
+/** Pages and lists hold at most 100 rows (interface, section 8). */
+export const PAGE_COUNT = 100;
+
+const reads = prepare((read: Reader) => ({
+  byId: read
+    .select()
+    .from(resources)
+    .where(eq(resources.id, sql.placeholder('id')))
+    .prepare(),
+  byOperation: read
+    .select()
+    .from(resources)
+    .where(eq(resources.operationId, sql.placeholder('operationId')))
+    .prepare(),
+  ofWallet: read
+    .select()
+    .from(resources)
+    .where(eq(resources.walletId, sql.placeholder('walletId')))
+    .orderBy(desc(resources.id))
+    .limit(PAGE_COUNT)
+    .prepare(),
+  liveOfWallet: read
+    .select()
+    .from(resources)
+    .where(and(eq(resources.walletId, sql.placeholder('walletId')), isNull(resources.endedAt)))
+    .prepare(),
+  live: read.select().from(resources).where(isNull(resources.endedAt)).orderBy(asc(resources.id)).prepare(),
+  due: read
+    .select({ id: resources.id, dueAt: resources.dueAt })
+    .from(resources)
+    .where(
+      and(
+        isNull(resources.endedAt),
+        lte(resources.dueAt, sql.placeholder('now')),
+        or(
+          gt(resources.dueAt, sql.placeholder('afterAt')),
+          and(eq(resources.dueAt, sql.placeholder('afterAt')), gt(resources.id, sql.placeholder('afterId'))),
+        ),
+      ),
+    )
+    .orderBy(asc(resources.dueAt), asc(resources.id))
+    .limit(PAGE_COUNT)
+    .prepare(),
+  nextDue: read
+    .select({ at: resources.dueAt })
+    .from(resources)
+    .where(isNull(resources.endedAt))
+    .orderBy(asc(resources.dueAt))
+    .limit(1)
+    .prepare(),
+  liveOfSlot: read
+    .select()
+    .from(resources)
+    .where(and(isNull(resources.endedAt), eq(resources.slot, sql.placeholder('slot'))))
+    .prepare(),
+  latest: read.select().from(resources).orderBy(desc(resources.id)).limit(PAGE_COUNT).prepare(),
+}));
+
+export function findResource(read: Reader, id: string): Resource | undefined {
+  return reads(read).byId.get({ id });
+}
+
+/** A resource of this wallet. Somebody else's and an unknown one are both `not_found` (design 2.5). */
+export function resourceOf(read: Reader, walletId: string, id: string): Resource {
+  const resource = findResource(read, id);
+  if (!resource || resource.walletId !== walletId) throw new Refusal('not_found', 'There is no such resource.');
+  return resource;
+}
+
+/** The resource that a compute_create operation made. */
+export function resourceOfOperation(read: Reader, operationId: string): Resource | undefined {
+  return reads(read).byOperation.get({ operationId });
+}
+
+/** The latest 100 resources of a wallet, newest first. */
+export function listResourcesOfWallet(read: Reader, walletId: string): Resource[] {
+  return reads(read).ofWallet.all({ walletId });
+}
+
+/** The wallet's resources whose end nobody has confirmed. */
+export function liveResources(read: Reader, walletId: string): Resource[] {
+  return reads(read).liveOfWallet.all({ walletId });
+}
+
+/** Everything that lives, on every backend. */
+export function allLiveResources(read: Reader): Resource[] {
+  return reads(read).live.all();
+}
+
+export function liveResourcesOfSlot(read: Reader, slot: Slot): Resource[] {
+  return reads(read).liveOfSlot.all({ slot });
+}
+
+/** The latest 100 resources of all wallets, newest first. */
+export function latestResources(read: Reader): Resource[] {
+  return reads(read).latest.all();
+}
+
+/**
+ * One page of an account's resources, newest first: those before `before`, of one wallet or of all. `next` is the id
+ * that the next page comes before; undefined on the last page, a full one included.
+ */
+export function pageResources(
+  read: Reader,
+  accountId: string,
+  before: string | undefined,
+  walletId: string | undefined,
+): { page: Resource[]; next: string | undefined } {
+  const rows = read
+    .select({ resource: resources })
+    .from(resources)
+    .innerJoin(wallets, eq(wallets.id, resources.walletId))
+    .where(
+      and(
+        eq(wallets.accountId, accountId),
+        before === undefined ? undefined : lt(resources.id, before),
+        walletId === undefined ? undefined : eq(resources.walletId, walletId),
+      ),
+    )
+    .orderBy(desc(resources.id))
+    .limit(PAGE_COUNT + 1)
+    .all()
+    .map((row) => row.resource);
+  const page = rows.slice(0, PAGE_COUNT);
+  return { page, next: rows.length > PAGE_COUNT ? page.at(-1)?.id : undefined };
+}
+
+export type DueResource = { id: string; dueAt: number };
+
+/** Live resources that somebody has to look after by `now`, earliest first, at most 100, after `cursor`. */
+export function dueResources(read: Reader, now: number, cursor: DueResource = { id: '', dueAt: -1 }): DueResource[] {
+  return reads(read).due.all({ now, afterAt: cursor.dueAt, afterId: cursor.id });
+}
+
+/** Unix seconds at which the next live resource is due. */
+export function nextDueResource(read: Reader): number | undefined {
+  return reads(read).nextDue.get()?.at;
+}
+
+export function insertResource(tx: Tx, row: Omit<typeof resources.$inferInsert, 'seal'>): void {
+  tx.insert(resources).values(sealed(resources, row)).run();
+}
+
+/** Changes a live resource. What has ended is final: the database refuses. */
+export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+  const before = findResource(tx, id);
+  assert(before, 'only resources that are there are changed');
+  const after = resealed(resources, before, change);
+  return tx.update(resources).set(after).where(eq(resources.id, id)).returning().get();
+}
+
+/**
+ * Changes a lease by what somebody found out who looked at it a while ago. What has ended meanwhile stays as it is; what
+ * is to end is `stopping` until then, and keeps the reason that came first.
+ */
+export function alterResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+  const row = findResource(tx, id) as Resource;
+  if (row.endedAt !== null) return row;
+  const endWanted = row.endWanted ?? change.endWanted ?? null;
+  const status = endWanted === null || change.endedAt != null ? (change.status ?? row.status) : 'stopping';
+  return updateResource(tx, id, { ...change, endWanted, status });
+}
+
+/** Notes of every lease of a wallet that it is to end. */
+export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {
+  for (const { id, endWanted } of liveResources(tx, walletId))
+    if (endWanted === null) alterResource(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
+}
+
+/** Puts every lease that lives into question: its machine may be another installation's (docs/decisions/0010). */
+export function questionResources(tx: Tx, now: number): void {
+  for (const { id, questionedAt } of allLiveResources(tx))
+    if (questionedAt === null) updateResource(tx, id, { questionedAt: now });
+}
+
+/** Takes every lease out of question: each is looked after at once. */
+export function trustResources(tx: Tx, now: number): void {
+  for (const { id } of questionedResources(tx))
+    updateResource(tx, id, { questionedAt: null, dueAt: now, attempts: 0, lastError: null });
+}
+
+/** The live leases that are in question. */
+export function questionedResources(read: Reader): Resource[] {
+  return allLiveResources(read).filter((it) => it.questionedAt !== null);
+}

@@ -1,0 +1,410 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { formatUsd, Nanos } from '../../src/money.ts';
+import { type Gateway, openGateway } from '../helper/gateway.ts';
+import { type House, openHouse } from '../helper/server.ts';
+import {
+  breakOff,
+  completionStream,
+  counted,
+  DONE,
+  event,
+  FINISHED,
+  forever,
+  resetIt,
+  type Step,
+  said,
+  streaming,
+} from '../helper/sse.ts';
+import { completion, failure, halfBody, reset } from '../helper/upstream.ts';
+
+const one = async (house: House) => (await house.run('operation.list', {})).operations[0];
+const error = (message = 'overloaded') => event({ error: { message, type: 'server_error', code: 503 } });
+/** A chunk with a count and with choices, as some servers write the last one. */
+const finishedAndCounted = (usage: unknown) =>
+  event({ choices: [{ index: 0, delta: {}, finish_reason: 'stop' }], usage });
+const USAGE = { prompt_tokens: 10, completion_tokens: 5 };
+
+/** What the chat of the default body costs by an estimate: the bound of its prompt, and so many tokens delivered. */
+async function estimateOf(house: House, tokens: number): Promise<string> {
+  const bound = Number((await one(house))?.price.bound_prompt_tokens);
+  return formatUsd(Nanos(BigInt(100_000 + bound * 1000 + tokens * 2000)));
+}
+const estimates = (house: House) => house.log.filter((line) => line.includes('"operation.estimated"')).length;
+
+/** The end is missing, and no last count came before: what was delivered is charged, in tokens of at least a byte each. */
+const CUT: [how: string, steps: Step[], tokens: number][] = [
+  ['tells of an error', [said('a'), error()], 1],
+  ['tells of an error in a bare sentence', [said('a'), event({ error: 'Request failed during generation' })], 1],
+  ['tells of an error beside its choices', [said('a'), event({ choices: [], error: { message: 'no' } }), DONE], 1],
+  ['tells of an error, and stays open', [said('ab'), error(), forever], 2],
+  ['is reset', [said('a'), resetIt], 1],
+  ['is closed', [said('äb'), said('c'), breakOff], 4],
+  ['is closed before any text', [said(''), breakOff], 0],
+  ['ends inside an event', [said('a'), 'data: {"choices":[{"delta":{"conte'], 1],
+  ['ends like a whole body, without an end', [said('a'), said('b')], 2],
+  [
+    'ends like a whole body, with a count in every chunk',
+    [said('ab', { usage: { ...USAGE, completion_tokens: 1 } })],
+    2,
+  ],
+  ['breaks off after a count of what was so far', [said('a', { usage: USAGE }), breakOff], 5],
+  [
+    'breaks off after a count in the middle',
+    [counted({ prompt_tokens: 10, completion_tokens: 0 }), said('a'), breakOff],
+    1,
+  ],
+  ['says how one of two choices finished', [said('a'), FINISHED], 1],
+  ['sends an event of 10 MB', [said('a'), said('x'.repeat(10_000_000)), FINISHED, counted(), DONE], 1],
+];
+
+test('a stream without its end is charged what it delivered: its client hears of it, and so does its key', async (t) => {
+  const house = await openHouse(t);
+  for (const [how, steps, tokens] of CUT)
+    await t.test(`it ${how}`, async () => {
+      const gateway = await openGateway(house);
+      const before = estimates(house);
+      house.upstream.handle = streaming(...steps);
+      const body = how.includes('two choices') ? { n: 2 } : {};
+      const { status, text } = await gateway.streamed(body, 'k');
+      assert.equal(status, 200);
+      const events = text.split('\n\n').filter(Boolean);
+      assert(!text.includes('[DONE]'), text.slice(-500));
+      const last = JSON.parse((events.at(-1) as string).slice('data: '.length));
+      assert.deepEqual(Object.keys(last.error).sort(), ['code', 'message', 'param', 'type']);
+      assert.equal(last.error.code, 'answer_lost');
+      assert.match(last.request_id, /^req_/);
+      const charged = await estimateOf(house, tokens);
+      assert(last.error.message.includes(`${charged} USD were charged`), text.slice(-500));
+      const { holds, used_usd: used } = await house.budget(gateway.token);
+      assert.deepEqual([used, holds], [charged, []]);
+      const operation = await one(house);
+      assert.deepEqual([operation?.outcome, operation?.settled_by], ['charged', 'answer']);
+      const bound = operation?.price.bound_prompt_tokens;
+      assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: bound, completion_tokens: tokens });
+      assert.equal(estimates(house), before + 1, 'a warning says so');
+
+      const calls = house.upstream.calls.length;
+      house.upstream.handle = completionStream();
+      const again = await gateway.streamed(body, 'k');
+      assert.deepEqual([again.status, again.body.error.code], [409, 'answer_lost']);
+      assert(again.body.error.message.includes(`${charged} USD were charged`), again.text);
+      assert.equal(again.headers['x-should-retry'], 'false');
+      assert.equal(house.upstream.calls.length, calls, 'the same key is never sent twice');
+      assert.deepEqual(house.problems(), []);
+    });
+});
+
+test('a count that follows an error is the charge of what was cut', async (t) => {
+  const house = await openHouse(t);
+  for (const steps of [
+    [said('a'), error(), counted(), DONE],
+    [said('a'), error(), counted()],
+    [said('a'), event({ error: { message: 'no' }, usage: USAGE })],
+  ]) {
+    const gateway = await openGateway(house);
+    house.upstream.handle = streaming(...steps);
+    const { text } = await gateway.streamed();
+    assert.match(text, /"code":"answer_lost"/);
+    assert(!text.includes('[DONE]'));
+    assert.equal((await house.budget(gateway.token)).used_usd, '0.00012');
+  }
+  assert.equal(estimates(house), 0);
+});
+
+test('an agent that reads slowly until the time is over pays for what it got, whatever the policy', async (t) => {
+  for (const policy of ['charge', 'release']) {
+    const house = await openHouse(t, {
+      change: (settings) => ({
+        ...settings,
+        router: {
+          ...settings.router,
+          uncertain: { policy },
+          upstreams: [{ ...settings.router.upstreams[0], timeout_seconds: 1 }],
+        },
+      }),
+    });
+    const gateway = await openGateway(house);
+    house.upstream.handle = streaming(said('a'.repeat(50)), forever);
+    await gateway.streamed({}, 'k');
+    const charged = await estimateOf(house, 50);
+    house.clock.advance(901);
+    assert.equal((await house.app.reaper.runOnce()).resolved, 0);
+    const budget = await house.budget(gateway.token);
+    assert.deepEqual([budget.used_usd, budget.held_usd], [charged, '0.00']);
+  }
+});
+
+/** What was counted is the charge, though the end is not as it should be. */
+const CHARGED: [how: string, steps: Step[]][] = [
+  ['is reset after its last count', [said('a'), counted(), resetIt]],
+  ['is closed after its last count', [said('a'), counted(), breakOff]],
+  ['tells of an error after its last count', [said('a'), counted(), error()]],
+  ['ends without an end after its last count', [said('a'), counted()]],
+  ['counts beside the last choice, and ends without an end', [said('a'), finishedAndCounted(USAGE)]],
+  ['counts beside the last choice', [said('a'), finishedAndCounted(USAGE), DONE]],
+  ['counts in every chunk', [said('a', { usage: { prompt_tokens: 10, completion_tokens: 1 } }), counted(), DONE]],
+  ['counts twice', [said('a'), counted({ prompt_tokens: 9, completion_tokens: 9 }), counted(), DONE]],
+  ['counts, and then says nothing of a count', [counted(), said('a', { usage: null }), DONE]],
+  ['ends without its last blank line', [said('a'), counted(), 'data: [DONE]']],
+  ['comes with CRLF', [said('a').replaceAll('\n', '\r\n'), counted().replaceAll('\n', '\r\n'), 'data: [DONE]\r\n\r\n']],
+  [
+    'counts in data of several lines',
+    ['data: {"choices":[],\ndata: "usage":{"prompt_tokens":10,\ndata: "completion_tokens":5}}\n\n', DONE],
+  ],
+  ['begins with a byte order mark', [`\ufeff${counted()}`, DONE]],
+];
+test('what was counted last is the charge', async (t) => {
+  const house = await openHouse(t);
+  for (const [how, steps] of CHARGED)
+    await t.test(`it ${how}`, async () => {
+      const gateway = await openGateway(house);
+      house.upstream.handle = streaming(...steps);
+      const { text } = await gateway.streamed();
+      assert(text.endsWith(DONE), text);
+      const { holds, used_usd: used } = await house.budget(gateway.token);
+      assert.deepEqual([used, holds], ['0.00012', []]);
+      assert.deepEqual(house.problems(), []);
+    });
+});
+
+/** It came to its end, and what it says of its usage is no usage. */
+const NO_USAGE: [what: string, usage: unknown][] = [
+  ['no usage', undefined],
+  ['a usage of null', null],
+  ['an empty usage', {}],
+  ['a usage as a list', [10, 5]],
+  ['a usage as strings', { prompt_tokens: '10', completion_tokens: '5' }],
+  ['a negative usage', { prompt_tokens: 10, completion_tokens: -5 }],
+  ['a fractional usage', { prompt_tokens: 10.5, completion_tokens: 5 }],
+  ['half a usage', { completion_tokens: 5 }],
+  ['a usage beyond all numbers', { prompt_tokens: 10, completion_tokens: 1e300 }],
+  ['more cached tokens than tokens', { ...USAGE, prompt_tokens_details: { cached_tokens: 11 } }],
+  ['more reasoning than completion', { ...USAGE, completion_tokens_details: { reasoning_tokens: 6 } }],
+];
+test('a whole stream without a usage is charged what it delivered', async (t) => {
+  const house = await openHouse(t);
+  for (const [what, usage] of NO_USAGE)
+    for (const end of [[FINISHED, DONE], [DONE], [FINISHED]])
+      await t.test(`${what}, ${end.length} events at its end`, async () => {
+        const before = estimates(house);
+        const gateway = await openGateway(house);
+        const counts = usage === undefined ? [] : [counted(usage)];
+        house.upstream.handle = streaming(said('abc'), ...end.slice(0, -1), ...counts, ...end.slice(-1));
+        const { text } = await gateway.streamed({}, 'k');
+        assert(text.endsWith(DONE));
+        assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, 3));
+        assert.equal((await one(house))?.usage?.estimated, true);
+        assert.equal(estimates(house), before + 1);
+        assert.equal((await gateway.streamed({}, 'k')).text, text, 'it is replayed like any other');
+        assert.deepEqual(house.problems(), []);
+      });
+});
+
+/** All that a model may generate counts, the same reasoning under two names once. */
+const DELIVERED: [what: string, delta: object, bytes: number][] = [
+  ['content', { content: 'abcd' }, 4],
+  ['content with what JSON escapes', { content: 'a"\n\\ü' }, 6],
+  ['content that speaks of errors', { content: 'an "error"' }, 10],
+  ['content in parts', { content: [{ type: 'text', text: 'abc' }] }, 3],
+  ['reasoning', { reasoning_content: 'abcde' }, 5],
+  ['reasoning under two names', { reasoning: 'abcde', reasoning_content: 'abcde', content: 'x' }, 6],
+  ['a refusal', { refusal: 'no' }, 2],
+  ['arguments of a tool', { tool_calls: [{ index: 0, id: 'c', function: { name: 'f', arguments: '{"a":1}' } }] }, 7],
+  ['input of a custom tool', { tool_calls: [{ index: 0, type: 'custom', custom: { name: 'f', input: 'abc' } }] }, 3],
+  ['arguments of a function', { function_call: { name: 'f', arguments: '{}' } }, 2],
+];
+test('content, reasoning and arguments of tools are what was delivered, streamed or not', async (t) => {
+  const house = await openHouse(t);
+  for (const [what, delta, bytes] of DELIVERED)
+    for (const stream of [true, false]) {
+      const gateway = await openGateway(house);
+      house.upstream.handle = stream
+        ? streaming(event({ choices: [{ index: 0, delta }] }), DONE)
+        : failure(200, { choices: [{ index: 0, message: delta }] });
+      assert.equal((await gateway.chat({ stream })).status, 200);
+      assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, bytes), what);
+    }
+});
+
+test('a usage above its bound raises an alarm and never the bill beyond the hold', async (t) => {
+  const house = await openHouse(t);
+  for (const [usage, charged] of [
+    [{ prompt_tokens: 10, completion_tokens: 101 }, '0.000312'],
+    [{ prompt_tokens: 2 ** 40, completion_tokens: 2 ** 52 }, undefined],
+  ] as const) {
+    const before = house.log.filter((line) => line.includes('operation.bound_exceeded')).length;
+    const gateway = await openGateway(house);
+    house.upstream.handle = streaming(said('a'), FINISHED, counted(usage), DONE);
+    assert((await gateway.streamed()).text.endsWith(DONE));
+    const operation = await one(house);
+    assert.equal(operation?.charge_usd, charged ?? operation?.hold_usd);
+    assert.equal(house.log.filter((line) => line.includes('operation.bound_exceeded')).length, before + 1);
+  }
+  assert.deepEqual(house.problems(), []);
+});
+
+test('a usage that can be read is not replaced by one that cannot', async (t) => {
+  const house = await openHouse(t);
+  for (const last of [{}, { prompt_tokens: '10' }, null]) {
+    const gateway = await openGateway(house);
+    house.upstream.handle = streaming(counted(), counted(last), DONE);
+    const { text } = await gateway.streamed({ stream_options: { include_usage: true } });
+    assert.equal((await house.budget(gateway.token)).used_usd, '0.00012');
+    assert.equal(text, last === null ? counted(null) + counted() + DONE : counted() + DONE);
+  }
+});
+
+/** A clear no before the first event: an ordinary refusal, nothing is charged, and the key is free. */
+const REFUSED: [what: string, handler: ReturnType<typeof failure>, status: number, code: string][] = [
+  ['answers 400', failure(400), 400, 'invalid_request'],
+  ['answers 401', failure(401), 503, 'gateway_unavailable'],
+  ['answers 429', failure(429), 429, 'rate_limited'],
+  ['answers 503 with a readable error', failure(503), 503, 'gateway_unavailable'],
+  ['answers 500 without a readable error', failure(500, 'oops'), 503, 'gateway_unavailable'],
+  ['answers 502', failure(502, '<html>'), 503, 'gateway_unavailable'],
+  ['answers 301', failure(301, ''), 503, 'gateway_unavailable'],
+  ['answers with an error in one piece', failure(200, { error: { message: 'no' } }), 503, 'gateway_unavailable'],
+  ['answers with the error 429 in one piece', failure(200, { error: { code: 429 } }), 429, 'rate_limited'],
+  [
+    'begins with the error 502',
+    streaming(event({ error: { message: 'no', code: 502 } }), DONE),
+    503,
+    'gateway_unavailable',
+  ],
+  ['begins with an error', streaming(error(), DONE), 503, 'gateway_unavailable'],
+  ['begins with comments and an error', streaming(': a\n\n', ': b\n\n', error()), 503, 'gateway_unavailable'],
+  ['begins with an error without a code', streaming(event({ error: { message: 'no' } })), 503, 'gateway_unavailable'],
+  ['begins with an error in a word', streaming(event({ error: 'no' })), 503, 'gateway_unavailable'],
+  ['begins with the error 400', streaming(event({ error: { message: 'no', code: 400 } })), 400, 'invalid_request'],
+  ['begins with the error 429', streaming(event({ error: { message: 'no', code: '429' } })), 429, 'rate_limited'],
+  [
+    'begins with an object of the kind error',
+    streaming(event({ object: 'error', message: 'no', code: 404 })),
+    404,
+    'model_not_found',
+  ],
+];
+test('a clear no before the first event is an ordinary refusal', async (t) => {
+  const house = await openHouse(t);
+  for (const [what, handler, status, code] of REFUSED)
+    await t.test(`it ${what}`, async () => {
+      const gateway = await openGateway(house);
+      house.upstream.handle = handler;
+      const answer = await gateway.streamed({}, 'k');
+      assert.deepEqual([answer.status, answer.body?.error.code], [status, code], answer.text);
+      assert.match(String(answer.headers['content-type']), /^application\/json/);
+      const { holds, used_usd: used } = await house.budget(gateway.token);
+      assert.deepEqual([holds, used], [[], '0.00']);
+      house.upstream.handle = completionStream();
+      assert((await gateway.streamed({}, 'k')).text.endsWith(DONE));
+    });
+});
+
+/** Nobody knows, and nothing was told yet: an ordinary 503. */
+const LOST: [what: string, handler: ReturnType<typeof failure>][] = [
+  ['is reset before it answers', reset],
+  ['breaks off before its first event', streaming(breakOff)],
+  ['ends before its first event', streaming()],
+  ['has nothing but comments', streaming(': a\n\n', ': b\n\n')],
+  ['is half a body of JSON', halfBody],
+  ['answers 408', failure(408)],
+  ['answers 504', failure(504)],
+  ['is no JSON and no stream', failure(200, '<html>')],
+];
+test('an unclear answer before the first event is an ordinary 503', async (t) => {
+  const house = await openHouse(t);
+  for (const [what, handler] of LOST)
+    await t.test(`it ${what}`, async () => {
+      const gateway = await openGateway(house);
+      house.upstream.handle = handler;
+      const answer = await gateway.streamed();
+      assert.deepEqual([answer.status, answer.body?.error.code], [503, 'operation_uncertain'], answer.text);
+      assert.equal(answer.headers['x-should-retry'], 'false');
+      assert.equal((await house.budget(gateway.token)).holds[0]?.state, 'uncertain');
+    });
+});
+
+/** An answer in one piece that cannot be told of in chunks. */
+for (const [what, body, charged] of [
+  ['no choices', { id: 'a', usage: USAGE }, '0.00012'],
+  ['choices that are none', { choices: {} }, undefined],
+] as const)
+  test(`an upstream that answers a stream with ${what} in one piece is charged by what it says`, async (t) => {
+    const house = await openHouse(t);
+    const gateway = await openGateway(house);
+    house.upstream.handle = failure(200, body);
+    const { text } = await gateway.streamed();
+    assert.match(text, /"code":"answer_lost"/);
+    assert(!text.includes('[DONE]'));
+    assert.equal((await house.budget(gateway.token)).used_usd, charged ?? (await estimateOf(house, 0)));
+  });
+
+/** A house whose upstream has these time limits. */
+const withLimits = (limits: object) => ({
+  change: (settings: Record<string, any>) => ({
+    ...settings,
+    router: { ...settings.router, upstreams: [{ ...settings.router.upstreams[0], ...limits }] },
+  }),
+});
+const slowly: Step = () => new Promise((resolve) => setTimeout(resolve, 100));
+
+/** What runs out of its time, and whether anything was told by then. */
+const LATE: [what: string, limits: object, steps: Step[], told: boolean][] = [
+  [
+    'a stream that never ends',
+    { timeout_seconds: 1 },
+    [
+      said('a'),
+      ...Array(30)
+        .fill([slowly, said('b')])
+        .flat(),
+    ],
+    true,
+  ],
+  ['a stream that falls silent', { timeout_seconds: 1 }, [said('a'), forever], true],
+  ['a head without a first byte', { timeout_seconds: 30, first_byte_timeout_seconds: 1 }, [forever], false],
+  ['no first event within the whole time', { timeout_seconds: 1 }, [': a\n\n', forever], false],
+];
+test('a stream that takes longer than it may is uncertain until it has begun, and then charged what it delivered', async (t) => {
+  await Promise.all(
+    LATE.map(async ([what, limits, steps, told]) => {
+      const house = await openHouse(t, withLimits(limits));
+      const gateway = await openGateway(house);
+      house.upstream.handle = streaming(...steps, FINISHED, counted(), DONE);
+      const answer = await gateway.streamed();
+      assert.equal(answer.status, told ? 200 : 503, what);
+      assert.match(answer.text, told ? /"code":"answer_lost"/ : /"code":"operation_uncertain"/, what);
+      assert(!answer.text.includes('[DONE]'), what);
+      const operation = await one(house);
+      assert.equal(operation?.state, told ? 'settled' : 'uncertain', what);
+      assert.match(String(operation?.reason), /no (answer|first byte) within 1 s/, what);
+    }),
+  );
+});
+
+test('a first byte in time is enough: the rest may take the whole time', async (t) => {
+  const house = await openHouse(t, withLimits({ first_byte_timeout_seconds: 1 }));
+  const gateway = await openGateway(house);
+  house.upstream.handle = streaming(said('a'), ...Array(12).fill(slowly), FINISHED, counted(), DONE);
+  assert((await gateway.streamed()).text.endsWith(DONE));
+  house.upstream.handle = completion();
+  assert.equal((await gateway.chat()).status, 200);
+});
+
+const leave = async (gateway: Gateway) => {
+  const stream = await gateway.stream();
+  await stream.next();
+  stream.leave();
+};
+test('a stream that breaks when its client has long gone is charged for all that came', async (t) => {
+  const house = await openHouse(t);
+  const gateway = await openGateway(house);
+  const gone = Promise.withResolvers<void>();
+  house.upstream.handle = streaming(said('a'), () => gone.promise, said('b'), breakOff);
+  await leave(gateway);
+  gone.resolve();
+  await gateway.quiet();
+  assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, 2));
+  assert.deepEqual(house.problems(), []);
+});

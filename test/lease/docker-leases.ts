@@ -1,0 +1,30 @@
+import { after, type TestContext } from 'node:test';
+import { tagPrefix } from '../../src/compute/backend.ts';
+import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
+import type { HouseOptions } from '../helper/server.ts';
+import { type LeaseHouse, openWith } from './leases.ts';
+
+let engine: Engine | undefined;
+after(() => engine?.stop());
+/** One engine for a whole file: it takes two seconds to start. */
+export async function sharedDocker(t: TestContext): Promise<Engine | undefined> {
+  engine ??= await openDocker(t, { shared: true });
+  return engine;
+}
+
+/** A house whose leases are containers of a real engine. Undefined, and the test skipped, without one. */
+export async function openLeaseHouse(
+  t: TestContext,
+  options: HouseOptions & { socket?: string } = {},
+): Promise<(LeaseHouse & { engine: Engine }) | undefined> {
+  const docker = await sharedDocker(t);
+  if (!docker) return undefined;
+  const house = await openWith(t, options.socket ?? docker.socket, IMAGE, options);
+  return Object.assign(house, {
+    engine: docker,
+    machines: async () =>
+      (await docker.docker.listContainers({ all: true }))
+        .map((it) => it.Names[0] as string)
+        .filter((name) => name.startsWith(`/${tagPrefix(house.app.installationId)}`)),
+  });
+}

@@ -1,0 +1,59 @@
+import assert from 'node:assert/strict';
+import { Socket } from 'node:net';
+import { Readable } from 'node:stream';
+import test, { type TestContext } from 'node:test';
+import type { ServerChannel } from 'ssh2';
+import { createHeld } from '../../src/http/memory-quota.ts';
+import { createVisitors } from '../../src/ssh/clients.ts';
+import type { Memory } from '../../src/ssh/memory.ts';
+
+const MIB = 1024 * 1024;
+
+/** A connection with a session that reads nothing: `arrive` is what a client sends it. */
+function connect(t: TestContext, visitors: ReturnType<typeof createVisitors>, memory: Memory) {
+  const socket = new Socket();
+  t.after(() => socket.destroy());
+  const visitor = visitors.admit(socket);
+  assert(visitors.welcome(visitor, 'res_1', memory));
+  const channel = new Readable({ read() {} });
+  visitor.channels.add(channel as ServerChannel);
+  return {
+    channel,
+    isGone: () => visitor.gone.aborted,
+    arrive(bytes: number, packets = 1) {
+      for (let i = 0; i < packets; i++) channel.push(Buffer.alloc(bytes));
+      visitors.heard(visitor);
+    },
+  };
+}
+
+test('a packet of one byte that waits is counted as the object that it is', (t) => {
+  const visitors = createVisitors({ strangerMilliseconds: 60_000, failed() {} });
+  const held = createHeld();
+  const client = connect(t, visitors, held.enter('wal_1'));
+  client.arrive(1, 60_000);
+  assert(!client.isGone());
+  client.arrive(1, 6000);
+  assert(client.isGone());
+  assert(held.enter('wal_1').tryTake(64 * MIB), 'nothing of it is counted any more');
+});
+
+test('what waits on all connections of a wallet has one bound, and what is read leaves room', (t) => {
+  const visitors = createVisitors({ strangerMilliseconds: 60_000, failed() {} });
+  const held = createHeld();
+  const clients = Array.from({ length: 6 }, () => connect(t, visitors, held.enter('wal_1')));
+  for (const it of clients.slice(0, 4)) it.arrive(15 * MIB);
+  const [first, , , , fifth, sixth] = clients as [(typeof clients)[number], ...typeof clients];
+  first.channel.read();
+  first.arrive(1);
+  fifth?.arrive(15 * MIB);
+  sixth?.arrive(15 * MIB);
+  assert.deepEqual(
+    clients.map((it) => it.isGone()),
+    [false, false, false, false, false, true],
+  );
+  const other = connect(t, visitors, held.enter('wal_2'));
+  other.arrive(15 * MIB);
+  first.arrive(60 * 1024);
+  assert(!other.isGone() && !first.isGone());
+});
