@@ -6,7 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { createKeyring, walletCredential } from '../src/access/keyring.ts';
 import { readMasterKey } from '../src/access/master-key.ts';
 import { readConfig } from '../src/config/config.ts';
-import { sealed } from '../src/db/checksum.ts';
+import { withChecksum } from '../src/db/checksum.ts';
 import { takeLock } from '../src/db/lock.ts';
 import { openDatabase } from '../src/db/open.ts';
 import { operations, wallets } from '../src/db/schema.ts';
@@ -78,7 +78,7 @@ function openWallets(): void {
     const requestId = newId('req');
     const wallet = { id, accountId: account, name: 'filled', status: 'active' as const, budget, ...row };
     const once = { idempotencyKey: requestId, fingerprint: randomBytes(32), requestId, createdAt: now };
-    insertWallet.run(sealed(wallets, { ...wallet, ...once, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
+    insertWallet.run(withChecksum(wallets, { ...wallet, ...once, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
     post(id, book.account(account), book.wallet(id), budget);
     ids.push(id);
     if (i % tokenEvery === 0 && tokens.length < tokenCount) tokens.push(token);
@@ -99,7 +99,7 @@ function settleChats(): void {
     const once = { idempotencyKey: requestId, fingerprint: randomBytes(32), requestId, createdAt: now };
     const what = { kind: 'chat', route: 'chat/completions', subject: 'mock-1', price: PRICE, hold: HOLD } as const;
     const end = { state: 'settled', outcome: 'charged', settledBy: 'answer', charge: CHARGE, usage } as const;
-    insertOperation.run(sealed(operations, { id, walletId: wallet, ...once, ...what, ...end, settledAt: now }));
+    insertOperation.run(withChecksum(operations, { id, walletId: wallet, ...once, ...what, ...end, settledAt: now }));
     post(id, book.wallet(wallet), book.hold(wallet), HOLD);
     post(id, book.hold(wallet), book.sales('chat'), CHARGE);
     post(id, book.hold(wallet), book.wallet(wallet), left);

@@ -12,7 +12,7 @@ import { newId } from '../src/id.ts';
 import type { Ledger } from '../src/ledger/ledger.ts';
 import { createLog } from '../src/log.ts';
 import { serve } from '../src/serve.ts';
-import type { Running } from '../src/spend/in-flight.ts';
+import type { InFlight } from '../src/spend/in-flight.ts';
 
 const { config, secrets } = readConfig({ data: process.argv[2] }, {});
 const log = createLog(config.logLevel);
@@ -25,8 +25,8 @@ const app = await serve(config, secrets, { log, who: 'the bench', create: true, 
 // that holds more than any answer costs, the second with "it moved".
 const HOLD = 10n ** 15n;
 const attempts = new AsyncLocalStorage<{ key: object; isHeld: boolean }>();
-const { running: real } = app;
-const running: Running = {
+const { inFlight: real } = app;
+const running: InFlight = {
   ...real,
   drive: (key, run) => attempts.run({ key, isHeld: false }, () => real.drive(key, run)),
 };

@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable, whole } from './context.ts';
+import { askAndPrint, example, parseWholeNumber, showRecord, showTable } from './context.ts';
 
 export function accountCommands(program: Command): void {
   const group = program.command('account').description('owners of prepaid credit');
@@ -7,7 +7,7 @@ export function accountCommands(program: Command): void {
     .command('create')
     .argument('<name>')
     .description('open an account')
-    .option('--credit-cents <n>', 'credit it at once, in US cents', whole)
+    .option('--credit-cents <n>', 'credit it at once, in US cents', parseWholeNumber)
     .addHelpText('after', example('purser account create research --credit-cents 5000'))
     .action((name: string, options: { creditCents?: number }, command: Command) =>
       askAndPrint(command, 'account.create', { name, ...options }, showRecord),
@@ -30,7 +30,7 @@ export function accountCommands(program: Command): void {
   group
     .command('credit')
     .argument('<id>')
-    .argument('<cents>', 'whole US cents', whole)
+    .argument('<cents>', 'whole US cents', parseWholeNumber)
     .description('add prepaid credit')
     .option('--reason <text>', 'kept in the books')
     .option('--key <key>', 'the same key credits once, however often it is repeated')
@@ -41,7 +41,7 @@ export function accountCommands(program: Command): void {
   group
     .command('debit')
     .argument('<id>')
-    .argument('<cents>', 'whole US cents', whole)
+    .argument('<cents>', 'whole US cents', parseWholeNumber)
     .description('take credit back, at most what is available')
     .requiredOption('--reason <text>', 'kept in the books')
     .addHelpText('after', example('purser account debit acct_01k9… 500 --reason "credited twice"'))

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { ConfigurationFault } from '../src/config/fault.ts';
-import { example, type Globals, readHouse } from './context.ts';
+import { example, type Globals, readContext } from './context.ts';
 import { print, say } from './report.ts';
 
 export function configCommands(program: Command): void {
@@ -12,7 +12,7 @@ export function configCommands(program: Command): void {
     .action(async (_, command: Command) => {
       const { json } = command.optsWithGlobals<Globals>();
       try {
-        const { config } = await readHouse(command);
+        const { config } = await readContext(command);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
         const { adviceOn } = await import('../src/config/advice-compute.ts');
@@ -37,7 +37,7 @@ export function configCommands(program: Command): void {
     .description('print the configuration in force; secrets are left out')
     .addHelpText('after', example('purser config print'))
     .action(async (_, command: Command) => {
-      const { config, secrets, globals } = await readHouse(command);
+      const { config, secrets, globals } = await readContext(command);
       const { printable } = await import('../src/config/config.ts');
       print(JSON.stringify(printable(config, secrets), null, globals.json ? 0 : 2));
     });

@@ -7,10 +7,10 @@ import { lines, print, table, withTimes } from './report.ts';
 export type Globals = { data?: string; config?: string; json?: boolean };
 
 /** The configuration in force, and a log for commands: only what a person at the terminal should hear of. */
-export type House = { config: Config; secrets: Secrets; log: Log; globals: Globals };
+export type CommandContext = { config: Config; secrets: Secrets; log: Log; globals: Globals };
 
 /** The configuration as the global options and the environment say it. Throws ConfigurationFault. */
-export async function readHouse(command: Command): Promise<House> {
+export async function readContext(command: Command): Promise<CommandContext> {
   const globals = command.optsWithGlobals<Globals>();
   const [{ readConfig }, { createLog }] = await Promise.all([
     import('../src/config/config.ts'),
@@ -49,7 +49,7 @@ export const showTable = (rows: readonly Record<string, unknown>[], ...columns: 
   table(rows.map(withTimes), columns);
 
 /** An argument that has to be a whole number. */
-export function whole(value: string): number {
+export function parseWholeNumber(value: string): number {
   if (!/^-?\d{1,15}$/.test(value)) throw new InvalidArgumentError('It must be a whole number.');
   return Number(value);
 }

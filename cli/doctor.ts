@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { example, type Globals, readHouse } from './context.ts';
+import { example, type Globals, readContext } from './context.ts';
 import { print } from './report.ts';
 
 export function doctorCommand(program: Command): void {
@@ -12,7 +12,7 @@ export function doctorCommand(program: Command): void {
         import('../src/doctor/doctor.ts'),
         import('../src/compute/finding.ts'),
       ]);
-      const checks = await readHouse(command).then(
+      const checks = await readContext(command).then(
         ({ config, secrets }) => examine(config, secrets),
         (fault: Error) => [{ name: 'configuration', ok: false, detail: fault.message }],
       );

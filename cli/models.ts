@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, readHouse, showTable } from './context.ts';
+import { askAndPrint, example, readContext, showTable } from './context.ts';
 import { print } from './report.ts';
 
 const COLUMNS = [
@@ -41,7 +41,7 @@ export function modelsCommands(program: Command): void {
     )
     .addHelpText('after', example('purser models check'))
     .action(async (_, command: Command) => {
-      const { config, secrets, globals } = await readHouse(command);
+      const { config, secrets, globals } = await readContext(command);
       const [{ checkModels, statedModels }, { createCatalogue }, { openUpstream }, { readLearned }] = await Promise.all(
         [
           import('../src/router/check.ts'),

@@ -4,7 +4,7 @@ import { files, LockedError, prepareDirectory } from '../src/files/data-director
 import { askSocket } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
 import { Refusal } from '../src/refusal.ts';
-import { type Globals, readHouse } from './context.ts';
+import { type Globals, readContext } from './context.ts';
 
 /** So long a server may take from taking its lock to listening on its socket. */
 const STARTING_MILLISECONDS = 10_000;
@@ -34,7 +34,7 @@ export async function ask<N extends CommandName>(
     const [{ openApp }, { runCommand }, house] = await Promise.all([
       import('../src/app.ts'),
       import('../src/operator/commands.ts'),
-      readHouse(command),
+      readContext(command),
     ]);
     const failed = Promise.withResolvers<never>();
     failed.promise.catch(() => {});

@@ -2,7 +2,7 @@ import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
 import type { Restored } from '../src/recovery/restore.ts';
-import { example, readHouse, showRecord, showTable } from './context.ts';
+import { example, readContext, showRecord, showTable } from './context.ts';
 import { print, say } from './report.ts';
 
 export function restoreCommand(program: Command): void {
@@ -15,7 +15,7 @@ export function restoreCommand(program: Command): void {
     .option('--force', 'also a file that `purser backup` did not make, or one of another installation')
     .addHelpText('after', example('purser restore /mnt/backups/purser-2026-11-21.db'))
     .action(async (file: string, options: { force?: boolean }, command: Command) => {
-      const house = await readHouse(command);
+      const house = await readContext(command);
       const { restore } = await import('../src/recovery/restore.ts');
       const { config, secrets, log } = house;
       const restored = await restore(config, secrets, { file: resolve(file), force: options.force ?? false, log });

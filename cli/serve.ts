@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
 import { files } from '../src/files/data-directory.ts';
 import { createLog } from '../src/log.ts';
-import { example, readHouse, secretsOf } from './context.ts';
+import { example, readContext, secretsOf } from './context.ts';
 import { say } from './report.ts';
 
 export function serveCommand(program: Command): void {
@@ -12,7 +12,7 @@ export function serveCommand(program: Command): void {
     .option('--accept-loss', 'begin a new epoch where acknowledged entries are lost or the chain is broken')
     .addHelpText('after', example('purser --data /var/lib/purser serve'))
     .action(async (options: { acceptLoss?: boolean }, command: Command) => {
-      const { config, secrets } = await readHouse(command);
+      const { config, secrets } = await readContext(command);
       const { serve } = await import('../src/serve.ts');
       const log = createLog(config.logLevel, secretsOf(secrets));
       if (!existsSync(files(config.dataDirectory).database))

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { Refusal } from '../src/refusal.ts';
-import { askAndPrint, example, type Globals, showRecord, showTable, whole } from './context.ts';
+import { askAndPrint, example, type Globals, parseWholeNumber, showRecord, showTable } from './context.ts';
 import { print, say } from './report.ts';
 
 const WAIT_MILLISECONDS = 1000;
@@ -12,8 +12,8 @@ export function walletCommands(program: Command): void {
     .description('reserve credit as a budget and mint its credential')
     .requiredOption('--account <id>', 'whose credit')
     .requiredOption('--name <name>', 'a name to tell wallets apart')
-    .requiredOption('--budget-cents <n>', 'US cents, 100 to 1000000', whole)
-    .option('--expires-in-seconds <n>', '60 to 2592000, or 0 for never (default 86400)', whole)
+    .requiredOption('--budget-cents <n>', 'US cents, 100 to 1000000', parseWholeNumber)
+    .option('--expires-in-seconds <n>', '60 to 2592000, or 0 for never (default 86400)', parseWholeNumber)
     .addHelpText('after', example('purser wallet create --account acct_01k9… --name agent-7 --budget-cents 500'))
     .action(
       (

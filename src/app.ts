@@ -6,7 +6,7 @@ import { machineHash, readMachineId } from './access/machine-id.ts';
 import { readMasterKey } from './access/master-key.ts';
 import { arrive, type KeyPlace, warnOfOldKey } from './access/rotation.ts';
 import type { Sessions, SessionsApp } from './access/sessions.ts';
-import { createLook, type Look } from './billing/payment-poller.ts';
+import { createPaymentPoller, type PaymentPoller } from './billing/payment-poller.ts';
 import type { Provider } from './billing/provider.ts';
 import { recallBounds } from './chat/learn.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
@@ -15,18 +15,18 @@ import { openSlots } from './compute/open.ts';
 import type { LocalCompute } from './config/compute.ts';
 import type { Config, Secrets } from './config/config.ts';
 import { refuseOpenToOthers } from './config/strict-modes.ts';
-import { createRoom, type Room } from './db/disk-reserve.ts';
+import { createDiskReserve, type DiskReserve } from './db/disk-reserve.ts';
 import { takeLock } from './db/lock.ts';
 import { createEvents, type Events } from './events.ts';
 import { files, prepareDirectory } from './files/data-directory.ts';
 import type { Health } from './health.ts';
-import { createAtOnce } from './http/concurrency.ts';
-import type { DoorApp } from './http/endpoint.ts';
-import { createHeld } from './http/memory-quota.ts';
-import { beginCaution, cautionOf } from './lease/report-only.ts';
+import { createConcurrency } from './http/concurrency.ts';
+import type { HttpApp } from './http/endpoint.ts';
+import { createMemoryQuota } from './http/memory-quota.ts';
+import { beginReportOnly, describeReportOnly } from './lease/report-only.ts';
 import { openAccount } from './ledger/account.ts';
 import { audit, newFault } from './ledger/audit.ts';
-import { findGap, type HeadFile, readHeadFile, readTip } from './ledger/head.ts';
+import { type CommitMark, findGap, readHeadFile, readTip } from './ledger/head.ts';
 import {
   beginEpoch,
   findInstallation,
@@ -42,12 +42,12 @@ import { createAddressReader } from './net/address.ts';
 import { openFilesMax, urlOf } from './net/listen.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
-import { createHeadKeeper } from './reaper/head-writer.ts';
+import { createHeadWriter } from './reaper/head-writer.ts';
 import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
 import { createCatalogue } from './router/catalogue.ts';
 import type { Upstream } from './router/upstream.ts';
-import { createRunning } from './spend/in-flight.ts';
-import { createSerially } from './spend/keyed-mutex.ts';
+import { createInFlight } from './spend/in-flight.ts';
+import { createKeyedMutex } from './spend/keyed-mutex.ts';
 import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/spend.ts';
 import type { Signer } from './transfer/object-url.ts';
@@ -63,7 +63,7 @@ const OWN_FILE_COUNT = 64;
 const STALL_MILLISECONDS = 60_000;
 
 /** What is open. Each part asks only for what it uses; this is where the whole is put together. */
-export type App = DoorApp &
+export type App = HttpApp &
   ReaperApp & {
     config: Config;
     log: Log;
@@ -74,7 +74,7 @@ export type App = DoorApp &
     keyPlace: KeyPlace;
     health: Health;
     reaper: Reaper;
-    room: Room;
+    diskReserve: DiskReserve;
     chain: ReturnType<typeof watchChain>;
     books: BooksWatch;
     upstreams: ReadonlyMap<string, Upstream>;
@@ -132,7 +132,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   // Before the database: without it no token of this installation could be made again, so nothing may exist first.
   const masterKey = readMasterKey(secrets.masterKey, { create: isNew && options.create });
   const events = createEvents(log);
-  const headKeeper = createHeadKeeper(
+  const headKeeper = createHeadWriter(
     at,
     () => ledger,
     events,
@@ -141,11 +141,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   let health: Health = { fault: 'the database has not been examined yet' };
   const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
   const connectionCountMax = Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2));
-  const running = createRunning(Math.min(RUNNING_COUNT_MAX, Math.floor(free / 3)));
-  const room = opening.adopt(createRoom(at.reserve, running.count, events), (it) => it.stop());
+  const inFlight = createInFlight(Math.min(RUNNING_COUNT_MAX, Math.floor(free / 3)));
+  const diskReserve = opening.adopt(createDiskReserve(at.reserve, inFlight.count, events), (it) => it.stop());
   const { committed } = headKeeper;
   const ledger = opening.adopt(
-    openLedger(at.database, { migrate: options.create, room, committed, fatal: options.fatal }),
+    openLedger(at.database, { migrate: options.create, room: diskReserve, committed, fatal: options.fatal }),
     (it) => it.close(),
   );
 
@@ -181,9 +181,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   );
   const payments = opening.adopt(await openPayments(config, secrets, installationId), async (it) => it?.close());
   opening.defer(async () => {
-    running.cutOff(() => uncertain());
+    inFlight.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
-    await atMost(LAST_WORDS_MILLISECONDS, running.drained()); // A backend that hangs is not waited for.
+    await atMost(LAST_WORDS_MILLISECONDS, inFlight.drained()); // A backend that hangs is not waited for.
   });
 
   const keysUsed = new Map<string, number>();
@@ -199,18 +199,18 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     clock,
     events,
     health,
-    running,
-    room,
+    inFlight,
+    diskReserve,
     upstreams,
     keysUsed,
     sweepAt: 0,
-    ssh: undefined as DoorApp['ssh'],
+    ssh: undefined as HttpApp['ssh'],
     signer: await openSigner(config, secrets),
     sessions: await openSessions(config, { ledger, clock, events }, (options.time ?? systemTime).monotonic),
     payments,
-    look: undefined as Look | undefined,
+    look: undefined as PaymentPoller | undefined,
     slots,
-    serially: createSerially(),
+    leaseMutex: createKeyedMutex(),
     installationId,
     answerSeconds: ANSWER_SECONDS,
     catalogue,
@@ -225,31 +225,33 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       released: createLimit(config.limits.released_per_minute, milliseconds, 'requests that the model server refused'),
       webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
     },
-    held: createHeld(),
-    atOnce: createAtOnce(),
-    guests: new WeakSet<Socket>(),
+    memory: createMemoryQuota(),
+    concurrency: createConcurrency(),
+    authenticated: new WeakSet<Socket>(),
     connectionCountMax,
     stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
     addressOf: createAddressReader(config.trustedProxies),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),
   };
-  if (payments) app.look = opening.adopt(createLook({ ...app, payments }), (it) => it.stop());
+  if (payments) app.look = opening.adopt(createPaymentPoller({ ...app, payments }), (it) => it.stop());
   const reaper = opening.adopt(createReaper(app), (it) => it.stop());
   if (!health.fault) {
     const left = await recover(app);
     if (left)
       log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
   }
-  const caution = cautionOf(ledger.read);
+  const caution = describeReportOnly(ledger.read);
   if (caution) events.reportOnly(caution.reason, caution.leases);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
   const books = opening.adopt(watchBooks(config.dataDirectory, ledger.read, health, events), (it) => it.stop());
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
-  events.gauge('report_only', '1 while leases of before are only reported.', () => (cautionOf(ledger.read) ? 1 : 0));
-  events.gauge('disk_free_bytes', 'Free on the disk of the data directory, beside the reserve.', room.freeBytes);
-  events.gauge('requests_running', 'Paid requests in flight.', running.count);
+  events.gauge('report_only', '1 while leases of before are only reported.', () =>
+    describeReportOnly(ledger.read) ? 1 : 0,
+  );
+  events.gauge('disk_free_bytes', 'Free on the disk of the data directory, beside the reserve.', diskReserve.freeBytes);
+  events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
 
   const opened = opening.move();
   return {
@@ -258,9 +260,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     chain,
     books,
     async drain(answered) {
-      await atMost(config.drainSeconds * 1000, answered.then(running.drained));
-      running.cutOff(() => uncertain());
-      app.held.cutOff();
+      await atMost(config.drainSeconds * 1000, answered.then(inFlight.drained));
+      inFlight.cutOff(() => uncertain());
+      app.memory.cutOff();
     },
     [Symbol.asyncDispose]: () => opened.disposeAsync(),
   };
@@ -331,7 +333,7 @@ async function examine(
   if (!findInstallation(ledger.read)) await ledger.write((tx) => install(tx, masterKeyId, now));
 
   const tip = readTip(at.tip);
-  let head: HeadFile | undefined;
+  let head: CommitMark | undefined;
   let fault: string | undefined;
   try {
     head = await readHeadFile(at.head);
@@ -351,7 +353,7 @@ async function examine(
     };
     await ledger.write((tx) => {
       beginEpoch(tx, { afterSeq: journalHead(tx).seq, ...order }, now);
-      beginCaution(tx, 'the loss of entries was accepted', now);
+      beginReportOnly(tx, 'the loss of entries was accepted', now);
     });
     fault = undefined;
   }
@@ -376,6 +378,6 @@ async function recognise(ledger: Ledger, machineId: string | undefined, now: num
   if (known?.equals(found)) return;
   await ledger.write((tx) => {
     setMachineHash(tx, found);
-    if (known !== null) beginCaution(tx, 'this is another machine than at the last start', now);
+    if (known !== null) beginReportOnly(tx, 'this is another machine than at the last start', now);
   });
 }

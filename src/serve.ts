@@ -3,17 +3,17 @@ import { getRequestListener, RequestError } from '@hono/node-server';
 import { type App, type AppOptions, openApp } from './app.ts';
 import type { Config, Secrets } from './config/config.ts';
 import { files } from './files/data-directory.ts';
-import { boundCrowd } from './http/connection-limit.ts';
+import { limitConnections } from './http/connection-limit.ts';
 import { followConnections } from './http/connections.ts';
-import { unrouted } from './http/endpoint.ts';
+import { unparsableRequest } from './http/endpoint.ts';
 import { expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
 import { lingerAfter } from './http/lingering.ts';
-import { createDoor } from './http/routes.ts';
-import { refuseHomeless } from './lease/stranded.ts';
+import { createHttpApp } from './http/routes.ts';
+import { refuseStranded } from './lease/stranded.ts';
 import { type Address, listen, urlOf } from './net/listen.ts';
 import { listenSocket } from './operator/socket.ts';
 import { REFUSALS, Refusal } from './refusal.ts';
-import type { Gateway } from './ssh/server.ts';
+import type { SshServer } from './ssh/server.ts';
 
 /** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
@@ -42,19 +42,19 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, secrets, options));
   // Not in openApp: the commands that help here open the house themselves.
-  if (!app.health.fault) refuseHomeless(app.ledger.read, app.slots);
+  if (!app.health.fault) refuseStranded(app.ledger.read, app.slots);
 
   const { door, close } = openDoor(app);
   const failed = (error: Error) => app.events.failed('accept', error);
   const address = await listen(door, config.listen, failed, 'PURSER_LISTEN or `listen`');
   // Together: a command that waits for what is in flight is not waited for before that is cut off.
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
-  let gateway: Gateway | undefined;
+  let gateway: SshServer | undefined;
   opening.defer(async () => void (await Promise.all([close(), socket?.close(), gateway?.close()])));
   if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
 
   if (app.slots.list.length) {
-    const [{ openGateway }, { hostKey }] = await Promise.all([
+    const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
       import('./ssh/server.ts'),
       import('./access/ssh-keys.ts'),
     ]);
@@ -79,7 +79,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     });
   }
   if (!app.health.fault) {
-    app.room.start();
+    app.diskReserve.start();
     app.reaper.start();
     app.chain.start();
     app.books.start();
@@ -100,15 +100,15 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
 
 /** The door behind Node's HTTP server. What that server cannot read is answered in the shape of every other refusal. */
 function openDoor(app: App): { door: Server; close(): Promise<void> } {
-  const answer = getRequestListener(createDoor(app).fetch, {
+  const answer = getRequestListener(createHttpApp(app).fetch, {
     autoCleanupIncoming: false, // `lingerAfter` does it.
     errorHandler(error) {
-      const { body, ...init } = unrouted(app, error instanceof RequestError ? undefined : error);
+      const { body, ...init } = unparsableRequest(app, error instanceof RequestError ? undefined : error);
       return new Response(body, init);
     },
   });
-  const { connectionCountMax, stallMilliseconds, guests, events } = app;
-  const crowd = boundCrowd(connectionCountMax, stallMilliseconds, guests, answerOrRefuse, events);
+  const { connectionCountMax, stallMilliseconds, authenticated, events } = app;
+  const crowd = limitConnections(connectionCountMax, stallMilliseconds, authenticated, answerOrRefuse, events);
   function answerOrRefuse(request: IncomingMessage, response: ServerResponse) {
     lingerAfter(request, response);
     const isTooMuch = expectsTooMuch(request);
@@ -116,7 +116,7 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
       ? new Refusal('invalid_request', 'Expect: only 100-continue is known.')
       : faultOfHead(request);
     if (!fault) return answer(request, response);
-    const { status, headers, body } = unrouted(app, fault);
+    const { status, headers, body } = unparsableRequest(app, fault);
     response.writeHead(isTooMuch ? EXPECTATION_FAILED : status, headers).end(body);
   }
   const door = createServer({
@@ -137,7 +137,7 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
     // An answer that is still to come on this connection must not be taken for this refusal.
     const isAnswering = (socket as { _httpMessage?: unknown })._httpMessage != null;
     if (!socket.writable || isAnswering || error.code === 'ECONNRESET') return socket.destroy();
-    const { status, headers, body } = unrouted(app);
+    const { status, headers, body } = unparsableRequest(app);
     const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
     socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
   });
@@ -145,7 +145,7 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
     door,
     close() {
       app.health.stopping = true;
-      app.log.info({ event: 'stopping', running: app.running.count() }, 'stopping');
+      app.log.info({ event: 'stopping', running: app.inFlight.count() }, 'stopping');
       return connections.stop(app.drain);
     },
   };

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import fc from 'fast-check';
 import { createClock } from '../src/clock.ts';
-import { type HandClock, handClock, openHouse } from './helper/server.ts';
+import { type HandClock, handClock, openTestServer } from './helper/server.ts';
 
 /** A clock on a time source in hand, started on a whole second, with what it warned of. */
 function open(lastJournalAt = (_start: number) => 0) {
@@ -198,7 +198,7 @@ test('after any upset, holds are possible again once the wall clock is left alon
 });
 
 /** What a request, the readiness and the reaper make of the clock as it is. */
-async function serving(house: Awaited<ReturnType<typeof openHouse>>, token: string) {
+async function serving(house: Awaited<ReturnType<typeof openTestServer>>, token: string) {
   const body = { name: 'new', budget_cents: 100 };
   const opened = await house.ask('POST', '/v1/wallets', { token: house.accountKey, key: randomUUID(), body });
   const chat = await house.chat(token);
@@ -209,7 +209,7 @@ const GREEN = [201, undefined, 200, undefined, 200];
 const RED = [503, 'read_only', 503, 'read_only', 503];
 
 test('while a leap forward is doubted nothing new is held, nothing expires, and readyz is red', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { id, token } = await house.openWallet({ expires_in_seconds: 3600 });
   assert.deepEqual(await serving(house, token), GREEN);
@@ -232,7 +232,7 @@ test('while a leap forward is doubted nothing new is held, nothing expires, and 
 });
 
 test('a leap forward that is taken back ends no wallet', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ expires_in_seconds: 3600 });
   house.clock.leap(86_400);
@@ -246,7 +246,7 @@ test('a leap forward that is taken back ends no wallet', async (t) => {
 });
 
 test('a wallet whose own time comes while a leap is doubted refuses spending, and is closed afterwards', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { id, token } = await house.openWallet({ expires_in_seconds: 60 });
   house.clock.leap(86_400);
@@ -261,7 +261,7 @@ test('a wallet whose own time comes while a leap is doubted refuses spending, an
 });
 
 test('while the wall clock is set back nothing new is held, and expiry goes on by the time that has passed', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ expires_in_seconds: 86_400 });
   const short = await house.openWallet({ expires_in_seconds: 60 });
@@ -276,7 +276,7 @@ test('while the wall clock is set back nothing new is held, and expiry goes on b
 });
 
 test('what was settled while the clock is doubted is settled: only new holds wait', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   const key = randomUUID();
   const first = await house.chat(token, {}, key);
@@ -291,7 +291,7 @@ test('what was settled while the clock is doubted is settled: only new holds wai
 
 test('a house that is opened again behind its own journal goes on from the last entry', async (t) => {
   const time: HandClock = handClock();
-  const house = await openHouse(t, { time });
+  const house = await openTestServer(t, { time });
   const { token } = await house.openWallet({ expires_in_seconds: 0 });
   time.advance(7200);
   await house.chat(token);

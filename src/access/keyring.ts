@@ -4,7 +4,7 @@ import { findInstallation } from '../ledger/installation.ts';
 import { type MasterKeyRow, masterKeyRows } from '../ledger/master-keys.ts';
 import type { MasterKey } from './master-key.ts';
 import { deriveToken, hashToken, lastFour } from './token.ts';
-import { openSealedKey } from './wrapped-key.ts';
+import { unwrapKey } from './wrapped-key.ts';
 
 /** The master keys by which tokens are derived: the current one, and any older one that a live wallet still needs. */
 export type Keyring = {
@@ -49,14 +49,14 @@ export function openKeyring(read: Reader, given: MasterKey): Keyring {
   const older = rows.filter((it) => it.id !== wanted && it.sealed !== null);
   return createKeyring(
     current,
-    older.map(({ id, sealed }) => openSealedKey(id, sealed as Buffer, current)),
+    older.map(({ id, sealed }) => unwrapKey(id, sealed as Buffer, current)),
     given,
   );
 }
 
 function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterKey): MasterKey {
   const row = rows.find((it) => it.id === wanted);
-  if (row?.sealed && row.sealedBy === given.id) return openSealedKey(wanted, row.sealed, given);
+  if (row?.sealed && row.sealedBy === given.id) return unwrapKey(wanted, row.sealed, given);
   throw new Error(
     `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}.`,
   );

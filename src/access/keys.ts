@@ -1,6 +1,6 @@
 import { and, asc, eq, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
-import { refuseWithoutRoom } from '../db/disk-reserve.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keys } from '../db/schema.ts';
 import { newId } from '../id.ts';
@@ -65,9 +65,9 @@ export function createKey(
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
   if (!order.name || [...order.name].length > 80)
     throw new Refusal('invalid_request', 'A key name has 1 to 80 characters.');
-  refuseWithoutRoom(tx);
+  refuseOnLowDisk(tx);
   const token = mintToken(order.kind);
-  const key = sealed(keys, {
+  const key = withChecksum(keys, {
     id: newId('key'),
     ...order,
     tokenHash: hashToken(token),
@@ -89,7 +89,7 @@ export function revokeKey(tx: Tx, id: string, kind: Key['kind'], now: number, ac
   if (!key || key.kind !== kind || (accountId !== undefined && key.accountId !== accountId))
     throw new Refusal('not_found', 'There is no such key.');
   if (key.revokedAt !== null) return key;
-  const revoked = resealed(keys, key, { revokedAt: now });
+  const revoked = withNewChecksum(keys, key, { revokedAt: now });
   tx.update(keys).set(revoked).where(eq(keys.id, id)).run();
   return { ...key, ...revoked };
 }

@@ -6,7 +6,7 @@ import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import type { Keyring } from './keyring.ts';
 import { type MasterKey, replaceMasterKey } from './master-key.ts';
-import { sealKey } from './wrapped-key.ts';
+import { wrapKey } from './wrapped-key.ts';
 
 /** Where the configuration has its master key: only in our own directory do we write it. */
 export type KeyPlace = Pick<Secrets['masterKey'], 'from' | 'path'>;
@@ -23,8 +23,8 @@ export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: M
   await ledger.write((tx) => {
     if (masterKeyRows(tx).some((it) => it.id === next.id))
       throw new Refusal('conflict', `The master key ${next.id} has been used here before. Rotate to a fresh one.`);
-    const kept = keyring.all().map((key) => ({ id: key.id, sealed: sealKey(key, next) }));
-    rotateMasterKey(tx, { next: { id: next.id, sealed: sealKey(next, given), sealedBy: given.id }, kept }, now);
+    const kept = keyring.all().map((key) => ({ id: key.id, sealed: wrapKey(key, next) }));
+    rotateMasterKey(tx, { next: { id: next.id, sealed: wrapKey(next, given), sealedBy: given.id }, kept }, now);
   });
   keyring.turn(next);
   try {

@@ -1,6 +1,6 @@
 import { and, desc, eq, isNull, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
-import { refuseWithoutRoom } from '../db/disk-reserve.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { routerKeys } from '../db/schema.ts';
 import { canonicalJson } from '../fingerprint.ts';
@@ -95,11 +95,11 @@ export function openRouterKey(
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
   if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
     throw new Refusal('invalid_request', `A wallet has at most ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
-  refuseWithoutRoom(tx);
+  refuseOnLowDisk(tx);
   const id = newId('key');
   const masterKeyId = wallet.masterKeyId;
   const token = routerToken(keyring, { id, masterKeyId });
-  const key = sealed(routerKeys, {
+  const key = withChecksum(routerKeys, {
     id,
     walletId: wallet.id,
     masterKeyId,
@@ -117,6 +117,6 @@ export function openRouterKey(
 export function revokeRouterKey(tx: Tx, id: string, now: number): RouterKey | undefined {
   const key = reads(tx).byId.get({ id });
   if (!key || key.revokedAt !== null) return key;
-  const revoked = resealed(routerKeys, key, { revokedAt: now });
+  const revoked = withNewChecksum(routerKeys, key, { revokedAt: now });
   return tx.update(routerKeys).set(revoked).where(eq(routerKeys.id, id)).returning().get();
 }

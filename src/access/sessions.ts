@@ -2,7 +2,7 @@ import { hash } from 'node:crypto';
 import { and, eq, sql } from 'drizzle-orm';
 import type { Clock } from '../clock.ts';
 import type { IdentitySettings } from '../config/services.ts';
-import { sealed } from '../db/checksum.ts';
+import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { identities } from '../db/schema.ts';
 import { type Account, accountOf, fundAccount, openAccount } from '../ledger/account.ts';
@@ -32,7 +32,7 @@ export function linkIdentity(tx: Tx, accountId: string, identity: Identity, now:
   if (known === account.id) return account;
   if (known !== undefined) throw new Refusal('conflict', `This identity is linked to ${known} already.`);
   tx.insert(identities)
-    .values(sealed(identities, { ...identity, accountId, createdAt: now }))
+    .values(withChecksum(identities, { ...identity, accountId, createdAt: now }))
     .run();
   return account;
 }

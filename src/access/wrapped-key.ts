@@ -11,7 +11,7 @@ const sealingKey = (under: MasterKey) => createHmac('sha256', under.key).update(
 const bound = (id: string, under: MasterKey) => Buffer.from(`${id}\n${under.id}`);
 
 /** A master key, encrypted and authenticated under another: nonce, ciphertext, tag. */
-export function sealKey(key: MasterKey, under: MasterKey): Buffer {
+export function wrapKey(key: MasterKey, under: MasterKey): Buffer {
   const nonce = randomBytes(NONCE_BYTES);
   const cipher = createCipheriv(CIPHER, sealingKey(under), nonce);
   cipher.setAAD(bound(key.id, under));
@@ -19,7 +19,7 @@ export function sealKey(key: MasterKey, under: MasterKey): Buffer {
 }
 
 /** Opens what `sealKey` made. Throws when it was damaged, or sealed under another key. */
-export function openSealedKey(id: string, sealed: Buffer, under: MasterKey): MasterKey {
+export function unwrapKey(id: string, sealed: Buffer, under: MasterKey): MasterKey {
   const fault = `The master key ${id} cannot be opened with ${under.id}: its sealed copy in the database is damaged. Restore the newest backup.`;
   try {
     const decipher = createDecipheriv(CIPHER, sealingKey(under), sealed.subarray(0, NONCE_BYTES), {

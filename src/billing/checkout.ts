@@ -9,7 +9,7 @@ import {
 } from '../ledger/checkout.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { Refusal } from '../refusal.ts';
-import type { Running } from '../spend/in-flight.ts';
+import type { InFlight } from '../spend/in-flight.ts';
 import { inProgress, JOIN_SECONDS, uncertain } from '../spend/spend.ts';
 import type { Provider } from './provider.ts';
 
@@ -17,7 +17,7 @@ export type BillingApp = {
   ledger: Ledger;
   clock: Clock;
   events: Events;
-  running: Running;
+  inFlight: InFlight;
   /** Where people pay, if that is configured. */
   payments: Provider | undefined;
   installationId: string;
@@ -44,7 +44,7 @@ export async function checkout(
   request: CheckoutRequest,
 ): Promise<{ checkout: Checkout; replayed: boolean }> {
   const { accountId, idempotencyKey, fingerprint } = request;
-  const attempt = app.running.find(accountId, ROUTE, idempotencyKey);
+  const attempt = app.inFlight.find(accountId, ROUTE, idempotencyKey);
   const earlier = findCheckoutByKey(app.ledger.read, accountId, idempotencyKey);
   const known = attempt ?? earlier;
   if (known && !known.fingerprint.equals(fingerprint)) throw new Refusal('idempotency_conflict');
@@ -58,7 +58,7 @@ export async function checkout(
     );
   // No await since the look: in this process nobody else can drive this key, and there is no other process.
   const key = { walletId: accountId, route: ROUTE, idempotencyKey, fingerprint };
-  const made = await app.running.drive(key, () => create(app, payments, request, earlier));
+  const made = await app.inFlight.drive(key, () => create(app, payments, request, earlier));
   return { checkout: made, replayed: earlier !== undefined };
 }
 

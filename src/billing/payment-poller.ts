@@ -19,7 +19,7 @@ const DAY_SECONDS = 86_400;
 export type Looked = { asked: number; failed: number };
 
 /** Asking the provider of our own accord: what is enough where no webhook can reach us. */
-export type Look = {
+export type PaymentPoller = {
   /** Asks after everything that is due. While a pass runs, a second call joins it. */
   pass(): Promise<Looked>;
   /** Unix seconds of the next thing to ask for. */
@@ -28,7 +28,7 @@ export type Look = {
   stop(): Promise<void>;
 };
 
-export function createLook(app: Omit<BillingApp, 'payments'> & { payments: Provider }): Look {
+export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { payments: Provider }): PaymentPoller {
   let running: Promise<Looked> | undefined;
   let stopped = false;
   let quietUntil = 0;

@@ -12,19 +12,19 @@ import { affordableCompletion, costOf, holdOf } from '../router/price.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply, Upstream } from '../router/upstream.ts';
 import { describeUsage, readUsage, type Usage } from '../router/usage.ts';
-import type { GiveUp } from '../spend/in-flight.ts';
+import type { RejectWaiters } from '../spend/in-flight.ts';
 import {
   type Answered,
+  type PaidApp,
   type PaidRequest,
   type Quote,
-  type RoadApp,
   spend,
   UNCERTAIN_RETRY_SECONDS,
   writeOutcome,
 } from '../spend/spend.ts';
 import { type LearnApp, learnBound } from './learn.ts';
 
-export type ChatApp = RoadApp & {
+export type ChatApp = PaidApp & {
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
   /** Of each wallet: operations that were held, and that the model server then refused. They cost nothing and stay in the books. */
@@ -55,7 +55,7 @@ export function chat(
     { ...request, kind: 'chat' },
     {
       quote: () => quoteChat(app, prepare(), keep, maxPrice),
-      finish: (operation, { detail }, giveUp) => finish(app, operation, detail, giveUp),
+      execute: (operation, { detail }, giveUp) => finish(app, operation, detail, giveUp),
       replay: (operation) => replayChat(app, operation),
     },
   );
@@ -116,7 +116,7 @@ export function quoteChat(
   };
 }
 
-async function finish(app: ChatApp, operation: Operation, detail: Detail, giveUp: GiveUp): Promise<Buffer> {
+async function finish(app: ChatApp, operation: Operation, detail: Detail, giveUp: RejectWaiters): Promise<Buffer> {
   const { route, reply } = await call(app, operation, detail, false);
   if (reply.kind !== 'answered') return settleChat(app, operation, noAnswer(reply, detail, route), giveUp);
   const usage = readUsage(reply.json, detail.model.kind);
@@ -168,7 +168,7 @@ export async function settleChat<O extends Outcome<Buffer | null>>(
   app: ChatApp,
   operation: Operation,
   outcome: O,
-  giveUp: GiveUp,
+  giveUp: RejectWaiters,
 ): Promise<O extends { kind: 'done' } ? void : never> {
   const now = app.clock.now();
   const moved = await writeOutcome(app, (tx) => settle(tx, operation.id, outcome, 'answer', now), giveUp);

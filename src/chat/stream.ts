@@ -5,7 +5,7 @@ import { DONE_EVENT, type SseEvent } from '../router/sse.ts';
 import { createStreamReader, type Heard } from '../router/stream-reader.ts';
 import { createTranscript } from '../router/transcript.ts';
 import { readUsage } from '../router/usage.ts';
-import type { GiveUp } from '../spend/in-flight.ts';
+import type { RejectWaiters } from '../spend/in-flight.ts';
 import { type Answered, spend } from '../spend/spend.ts';
 import {
   type ChatApp,
@@ -47,7 +47,7 @@ export function streamChat(
     { ...request, kind: 'chat' },
     {
       quote: () => quoteChat(app, prepare(), keep, maxPrice),
-      finish: (operation, { detail }, giveUp) => finish(app, operation, detail, includeUsage, listener, giveUp),
+      execute: (operation, { detail }, giveUp) => finish(app, operation, detail, includeUsage, listener, giveUp),
       replay: (operation) => replayChat(app, operation),
     },
   );
@@ -59,7 +59,7 @@ async function finish(
   detail: Detail,
   includeUsage: boolean,
   listener: Listener,
-  giveUp: GiveUp,
+  giveUp: RejectWaiters,
 ): Promise<Buffer | null> {
   const { route, reply } = await call(app, operation, detail, true);
   detail.bounded.release();

@@ -26,7 +26,7 @@ const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(reso
  * destroys it, and asks whether it is gone. Its tag names this installation and no resource, so that the orphan sweep
  * takes it away if this process dies half-way. What is leased is not touched. Never throws.
  */
-export async function tryMachine(
+export async function selfTest(
   { backend, provisionSeconds }: Pick<ConfiguredSlot, 'backend' | 'provisionSeconds'>,
   installationId: string,
   now: () => number,

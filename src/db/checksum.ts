@@ -90,7 +90,7 @@ function sealOf(table: SealedTable, row: object): number {
 }
 
 /** A new row with its seal: what goes into `insert`. */
-export function sealed<T extends SealedTable, R extends Omit<T['$inferInsert'], 'seal'>>(
+export function withChecksum<T extends SealedTable, R extends Omit<T['$inferInsert'], 'seal'>>(
   table: T,
   row: R,
 ): R & { seal: number } {
@@ -98,7 +98,7 @@ export function sealed<T extends SealedTable, R extends Omit<T['$inferInsert'], 
 }
 
 /** A change of a row, with the seal that the row has afterwards: what goes into `set`. */
-export function resealed<T extends SealedTable, C extends object>(
+export function withNewChecksum<T extends SealedTable, C extends object>(
   table: T,
   before: T['$inferSelect'],
   change: C & Partial<T['$inferInsert']>,
@@ -140,12 +140,12 @@ function misfits(client: Client, found: (shape: Shape, rowid: bigint, row: unkno
 }
 
 /** Names every row whose seal does not fit it. Reads everything; writes nothing. */
-export function findBrokenSeals(client: Client, fault: (text: string) => void): void {
+export function findBadChecksums(client: Client, fault: (text: string) => void): void {
   misfits(client, ({ table }, _, [id]) => fault(`${table} ${id} was changed: its seal does not fit it`));
 }
 
 /** Seals every row of a file that was written before there were seals. Inside a migration: its triggers are set aside. */
-export function sealEveryRow(client: Client): void {
+export function addEveryChecksum(client: Client): void {
   const triggers = client.prepare("select name, sql from sqlite_schema where type = 'trigger'").all() as {
     name: string;
     sql: string;

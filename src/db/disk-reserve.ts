@@ -25,9 +25,9 @@ const RETRY_SECONDS = 5;
  * begins something new needs free space beside it, and is refused early; what ends something gets the reserve when it
  * finds the disk full.
  */
-export type Room = {
+export type DiskReserve = {
   /** Why nothing new may be begun, or undefined. */
-  lack(): string | undefined;
+  shortage(): string | undefined;
   /** The disk was found full: gives the reserve to what has to be written. False when it is used up already. */
   release(): boolean;
   /** Whether the file system takes no writes any more, asked of it now. */
@@ -38,7 +38,7 @@ export type Room = {
   freeBytes(): number;
 };
 
-export type RoomEvents = {
+export type DiskReserveEvents = {
   /** Nothing new is begun any more, for this reason. */
   diskLow(reason: string): void;
   diskEnough(freeBytes: number): void;
@@ -58,7 +58,7 @@ export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
   reserveBytes / MARGIN_PART + Math.max(0, reserveBytes - madeBytes);
 
 /** `file` is the reserve; `inFlight` says how many requests will want to be settled. */
-export function createRoom(file: string, inFlight: () => number, events: RoomEvents): Room {
+export function createDiskReserve(file: string, inFlight: () => number, events: DiskReserveEvents): DiskReserve {
   const directory = dirname(file);
   const space = () => {
     const { bavail, bsize, blocks } = statfsSync(directory);
@@ -149,7 +149,7 @@ export function createRoom(file: string, inFlight: () => number, events: RoomEve
   if (made && space().free < SLICE_BYTES) release();
 
   return {
-    lack,
+    shortage: lack,
     release,
     isReadOnly: () => isReadOnly(directory),
     start() {
@@ -172,16 +172,16 @@ function sizeOf(file: string): number {
 
 const mebibytes = (bytes: number) => (bytes / 1024 / 1024).toFixed(1);
 
-const rooms = new WeakMap<object, Room>();
+const rooms = new WeakMap<object, DiskReserve>();
 
 /** From now on what is begun in this database needs room. */
-export function furnish(tx: Tx, room: Room): void {
+export function attachReserve(tx: Tx, room: DiskReserve): void {
   rooms.set(tx, room);
 }
 
 /** Refuses with `read_only` where the disk has only its reserve left: for whatever begins something new. */
-export function refuseWithoutRoom(tx: Tx): void {
-  const lack = rooms.get(tx)?.lack();
+export function refuseOnLowDisk(tx: Tx): void {
+  const lack = rooms.get(tx)?.shortage();
   if (lack)
     throw new Refusal('read_only', `Nothing new can be begun: ${lack}. Retry later.`, {
       retryAfterSeconds: RETRY_SECONDS,

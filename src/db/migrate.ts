@@ -2,11 +2,11 @@ import { createHash } from 'node:crypto';
 import sea from 'node:sea';
 import type { Database as Client } from 'better-sqlite3';
 import { assetText, sourceNames } from '../files/asset.ts';
-import { sealEveryRow } from './checksum.ts';
+import { addEveryChecksum } from './checksum.ts';
 
 export type Migration = { name: string; sql: string };
 /** What SQL cannot do: run after the migration of that name, in the same transaction. */
-const THEN: [name: RegExp, then: (client: Client) => void][] = [[/_seals\.sql$/, sealEveryRow]];
+const THEN: [name: RegExp, then: (client: Client) => void][] = [[/_seals\.sql$/, addEveryChecksum]];
 const sha256 = (text: string) => createHash('sha256').update(text).digest('hex');
 
 /** Every migration this program knows, in order: an asset of the executable, the folder `migrations/` from source. */

@@ -1,7 +1,7 @@
 import { type Finding, SLOTS, type Slot, tagPrefix } from '../compute/backend.ts';
 import { finding } from '../compute/finding.ts';
 import { openSlots } from '../compute/open.ts';
-import { tryMachine } from '../compute/self-test.ts';
+import { selfTest } from '../compute/self-test.ts';
 import type { ConfiguredSlot } from '../compute/slots.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
@@ -67,7 +67,7 @@ async function trialOf(
   if (trial === 'costs_money') return [{ name, ok: true, detail: 'No machine was made: here it would cost money' }];
   if (installationId === undefined)
     return [{ name, ok: true, detail: 'No machine was made: that needs the database of this installation' }];
-  const tried = tryMachine(configured, installationId, now);
+  const tried = selfTest(configured, installationId, now);
   return [
     await inTime(tried, TRIAL_MILLISECONDS, 'The trial').catch(({ message }: Error) => ({
       name,

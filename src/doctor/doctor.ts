@@ -7,7 +7,7 @@ import { finding, warning } from '../compute/finding.ts';
 import { type Config, type Secrets, searchPath } from '../config/config.ts';
 import { type Database, openDatabase } from '../db/open.ts';
 import { files, prepareDirectory } from '../files/data-directory.ts';
-import { cautionOf } from '../lease/report-only.ts';
+import { describeReportOnly } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
 import { troubledCheckouts } from '../ledger/checkout.ts';
 import { findGap, readHeadFile, readTip } from '../ledger/head.ts';
@@ -174,7 +174,7 @@ async function examineBooks(
     });
     await check('secrets', () => judgeSecrets(config, secrets));
     await check('leases', () => {
-      const caution = cautionOf(read);
+      const caution = describeReportOnly(read);
       if (caution) throw new Error(`${caution.sentence}. Look first: purser resource reconcile`);
       return 'ended when their time is over';
     });

@@ -3,7 +3,7 @@ import type { IncomingMessage } from 'node:http';
 import * as v from 'valibot';
 import { collectPieces } from '../net/pieces.ts';
 import { Refusal } from '../refusal.ts';
-import type { Share } from './memory-quota.ts';
+import type { Allowance } from './memory-quota.ts';
 
 /** Deeper nesting than any honest request has; it keeps recursive work on a body bounded. */
 const NESTING_MAX = 100;
@@ -17,14 +17,14 @@ const NUMBER_BYTES = 16;
  * The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced,
  * and with `rate_limited` when too much is kept already.
  */
-export async function readBody(request: IncomingMessage, most: number, share: Share): Promise<Buffer> {
+export async function readBody(request: IncomingMessage, most: number, share: Allowance): Promise<Buffer> {
   const announced = Number(request.headers['content-length'] ?? 0);
   if (announced > most) throw tooLarge(most);
   share.take(announced); // Whole or not at all: of many halves that fill the memory none would come to its end.
   return share.unlessCutOff(() => collect(request, most, announced, share));
 }
 
-async function collect(request: IncomingMessage, most: number, announced: number, share: Share): Promise<Buffer> {
+async function collect(request: IncomingMessage, most: number, announced: number, share: Allowance): Promise<Buffer> {
   const pieces = collectPieces(announced);
   try {
     // Not destroyed when it is refused: that would end the connection before the client has read why.
@@ -70,7 +70,7 @@ export function refuseMediaType(request: IncomingMessage): void {
  * will take is counted in `share`. Refuses with `invalid_json`: not UTF-8, not JSON, nested too deep, or too many values;
  * and with `rate_limited` when too much is kept already.
  */
-export function parseJson(bytes: Buffer, numbersMax: number, share: Share): unknown {
+export function parseJson(bytes: Buffer, numbersMax: number, share: Allowance): unknown {
   if (!isUtf8(bytes)) throw new Refusal('invalid_json', 'The body is not valid UTF-8.');
   const { values, numbers } = countValues(bytes, numbersMax);
   share.take(values * VALUE_BYTES + numbers * NUMBER_BYTES);

@@ -4,7 +4,7 @@ import { Refusal } from '../refusal.ts';
 const COUNT_MAX = { resource: 16, wallet: 64 };
 const RETRY_SECONDS = 2;
 
-export type AtOnce = {
+export type Concurrency = {
   /**
    * Counts one more; the answer is to be called once, when it has ended. Refuses with `rate_limited` where the resource or
    * its wallet has as many as it may.
@@ -13,7 +13,7 @@ export type AtOnce = {
 };
 
 /** Bounds the commands and uploads of each resource and each wallet. */
-export function createAtOnce(): AtOnce {
+export function createConcurrency(): Concurrency {
   const counts = new Map<string, number>();
   function add(id: string, more: 1 | -1) {
     const count = (counts.get(id) ?? 0) + more;

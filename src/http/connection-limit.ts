@@ -17,7 +17,7 @@ type Connection = {
 type Idle = Map<string, Set<Connection>>;
 type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 
-export type Crowd = {
+export type ConnectionLimit = {
   /** Has a request answered, when it is its turn. */
   handle: Handler;
   /** Takes charge of the server's connections. */
@@ -33,13 +33,13 @@ export type Crowd = {
  * 9.3.2), so that nobody has more of them in flight than connections. A client that takes nothing of its answer for
  * `stallMilliseconds` is gone.
  */
-export function boundCrowd(
+export function limitConnections(
   most: number,
   stallMilliseconds: number,
   guests: WeakSet<Socket>,
   handler: Handler,
   events: Pick<Events, 'cutOff'>,
-): Crowd {
+): ConnectionLimit {
   const bySocket = new Map<Socket, Connection>();
   const idleStrangers: Idle = new Map();
   const idleGuests: Idle = new Map();

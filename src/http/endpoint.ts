@@ -17,7 +17,7 @@ import {
 import type { Sessions } from '../access/sessions.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/chat.ts';
-import type { Room } from '../db/disk-reserve.ts';
+import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
 import { redactTokens } from '../log.ts';
@@ -28,31 +28,31 @@ import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
 import { hasBody, parseJson, readBody, refuseMediaType, validate } from './body.ts';
-import type { AtOnce } from './concurrency.ts';
+import type { Concurrency } from './concurrency.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
-import type { Held, Share } from './memory-quota.ts';
+import type { Allowance, MemoryQuota } from './memory-quota.ts';
 import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } from './openai-error.ts';
 
 /** What the routes use of the App. */
-export type DoorApp = ChatApp &
+export type HttpApp = ChatApp &
   CloseApp &
   OpenApp &
   BillingApp & {
     /** `{base_url}` of the interface, without a slash at the end. */
     baseUrl: string;
     health: Health;
-    room: Pick<Room, 'lack'>;
+    diskReserve: Pick<DiskReserve, 'shortage'>;
     /** Signs the URLs of objects, where transfer storage is configured. */
     signer: Signer | undefined;
     /** Signs people in, where an identity provider is configured. */
     sessions: Sessions | undefined;
     limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
     /** Bodies and answers that are in memory. */
-    held: Held;
+    memory: MemoryQuota;
     /** Commands and uploads that run inside resources. */
-    atOnce: AtOnce;
+    concurrency: Concurrency;
     /** Connections on which a valid token was shown. */
-    guests: WeakSet<Socket>;
+    authenticated: WeakSet<Socket>;
     /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
     stallMilliseconds: number;
     /** Where the SSH gateway is reached, once it listens. */
@@ -88,7 +88,7 @@ export type Call<S extends Scope, B> = {
   params: Record<string, string>;
   query: Record<string, string>;
   /** What this request keeps in memory until it is answered. */
-  share: Share;
+  share: Allowance;
   /** Calls `listener` when the client goes away before it has its answer; at once where it has gone already. */
   whenGone(listener: () => void): void;
 };
@@ -96,7 +96,7 @@ export type Call<S extends Scope, B> = {
 export type Reply =
   | { body: Buffer | object; replayed?: boolean }
   /** Streams its answer; what it throws before it has begun is answered like any other refusal. */
-  | { stream(events: EventStream, share: Share): Promise<void> };
+  | { stream(events: EventStream, share: Allowance): Promise<void> };
 
 /** One endpoint of the interface: what it takes, what it answers, and what it does. The API document is made of these. */
 export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
@@ -116,7 +116,7 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   /** The refusals that are this endpoint's own, beside those that every endpoint has. */
   refusals?: readonly RefusalCode[];
   example: { body?: unknown; answer: unknown };
-  run(app: DoorApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
+  run(app: HttpApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
 };
 
 /** Keeps the types of one endpoint together; the list of routes forgets them. */
@@ -125,13 +125,13 @@ export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoin
 }
 
 /** An endpoint as a handler. */
-export function open(app: DoorApp, it: Endpoint): Handler<Env> {
+export function open(app: HttpApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
     const requestId = requestIdOf(c);
     // Before authentication: in books that lost entries a good token may be unknown, and that would be a lie about it.
     if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
     const principal = await enter(app, c);
-    const share = app.held.enter(callerOf(principal));
+    const share = app.memory.open(callerOf(principal));
     try {
       const reply = await ask(app, it, c, principal, share);
       if ('stream' in reply) return await respondWithEvents(app, c, reply.stream, share);
@@ -139,16 +139,22 @@ export function open(app: DoorApp, it: Endpoint): Handler<Env> {
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
       const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
       if (bytes.length > ANSWER_BYTES_SMALL)
-        keepUntilTaken(app.held.enter(callerOf(principal)), c, Buffer.byteLength(bytes));
+        keepUntilTaken(app.memory.open(callerOf(principal)), c, Buffer.byteLength(bytes));
       return new Response(bytes as string, { status: it.status ?? 200, headers });
     } finally {
-      share.leave();
+      share.close();
     }
   };
 }
 
 /** Reads the request and does what it asks for. The order of its lines is the documented order of answers (design 2.6). */
-async function ask(app: DoorApp, it: Endpoint, c: Context<Env>, principal: Principal, share: Share): Promise<Reply> {
+async function ask(
+  app: HttpApp,
+  it: Endpoint,
+  c: Context<Env>,
+  principal: Principal,
+  share: Allowance,
+): Promise<Reply> {
   const { incoming } = c.env;
   const requestId = requestIdOf(c);
   const caller = admit(principal, it.scope);
@@ -182,9 +188,9 @@ function whenOver(c: Context<Env>, listener: () => void): void {
 }
 
 /** An answer is in memory until its client has taken it, or is gone. */
-function keepUntilTaken(share: Share, c: Context<Env>, bytes: number): void {
+function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
   share.add(bytes);
-  whenOver(c, share.leave);
+  whenOver(c, share.close);
 }
 
 /** The id of this request, on every answer and in the log (design 2.21). */
@@ -196,16 +202,16 @@ export function requestIdOf(c: Context<Env>): string {
 
 /** Streams an answer. What breaks when it has begun is its last event; the client sees that the end is missing. */
 async function respondWithEvents(
-  app: DoorApp,
+  app: HttpApp,
   c: Context<Env>,
-  stream: (events: EventStream, share: Share) => Promise<void>,
-  share: Share,
+  stream: (events: EventStream, share: Allowance) => Promise<void>,
+  share: Allowance,
 ): Promise<Response> {
   const requestId = requestIdOf(c);
   const headers = () => headersOf(app, c, requestId);
   const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
   const begin = (more?: Record<string, string>) => {
-    share.leave(); // By now the request was sent on: a stream may last for an hour.
+    share.close(); // By now the request was sent on: a stream may last for an hour.
     events.begin(more);
   };
   try {
@@ -226,7 +232,7 @@ type Headers = Record<string, string>;
 const callerOf = (principal: Principal) =>
   'wallet' in principal ? principal.wallet.id : principal.kind === 'session' ? principal.accountId : principal.keyId;
 
-function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
+function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
   // Many answers carry a credential, and of the others none is of use to a cache.
   const headers: Headers = {
     'content-type': 'application/json',
@@ -243,12 +249,12 @@ function headersOf({ limits }: Pick<DoorApp, 'limits'>, c: Context<Env>, request
 }
 
 /** Authenticates and counts: a valid token against its own limit, a failure against the limit of its address. */
-async function enter(app: DoorApp, c: Context<Env>): Promise<Principal> {
+async function enter(app: HttpApp, c: Context<Env>): Promise<Principal> {
   const { incoming } = c.env;
   try {
     const found = authenticate(app.ledger.read, bearerOf(incoming.headers.authorization), app.sessions);
     const principal = found instanceof Promise ? await found : found;
-    app.guests.add(incoming.socket);
+    app.authenticated.add(incoming.socket);
     if (principal.kind === 'router') c.set('routerWallet', principal.wallet.id);
     if ('wallet' in principal) app.limits.wallet.take(principal.wallet.id);
     else {
@@ -265,7 +271,7 @@ async function enter(app: DoorApp, c: Context<Env>): Promise<Principal> {
 }
 
 /** The network that a request comes from, behind trusted proxies too: what strangers are counted by. */
-export function callerNetwork(app: Pick<DoorApp, 'addressOf'>, incoming: HttpBindings['incoming']): string {
+export function callerNetwork(app: Pick<HttpApp, 'addressOf'>, incoming: HttpBindings['incoming']): string {
   const forwarded = incoming.headers['x-forwarded-for'];
   const said = Array.isArray(forwarded) ? forwarded.join(',') : forwarded;
   return networkOf(app.addressOf(incoming.socket.remoteAddress, said));
@@ -281,7 +287,10 @@ function readIdempotencyKey(key: string | undefined): string {
  * The answer to what no route ever sees, in the shape of every other refusal: a request that cannot be read as HTTP, one
  * that is refused by its head, or one whose `fault` went past `onError`, which is ours.
  */
-export function unrouted(app: Pick<DoorApp, 'events'>, fault: unknown = new Refusal('invalid_request', UNREADABLE)) {
+export function unparsableRequest(
+  app: Pick<HttpApp, 'events'>,
+  fault: unknown = new Refusal('invalid_request', UNREADABLE),
+) {
   const requestId = newId('req');
   if (!(fault instanceof Refusal)) app.events.failed('request', fault, { request_id: requestId });
   const { code, message } = fault instanceof Refusal ? fault : new Refusal('internal_error');
@@ -300,7 +309,7 @@ export function unrouted(app: Pick<DoorApp, 'events'>, fault: unknown = new Refu
 }
 
 /** What is said of whatever was thrown, in the log and to the caller. A 500 says nothing of the inside. */
-function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { refusal: Refusal; message: string } {
+function told(app: Pick<HttpApp, 'events'>, c: Context<Env>, error: unknown): { refusal: Refusal; message: string } {
   const requestId = requestIdOf(c);
   if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
@@ -310,7 +319,7 @@ function told(app: Pick<DoorApp, 'events'>, c: Context<Env>, error: unknown): { 
 }
 
 /** The answer for whatever was thrown. */
-export function onError(app: Pick<DoorApp, 'events' | 'limits'>): ErrorHandler<Env> {
+export function onError(app: Pick<HttpApp, 'events' | 'limits'>): ErrorHandler<Env> {
   return (error, c) => {
     const requestId = requestIdOf(c);
     const { refusal, message } = told(app, c, error);

@@ -6,7 +6,7 @@ const RETRY_SECONDS = 2;
 const STOPPING_RETRY_SECONDS = 5;
 
 /** What one request keeps in memory. */
-export type Share = {
+export type Allowance = {
   /** So many bytes more of a body. Refuses with `rate_limited` what would be too much. */
   take(bytes: number): void;
   /** The same, but false where it would be too much. */
@@ -16,7 +16,7 @@ export type Share = {
   /** So many of these bytes are not kept any more. */
   release(bytes: number): void;
   /** Nothing is kept any more. */
-  leave(): void;
+  close(): void;
   /** Reads on, unless `cutOff` comes first. */
   unlessCutOff<T>(read: () => Promise<T>): Promise<T>;
 };
@@ -26,13 +26,13 @@ export type Share = {
  * an answer until the client has taken it, listings and unread input of SSH clients. So neither slow senders, nor slow
  * readers, nor many who wait for the same fill the memory.
  */
-export type Held = {
-  enter(caller: string): Share;
+export type MemoryQuota = {
+  open(caller: string): Allowance;
   /** Refuses whatever is still being read; for a server that stops. */
   cutOff(): void;
 };
 
-export function createHeld(): Held {
+export function createMemoryQuota(): MemoryQuota {
   const byCaller = new Map<string, number>();
   const cuts = new Set<(refusal: Refusal) => void>();
   let all = 0;
@@ -65,7 +65,7 @@ export function createHeld(): Held {
     cutOff() {
       for (const cut of cuts) cut(stopping());
     },
-    enter(caller) {
+    open(caller) {
       let kept = 0;
       function add(bytes: number) {
         byCaller.set(caller, (byCaller.get(caller) ?? 0) + bytes);
@@ -95,7 +95,7 @@ export function createHeld(): Held {
         add,
         unlessCutOff,
         release,
-        leave: () => release(kept),
+        close: () => release(kept),
       };
     },
   };

@@ -1,7 +1,7 @@
 import { type Context, Hono } from 'hono';
-import { cautionOf } from '../lease/report-only.ts';
+import { describeReportOnly } from '../lease/report-only.ts';
 import { Refusal } from '../refusal.ts';
-import { type DoorApp, type Endpoint, type Env, onError, open, requestIdOf } from './endpoint.ts';
+import { type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
 import { createCheckout } from './routes/billing.ts';
@@ -60,7 +60,7 @@ const ROUTER_ROUTES: typeof ROUTES = [
 ];
 
 /** The door: everything that listens on `listen`. */
-export function createDoor(app: DoorApp): Hono<Env> {
+export function createHttpApp(app: HttpApp): Hono<Env> {
   const door = new Hono<Env>();
   door.onError(onError(app));
   const routes = [...ROUTES, ...ROUTER_ROUTES];
@@ -77,9 +77,10 @@ export function createDoor(app: DoorApp): Hono<Env> {
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
     '/readyz': (c) => {
       const stopping = app.health.stopping ? 'the server is stopping' : undefined;
-      const fault = app.health.fault ?? stopping ?? app.room.lack() ?? app.ledger.failure() ?? app.clock.holdsBlocked();
+      const fault =
+        app.health.fault ?? stopping ?? app.diskReserve.shortage() ?? app.ledger.failure() ?? app.clock.holdsBlocked();
       if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
-      const caution = cautionOf(app.ledger.read)?.sentence; // It serves money all the same.
+      const caution = describeReportOnly(app.ledger.read)?.sentence; // It serves money all the same.
       return json(c, 200, JSON.stringify({ ready: true, ...(caution ? { report_only: caution } : {}) }));
     },
   };

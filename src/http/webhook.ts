@@ -3,7 +3,7 @@ import type { Provider } from '../billing/provider.ts';
 import { receive } from '../billing/receive.ts';
 import { Refusal } from '../refusal.ts';
 import { readBody } from './body.ts';
-import { callerNetwork, type DoorApp, type Env, requestIdOf } from './endpoint.ts';
+import { callerNetwork, type Env, type HttpApp, requestIdOf } from './endpoint.ts';
 
 /** Stripe's own are a few KiB. */
 const WEBHOOK_BYTES_MAX = 256 * 1024;
@@ -13,21 +13,21 @@ const WEBHOOK_BYTES_MAX = 256 * 1024;
  * bytes as they came is the proof, so nothing is parsed before that. It is 200 only when what it changed is on disk; of
  * anything else the provider tells again.
  */
-export function stripeWebhook(app: DoorApp, payments: Provider): Handler<Env> {
+export function stripeWebhook(app: HttpApp, payments: Provider): Handler<Env> {
   return async function handle(c: Context<Env>) {
     const { incoming } = c.env;
     const requestId = requestIdOf(c);
     if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
     const network = callerNetwork(app, incoming);
     app.limits.webhook.take(network);
-    const share = app.held.enter(network);
+    const share = app.memory.open(network);
     try {
       const bytes = await readBody(incoming, WEBHOOK_BYTES_MAX, share);
       const signature = c.req.header('stripe-signature');
       const event = opened(() => payments.open(bytes, signature, app.clock.now()), app, requestId);
       await receive(app, event);
     } finally {
-      share.leave();
+      share.close();
     }
     return new Response('{"received":true}', {
       headers: { 'content-type': 'application/json', 'x-request-id': requestId },
@@ -36,7 +36,7 @@ export function stripeWebhook(app: DoorApp, payments: Provider): Handler<Env> {
 }
 
 /** Whatever is wrong with a message, its sender hears no more than that. */
-function opened<T>(open: () => T, app: DoorApp, requestId: string): T {
+function opened<T>(open: () => T, app: HttpApp, requestId: string): T {
   try {
     return open();
   } catch (cause) {

@@ -6,33 +6,33 @@ import type { Config } from '../config/config.ts';
 import { newId } from '../id.ts';
 import { keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
 import {
-  alterResource,
   findResource,
   insertResource,
   type Resource,
   resourceOfOperation,
+  updateIfLive,
   updateResource,
 } from '../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import type { AnswerNow, GiveUp } from '../spend/in-flight.ts';
-import type { Serially } from '../spend/keyed-mutex.ts';
+import type { RejectWaiters, RespondEarly } from '../spend/in-flight.ts';
+import type { KeyedMutex } from '../spend/keyed-mutex.ts';
 import {
   type Answered,
+  type PaidApp,
   type PaidRequest,
   type Quote,
-  type RoadApp,
   spend,
   uncertain,
   writeOutcome,
 } from '../spend/spend.ts';
-import { conclude, step } from './step.ts';
+import { advance, markEnded } from './step.ts';
 
-export type LeaseApp = RoadApp & {
+export type LeaseApp = PaidApp & {
   config: Pick<Config, 'closeWaitSeconds'>;
   slots: Slots;
-  serially: Serially;
+  leaseMutex: KeyedMutex;
   installationId: string;
   /** `create` answers within so many seconds, ready or not (design 2.18). */
   answerSeconds: number;
@@ -65,7 +65,7 @@ export async function createLease(
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
         return quoteLease(app, configured, spec);
       },
-      intend: (tx, operation, { detail: { configured, quote } }) => {
+      insertRows: (tx, operation, { detail: { configured, quote } }) => {
         const now = operation.createdAt;
         insertResource(tx, {
           id: operation.resourceId as string,
@@ -90,7 +90,7 @@ export async function createLease(
           absentCount: 0,
         });
       },
-      finish: (operation, { detail }, giveUp, answerNow) =>
+      execute: (operation, { detail }, giveUp, answerNow) =>
         startLease(app, operation, detail, { started, giveUp, answerNow }),
       replay: (operation) => replayCreate(app, operation),
     },
@@ -108,7 +108,7 @@ async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec)
   const asked = configured.backend.quote(spec).catch((cause: unknown) => {
     throw cause instanceof Refusal ? cause : noQuote(cause);
   });
-  const quote = await app.running.waitFor(asked, QUOTE_SECONDS);
+  const quote = await app.inFlight.waitFor(asked, QUOTE_SECONDS);
   if (!quote) throw noQuote();
   const seconds = spec.max_seconds;
   if (seconds > quote.maxSeconds)
@@ -139,7 +139,7 @@ async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec)
   };
 }
 
-type Waiting = { started: number; giveUp: GiveUp; answerNow: AnswerNow<Resource> };
+type Waiting = { started: number; giveUp: RejectWaiters; answerNow: RespondEarly<Resource> };
 
 async function startLease(
   app: LeaseApp,
@@ -152,13 +152,13 @@ async function startLease(
   const answerAt = started + app.answerSeconds * 1000;
   const timer = setTimeout(
     () => {
-      if (app.running.isCutOff()) return;
+      if (app.inFlight.isCutOff()) return;
       answered(app, current()).then(answerNow, giveUp);
     },
     Math.max(0, answerAt - performance.now()),
   );
   try {
-    const resource = await app.serially(id, async () =>
+    const resource = await app.leaseMutex(id, async () =>
       note(app, operation, await ask(configured.backend, current(), quote), giveUp),
     );
     if (resource.endedAt === null && resource.ref === null) {
@@ -180,11 +180,11 @@ async function ask(backend: Backend, { tag, expiresAt }: Resource, quote: Backen
 }
 
 /** Writes what create answered: the reference the moment it is known, a clear no at once, and doubt as doubt. */
-async function note(app: LeaseApp, operation: Operation, created: Created, giveUp: GiveUp): Promise<Resource> {
+async function note(app: LeaseApp, operation: Operation, created: Created, giveUp: RejectWaiters): Promise<Resource> {
   const id = operation.resourceId as string;
   const now = app.clock.now();
   if (created.kind === 'created')
-    return writeOutcome(app, (tx) => alterResource(tx, id, { ref: created.ref, dueAt: now }), giveUp);
+    return writeOutcome(app, (tx) => updateIfLive(tx, id, { ref: created.ref, dueAt: now }), giveUp);
   const lastError =
     created.kind === 'refused' && created.words ? `${created.reason} (${created.words})` : created.reason;
   const outcome: Outcome<null> = { ...created, reason: lastError };
@@ -193,9 +193,9 @@ async function note(app: LeaseApp, operation: Operation, created: Created, giveU
     (tx) => {
       const moved = settle(tx, operation.id, outcome, 'answer', now);
       if (created.kind === 'unknown')
-        return { moved, resource: alterResource(tx, id, { status: 'unknown', lastError, dueAt: now }) };
+        return { moved, resource: updateIfLive(tx, id, { status: 'unknown', lastError, dueAt: now }) };
       const failed = { status: 'failed', endWanted: 'create_failed', endReason: 'create_failed' } as const;
-      return { moved, resource: alterResource(tx, id, { ...failed, endedAt: now, lastError }) };
+      return { moved, resource: updateIfLive(tx, id, { ...failed, endedAt: now, lastError }) };
     },
     giveUp,
   );
@@ -208,9 +208,9 @@ async function note(app: LeaseApp, operation: Operation, created: Created, giveU
 async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<Resource> {
   for (;;) {
     // What cannot be written at the moment is not known to the row either: it is provisioning, and looked at again.
-    const resource = await step(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
+    const resource = await advance(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
     if (resource.readyAt !== null || resource.endedAt !== null) return resource;
-    if (performance.now() > answerAt || app.running.isCutOff()) return resource;
+    if (performance.now() > answerAt || app.inFlight.isCutOff()) return resource;
     await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
   }
 }
@@ -250,7 +250,7 @@ async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resour
   assert(resource, 'a create writes its resource with its hold');
   if (operation.state === 'settled') return resource;
   const looked =
-    (await app.running.waitFor(step(app, resource.id), app.answerSeconds)) ??
+    (await app.inFlight.waitFor(advance(app, resource.id), app.answerSeconds)) ??
     (findResource(app.ledger.read, resource.id) as Resource);
   if (operation.answeredAt === null && looked.endedAt === null && looked.ref === null) throw uncertain();
   return answered(app, looked);
@@ -262,22 +262,20 @@ async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resour
  */
 export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
   const now = app.clock.now();
-  const row = await app.ledger.write((tx) =>
-    alterResource(tx, id, { endWanted: 'requested', dueAt: now, attempts: 0 }),
-  );
+  const row = await app.ledger.write((tx) => updateIfLive(tx, id, { endWanted: 'requested', dueAt: now, attempts: 0 }));
   if (row.endedAt !== null) return row;
   app.wakeAt(now);
-  const stepped = await app.running.waitFor(step(app, id), app.config.closeWaitSeconds);
+  const stepped = await app.inFlight.waitFor(advance(app, id), app.config.closeWaitSeconds);
   return stepped ?? (findResource(app.ledger.read, id) as Resource);
 }
 
 /** Ends the row of a lease by the operator's word alone; what was never captured is released. The alarm stays in the log. */
 export async function abandonLease(app: LeaseApp, id: string, reason: string): Promise<Resource> {
-  return app.serially(id, async () => {
+  return app.leaseMutex(id, async () => {
     const resource = findResource(app.ledger.read, id) as Resource;
     if (resource.endedAt !== null) return resource;
     await app.ledger.write((tx) => updateResource(tx, id, { abandonedReason: reason }));
     app.events.leaseAbandoned(resource, reason);
-    return conclude(app, resource, resource.endWanted ?? 'requested', 'operator');
+    return markEnded(app, resource, resource.endWanted ?? 'requested', 'operator');
   });
 }

@@ -5,12 +5,12 @@ import { findOperation, type Operation, openOperations } from '../ledger/operati
 import { findResource, type Resource, updateResource } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
-import type { GiveUp } from '../spend/in-flight.ts';
+import type { RejectWaiters } from '../spend/in-flight.ts';
 import { type Answered, type PaidRequest, type Quote, spend, uncertain, writeOutcome } from '../spend/spend.ts';
 import type { LeaseApp } from './create.ts';
 import { type ExtensionResult, settleExtension } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
-import { step } from './step.ts';
+import { advance } from './step.ts';
 
 export type ExtendRequest = Omit<PaidRequest, 'kind'> & { resource: Resource; additionalSeconds: number };
 
@@ -32,18 +32,18 @@ export function extendLease(
     app,
     { ...request, kind: 'compute_extend' },
     {
-      inTurn: async (walk) => {
+      serialize: async (walk) => {
         if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported'); // No turn is needed to say so.
-        return app.serially(id, async () => {
-          if (app.running.isCutOff()) throw uncertain(); // Whoever asked has heard so; nothing was begun.
+        return app.leaseMutex(id, async () => {
+          if (app.inFlight.isCutOff()) throw uncertain(); // Whoever asked has heard so; nothing was begun.
           return walk();
         });
       },
       quote: () => quoteExtension(app, current(), additionalSeconds),
-      finish: (operation, { detail: backend }, giveUp) => finishExtension(app, operation, backend, current(), giveUp),
+      execute: (operation, { detail: backend }, giveUp) => finishExtension(app, operation, backend, current(), giveUp),
       async replay(operation) {
         if (operation.state === 'settled') return current();
-        await app.running.waitFor(step(app, id), app.answerSeconds);
+        await app.inFlight.waitFor(advance(app, id), app.answerSeconds);
         const decided = findOperation(app.ledger.read, operation.id) as Operation;
         if (decided.state !== 'settled') throw uncertain();
         if (decided.outcome === 'released') throw notExtended();
@@ -102,7 +102,7 @@ async function finishExtension(
   operation: Operation,
   backend: Backend,
   resource: Resource,
-  giveUp: GiveUp,
+  giveUp: RejectWaiters,
 ): Promise<Resource> {
   const result = await ask(backend, resource, operation.targetAt as number, app.clock.now());
   const outcome = await settleExtension(app, operation, result, (change) => writeOutcome(app, change, giveUp));

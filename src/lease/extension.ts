@@ -2,7 +2,7 @@ import type { Machine } from '../compute/backend.ts';
 import type { Tx } from '../db/handle.ts';
 import type { NotPromise } from '../db/writer.ts';
 import { type Operation, type Outcome, openOperations, settle } from '../ledger/operation.ts';
-import { alterResource, findResource, type Resource, updateResource } from '../ledger/resource.ts';
+import { findResource, type Resource, updateIfLive, updateResource } from '../ledger/resource.ts';
 import { Nanos } from '../money.ts';
 import type { LeaseApp } from './create.ts';
 
@@ -14,7 +14,7 @@ export type ExtensionResult =
 /** The extensions of a lease that nobody drives and nobody has decided. */
 export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
   return openOperations(app.ledger.read, resource.walletId).filter(
-    (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !app.running.drives(it.id),
+    (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !app.inFlight.drives(it.id),
   );
 }
 
@@ -51,7 +51,7 @@ export async function settleExtension(
     const row = findResource(tx, operation.resourceId as string) as Resource;
     const outcome = outcomeOf(operation, result, row);
     const moved = settle(tx, operation.id, outcome, 'answer', now);
-    return { outcome, moved, row: moved && outcome.kind === 'done' ? prolong(tx, operation) : row };
+    return { outcome, moved, row: moved && outcome.kind === 'done' ? applyExtension(tx, operation) : row };
   });
   app.events.settled(operation, outcome, moved);
   app.wakeAt(row.dueAt);
@@ -67,14 +67,14 @@ function outcomeOf(operation: Operation, result: ExtensionResult, row: Resource)
 }
 
 /** What the operator's word means for the lease: an extension that he charged has happened; the rest its next step finds. */
-export function followDecision(tx: Tx, operation: Operation, now: number): void {
+export function applyResolution(tx: Tx, operation: Operation, now: number): void {
   if (operation.resourceId === null) return;
-  if (operation.kind === 'compute_extend' && operation.outcome === 'charged') prolong(tx, operation);
-  alterResource(tx, operation.resourceId, { dueAt: now });
+  if (operation.kind === 'compute_extend' && operation.outcome === 'charged') applyExtension(tx, operation);
+  updateIfLive(tx, operation.resourceId, { dueAt: now });
 }
 
 /** Moves the end of a lease to where its extension, which has just been charged, says. */
-export function prolong(tx: Tx, operation: Operation): Resource {
+export function applyExtension(tx: Tx, operation: Operation): Resource {
   const row = findResource(tx, operation.resourceId as string) as Resource;
   if (row.endedAt !== null) return row;
   const expiresAt = Math.max(row.expiresAt, operation.targetAt as number);

@@ -1,6 +1,6 @@
 import type { Reader, Tx } from '../db/handle.ts';
 import { type ReportOnly, reportOnlyOf, setReportOnly } from '../ledger/installation.ts';
-import { questionedResources, questionResources, trustResources } from '../ledger/resource.ts';
+import { quarantinedResources, quarantineResources, releaseResources } from '../ledger/resource.ts';
 
 /** What everybody is told who wants a lease in question to end. */
 export const REPORT_ONLY = 'this installation only reports until the operator runs `purser resource reconcile --apply`';
@@ -10,22 +10,22 @@ export const REPORT_ONLY = 'this installation only reports until the operator ru
  * machine they may be a copy, and the machines production's (docs/decisions/0010). Leases that live are in question;
  * those made later are ours beyond doubt. A second reason does not replace the first.
  */
-export function beginCaution(tx: Tx, reason: string, now: number): void {
+export function beginReportOnly(tx: Tx, reason: string, now: number): void {
   if (!reportOnlyOf(tx)) setReportOnly(tx, { since: now, reason });
-  questionResources(tx, now);
+  quarantineResources(tx, now);
 }
 
 /** The operator has looked: what the rows say is to be done again, and at once. */
-export function endCaution(tx: Tx, now: number): void {
+export function endReportOnly(tx: Tx, now: number): void {
   setReportOnly(tx, null);
-  trustResources(tx, now);
+  releaseResources(tx, now);
 }
 
 /** The state in a sentence, or undefined when nothing is in question. */
-export function cautionOf(read: Reader): (ReportOnly & { leases: number; sentence: string }) | undefined {
+export function describeReportOnly(read: Reader): (ReportOnly & { leases: number; sentence: string }) | undefined {
   const state = reportOnlyOf(read);
   if (!state) return undefined;
-  const leases = questionedResources(read).length;
+  const leases = quarantinedResources(read).length;
   const count = `${leases} live ${leases === 1 ? 'lease' : 'leases'} of before`;
   const sentence = `report only: ${state.reason}; ${count} and every orphan are left alone until \`purser resource reconcile --apply\``;
   return { ...state, leases, sentence };

@@ -9,7 +9,7 @@ import {
   operationOf,
   settle,
 } from '../ledger/operation.ts';
-import { alterResource, type EndReason, findResource, type Resource } from '../ledger/resource.ts';
+import { type EndReason, findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
 import { ZERO } from '../money.ts';
 import type { LeaseApp } from './create.ts';
@@ -23,8 +23,8 @@ const WATCH_SECONDS = 60;
 const BACK_OFF_SECONDS_MAX = 300;
 
 /** One step of a lease when it is its turn. One that still waits for its turn is shared by all who ask. */
-export function step(app: LeaseApp, id: string): Promise<Resource> {
-  return app.serially.shared(id, () => stepLease(app, id));
+export function advance(app: LeaseApp, id: string): Promise<Resource> {
+  return app.leaseMutex.shared(id, () => stepLease(app, id));
 }
 
 /**
@@ -84,8 +84,8 @@ function reasonToEnd(app: LeaseApp, read: Reader, resource: Resource): EndReason
   return null;
 }
 
-async function change(app: LeaseApp, id: string, values: Parameters<typeof alterResource>[2]): Promise<Resource> {
-  const resource = await app.ledger.write((tx) => alterResource(tx, id, values));
+async function change(app: LeaseApp, id: string, values: Parameters<typeof updateIfLive>[2]): Promise<Resource> {
+  const resource = await app.ledger.write((tx) => updateIfLive(tx, id, values));
   if (resource.endedAt === null) app.wakeAt(resource.dueAt);
   return resource;
 }
@@ -120,7 +120,7 @@ async function lookFor(app: LeaseApp, backend: Backend, resource: Resource): Pro
   const since = resource.absentSince ?? now;
   const apart = resource.absentCount === 0 || now - since >= backend.absence.apartSeconds * resource.absentCount;
   const absentCount = resource.absentCount + (apart ? 1 : 0);
-  if (absentCount >= backend.absence.lists) return conclude(app, resource, resource.endWanted ?? 'create_failed');
+  if (absentCount >= backend.absence.lists) return markEnded(app, resource, resource.endWanted ?? 'create_failed');
   return change(app, resource.id, { absentCount, absentSince: since, dueAt: now + backend.absence.apartSeconds });
 }
 
@@ -164,7 +164,7 @@ async function capture(app: LeaseApp, backend: Backend, resource: Resource, ref:
     const { charge } = operationOf(tx, operation.id); // The operator may have charged it by his word.
     const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
     const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
-    return { moved, row: alterResource(tx, resource.id, { ...ready, dueAt, attempts: 0, lastError: null }) };
+    return { moved, row: updateIfLive(tx, resource.id, { ...ready, dueAt, attempts: 0, lastError: null }) };
   });
   if (!captured) return stepLease(app, resource.id);
   if (captured.moved) app.events.settled(operation, outcome, true);
@@ -184,13 +184,13 @@ async function finishEnding(app: LeaseApp, backend: Backend, resource: Resource,
   const machine = await backend.inspect(ref);
   const wasDoubted = operationOf(app.ledger.read, resource.operationId).uncertainAt !== null;
   const others = wasDoubted ? (await backend.find(resource.tag)).filter((it) => it.ref !== ref) : [];
-  if (!machine && !others.length) return conclude(app, resource, resource.endWanted as EndReason);
+  if (!machine && !others.length) return markEnded(app, resource, resource.endWanted as EndReason);
   for (const other of others) await backend.destroy(other.ref);
   return change(app, resource.id, { dueAt: app.clock.now() + LOOK_SECONDS });
 }
 
 /** The backend confirmed that nothing is there: the row ends, and what was never captured is released. */
-export async function conclude(
+export async function markEnded(
   app: LeaseApp,
   resource: Resource,
   reason: EndReason,
@@ -207,7 +207,7 @@ export async function conclude(
     for (const id of unresolved(tx, resource))
       if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
     const { charge } = operationOf(tx, resource.operationId);
-    return alterResource(tx, resource.id, {
+    return updateIfLive(tx, resource.id, {
       status: reason === 'create_failed' ? 'failed' : 'stopped',
       charged: resource.readyAt === null ? (charge ?? ZERO) : resource.charged,
       endWanted: reason,

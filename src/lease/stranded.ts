@@ -14,7 +14,7 @@ function missedBy(resource: Resource, slots: Slots): string | undefined {
  * another backend would take what it does not find for gone. Throws what is missing, which resources need it, and the
  * ways out. Asks nobody outside.
  */
-export function refuseHomeless(read: Reader, slots: Slots): void {
+export function refuseStranded(read: Reader, slots: Slots): void {
   const missing = new Map<string, string[]>();
   for (const resource of allLiveResources(read)) {
     const what = missedBy(resource, slots);

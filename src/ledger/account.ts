@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, eq, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
-import { refuseWithoutRoom } from '../db/disk-reserve.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, fundings } from '../db/schema.ts';
 import { newId } from '../id.ts';
@@ -51,8 +51,8 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
   const taken = reads(tx).byName.get({ name });
   if (taken) throw new Refusal('conflict', `The account ${taken.id} is already named ${JSON.stringify(name)}.`);
 
-  refuseWithoutRoom(tx);
-  const account = sealed(accounts, {
+  refuseOnLowDisk(tx);
+  const account = withChecksum(accounts, {
     id: newId('acct'),
     name,
     availableCents: 0,
@@ -100,7 +100,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
     return account;
   }
   // What was paid outside is taken also on a disk that is nearly full: it has come already.
-  if (order.kind === 'credit' || order.kind === 'welcome') refuseWithoutRoom(tx);
+  if (order.kind === 'credit' || order.kind === 'welcome') refuseOnLowDisk(tx);
   const isDebit = order.kind === 'debit';
   const debtCents = isDebit ? 0 : Math.min(account.owedCents, order.amountCents);
   const availableCents = account.availableCents + (isDebit ? -order.amountCents : order.amountCents - debtCents);
@@ -113,9 +113,9 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
     throw new Refusal('conflict', `An account holds at most ${CENTS_MAX} cents over its life.`);
 
   // After this point the money moves.
-  const funding = sealed(fundings, { id: newId('evt'), createdAt: now, ...order });
+  const funding = withChecksum(fundings, { id: newId('evt'), createdAt: now, ...order });
   tx.insert(fundings).values(funding).run();
-  const change = resealed(accounts, account, {
+  const change = withNewChecksum(accounts, account, {
     availableCents,
     owedCents: account.owedCents - debtCents,
     welcomeCreditCents: account.welcomeCreditCents + (order.kind === 'welcome' ? order.amountCents : 0),
@@ -145,13 +145,13 @@ export function clawBack(
   assert(Number.isSafeInteger(cents) && cents > 0, 'no more than a checkout brought is ever taken back');
   const account = accountOf(tx, accountId);
   const takenCents = Math.min(account.availableCents, cents);
-  const change = resealed(accounts, account, {
+  const change = withNewChecksum(accounts, account, {
     availableCents: account.availableCents - takenCents,
     owedCents: account.owedCents + cents - takenCents,
   });
   const id = newId('evt');
   const funding = { id, accountId, kind: 'clawback' as const, amountCents: cents, reason, sessionId, createdAt: now };
-  tx.insert(fundings).values(sealed(fundings, funding)).run();
+  tx.insert(fundings).values(withChecksum(fundings, funding)).run();
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
   const line = { at: now, causeId: id, credit: book.funding };
   post(tx, [
@@ -170,14 +170,14 @@ export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | nu
   const disputedAt = suspendedAt === null ? null : account.disputedAt;
   const isSame = (account.suspendedAt === null) === (suspendedAt === null) && account.disputedAt === disputedAt;
   if (isSame) return account;
-  const change = resealed(accounts, account, { suspendedAt, disputedAt });
+  const change = withNewChecksum(accounts, account, { suspendedAt, disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
   return { ...account, ...change };
 }
 
 /** Notes that a payment of the account is disputed, or that none is any more. */
 export function setDisputed(tx: Tx, accountId: string, disputedAt: number | null): void {
-  const change = resealed(accounts, accountOf(tx, accountId), { disputedAt });
+  const change = withNewChecksum(accounts, accountOf(tx, accountId), { disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
 }
 
@@ -221,7 +221,7 @@ export function settleBudget(tx: Tx, accountId: string, cents: { spent: number; 
     spent: BigInt(cents.spent),
   });
   if (debt > 0) {
-    const change = resealed(accounts, account, { owedCents: account.owedCents - debt });
+    const change = withNewChecksum(accounts, account, { owedCents: account.owedCents - debt });
     tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
   }
   return debt;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
-import { refuseWithoutRoom } from '../db/disk-reserve.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { type CHECKOUT_STATUSES, checkouts } from '../db/schema.ts';
 import { newId } from '../id.ts';
@@ -113,14 +113,14 @@ export type CheckoutOrder = Pick<Checkout, 'accountId' | 'amountCents' | 'finger
  * wait to be paid. A suspended account may pay.
  */
 export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkout {
-  refuseWithoutRoom(tx);
+  refuseOnLowDisk(tx);
   if (reads(tx).waiting.all({ accountId: order.accountId }).length >= WAITING_COUNT_MAX)
     throw new Refusal(
       'rate_limited',
       `${WAITING_COUNT_MAX} checkouts of this account wait to be paid. Pay one of them, or let them expire.`,
       { retryAfterSeconds: WAITING_RETRY_SECONDS },
     );
-  const checkout = sealed(checkouts, {
+  const checkout = withChecksum(checkouts, {
     id: newId('chk'),
     ...order,
     status: 'creating' as const,
@@ -172,7 +172,7 @@ export function settleCreation(tx: Tx, id: string, creation: Creation, now: numb
 }
 
 function changeCheckout(tx: Tx, checkout: Checkout, change: Partial<Checkout>): Checkout {
-  const after = resealed(checkouts, checkout, change);
+  const after = withNewChecksum(checkouts, checkout, change);
   tx.update(checkouts).set(after).where(eq(checkouts.id, checkout.id)).run();
   return { ...checkout, ...after };
 }

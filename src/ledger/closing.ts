@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
-import { resealed } from '../db/checksum.ts';
+import { withNewChecksum } from '../db/checksum.ts';
 import type { Tx } from '../db/handle.ts';
 import { type CLOSE_REASONS, wallets } from '../db/schema.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
@@ -21,7 +21,7 @@ export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: numbe
   if (wallet.status !== 'active') return wallet;
   const closeReason = statusAt(wallet, now) === 'expired' ? 'expired' : reason;
   const status: Wallet['status'] = closeReason === 'expired' ? 'expired' : 'closing';
-  const frozen = resealed(wallets, wallet, { status, closeReason });
+  const frozen = withNewChecksum(wallets, wallet, { status, closeReason });
   tx.update(wallets).set(frozen).where(eq(wallets.id, id)).run();
   return { ...wallet, ...frozen };
 }
@@ -44,7 +44,7 @@ export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const returnedCents = nanosToCentsDown(left);
   const rounding = Nanos(left - centsToNanos(returnedCents));
   const change = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
-  const closed = resealed(wallets, wallet, change);
+  const closed = withNewChecksum(wallets, wallet, change);
   tx.update(wallets).set(closed).where(eq(wallets.id, id)).run();
   const { accountId } = wallet;
   const debtCents = settleBudget(tx, accountId, { spent: nanosToCentsUp(wallet.spent), returned: returnedCents });

@@ -17,7 +17,7 @@ const TAIL_COUNT = 10_000;
  * ahead. `ledger.tip` is overwritten after every commit and not synced: exact after a death of the process, and after a
  * power cut whatever reached the disk (docs/decisions/0013).
  */
-export type HeadFile = { seq: number; hash: string; epoch: number; quietCommits: number };
+export type CommitMark = { seq: number; hash: string; epoch: number; quietCommits: number };
 
 const reads = prepare((read: Reader) => ({
   bySeq: read
@@ -45,9 +45,9 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-const lineOf = ({ seq, hash, epoch, quietCommits }: HeadFile) => `${seq} ${hash} ${epoch} ${quietCommits}`;
+const lineOf = ({ seq, hash, epoch, quietCommits }: CommitMark) => `${seq} ${hash} ${epoch} ${quietCommits}`;
 
-function parse(line: string): HeadFile | undefined {
+function parse(line: string): CommitMark | undefined {
   const [found, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
   if (!found) return undefined;
   // Before there were seals, commits without money were not counted.
@@ -55,7 +55,7 @@ function parse(line: string): HeadFile | undefined {
 }
 
 /** The head file's content, undefined when there is none. Throws when it cannot be read as one. */
-export async function readHeadFile(file: string): Promise<HeadFile | undefined> {
+export async function readHeadFile(file: string): Promise<CommitMark | undefined> {
   let text: string;
   try {
     text = await readFile(file, 'utf8');
@@ -69,7 +69,7 @@ export async function readHeadFile(file: string): Promise<HeadFile | undefined> 
 }
 
 /** Replaces the head file whole: a crash leaves the one before or the one after, and a power cut never a journal without one. */
-export function writeHeadFile(file: string, head: HeadFile): Promise<void> {
+export function writeHeadFile(file: string, head: CommitMark): Promise<void> {
   return writeDurably(file, `${lineOf(head)}\n`);
 }
 
@@ -77,7 +77,7 @@ export function writeHeadFile(file: string, head: HeadFile): Promise<void> {
 const TIP_BYTES = 160;
 
 /** The tip file's content. Undefined when there is none, or it is damaged: it is never synced, so it proves only what it says. */
-export function readTip(file: string): HeadFile | undefined {
+export function readTip(file: string): CommitMark | undefined {
   try {
     const [line = '', sum] = readFileSync(file, 'utf8').trimEnd().split(' #');
     return sum === sumOf(line) ? parse(line) : undefined;
@@ -89,7 +89,7 @@ export function readTip(file: string): HeadFile | undefined {
 const sumOf = (line: string) => crc32(line).toString(16).padStart(8, '0');
 
 /** Opens the tip file to be overwritten after each commit. Throws when the disk has no room for it. */
-export function openTip(file: string): { write(head: HeadFile): void; close(): void } {
+export function openTip(file: string): { write(head: CommitMark): void; close(): void } {
   const handle = openSync(file, 'w', 0o600);
   return {
     write(head) {
@@ -101,7 +101,7 @@ export function openTip(file: string): { write(head: HeadFile): void; close(): v
 }
 
 /** What the head file should say now. On the hot path: after every commit. */
-export function headOf(read: Reader): HeadFile {
+export function headOf(read: Reader): CommitMark {
   const { hash = GENESIS.hash, ...mark } = reads(read).mark.get() ?? {
     seq: 0,
     epoch: currentEpoch(read).number,
@@ -114,7 +114,7 @@ export function headOf(read: Reader): HeadFile {
  * Why this database may not be served, or undefined. A database that is behind its head file or its tip has lost commits
  * that were acknowledged, and SQLite's own check cannot see that (design, section 6).
  */
-export function findGap(read: Reader, head: HeadFile | undefined, tip?: HeadFile): string | undefined {
+export function findGap(read: Reader, head: CommitMark | undefined, tip?: CommitMark): string | undefined {
   const epoch = currentEpoch(read);
   const newest = journalHead(read);
   if (!head && newest.seq !== epoch.afterSeq) return `ledger.head is missing beside a journal of ${newest.seq} entries`;
@@ -126,7 +126,7 @@ export function findGap(read: Reader, head: HeadFile | undefined, tip?: HeadFile
   return findBreak(read, Math.max(epoch.afterSeq, newest.seq - TAIL_COUNT) + 1).fault;
 }
 
-function findLoss(read: Reader, name: string, mark: HeadFile): string | undefined {
+function findLoss(read: Reader, name: string, mark: CommitMark): string | undefined {
   const epoch = currentEpoch(read).number;
   if (mark.epoch > epoch) return `${name} is of epoch ${mark.epoch}, the database of epoch ${epoch}`;
   if (mark.epoch < epoch) return undefined; // That epoch's loss was accepted; the file is written anew.

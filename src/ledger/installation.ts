@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { desc } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
 import { newId } from '../id.ts';
@@ -29,16 +29,16 @@ export function install(tx: Tx, masterKeyId: string, now: number): Installation 
   const first = { number: 1, afterSeq: 0, startedAt: now, reason: 'installed', acceptedFaults: 0 };
   const row = { id: 1, installationId: newId('inst'), createdAt: now, masterKeyId, quietCommits: 0 };
   tx.insert(masterKeys)
-    .values(sealed(masterKeys, { id: masterKeyId, createdAt: now }))
+    .values(withChecksum(masterKeys, { id: masterKeyId, createdAt: now }))
     .run();
-  tx.insert(epochs).values(sealed(epochs, first)).run();
-  tx.insert(installation).values(sealed(installation, row)).run();
+  tx.insert(epochs).values(withChecksum(epochs, first)).run();
+  tx.insert(installation).values(withChecksum(installation, row)).run();
   return installationOf(tx);
 }
 
 function change(tx: Tx, what: Partial<Omit<Installation, 'id' | 'seal'>>): Installation {
   const before = installationOf(tx);
-  const after = resealed(installation, before, what);
+  const after = withNewChecksum(installation, before, what);
   tx.update(installation).set(after).run();
   return { ...before, ...after };
 }
@@ -82,7 +82,7 @@ export function beginEpoch(
 ): Epoch {
   const { above = 0, ...rest } = order;
   const epoch = { number: Math.max(currentEpoch(tx).number, above) + 1, startedAt: now, ...rest };
-  return tx.insert(epochs).values(sealed(epochs, epoch)).returning().get();
+  return tx.insert(epochs).values(withChecksum(epochs, epoch)).returning().get();
 }
 
 /** Counts a commit that posts no entry, so that no commit can vanish unseen (docs/decisions/0013). */

@@ -1,4 +1,4 @@
-import { sealed } from '../db/checksum.ts';
+import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { learnedBounds } from '../db/schema.ts';
 
@@ -13,7 +13,7 @@ export function listLearnedBounds(read: Reader): LearnedBound[] {
 
 /** Keeps what was learned, in the place of what was known of that way before. */
 export function keepLearnedBound(tx: Tx, row: LearnedBound): void {
-  const values = sealed(learnedBounds, row);
+  const values = withChecksum(learnedBounds, row);
   tx.insert(learnedBounds)
     .values(values)
     .onConflictDoUpdate({ target: [learnedBounds.upstream, learnedBounds.upstreamModel], set: values })

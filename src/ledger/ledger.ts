@@ -1,5 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
-import { furnish, type Room } from '../db/disk-reserve.ts';
+import { attachReserve, type DiskReserve } from '../db/disk-reserve.ts';
 import type { Reader } from '../db/handle.ts';
 import { openDatabase } from '../db/open.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
@@ -18,7 +18,7 @@ export type LedgerOptions = {
   /** Creates the file when it is missing and brings an older one up to date. */
   migrate: boolean;
   /** The space for settlements: what is begun needs more than that. */
-  room?: Room;
+  room?: DiskReserve;
   /** After each commit, before its promises resolve. */
   committed?: () => void;
   /** A COMMIT or fsync failed: stop the process and answer nothing. */
@@ -29,7 +29,7 @@ export type LedgerOptions = {
 export function openLedger(file: string, options: LedgerOptions): Ledger {
   const { client, read, tx } = openDatabase(file, options);
   const { room } = options;
-  if (room) furnish(tx, room);
+  if (room) attachReserve(tx, room);
   let newest = journalHead(read).seq;
   let next = newest;
   const writer = createWriter(client, tx, {

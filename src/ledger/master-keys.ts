@@ -1,5 +1,5 @@
 import { eq, gte, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { masterKeys, wallets } from '../db/schema.ts';
 import { setMasterKey } from './installation.ts';
@@ -53,7 +53,7 @@ export type Rotation = {
 /** Makes `next` the key of these books. Everything of the rotation is in this one commit. */
 export function rotateMasterKey(tx: Tx, { next, kept }: Rotation, now: number): void {
   tx.insert(masterKeys)
-    .values(sealed(masterKeys, { ...next, createdAt: now }))
+    .values(withChecksum(masterKeys, { ...next, createdAt: now }))
     .run();
   for (const key of kept) change(tx, key.id, { sealed: key.sealed, sealedBy: next.id, retiredAt: now });
   setMasterKey(tx, next.id);
@@ -69,7 +69,7 @@ function change(tx: Tx, id: string, what: Pick<MasterKeyRow, 'sealed' | 'sealedB
   if (!row) return;
   const retiredAt = row.retiredAt ?? what.retiredAt ?? null;
   tx.update(masterKeys)
-    .set(resealed(masterKeys, row, { ...what, retiredAt }))
+    .set(withNewChecksum(masterKeys, row, { ...what, retiredAt }))
     .where(eq(masterKeys.id, id))
     .run();
 }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
-import { refuseWithoutRoom } from '../db/disk-reserve.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
@@ -270,7 +270,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
     throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
       retryAfterSeconds: 60,
     });
-  refuseWithoutRoom(tx);
+  refuseOnLowDisk(tx);
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   order.limits?.(tx, wallet);
   const left = available(wallet);
@@ -286,7 +286,7 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   const { advice: _, reduce: __, limits: ___, resourceId = null, targetAt = null, ...row } = order;
   const { id } = order;
   const state = 'reserved' as const;
-  const placed = sealed(operations, { ...row, hold, price, resourceId, targetAt, createdAt: now, state });
+  const placed = withChecksum(operations, { ...row, hold, price, resourceId, targetAt, createdAt: now, state });
   writes(tx).insert.run(placed);
   raiseHeld(tx, wallet.id, hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: hold }]);
@@ -318,7 +318,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
     const usage = outcome.upstream === undefined ? null : JSON.stringify({ upstream: outcome.upstream });
     const doubt = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
-      .set(resealed(operations, operation, doubt))
+      .set(withNewChecksum(operations, operation, doubt))
       .where(eq(operations.id, id))
       .run();
     return true;
@@ -327,7 +327,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   assert(charge >= 0n && charge <= operation.hold, 'a charge is never above its hold: the price is capped before');
 
   // After this point the operation is settled.
-  const settled = resealed(operations, operation, {
+  const settled = withNewChecksum(operations, operation, {
     state: 'settled' as const,
     outcome: outcome.kind === 'done' ? ('charged' as const) : ('released' as const),
     settledBy: by,
@@ -339,7 +339,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   writes(tx).settle.run({ id, ...settled });
   if (outcome.kind === 'done' && outcome.answer) {
     const answer = { operationId: id, body: outcome.answer, keptUntil: now + ANSWER_KEPT_SECONDS };
-    writes(tx).answer.run(sealed(answers, answer));
+    writes(tx).answer.run(withChecksum(answers, answer));
   }
   settleHeld(tx, operation.walletId, operation.hold, charge);
   const hold = book.hold(operation.walletId);
@@ -365,7 +365,7 @@ export function keepKey(tx: Tx, id: string, now: number): boolean {
   if (operation.outcome === 'charged' || operation.answeredAt !== null) return true;
   if (operation.state === 'settled') return false;
   tx.update(operations)
-    .set(resealed(operations, operation, { answeredAt: now }))
+    .set(withNewChecksum(operations, operation, { answeredAt: now }))
     .where(eq(operations.id, id))
     .run();
   return true;

@@ -1,5 +1,5 @@
 import { eq, gt, sql } from 'drizzle-orm';
-import { sealed } from '../db/checksum.ts';
+import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts, paymentEvents, paymentFeed } from '../db/schema.ts';
 
@@ -28,7 +28,7 @@ export function isKnownEvent(read: Reader, id: string): boolean {
 /** Notes that an event was taken; with what it changed, in one write. */
 export function noteEvent(tx: Tx, { id, type, subject }: PaymentEvent, now: number): void {
   tx.insert(paymentEvents)
-    .values(sealed(paymentEvents, { id, type, subject, receivedAt: now }))
+    .values(withChecksum(paymentEvents, { id, type, subject, receivedAt: now }))
     .run();
 }
 
@@ -40,7 +40,7 @@ export function findFeed(read: Reader): Feed | undefined {
 }
 
 export function setFeed(tx: Tx, feed: Feed): void {
-  const row = sealed(paymentFeed, { id: 1, ...feed });
+  const row = withChecksum(paymentFeed, { id: 1, ...feed });
   tx.insert(paymentFeed).values(row).onConflictDoUpdate({ target: paymentFeed.id, set: row }).run();
 }
 

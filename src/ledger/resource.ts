@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, isNull, lt, lte, or, sql } from 'drizzle-orm';
 import type { Slot } from '../compute/backend.ts';
-import { resealed, sealed } from '../db/checksum.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { type END_REASONS, resources, wallets } from '../db/schema.ts';
 import { Refusal } from '../refusal.ts';
@@ -149,14 +149,14 @@ export function nextDueResource(read: Reader): number | undefined {
 }
 
 export function insertResource(tx: Tx, row: Omit<typeof resources.$inferInsert, 'seal'>): void {
-  tx.insert(resources).values(sealed(resources, row)).run();
+  tx.insert(resources).values(withChecksum(resources, row)).run();
 }
 
 /** Changes a live resource. What has ended is final: the database refuses. */
 export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
   const before = findResource(tx, id);
   assert(before, 'only resources that are there are changed');
-  const after = resealed(resources, before, change);
+  const after = withNewChecksum(resources, before, change);
   return tx.update(resources).set(after).where(eq(resources.id, id)).returning().get();
 }
 
@@ -164,7 +164,7 @@ export function updateResource(tx: Tx, id: string, change: Partial<typeof resour
  * Changes a lease by what somebody found out who looked at it a while ago. What has ended meanwhile stays as it is; what
  * is to end is `stopping` until then, and keeps the reason that came first.
  */
-export function alterResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+export function updateIfLive(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
   const row = findResource(tx, id) as Resource;
   if (row.endedAt !== null) return row;
   const endWanted = row.endWanted ?? change.endWanted ?? null;
@@ -175,22 +175,22 @@ export function alterResource(tx: Tx, id: string, change: Partial<typeof resourc
 /** Notes of every lease of a wallet that it is to end. */
 export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {
   for (const { id, endWanted } of liveResources(tx, walletId))
-    if (endWanted === null) alterResource(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
+    if (endWanted === null) updateIfLive(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
 }
 
 /** Puts every lease that lives into question: its machine may be another installation's (docs/decisions/0010). */
-export function questionResources(tx: Tx, now: number): void {
+export function quarantineResources(tx: Tx, now: number): void {
   for (const { id, questionedAt } of allLiveResources(tx))
     if (questionedAt === null) updateResource(tx, id, { questionedAt: now });
 }
 
 /** Takes every lease out of question: each is looked after at once. */
-export function trustResources(tx: Tx, now: number): void {
-  for (const { id } of questionedResources(tx))
+export function releaseResources(tx: Tx, now: number): void {
+  for (const { id } of quarantinedResources(tx))
     updateResource(tx, id, { questionedAt: null, dueAt: now, attempts: 0, lastError: null });
 }
 
 /** The live leases that are in question. */
-export function questionedResources(read: Reader): Resource[] {
+export function quarantinedResources(read: Reader): Resource[] {
   return allLiveResources(read).filter((it) => it.questionedAt !== null);
 }

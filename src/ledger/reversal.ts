@@ -1,5 +1,5 @@
 import { and, eq, sql } from 'drizzle-orm';
-import { resealed, sealed } from '../db/checksum.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts, type REVERSAL_STATES, reversals } from '../db/schema.ts';
 import { accountOf, clawBack, fundAccount, setDisputed } from './account.ts';
@@ -84,14 +84,14 @@ export function reportReversal(tx: Tx, said: ReversalReport, now: number): Rever
   if (known) changeReversal(tx, known, { amountCents, state, asOf });
   else
     tx.insert(reversals)
-      .values(sealed(reversals, { ...said, checkoutId: null, createdAt: now }))
+      .values(withChecksum(reversals, { ...said, checkoutId: null, createdAt: now }))
       .run();
   return checkout && settleReversals(tx, checkout, now, `${said.kind} ${said.id}`);
 }
 
 function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): void {
   tx.update(reversals)
-    .set(resealed(reversals, reversal, change))
+    .set(withNewChecksum(reversals, reversal, change))
     .where(eq(reversals.id, reversal.id))
     .run();
 }
@@ -121,7 +121,7 @@ export function settleReversals(
   if (movedCents > 0) clawBack(tx, { accountId, cents: movedCents, sessionId, reason }, now);
   if (movedCents < 0)
     fundAccount(tx, { accountId, kind: 'reinstatement', amountCents: -movedCents, reason, key: null, sessionId }, now);
-  const settled = resealed(checkouts, checkout, { takenCents });
+  const settled = withNewChecksum(checkouts, checkout, { takenCents });
   if (movedCents !== 0) tx.update(checkouts).set(settled).where(eq(checkouts.id, id)).run();
 
   const { disputedAt } = accountOf(tx, accountId);

@@ -1,5 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
-import { findBrokenSeals } from '../db/checksum.ts';
+import { findBadChecksums } from '../db/checksum.ts';
 import { book, GENESIS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 
@@ -216,7 +216,7 @@ function verifySnapshot(client: Client): Verdict {
       fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
   verifyCheckouts(client, fault);
-  findBrokenSeals(client, fault);
+  findBadChecksums(client, fault);
   if (unlisted) problems.push(`and ${unlisted} more`);
   return { ok: problems.length === 0, entries: head.seq, head, problems };
 }

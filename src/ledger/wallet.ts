@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
-import { sealed } from '../db/checksum.ts';
-import { refuseWithoutRoom } from '../db/disk-reserve.ts';
+import { withChecksum } from '../db/checksum.ts';
+import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
 import { centsToNanos, Nanos, ZERO } from '../money.ts';
@@ -194,7 +194,7 @@ export function openWallet(
     throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
       retryAfterSeconds: 60,
     });
-  refuseWithoutRoom(tx);
+  refuseOnLowDisk(tx);
   if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   if (account.owedCents > 0)
     throw new Refusal(
@@ -213,7 +213,7 @@ export function openWallet(
   const expiresAt = expiresInSeconds === 0 ? null : now + expiresInSeconds;
   reserveBudget(tx, account.id, budgetCents);
   const opened = { ...row, status: 'active' as const, budget, createdAt: now, expiresAt };
-  writes(tx).insert.run(sealed(wallets, { ...opened, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
+  writes(tx).insert.run(withChecksum(wallets, { ...opened, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
   post(tx, [
     { at: now, causeId: order.id, debit: book.account(account.id), credit: book.wallet(order.id), amount: budget },
   ]);

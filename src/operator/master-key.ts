@@ -10,7 +10,7 @@ export const masterKey = {
    * whose place is the operator's to write: nobody else has it.
    */
   'master-key.rotate': command(v.strictObject({ key: v.optional(v.string()) }), (app, { key }) =>
-    app.serially('master key', async () => {
+    app.leaseMutex('master key', async () => {
       const next = key === undefined ? generateMasterKey() : given(key);
       const { id: previous } = app.keyring.current;
       const { from, path } = app.keyPlace;

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { followDecision } from '../lease/extension.ts';
+import { applyResolution } from '../lease/extension.ts';
 import { decide, listOperations, operationOf, uncertainOperations } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
 import { operationRecord } from '../wire/operation.ts';
@@ -24,10 +24,10 @@ export const operations = {
         const before = operationOf(tx, id);
         if (before.state === 'settled')
           throw new Refusal('conflict', `The operation ${id} is settled (${before.outcome}). That is final.`);
-        if (app.running.drives(id))
+        if (app.inFlight.drives(id))
           throw new Refusal('conflict', `The operation ${id} is still running. Its answer will decide it.`);
         const decided = decide(tx, id, decision, 'operator', reason, now);
-        followDecision(tx, decided.operation, now);
+        applyResolution(tx, decided.operation, now);
         return decided;
       });
       app.events.decided(decided.operation);

@@ -1,8 +1,8 @@
 import type { Machine } from '../compute/backend.ts';
-import { cautionOf, endCaution } from '../lease/report-only.ts';
-import { step, whyToEnd } from '../lease/step.ts';
+import { describeReportOnly, endReportOnly } from '../lease/report-only.ts';
+import { advance, whyToEnd } from '../lease/step.ts';
 import { newPass, sweep } from '../lease/sweep.ts';
-import { findResource, questionedResources, type Resource } from '../ledger/resource.ts';
+import { findResource, quarantinedResources, type Resource } from '../ledger/resource.ts';
 import type { OperatorApp } from './command.ts';
 
 /** So long a backend may take to say what it has; the answer names those that did not. */
@@ -14,16 +14,16 @@ const ASK_SECONDS = 30;
  * (docs/decisions/0010) and does so; what takes longer than `close_wait_seconds` the reaper goes on with.
  */
 export async function reconcile(app: OperatorApp, apply: boolean) {
-  const caution = cautionOf(app.ledger.read);
-  const questioned = questionedResources(app.ledger.read);
+  const caution = describeReportOnly(app.ledger.read);
+  const questioned = quarantinedResources(app.ledger.read);
   const faults: { provider: string; backend: string; error: string }[] = [];
   const leases = await Promise.all(questioned.map((it) => examine(app, it)));
   if (apply && caution) {
     const now = app.clock.now();
-    await app.ledger.write((tx) => endCaution(tx, now));
+    await app.ledger.write((tx) => endReportOnly(tx, now));
     app.events.trusted(leases.length);
-    const steps = questioned.map(({ id }) => step(app, id));
-    await app.running.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
+    const steps = questioned.map(({ id }) => advance(app, id));
+    await app.inFlight.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
     app.wakeAt(now);
   }
   const pass = newPass({ report: !apply, showStrangers: true });
@@ -33,7 +33,7 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
         (list) => ({ list }),
         (error: Error) => ({ error: error.message }),
       );
-      const answer = (await app.running.waitFor(found, ASK_SECONDS)) ?? { error: 'it has not answered yet' };
+      const answer = (await app.inFlight.waitFor(found, ASK_SECONDS)) ?? { error: 'it has not answered yet' };
       if ('error' in answer) {
         faults.push({ provider: slot, backend: backend.name, error: answer.error });
         return [];
@@ -58,7 +58,7 @@ async function examine(app: OperatorApp, row: Resource) {
     machine: `cannot be asked: ${error.message}`,
     deadline: null,
   }));
-  const { machine, deadline } = (await app.running.waitFor(found, ASK_SECONDS)) ?? {
+  const { machine, deadline } = (await app.inFlight.waitFor(found, ASK_SECONDS)) ?? {
     machine: 'cannot be asked: it has not answered yet',
     deadline: null,
   };

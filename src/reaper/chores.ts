@@ -1,7 +1,7 @@
 import { dropRetiredKeys } from '../access/rotation.ts';
 import type { Backend } from '../compute/backend.ts';
 import type { ConfiguredSlot } from '../compute/slots.ts';
-import { step } from '../lease/step.ts';
+import { advance } from '../lease/step.ts';
 import { newPass, type Pass, sweep } from '../lease/sweep.ts';
 import { freezeWallet } from '../ledger/closing.ts';
 import {
@@ -64,7 +64,7 @@ export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<v
     const page = dueResources(app.ledger.read, now, cursor);
     for (const it of await inTime(
       app,
-      page.map(({ id }) => step(app, id)),
+      page.map(({ id }) => advance(app, id)),
     ))
       tally(app, reaped, it, 'leases');
     cursor = page.at(-1);
@@ -80,7 +80,7 @@ export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void
   const pass = newPass();
   const idle = app.slots.list.filter(({ backend }) => !sweeping.has(backend));
   const sweeps = idle.map((it) => sweepOne(app, reaped, it, pass));
-  await app.running.waitFor(Promise.all(sweeps), WAIT_SECONDS);
+  await app.inFlight.waitFor(Promise.all(sweeps), WAIT_SECONDS);
 }
 
 async function sweepOne(app: ReaperApp, reaped: Reaped, { slot, backend }: ConfiguredSlot, pass: Pass): Promise<void> {
@@ -122,7 +122,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
   for (let cursor: UncertainCursor | undefined; ; ) {
     const page = uncertainOperations(app.ledger.read, now - shortestUncertain(router), cursor);
     const due = page
-      .filter((it) => it.kind === 'chat' && !app.running.drives(it.id))
+      .filter((it) => it.kind === 'chat' && !app.inFlight.drives(it.id))
       .map((it) => ({ ...it, ...uncertainPolicyOf(router, it) }))
       .filter((it) => (it.uncertainAt as number) + it.after_seconds <= now);
     const decided = await Promise.allSettled(
@@ -143,7 +143,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
 /** Asks the payment provider after what is due. One that hangs holds up nothing of the others: the pass goes on by itself. */
 export async function askAfterPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (!app.look || app.look.nextDue() > app.clock.now()) return;
-  const looked = await app.running.waitFor(app.look.pass(), PAYMENTS_WAIT_SECONDS);
+  const looked = await app.inFlight.waitFor(app.look.pass(), PAYMENTS_WAIT_SECONDS);
   reaped.asked += looked?.asked ?? 0;
   reaped.failed += looked?.failed ?? 0;
 }
@@ -180,7 +180,7 @@ async function inTime<T>(app: ReaperApp, runs: Promise<T>[]): Promise<(PromiseSe
   const all = runs.map(async (run, i) => {
     [results[i]] = await Promise.allSettled([run]);
   });
-  await app.running.waitFor(Promise.all(all.filter((_, i) => !hung.has(runs[i] as object))), WAIT_SECONDS);
+  await app.inFlight.waitFor(Promise.all(all.filter((_, i) => !hung.has(runs[i] as object))), WAIT_SECONDS);
   for (const [i, run] of runs.entries()) if (!results[i]) hung.add(run);
   return results;
 }

@@ -16,7 +16,7 @@ export type HeadKeeper = {
   stop(): Promise<void>;
 };
 
-export function createHeadKeeper(
+export function createHeadWriter(
   at: { head: string; tip: string },
   ledger: () => Pick<Ledger, 'read'>,
   events: Pick<Events, 'failed'>,

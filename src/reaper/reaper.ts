@@ -1,7 +1,7 @@
 import type { Keyring } from '../access/keyring.ts';
 import { touchKeys } from '../access/keys.ts';
-import type { Look } from '../billing/payment-poller.ts';
-import type { Room } from '../db/disk-reserve.ts';
+import type { PaymentPoller } from '../billing/payment-poller.ts';
+import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import {
@@ -19,12 +19,12 @@ import {
 
 export type ReaperApp = CloseApp & {
   health: Health;
-  room: Pick<Room, 'lack'>;
+  diskReserve: Pick<DiskReserve, 'shortage'>;
   keysUsed: Map<string, number>;
   /** When orphans are looked for next, Unix seconds. */
   sweepAt: number;
   /** Asks the payment provider, where one is configured. */
-  look: Look | undefined;
+  look: PaymentPoller | undefined;
   keyring: Keyring;
   /** By retired master key: up to which wallet none needs it. */
   keysWalked: Map<string, string>;
@@ -102,7 +102,7 @@ export function createReaper(app: ReaperApp): Reaper {
       }
     }
     // Worth a commit, but not the reserve.
-    if (app.keysUsed.size && !app.room.lack()) {
+    if (app.keysUsed.size && !app.diskReserve.shortage()) {
       const used = new Map(app.keysUsed);
       app.keysUsed.clear();
       await app.ledger.write((tx) => touchKeys(tx, used));

@@ -4,7 +4,7 @@ import { takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
 import { giveName, removeDatabase } from '../files/database-files.ts';
 import { audit, newFault } from '../ledger/audit.ts';
-import { findGap, type HeadFile, readHeadFile, readTip } from '../ledger/head.ts';
+import { type CommitMark, findGap, readHeadFile, readTip } from '../ledger/head.ts';
 import { Refusal } from '../refusal.ts';
 import { dropLitestream, type Manifest, manifestOf, writeManifest } from './manifest.ts';
 
@@ -78,7 +78,7 @@ function finish(part: string, version: string, now: number): Manifest {
 }
 
 /** Reads the finished backup as whoever restores it will. */
-function check(part: string, marks: { head: HeadFile | undefined; tip: HeadFile | undefined }): void {
+function check(part: string, marks: { head: CommitMark | undefined; tip: CommitMark | undefined }): void {
   const { client, read } = openDatabase(part, { migrate: false, readonly: true });
   try {
     const fault = newFault(read, audit(client).problems) ?? findGap(read, marks.head, marks.tip);

@@ -10,9 +10,9 @@ import { migrate, pendingMigrations } from '../db/migrate.ts';
 import { files, prepareDirectory } from '../files/data-directory.ts';
 import { removeDatabase } from '../files/database-files.ts';
 import { syncDirectory } from '../files/durable-file.ts';
-import { beginCaution } from '../lease/report-only.ts';
+import { beginReportOnly } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
-import { type HeadFile, headOf, readHeadFile, readTip, writeHeadFile } from '../ledger/head.ts';
+import { type CommitMark, headOf, readHeadFile, readTip, writeHeadFile } from '../ledger/head.ts';
 import { beginEpoch, currentEpoch, installationOf } from '../ledger/installation.ts';
 import { lastJournalAt } from '../ledger/journal.ts';
 import { type Ledger, openLedger } from '../ledger/ledger.ts';
@@ -156,7 +156,7 @@ async function begin(
   secrets: Secrets,
   manifest: Manifest | undefined,
   { file, force, log }: { file: string; force: boolean; log: Log },
-): Promise<HeadFile & { installationId: string }> {
+): Promise<CommitMark & { installationId: string }> {
   const failed = Promise.withResolvers<never>();
   const ledger = openLedger(fresh, { migrate: false, fatal: failed.reject });
   try {
@@ -176,7 +176,7 @@ async function begin(
     const epoch = { reason, acceptedFaults, above: before.epoch, afterSeq: headOf(ledger.read).seq };
     const begun = ledger.write((tx) => {
       beginEpoch(tx, epoch, now);
-      beginCaution(tx, reason, now);
+      beginReportOnly(tx, reason, now);
     });
     await Promise.race([begun, failed.promise]);
     return { ...headOf(ledger.read), installationId };

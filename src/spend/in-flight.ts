@@ -7,10 +7,10 @@ const WALLET_SHARE = 1 / 4;
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 
 /** Tells which operation an attempt drives. */
-export type Started = (operationId: string) => void;
+export type RegisterId = (operationId: string) => void;
 /** Answers whoever waits, while the attempt itself goes on. */
-export type GiveUp = (refusal: Refusal) => void;
-export type AnswerNow<A> = (answer: A) => void;
+export type RejectWaiters = (refusal: Refusal) => void;
+export type RespondEarly<A> = (answer: A) => void;
 
 /** One attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
@@ -22,20 +22,23 @@ export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
  * The attempts that this process is driving: by key, so that a second request joins the first, and by operation, because
  * what is being driven is never resolved by anybody else (design, section 6).
  */
-export type Running = {
+export type InFlight = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /**
    * Registers the attempt before its first await, and forgets it when it has ended. Refuses with `rate_limited` where as
    * many run as may: clients that went away leave theirs behind.
    */
-  drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>): Promise<A>;
+  drive<A>(
+    key: Key,
+    run: (started: RegisterId, giveUp: RejectWaiters, answerNow: RespondEarly<A>) => Promise<A>,
+  ): Promise<A>;
   /** Runs what is no attempt and is waited for all the same when the server stops; at the cut-off it is refused. */
-  attend<A>(run: () => Promise<A>, refusal: () => Refusal): Promise<A>;
+  track<A>(run: () => Promise<A>, refusal: () => Refusal): Promise<A>;
   /** The value, or undefined after `seconds` or at the cut-off; what is waited for goes on. */
   waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined>;
   drives(operationId: string): boolean;
   /** Resolves when no attempt of this wallet runs any more, after `seconds`, or at the cut-off. */
-  quiet(walletId: string, seconds: number): Promise<void>;
+  whenWalletIdle(walletId: string, seconds: number): Promise<void>;
   /** Answers everybody who waits with `refusal`; the attempts themselves go on. Nothing new is driven afterwards. */
   cutOff(refusal: () => Refusal): void;
   /** Resolves when nothing runs; after the cut-off, when no attempt does. */
@@ -45,7 +48,7 @@ export type Running = {
 };
 
 /** `most` attempts run at a time, a quarter of them of one wallet. */
-export function createRunning(most = Number.POSITIVE_INFINITY): Running {
+export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
   const countOf = new Map<string, number>();
@@ -85,7 +88,10 @@ export function createRunning(most = Number.POSITIVE_INFINITY): Running {
     count: () => byKey.size,
     isCutOff: () => isCutOff,
 
-    async drive<A>(key: Key, run: (started: Started, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>) {
+    async drive<A>(
+      key: Key,
+      run: (started: RegisterId, giveUp: RejectWaiters, answerNow: RespondEarly<A>) => Promise<A>,
+    ) {
       if (isCutOff) throw stopping();
       refuseBusy(key.walletId);
       countOf.set(key.walletId, (countOf.get(key.walletId) ?? 0) + 1);
@@ -118,7 +124,7 @@ export function createRunning(most = Number.POSITIVE_INFINITY): Running {
       return answer.promise;
     },
 
-    async attend(run, refusal) {
+    async track(run, refusal) {
       if (isCutOff) throw stopping();
       const cut = Promise.withResolvers<never>();
       const running = run();
@@ -132,7 +138,7 @@ export function createRunning(most = Number.POSITIVE_INFINITY): Running {
     },
 
     waitFor,
-    async quiet(walletId, seconds) {
+    async whenWalletIdle(walletId, seconds) {
       const ends = [...byKey.values()].filter((it) => it.walletId === walletId).map((it) => it.ended);
       await waitFor(Promise.all(ends), seconds);
     },

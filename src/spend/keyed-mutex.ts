@@ -1,5 +1,5 @@
 /** Runs what concerns one thing one after the other: a resource's extend, stop and destroy never overlap (design, section 7). */
-export type Serially = {
+export type KeyedMutex = {
   <T>(id: string, run: () => Promise<T>): Promise<T>;
   /**
    * The same for what many ask for alike: while one waits for its turn, whoever asks gets that one's answer. So what hangs
@@ -10,7 +10,7 @@ export type Serially = {
   isBusy(id: string): boolean;
 };
 
-export function createSerially(): Serially {
+export function createKeyedMutex(): KeyedMutex {
   const last = new Map<string, Promise<unknown>>();
   const waiting = new Map<string, Promise<unknown>>();
 

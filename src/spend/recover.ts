@@ -2,8 +2,8 @@ import type { Clock } from '../clock.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperation, operationOf, reservedOperations, settle } from '../ledger/operation.ts';
-import { alterResource, resourceOfOperation } from '../ledger/resource.ts';
-import type { Running } from './in-flight.ts';
+import { resourceOfOperation, updateIfLive } from '../ledger/resource.ts';
+import type { InFlight } from './in-flight.ts';
 
 /**
  * Walks the road again after a crash: an operation that is `reserved` when nobody drives it was in flight when the
@@ -15,12 +15,12 @@ export async function recover(app: {
   ledger: Ledger;
   clock: Clock;
   events: Events;
-  running: Pick<Running, 'drives'>;
+  inFlight: Pick<InFlight, 'drives'>;
 }): Promise<number> {
   let found = 0;
   for (let after = ''; ; ) {
     const left = reservedOperations(app.ledger.read, after);
-    const page = left.filter(({ id }) => !app.running.drives(id) && !resourceOfOperation(app.ledger.read, id)?.ref);
+    const page = left.filter(({ id }) => !app.inFlight.drives(id) && !resourceOfOperation(app.ledger.read, id)?.ref);
     const now = app.clock.now();
     await Promise.all(
       page.map(({ id }) =>
@@ -29,7 +29,7 @@ export async function recover(app: {
           const { resourceId, kind } = operationOf(tx, id);
           if (resourceId === null) return;
           // Evidence is looked for at once.
-          alterResource(tx, resourceId, { dueAt: now, ...(kind === 'compute_create' ? { status: 'unknown' } : {}) });
+          updateIfLive(tx, resourceId, { dueAt: now, ...(kind === 'compute_create' ? { status: 'unknown' } : {}) });
         }),
       ),
     );

@@ -6,7 +6,7 @@ import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperationByKey, HOLD_REFUSALS, type HoldOrder, type Operation, placeHold } from '../ledger/operation.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
-import type { AnswerNow, GiveUp, Running, Started } from './in-flight.ts';
+import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
 
 /** A retry of an uncertain operation makes sense after about this long. */
 export const UNCERTAIN_RETRY_SECONDS = 30;
@@ -26,25 +26,25 @@ export type Quote<Q> = Pick<
 };
 
 /** What differs between one paid request and another. */
-export type Walk<Q, A> = {
+export type PaidSteps<Q, A> = {
   /** Runs the whole walk when it is its turn, where it must not overlap with another. */
-  inTurn?: (walk: () => Promise<A>) => Promise<A>;
+  serialize?: (walk: () => Promise<A>) => Promise<A>;
   /** What it costs at most. Asked only for a new attempt; refuses what the catalogue does not allow. */
   quote: () => Quote<Q> | Promise<Quote<Q>>;
   /** Rows that stand or fall with the hold. */
-  intend?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
+  insertRows?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
   /** Asks the outside, once, and settles by what came back. Whatever it cannot know it leaves `uncertain`. */
-  finish: (operation: Operation, quote: Quote<Q>, giveUp: GiveUp, answerNow: AnswerNow<A>) => Promise<A>;
+  execute: (operation: Operation, quote: Quote<Q>, giveUp: RejectWaiters, answerNow: RespondEarly<A>) => Promise<A>;
   /** What an operation that is not running any more answers to its key; refuses while it is not decided. */
   replay: (operation: Operation) => A | Promise<A>;
 };
 
 export type Answered<A> = { answer: A; replayed: boolean };
-export type RoadApp = {
+export type PaidApp = {
   ledger: Ledger;
   clock: Clock;
   events: Events;
-  running: Running;
+  inFlight: InFlight;
   /** Tells the reaper of a deadline, in Unix seconds. */
   wakeAt: (at: number) => void;
 };
@@ -64,9 +64,9 @@ export const PAID_REFUSALS = [
  * its answer again. Refusals: `idempotency_conflict`, `idempotency_in_progress`, those of `placeHold`, and whatever the
  * walk refuses with.
  */
-export async function spend<Q, A>(app: RoadApp, request: PaidRequest, walk: Walk<Q, A>): Promise<Answered<A>> {
+export async function spend<Q, A>(app: PaidApp, request: PaidRequest, walk: PaidSteps<Q, A>): Promise<Answered<A>> {
   const { walletId, route, idempotencyKey } = request;
-  const attempt = app.running.find(walletId, route, idempotencyKey);
+  const attempt = app.inFlight.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
     return { answer: (await attempt.join(JOIN_SECONDS, inProgress)) as A, replayed: true };
@@ -78,9 +78,9 @@ export async function spend<Q, A>(app: RoadApp, request: PaidRequest, walk: Walk
   }
   // No await since the look: in this process nobody else can drive this key, and there is no other process.
   return {
-    answer: await app.running.drive<A>(request, (started, giveUp, answerNow) => {
+    answer: await app.inFlight.drive<A>(request, (started, giveUp, answerNow) => {
       const go = () => drive(app, request, walk, started, giveUp, answerNow);
-      return walk.inTurn ? walk.inTurn(go) : go();
+      return walk.serialize ? walk.serialize(go) : go();
     }),
     replayed: false,
   };
@@ -97,12 +97,12 @@ export function uncertain(): Refusal {
 }
 
 async function drive<Q, A>(
-  app: RoadApp,
+  app: PaidApp,
   request: PaidRequest,
-  walk: Walk<Q, A>,
-  started: Started,
-  giveUp: GiveUp,
-  answerNow: AnswerNow<A>,
+  walk: PaidSteps<Q, A>,
+  started: RegisterId,
+  giveUp: RejectWaiters,
+  answerNow: RespondEarly<A>,
 ): Promise<A> {
   const quote = await walk.quote();
   const { detail: _, ...hold } = quote;
@@ -112,11 +112,11 @@ async function drive<Q, A>(
   const blocked = app.clock.holdsBlocked();
   const operation = await app.ledger.write((tx) => {
     const placed = placeHold(tx, { id, ...request, ...hold }, now, blocked);
-    walk.intend?.(tx, placed, quote);
+    walk.insertRows?.(tx, placed, quote);
     return placed;
   });
   app.events.held(operation);
-  return walk.finish(operation, quote, giveUp, answerNow);
+  return walk.execute(operation, quote, giveUp, answerNow);
 }
 
 const AGAIN_MILLISECONDS = 500;
@@ -127,9 +127,9 @@ const AGAIN_MILLISECONDS = 500;
  * runs: the attempt stays driven, so nobody else decides it meanwhile.
  */
 export async function writeOutcome<T>(
-  app: Pick<RoadApp, 'ledger' | 'running' | 'events'>,
+  app: Pick<PaidApp, 'ledger' | 'inFlight' | 'events'>,
   change: (tx: Tx) => NotPromise<T>,
-  giveUp: GiveUp,
+  giveUp: RejectWaiters,
 ): Promise<T> {
   for (let attempt = 1; ; attempt++) {
     try {
@@ -138,7 +138,7 @@ export async function writeOutcome<T>(
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
       if (attempt === 1) app.events.failed('settle', error); // Said once: a disk may be full for hours.
       giveUp(uncertain());
-      if (app.running.isCutOff()) throw uncertain(); // The next start finds it in flight.
+      if (app.inFlight.isCutOff()) throw uncertain(); // The next start finds it in flight.
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
   }

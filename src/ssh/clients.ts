@@ -22,7 +22,7 @@ const PACKET_BYTES = 256;
 const PARTING_MILLISECONDS = 1000;
 
 /** A connection, from its first byte to its last. */
-export type Visitor = {
+export type Client = {
   socket: Socket;
   /** The name of its software, once it has said it. */
   software: string;
@@ -46,19 +46,19 @@ export type Visitor = {
   farewell: () => void;
 };
 
-export type Visitors = ReturnType<typeof createVisitors>;
+export type Clients = ReturnType<typeof createClients>;
 
 /** Those who are connected, bounded in number, in time and in what they make us keep. */
-export function createVisitors({
+export function createClients({
   strangerMilliseconds,
   failed,
 }: {
   strangerMilliseconds: number;
   /** Hears of what `broken` was told. */
-  failed(error: Error, visitor: Visitor): void;
+  failed(error: Error, visitor: Client): void;
 }) {
-  const strangers = new Map<Visitor, string>(); // And their addresses; the oldest first.
-  const guests = new Set<Visitor>();
+  const strangers = new Map<Client, string>(); // And their addresses; the oldest first.
+  const guests = new Set<Client>();
   /** Sessions by resource: those of clients that are gone count until nothing is left of them. */
   const sessions = new Map<string, number>();
 
@@ -71,16 +71,16 @@ export function createVisitors({
       if (counts.get(address) === most) return stranger.leave('there are too many connections without a key');
   }
 
-  function admit(socket: Socket): Visitor {
+  function admit(socket: Socket): Client {
     const leaving = new AbortController();
     function part(why: string) {
       strangers.delete(visitor);
       guests.delete(visitor);
       leaving.abort(new Error(why));
-      visitor.memory?.leave();
+      visitor.memory?.close();
       setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
     }
-    const visitor: Visitor = {
+    const visitor: Client = {
       socket,
       software: '',
       resourceId: undefined,
@@ -118,11 +118,11 @@ export function createVisitors({
   }
 
   /** Looks at what waits: every time that something arrives, and once in a while, as it may be read without a word. */
-  function heard({ channels, socket, memory, gone, leave }: Visitor) {
+  function heard({ channels, socket, memory, gone, leave }: Client) {
     if (gone.aborted) return;
     const waiting = [...channels].map(bytesWaiting);
     const sum = waiting.reduce((sum, it) => sum + it, socket.writableLength);
-    memory?.leave();
+    memory?.close();
     const isRoom = sum <= WAITING_BYTES_FREE || !memory || memory.tryTake(sum);
     if (!isRoom || [socket.writableLength, ...waiting].some((it) => it > WAITING_BYTES_MAX))
       leave('too much waits to be read');
@@ -130,10 +130,10 @@ export function createVisitors({
 
   return {
     admit,
-    guests: guests as ReadonlySet<Visitor>,
+    guests: guests as ReadonlySet<Client>,
     heard,
     /** The visitor has shown the key of a resource. False where that has its connections already. */
-    welcome(visitor: Visitor, resourceId: string, memory: Memory): boolean {
+    welcome(visitor: Client, resourceId: string, memory: Memory): boolean {
       const others = [...guests].filter((it) => it.resourceId === resourceId);
       if (visitor.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
       strangers.delete(visitor);

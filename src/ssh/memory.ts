@@ -5,5 +5,5 @@ export type Memory = {
   /** So many of these bytes are not kept any more. */
   release(bytes: number): void;
   /** Nothing is kept any more. */
-  leave(): void;
+  close(): void;
 };

@@ -8,11 +8,11 @@ import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { contain } from '../net/contain.ts';
 import { type Address, listen } from '../net/listen.ts';
 import { SSH_ALGORITHMS, takesPackets } from '../net/ssh-algorithms.ts';
-import { createVisitors, type Visitor } from './clients.ts';
+import { type Client, createClients } from './clients.ts';
 import type { Memory } from './memory.ts';
 import { type Host, serveSession } from './session.ts';
 
-export type GatewayApp = LeaseApp & { keyring: Keyring; held: { enter(walletId: string): Memory } };
+export type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory } };
 export type GatewayLimits = {
   /** A client has so long to show its key. */
   strangerMilliseconds: number;
@@ -26,25 +26,25 @@ const OPENED_COUNT_MAX = 10_000;
 /** Access ends with the lease: open connections are looked at this often. */
 const LOOK_MILLISECONDS = 1000;
 
-export type Gateway = { address: Address; close(): Promise<void> };
+export type SshServer = { address: Address; close(): Promise<void> };
 
 /**
  * The SSH gateway (design, section 7): one key opens one resource, by way of its backend's own session. Shell, exec and
  * sftp only; every kind of forwarding is refused; open connections end with the lease.
  */
-export async function openGateway(
-  app: GatewayApp,
+export async function openSshServer(
+  app: SshApp,
   at: Address,
   hostKey: string,
   limits: Partial<GatewayLimits> = {},
-): Promise<Gateway> {
+): Promise<SshServer> {
   const { strangerMilliseconds, idleMilliseconds } = { ...LIMITS, ...limits };
-  const visitors = createVisitors({
+  const visitors = createClients({
     strangerMilliseconds,
     failed: (error, { resourceId }) => app.events.failed('ssh_connection', error, { resource: resourceId }),
   });
   /** ssh2 says of a connection where it comes from and nothing more. */
-  const bySource = new Map<string, Visitor>();
+  const bySource = new Map<string, Client>();
   const host = createHost(app, idleMilliseconds);
 
   // Nothing is compressed: a few bytes could become a great many before anybody has shown a key.
@@ -57,7 +57,7 @@ export async function openGateway(
     visitor.software = header.versions.software;
     receive(connection, visitor);
   });
-  function receive(connection: Connection, visitor: Visitor) {
+  function receive(connection: Connection, visitor: Client) {
     let attempts = 0;
     let opened = 0;
     visitor.farewell = () => connection.end();
@@ -67,7 +67,7 @@ export async function openGateway(
       if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : visitor.leave('no key');
       // The first round only asks whether this key would do; it has no signature.
       const isProved = context.method === 'publickey' && context.signature !== undefined;
-      if (isProved && !visitors.welcome(visitor, resource.id, app.held.enter(resource.walletId)))
+      if (isProved && !visitors.welcome(visitor, resource.id, app.memory.open(resource.walletId)))
         return visitor.leave('the resource has too many connections');
       context.accept();
     });
@@ -117,12 +117,12 @@ export async function openGateway(
   };
 }
 
-function createHost(app: GatewayApp, idleMilliseconds: number): Host {
+function createHost(app: SshApp, idleMilliseconds: number): Host {
   return {
     idleMilliseconds,
     now: () => app.clock.now(),
     memory: ({ resourceId }) =>
-      app.held.enter((findResource(app.ledger.read, resourceId as string) as Resource).walletId),
+      app.memory.open((findResource(app.ledger.read, resourceId as string) as Resource).walletId),
     async open({ resourceId }, order) {
       const found = accessible(app, resourceId as string);
       const backend = found && app.slots.backendOf(found.resource);
@@ -138,7 +138,7 @@ function createHost(app: GatewayApp, idleMilliseconds: number): Host {
 }
 
 /** The resource and its wallet, while its paid time lasts and its wallet is active. */
-function accessible(app: GatewayApp, id: string): { resource: Resource; wallet: Wallet } | undefined {
+function accessible(app: SshApp, id: string): { resource: Resource; wallet: Wallet } | undefined {
   const resource = findResource(app.ledger.read, id);
   const now = app.clock.now();
   if (resource?.status !== 'running' || resource.endWanted !== null || resource.expiresAt <= now) return undefined;
@@ -147,7 +147,7 @@ function accessible(app: GatewayApp, id: string): { resource: Resource; wallet: 
 }
 
 /** The user name is the resource; only its own key opens it. */
-function authenticate(app: GatewayApp, context: AuthContext): Resource | undefined {
+function authenticate(app: SshApp, context: AuthContext): Resource | undefined {
   if (context.method !== 'publickey') return undefined;
   const found = accessible(app, context.username);
   if (!found) return undefined;

@@ -4,7 +4,7 @@ import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
-import type { Visitor } from './clients.ts';
+import type { Client } from './clients.ts';
 import type { Memory } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
@@ -42,11 +42,11 @@ class Unopened extends Error {}
 
 export type Host = {
   /** Opens a session inside the visitor's resource. Throws when it cannot be had. */
-  open(visitor: Visitor, order: SessionOrder): Promise<Session>;
+  open(visitor: Client, order: SessionOrder): Promise<Session>;
   /** Says that a session could not be opened or broke off, and why, to whom it concerns. */
-  failed(visitor: Visitor, error: unknown): void;
+  failed(visitor: Client, error: unknown): void;
   /** Counts what is kept in memory for a visitor, in the budget of its wallet. */
-  memory(visitor: Visitor): Memory;
+  memory(visitor: Client): Memory;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
@@ -56,7 +56,7 @@ export type Host = {
  * One session channel of a client that may be here: a shell, a command or sftp inside its resource. Everything else that
  * can be asked for on a session is refused. `over` is called once, when nothing is left of it.
  */
-export function serveSession(host: Host, visitor: Visitor, session: ServerSession, over: () => void): void {
+export function serveSession(host: Host, visitor: Client, session: ServerSession, over: () => void): void {
   const leaving = new AbortController();
   const { signal } = leaving;
   const leave = (why: string) => leaving.abort(new Error(why));
@@ -137,7 +137,7 @@ export function serveSession(host: Host, visitor: Visitor, session: ServerSessio
 
 type Meeting = {
   host: Host;
-  visitor: Visitor;
+  visitor: Client;
   channel: ServerChannel;
   inside: Session;
   outlet: Outlet;
@@ -172,7 +172,7 @@ async function transfer({ host, visitor, channel, inside, outlet, signal, stir }
   const ofWallet = host.memory(visitor);
   const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
   const client = { source: channel, send, software: visitor.software, memory };
-  await unless(signal, serveSftp(client, inside, host.now)).finally(memory.leave);
+  await unless(signal, serveSftp(client, inside, host.now)).finally(memory.close);
   inside.stdin.end();
   const hangs = setTimeout(() => inside.kill(), LEAVE_MILLISECONDS);
   await unless(signal, inside.ended).finally(() => clearTimeout(hangs));

@@ -1,6 +1,6 @@
 import type { Config } from '../config/config.ts';
 import type { LeaseApp } from '../lease/create.ts';
-import { step } from '../lease/step.ts';
+import { advance } from '../lease/step.ts';
 import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../ledger/closing.ts';
 import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
@@ -32,13 +32,13 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   await endLeases(app, walletId, secondsLeft());
   const wallet = await windUp(app, walletId);
   if (wallet.status === 'closed') return wallet;
-  await app.running.quiet(walletId, secondsLeft());
+  await app.inFlight.whenWalletIdle(walletId, secondsLeft());
   for (;;) {
     await endLeases(app, walletId, secondsLeft());
     const wound = await windUp(app, walletId);
     if (wound.status === 'closed') return wound;
     const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.questionedAt !== null);
-    if (isHeldBack || secondsLeft() === 0 || app.running.isCutOff()) {
+    if (isHeldBack || secondsLeft() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper goes on.
       return wound;
     }
@@ -48,8 +48,8 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
 
 /** One step of each lease of a wallet, at most for so many seconds: a backend that hangs goes on by itself. */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
-  const steps = liveResources(app.ledger.read, walletId).map(({ id }) => step(app, id));
-  await app.running.waitFor(Promise.all(steps), seconds);
+  const steps = liveResources(app.ledger.read, walletId).map(({ id }) => advance(app, id));
+  await app.inFlight.waitFor(Promise.all(steps), seconds);
 }
 
 /**
@@ -57,7 +57,7 @@ async function endLeases(app: CloseApp, walletId: string, seconds: number): Prom
  * is left. What this process is driving is left to end by itself.
  */
 export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
-  const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.running.drives(it.id));
+  const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.inFlight.drives(it.id));
   // A lease waits for evidence; what is reserved is about to be driven, or to be found in doubt.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
   const decidedAt = app.clock.now();
@@ -84,7 +84,7 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
 }
 
 /** Why a wallet waits for this lease. */
-function troubleOf({ serially }: CloseApp, { id, backend, lastError, status }: Resource): string {
+function troubleOf({ leaseMutex: serially }: CloseApp, { id, backend, lastError, status }: Resource): string {
   const now = serially.isBusy(id) ? 'the backend has not answered yet' : status;
   return `${id} on ${backend}: ${lastError ?? now}`;
 }

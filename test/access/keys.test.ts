@@ -2,20 +2,20 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import http from 'node:http';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { assertRefused } from '../http/refused.ts';
 
-const mint = async (house: House, name = 'ci') =>
+const mint = async (house: TestServer, name = 'ci') =>
   (await house.ask('POST', '/v1/keys', { token: house.operatorKey, body: { name } })).body as Record<string, any> & {
     id: string;
     key: string;
   };
-const read = (house: House, token: string) => house.ask('GET', '/v1/account', { token });
-const list = async (house: House) =>
+const read = (house: TestServer, token: string) => house.ask('GET', '/v1/account', { token });
+const list = async (house: TestServer) =>
   (await house.ask('GET', '/v1/keys', { token: house.accountKey })).body.keys as Record<string, any>[];
 
 test('a new key works at once, and its secret is told once', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { key, ...record } = await mint(house);
   assert.match(key, /^cnv_live_[0-9A-Za-z]{49}$/);
   assert.deepEqual(record, {
@@ -32,7 +32,7 @@ test('a new key works at once, and its secret is told once', async (t) => {
 });
 
 test('a revoked key is dead at the next request, on the same connection and on others', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, key } = await mint(house);
   assert.equal((await read(house, key)).status, 200);
   const revoked = await house.ask('DELETE', `/v1/keys/${id}`, { token: house.operatorKey });
@@ -45,7 +45,7 @@ test('a revoked key is dead at the next request, on the same connection and on o
 });
 
 test('revoking twice is the same answer, and the first moment counts', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id } = await mint(house);
   const first = await house.ask('DELETE', `/v1/keys/${id}`, { token: house.operatorKey });
   house.clock.advance(100);
@@ -55,7 +55,7 @@ test('revoking twice is the same answer, and the first moment counts', async (t)
 });
 
 test('a key revoked by the operator at the terminal is dead at once too', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, key } = await mint(house);
   await house.run('key.revoke', { id });
   assertRefused(await read(house, key), 401, 'unauthenticated');
@@ -65,7 +65,7 @@ test('a key revoked by the operator at the terminal is dead at once too', async 
 });
 
 test('keys outlive the operator key that minted them, and the operator’s list says who did', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const operator = await house.run('operator-key.mint', {});
   const minted = await house.ask('POST', '/v1/keys', { token: operator.key, body: { name: 'child' } });
   await house.run('operator-key.revoke', { id: operator.id });
@@ -81,7 +81,7 @@ test('keys outlive the operator key that minted them, and the operator’s list 
 });
 
 test('a wallet outlives the key that opened it, and its token with it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, key } = await mint(house);
   const wallet = await house.ask('POST', '/v1/wallets', {
     token: key,
@@ -93,7 +93,7 @@ test('a wallet outlives the key that opened it, and its token with it', async (t
 });
 
 test('a new account key may replay what a revoked one began', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, key } = await mint(house);
   const body = { name: 'a', budget_cents: 100 };
   const first = await house.ask('POST', '/v1/wallets', { token: key, key: 'once', body });
@@ -105,7 +105,7 @@ test('a new account key may replay what a revoked one began', async (t) => {
 });
 
 test('when a key was last used is written by the reaper, and only for those that were', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const [used, idle] = [await mint(house, 'used'), await mint(house, 'idle')];
   house.clock.advance(100);
   await read(house, used.key);
@@ -124,7 +124,7 @@ test('when a key was last used is written by the reaper, and only for those that
 });
 
 test('a key that is revoked while its request comes slowly makes nothing', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const body = JSON.stringify({ name: 'left behind' });
   const headers = { authorization: `Bearer ${house.operatorKey}`, 'content-type': 'application/json' };
   const slow = http.request(`${house.url}/v1/keys`, {
@@ -144,7 +144,7 @@ test('a key that is revoked while its request comes slowly makes nothing', async
 });
 
 test('a revoked key that is tried is not used', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, key } = await mint(house);
   await house.ask('DELETE', `/v1/keys/${id}`, { token: house.operatorKey });
   await read(house, key);
@@ -153,7 +153,7 @@ test('a revoked key that is tried is not used', async (t) => {
 });
 
 test('the list has the latest 100 keys, newest first, and older ones still work', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   let at = Date.now();
   t.mock.method(Date, 'now', () => ++at); // ids carry the millisecond: each of these has its own
   const made = [];

@@ -3,7 +3,7 @@ import test from 'node:test';
 import fc from 'fast-check';
 import { createLimit, type Limit } from '../../src/access/limits.ts';
 import { Refusal } from '../../src/refusal.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';
 
@@ -125,7 +125,7 @@ const OPEN = {
 const withLimits = (limits: Partial<typeof OPEN>) => ({ settings: { limits: { ...OPEN, ...limits } } });
 
 /** Asks until the limit answers; the limit has to hold at exactly `count`. */
-async function useUp(house: House, path: string, token: string, count: number, status = 200) {
+async function useUp(house: TestServer, path: string, token: string, count: number, status = 200) {
   for (let i = 0; i < count; i++) assert.equal((await house.ask('GET', path, { token })).status, status);
   const answer = await house.ask('GET', path, { token });
   assertRefused(answer, 429, 'rate_limited');
@@ -137,7 +137,7 @@ async function useUp(house: House, path: string, token: string, count: number, s
 }
 
 test('a wallet token has a limit of its own, whatever it asks for', async (t) => {
-  const house = await openHouse(t, withLimits({ wallet_requests_per_minute: 3 }));
+  const house = await openTestServer(t, withLimits({ wallet_requests_per_minute: 3 }));
   const [one, two] = [await house.openWallet(), await house.openWallet()];
   await useUp(house, '/v1/budget', one.token, 3);
   assertRefused(await house.chat(one.token), 429, 'rate_limited');
@@ -149,7 +149,7 @@ test('a wallet token has a limit of its own, whatever it asks for', async (t) =>
 });
 
 test('every account key and every operator key has a limit of its own', async (t) => {
-  const house = await openHouse(t, withLimits({ account_requests_per_minute: 2 }));
+  const house = await openTestServer(t, withLimits({ account_requests_per_minute: 2 }));
   const other = (await house.run('key.create', { account: house.accountId, name: 'other' })).key;
   await useUp(house, '/v1/account', house.accountKey, 2);
   await useUp(house, '/v1/account', other, 2);
@@ -157,12 +157,12 @@ test('every account key and every operator key has a limit of its own', async (t
 });
 
 test('a token in the wrong place uses up its limit like any other request', async (t) => {
-  const house = await openHouse(t, withLimits({ account_requests_per_minute: 2 }));
+  const house = await openTestServer(t, withLimits({ account_requests_per_minute: 2 }));
   await useUp(house, '/v1/budget', house.accountKey, 2, 403);
 });
 
 test('an address that fails too often hears 429, and a valid token from the same address never does', async (t) => {
-  const house = await openHouse(t, withLimits({ failed_auth_per_minute: 3 }));
+  const house = await openTestServer(t, withLimits({ failed_auth_per_minute: 3 }));
   const { token } = await house.openWallet();
   await useUp(house, '/v1/account', 'cnv_live_guess', 3, 401);
   for (let i = 0; i < 10; i++) {
@@ -175,7 +175,7 @@ test('an address that fails too often hears 429, and a valid token from the same
 });
 
 test('a request without a credential is no failed one: only what was sent and is wrong counts', async (t) => {
-  const house = await openHouse(t, withLimits({ failed_auth_per_minute: 2 }));
+  const house = await openTestServer(t, withLimits({ failed_auth_per_minute: 2 }));
   for (let i = 0; i < 10; i++) assertRefused(await house.ask('GET', '/v1/account'), 401, 'unauthenticated');
   await useUp(house, '/v1/account', 'guess', 2, 401);
   assertRefused(
@@ -187,7 +187,7 @@ test('a request without a credential is no failed one: only what was sent and is
 });
 
 test('as shipped nothing stands in the way of wallets and accounts, and 600 wrong tokens a minute are answered', async (t) => {
-  const house = await openHouse(t, { change: ({ limits: _, ...settings }) => settings });
+  const house = await openTestServer(t, { change: ({ limits: _, ...settings }) => settings });
   const { token } = await house.openWallet();
   const many = (count: number, path: string, asked: object) =>
     Promise.all(Array.from({ length: count }, () => house.ask('GET', path, asked)));
@@ -204,7 +204,7 @@ test('as shipped nothing stands in the way of wallets and accounts, and 600 wron
 const refuses = failure(400, { error: { message: 'No.' } });
 
 test('requests that the model server refuses are limited for each wallet, before anything is held', async (t) => {
-  const house = await openHouse(t, withLimits({ released_per_minute: 2 }));
+  const house = await openTestServer(t, withLimits({ released_per_minute: 2 }));
   const [one, two] = [await house.openWallet(), await house.openWallet()];
   house.upstream.handle = refuses;
   for (
@@ -235,7 +235,7 @@ test('requests that the model server refuses are limited for each wallet, before
 });
 
 test('however many are refused at once, all of them count, and what succeeds does not', async (t) => {
-  const house = await openHouse(t, withLimits({ released_per_minute: 60 }));
+  const house = await openTestServer(t, withLimits({ released_per_minute: 60 }));
   const { token } = await house.openWallet();
   for (let i = 0; i < 70; i++) assert.equal((await house.chat(token)).status, 200);
   house.upstream.handle = refuses;
@@ -268,14 +268,14 @@ test('a limit that is counted afterwards may go below nothing, and is waited for
 });
 
 test('a valid token, even in the wrong place, does not count as a failure of its address', async (t) => {
-  const house = await openHouse(t, withLimits({ failed_auth_per_minute: 1 }));
+  const house = await openTestServer(t, withLimits({ failed_auth_per_minute: 1 }));
   for (let i = 0; i < 5; i++)
     assertRefused(await house.ask('GET', '/v1/budget', { token: house.accountKey }), 403, 'wrong_token_scope');
   assertRefused(await house.ask('GET', '/v1/budget', { token: 'guess' }), 401, 'unauthenticated');
 });
 
 test('what needs no token has no limit', async (t) => {
-  const house = await openHouse(
+  const house = await openTestServer(
     t,
     withLimits({ wallet_requests_per_minute: 1, account_requests_per_minute: 1, failed_auth_per_minute: 1 }),
   );

@@ -4,16 +4,16 @@ import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { generateMasterKey } from '../../src/access/master-key.ts';
-import { openSealedKey, sealKey } from '../../src/access/wrapped-key.ts';
+import { unwrapKey, wrapKey } from '../../src/access/wrapped-key.ts';
 import { masterKeyRows } from '../../src/ledger/master-keys.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
-const keyFile = (house: House) => join(house.directory, 'master.key');
-const rowOf = (house: House, id: string) => masterKeyRows(house.app.ledger.read).find((it) => it.id === id);
+const keyFile = (house: TestServer) => join(house.directory, 'master.key');
+const rowOf = (house: TestServer, id: string) => masterKeyRows(house.app.ledger.read).find((it) => it.id === id);
 
 /** What a wallet's holder relies on: its token opens it, it can be shown again, and so can its gateway key. */
-async function assertWhole(house: House, { id, token }: { id: string; token: string }, apiKey?: string) {
+async function assertWhole(house: TestServer, { id, token }: { id: string; token: string }, apiKey?: string) {
   assert.equal((await house.chat(token)).status, 200);
   const shown = await house.ask('GET', `/v1/wallets/${id}/token`, { token: house.accountKey });
   assert.equal(shown.body.agent_token, token);
@@ -22,11 +22,11 @@ async function assertWhole(house: House, { id, token }: { id: string; token: str
   assert.equal(again.body.api_key, apiKey);
   assert.equal((await house.ask('GET', '/v1/router/models', { token: apiKey })).status, 200);
 }
-const gatewayKey = async (house: House, token: string) =>
+const gatewayKey = async (house: TestServer, token: string) =>
   (await house.ask('POST', '/v1/router/key', { token, key: randomUUID(), body: {} })).body.api_key as string;
 
 test('a running server uses the new key at once, and what it handed out before goes on working', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const old = await house.openWallet();
   const oldKey = await gatewayKey(house, old.token);
   const before = readFileSync(keyFile(house), 'utf8');
@@ -50,7 +50,7 @@ test('a running server uses the new key at once, and what it handed out before g
 });
 
 test('the old key is in the database only encrypted, and is dropped with the last wallet that needs it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const [one, two] = [await house.openWallet(), await house.openWallet()];
   const old = readFileSync(keyFile(house), 'utf8').trim();
   const { previous_master_key_id: previous, master_key_id: current } = await house.run('master-key.rotate', {});
@@ -77,7 +77,7 @@ test('the old key is in the database only encrypted, and is dropped with the las
 });
 
 test('rotated again and again, every live wallet keeps its token', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const wallets = [await house.openWallet()];
   for (let i = 0; i < 4; i++) {
     await house.run('master-key.rotate', {});
@@ -91,7 +91,7 @@ test('rotated again and again, every live wallet keeps its token', async (t) => 
 });
 
 test('two rotations asked for at once come one after the other', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const wallet = await house.openWallet();
   const [one, two] = await Promise.all([house.run('master-key.rotate', {}), house.run('master-key.rotate', {})]);
   assert.equal(two.previous_master_key_id, one.master_key_id);
@@ -109,7 +109,7 @@ async function openOutside(t: TestContext, from: 'PURSER_MASTER_KEY' | 'PURSER_M
     env[from] = from === 'PURSER_MASTER_KEY' ? key : file;
   };
   give(first.key.toString('hex'));
-  return { house: await openHouse(t, { env }), first, give, file };
+  return { house: await openTestServer(t, { env }), first, give, file };
 }
 
 for (const from of ['PURSER_MASTER_KEY', 'PURSER_MASTER_KEY_FILE'] as const)
@@ -158,7 +158,7 @@ test('rotated twice before the configuration was changed, the first key still op
 });
 
 test('a key that is given is taken; a malformed one and one that was used before are refused', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const old = await house.openWallet();
   const before = readFileSync(keyFile(house), 'utf8');
   const next = generateMasterKey();
@@ -172,7 +172,7 @@ test('a key that is given is taken; a malformed one and one that was used before
 });
 
 test('a key file that cannot be written is said; nothing is lost, and the next start writes it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const old = await house.openWallet();
   const { keyPlace } = house.app;
   house.app.keyPlace = { ...keyPlace, path: join(house.directory, 'no', 'such', 'directory') };
@@ -186,7 +186,7 @@ test('a key file that cannot be written is said; nothing is lost, and the next s
 });
 
 test('a sealed predecessor that cannot be opened is a clear error', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.openWallet();
   const { previous_master_key_id: previous } = await house.run('master-key.rotate', {});
   house.app.ledger.client.prepare('update master_key set sealed = randomblob(60) where id = ?').run(previous);
@@ -198,17 +198,17 @@ test('a sealed predecessor that cannot be opened is a clear error', async (t) =>
 
 test('a sealed key opens only as what it is, with what it was sealed under, and unchanged', () => {
   const [key, under, other] = [generateMasterKey(), generateMasterKey(), generateMasterKey()];
-  const sealed = sealKey(key, under);
-  assert.deepEqual(openSealedKey(key.id, sealed, under), key);
-  assert.notDeepEqual(sealKey(key, under), sealed, 'a nonce is never used twice');
+  const sealed = wrapKey(key, under);
+  assert.deepEqual(unwrapKey(key.id, sealed, under), key);
+  assert.notDeepEqual(wrapKey(key, under), sealed, 'a nonce is never used twice');
   assert.equal(sealed.includes(key.key), false);
-  assert.throws(() => openSealedKey(other.id, sealed, under), /cannot be opened/);
-  assert.throws(() => openSealedKey(key.id, sealed, other), /cannot be opened/);
+  assert.throws(() => unwrapKey(other.id, sealed, under), /cannot be opened/);
+  assert.throws(() => unwrapKey(key.id, sealed, other), /cannot be opened/);
   for (const damaged of [Buffer.alloc(0), sealed.subarray(0, 40), randomBytes(60)])
-    assert.throws(() => openSealedKey(key.id, damaged, under), /cannot be opened/);
+    assert.throws(() => unwrapKey(key.id, damaged, under), /cannot be opened/);
   for (let bit = 0; bit < sealed.length * 8; bit++) {
     const flipped = Buffer.from(sealed);
     flipped[bit >> 3] = (flipped[bit >> 3] as number) ^ (1 << (bit & 7));
-    assert.throws(() => openSealedKey(key.id, flipped, under), /cannot be opened/);
+    assert.throws(() => unwrapKey(key.id, flipped, under), /cannot be opened/);
   }
 });

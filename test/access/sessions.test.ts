@@ -1,25 +1,25 @@
 import assert from 'node:assert/strict';
 import { createHmac, createPublicKey } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { type House, handClock, openHouse } from '../helper/server.ts';
+import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 import { shortenTimeout } from '../helper/short-timeout.ts';
 import { AUDIENCE, type FakeIssuer, type Key, newKey, openIssuer } from './issuer.ts';
 
 async function open(
   t: TestContext,
   identity: object = {},
-): Promise<{ house: House; issuer: FakeIssuer; now: () => number }> {
+): Promise<{ house: TestServer; issuer: FakeIssuer; now: () => number }> {
   const time = handClock();
   const now = () => Math.floor(time.wall() / 1000);
   const issuer = await openIssuer(t, now);
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     time,
     settings: { identity: { issuer: issuer.url, audience: AUDIENCE, ...identity } },
   });
   return { house, issuer, now };
 }
-const account = (house: House, token: string) => house.ask('GET', '/v1/account', { token });
-const accounts = async (house: House) => (await house.run('account.list', {})).accounts;
+const account = (house: TestServer, token: string) => house.ask('GET', '/v1/account', { token });
+const accounts = async (house: TestServer) => (await house.run('account.list', {})).accounts;
 const WELCOME = { welcome_credit_cents: 500, required_claim: { name: 'groups', value: 'agents' } };
 
 test('a first sign-in opens an account with its welcome credit, once, however many come at the same time', async (t) => {

@@ -14,7 +14,7 @@ import {
   mintToken,
   type TokenKind,
 } from '../../src/access/token.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 
 const PREFIXES: Record<TokenKind, string> = {
   account: 'cnv_live_',
@@ -132,13 +132,13 @@ test('no two minted tokens are the same', () => {
 });
 
 test('wallet tokens are derived under the master key that the house was given', async (t) => {
-  const house = await openHouse(t, { env: { PURSER_MASTER_KEY: KEY.toString('hex') } });
+  const house = await openTestServer(t, { env: { PURSER_MASTER_KEY: KEY.toString('hex') } });
   const { id, token: given } = await house.openWallet();
   assert.equal(given, deriveToken('wallet', KEY, id));
 });
 
 test('a wallet token can be read again, and is the same after a restart', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token: first } = await house.openWallet();
   const read = async () =>
     (await house.ask('GET', `/v1/wallets/${id}/token`, { token: house.accountKey })).body.agent_token;
@@ -149,7 +149,7 @@ test('a wallet token can be read again, and is the same after a restart', async 
 });
 
 test('the database has hashes and last four characters, and no token, no secret and no master key', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token: walletToken } = await house.openWallet();
   const minted = (await house.ask('POST', '/v1/keys', { token: house.operatorKey, body: { name: 'minted' } })).body.key;
   assert.equal((await house.chat(walletToken)).status, 200);
@@ -177,7 +177,7 @@ test('the database has hashes and last four characters, and no token, no secret 
 });
 
 test('lists and records show no credential', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token: walletToken } = await house.openWallet();
   const { key } = (await house.ask('POST', '/v1/keys', { token: house.operatorKey, body: { name: 'minted' } })).body;
   const account = [

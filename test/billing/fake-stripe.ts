@@ -3,7 +3,7 @@ import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import Stripe from 'stripe';
-import type { Answer, House } from '../helper/server.ts';
+import type { Answer, TestServer } from '../helper/server.ts';
 
 export const KEY = 'sk_test_51CanaryOfTheSecretKey0123456789';
 export const WEBHOOK_SECRET = 'whsec_CanaryOfTheWebhookSecret0123456789';
@@ -278,7 +278,7 @@ export const signatureOf = (payload: string, secret: string, timestamp: number) 
 export type Delivery = { secret?: string; at?: number; body?: Buffer; headers?: Record<string, string> };
 
 /** Sends an event to the webhook as Stripe does, signed by the library's own helper. */
-export function deliver(house: House, event: object, delivery: Delivery = {}): Promise<Answer> {
+export function deliver(house: TestServer, event: object, delivery: Delivery = {}): Promise<Answer> {
   const payload = JSON.stringify(event, null, 2);
   const timestamp = delivery.at ?? Math.floor(house.clock.wall() / 1000);
   const signature = signatureOf(payload, delivery.secret ?? WEBHOOK_SECRET, timestamp);

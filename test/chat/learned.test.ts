@@ -4,22 +4,22 @@ import { readLearned } from '../../src/doctor/learned.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { describeLearned } from '../../src/router/check.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion } from '../helper/upstream.ts';
 
-async function boundOf(house: House): Promise<number> {
+async function boundOf(house: TestServer): Promise<number> {
   const [latest] = (await house.run('operation.list', {})).operations;
   return (latest as unknown as { price: { bound_prompt_tokens: number } }).price.bound_prompt_tokens;
 }
-const factorOf = async (house: House): Promise<number> =>
+const factorOf = async (house: TestServer): Promise<number> =>
   (await house.run('models.list', {})).data.find(({ id }) => id === 'chat')?.routes[0]?.bound_factor as number;
-const alarms = (house: House) =>
+const alarms = (house: TestServer) =>
   house.log.filter((line) => line.includes('"bound.learned"')).map((it) => JSON.parse(it));
 
 for (const stream of [false, true])
   test(`a count above its bound raises the bound of its route from then on, and over a restart (stream: ${stream})`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const gateway = await openGateway(house);
     const ask = () => gateway.chat({ stream });
     const counts = (prompt: number) => {
@@ -60,7 +60,7 @@ for (const stream of [false, true])
   });
 
 test('a prompt above the context length teaches the context length; other routes learn nothing', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const messages = [{ role: 'user', content: 'x'.repeat(100_000) }];
   house.upstream.handle = completion({ prompt_tokens: 90_000, completion_tokens: 1 });
@@ -82,7 +82,7 @@ test('a prompt above the context length teaches the context length; other routes
 });
 
 test('what was learned is under the seal, and starts anew when the settings are changed', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completion({ prompt_tokens: 1000, completion_tokens: 1 });
   await gateway.chat();
@@ -100,7 +100,7 @@ test('what was learned is under the seal, and starts anew when the settings are 
 });
 
 test('a server that counts nonsense does not make its model unusable for ever', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completion({ prompt_tokens: Number.MAX_SAFE_INTEGER - 10, completion_tokens: 1 });
   assert.equal((await gateway.chat()).status, 200);

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/money.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import {
   breakOff,
   completionStream,
@@ -18,7 +18,7 @@ import {
 } from '../helper/sse.ts';
 import { completion, failure, halfBody, reset } from '../helper/upstream.ts';
 
-const one = async (house: House) => (await house.run('operation.list', {})).operations[0];
+const one = async (house: TestServer) => (await house.run('operation.list', {})).operations[0];
 const error = (message = 'overloaded') => event({ error: { message, type: 'server_error', code: 503 } });
 /** A chunk with a count and with choices, as some servers write the last one. */
 const finishedAndCounted = (usage: unknown) =>
@@ -26,11 +26,11 @@ const finishedAndCounted = (usage: unknown) =>
 const USAGE = { prompt_tokens: 10, completion_tokens: 5 };
 
 /** What the chat of the default body costs by an estimate: the bound of its prompt, and so many tokens delivered. */
-async function estimateOf(house: House, tokens: number): Promise<string> {
+async function estimateOf(house: TestServer, tokens: number): Promise<string> {
   const bound = Number((await one(house))?.price.bound_prompt_tokens);
   return formatUsd(Nanos(BigInt(100_000 + bound * 1000 + tokens * 2000)));
 }
-const estimates = (house: House) => house.log.filter((line) => line.includes('"operation.estimated"')).length;
+const estimates = (house: TestServer) => house.log.filter((line) => line.includes('"operation.estimated"')).length;
 
 /** The end is missing, and no last count came before: what was delivered is charged, in tokens of at least a byte each. */
 const CUT: [how: string, steps: Step[], tokens: number][] = [
@@ -59,7 +59,7 @@ const CUT: [how: string, steps: Step[], tokens: number][] = [
 ];
 
 test('a stream without its end is charged what it delivered: its client hears of it, and so does its key', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [how, steps, tokens] of CUT)
     await t.test(`it ${how}`, async () => {
       const gateway = await openGateway(house);
@@ -96,7 +96,7 @@ test('a stream without its end is charged what it delivered: its client hears of
 });
 
 test('a count that follows an error is the charge of what was cut', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const steps of [
     [said('a'), error(), counted(), DONE],
     [said('a'), error(), counted()],
@@ -114,7 +114,7 @@ test('a count that follows an error is the charge of what was cut', async (t) =>
 
 test('an agent that reads slowly until the time is over pays for what it got, whatever the policy', async (t) => {
   for (const policy of ['charge', 'release']) {
-    const house = await openHouse(t, {
+    const house = await openTestServer(t, {
       change: (settings) => ({
         ...settings,
         router: {
@@ -155,7 +155,7 @@ const CHARGED: [how: string, steps: Step[]][] = [
   ['begins with a byte order mark', [`\ufeff${counted()}`, DONE]],
 ];
 test('what was counted last is the charge', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [how, steps] of CHARGED)
     await t.test(`it ${how}`, async () => {
       const gateway = await openGateway(house);
@@ -183,7 +183,7 @@ const NO_USAGE: [what: string, usage: unknown][] = [
   ['more reasoning than completion', { ...USAGE, completion_tokens_details: { reasoning_tokens: 6 } }],
 ];
 test('a whole stream without a usage is charged what it delivered', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [what, usage] of NO_USAGE)
     for (const end of [[FINISHED, DONE], [DONE], [FINISHED]])
       await t.test(`${what}, ${end.length} events at its end`, async () => {
@@ -215,7 +215,7 @@ const DELIVERED: [what: string, delta: object, bytes: number][] = [
   ['arguments of a function', { function_call: { name: 'f', arguments: '{}' } }, 2],
 ];
 test('content, reasoning and arguments of tools are what was delivered, streamed or not', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [what, delta, bytes] of DELIVERED)
     for (const stream of [true, false]) {
       const gateway = await openGateway(house);
@@ -228,7 +228,7 @@ test('content, reasoning and arguments of tools are what was delivered, streamed
 });
 
 test('a usage above its bound raises an alarm and never the bill beyond the hold', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [usage, charged] of [
     [{ prompt_tokens: 10, completion_tokens: 101 }, '0.000312'],
     [{ prompt_tokens: 2 ** 40, completion_tokens: 2 ** 52 }, undefined],
@@ -245,7 +245,7 @@ test('a usage above its bound raises an alarm and never the bill beyond the hold
 });
 
 test('a usage that can be read is not replaced by one that cannot', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const last of [{}, { prompt_tokens: '10' }, null]) {
     const gateway = await openGateway(house);
     house.upstream.handle = streaming(counted(), counted(last), DONE);
@@ -286,7 +286,7 @@ const REFUSED: [what: string, handler: ReturnType<typeof failure>, status: numbe
   ],
 ];
 test('a clear no before the first event is an ordinary refusal', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [what, handler, status, code] of REFUSED)
     await t.test(`it ${what}`, async () => {
       const gateway = await openGateway(house);
@@ -313,7 +313,7 @@ const LOST: [what: string, handler: ReturnType<typeof failure>][] = [
   ['is no JSON and no stream', failure(200, '<html>')],
 ];
 test('an unclear answer before the first event is an ordinary 503', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const [what, handler] of LOST)
     await t.test(`it ${what}`, async () => {
       const gateway = await openGateway(house);
@@ -331,7 +331,7 @@ for (const [what, body, charged] of [
   ['choices that are none', { choices: {} }, undefined],
 ] as const)
   test(`an upstream that answers a stream with ${what} in one piece is charged by what it says`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const gateway = await openGateway(house);
     house.upstream.handle = failure(200, body);
     const { text } = await gateway.streamed();
@@ -369,7 +369,7 @@ const LATE: [what: string, limits: object, steps: Step[], told: boolean][] = [
 test('a stream that takes longer than it may is uncertain until it has begun, and then charged what it delivered', async (t) => {
   await Promise.all(
     LATE.map(async ([what, limits, steps, told]) => {
-      const house = await openHouse(t, withLimits(limits));
+      const house = await openTestServer(t, withLimits(limits));
       const gateway = await openGateway(house);
       house.upstream.handle = streaming(...steps, FINISHED, counted(), DONE);
       const answer = await gateway.streamed();
@@ -384,7 +384,7 @@ test('a stream that takes longer than it may is uncertain until it has begun, an
 });
 
 test('a first byte in time is enough: the rest may take the whole time', async (t) => {
-  const house = await openHouse(t, withLimits({ first_byte_timeout_seconds: 1 }));
+  const house = await openTestServer(t, withLimits({ first_byte_timeout_seconds: 1 }));
   const gateway = await openGateway(house);
   house.upstream.handle = streaming(said('a'), ...Array(12).fill(slowly), FINISHED, counted(), DONE);
   assert((await gateway.streamed()).text.endsWith(DONE));
@@ -398,7 +398,7 @@ const leave = async (gateway: Gateway) => {
   stream.leave();
 };
 test('a stream that breaks when its client has long gone is charged for all that came', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const gone = Promise.withResolvers<void>();
   house.upstream.handle = streaming(said('a'), () => gone.promise, said('b'), breakOff);

@@ -3,7 +3,7 @@ import test from 'node:test';
 import { getHeapSpaceStatistics, setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { breakOff, completionStream, event, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure } from '../helper/upstream.ts';
 
@@ -42,7 +42,7 @@ const HANDLERS = [
 ];
 
 test('over a long run of streams, refusals, broken ones and clients that leave, memory stays where it is', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { wallet: { budget_cents: 100_000 } });
   house.upstream.handle = (call, response) => HANDLERS[Number(call.body.seed)]?.(call, response);
   let asked = 0;

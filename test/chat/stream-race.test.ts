@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test from 'node:test';
 import { randomFrom } from '../executable/random.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 
 const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
@@ -14,7 +14,7 @@ const pause = (milliseconds: number) => new Promise((resolve) => setTimeout(reso
 test(`${STREAM_COUNT} streams at once on one wallet, whose clients leave when they like: the books are exact (seed ${SEED})`, async (t) => {
   t.diagnostic(`seed ${SEED}`);
   const random = randomFrom(SEED);
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { wallet: { budget_cents: 5000 } });
   /** What the upstream has counted, in nano-dollars, by operation: it is the other side's own book. */
   const counts = new Map<string, bigint>();
@@ -55,7 +55,7 @@ test(`${STREAM_COUNT} streams at once on one wallet, whose clients leave when th
     assert.deepEqual([state, charge], ['settled', counts.get(id)], id);
   assert.equal(rows.length, STREAM_COUNT);
   assert.deepEqual(house.problems(), []);
-  assert.equal(house.app.running.count(), 0);
+  assert.equal(house.app.inFlight.count(), 0);
   assert.deepEqual(
     house.log.filter((line) => JSON.parse(line).level >= 40),
     [],
@@ -66,7 +66,7 @@ test(`${STREAM_COUNT} streams at once on one wallet, whose clients leave when th
 
 test(`streams that race for the last of a wallet never take more than there is (seed ${SEED})`, async (t) => {
   const random = randomFrom(SEED);
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
   let upstreamCounted = 0n;
   house.upstream.handle = async (call, response) => {
@@ -101,7 +101,7 @@ test(`streams that race for the last of a wallet never take more than there is (
 });
 
 test('a client that never reads is gone after a while, and its stream is metered to the end', async (t) => {
-  const house = await openHouse(t, { stallMilliseconds: 300 });
+  const house = await openTestServer(t, { stallMilliseconds: 300 });
   const gateway = await openGateway(house);
   let sent = 0;
   const piece = said('x'.repeat(500_000));
@@ -127,7 +127,7 @@ test('a client that never reads is gone after a while, and its stream is metered
 });
 
 test('while its client does not read, the upstream is not read either', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   let sent = 0;
   const piece = said('x'.repeat(100_000));

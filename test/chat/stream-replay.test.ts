@@ -3,20 +3,20 @@ import { randomBytes } from 'node:crypto';
 import test from 'node:test';
 import { createTranscript, readTranscript } from '../../src/router/transcript.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, FINISHED, forever, said, streaming } from '../helper/sse.ts';
 
 const KIBIBYTE = 1024;
 /** Text that cannot be packed to less than three quarters of it. */
 const noise = (bytes: number) => randomBytes(Math.ceil((bytes * 3) / 4)).toString('base64');
-const stored = (house: House) =>
+const stored = (house: TestServer) =>
   house.app.ledger.client.prepare('select count(*) as count, sum(length(body)) as bytes from answer').get() as {
     count: bigint;
     bytes: bigint | null;
   };
 
 test('a stream of several segments is replayed byte for byte, marked, and without another call', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const pieces = [
     ...Array.from({ length: 40 }, () => said(noise(20 * KIBIBYTE))), // Twelve segments of 64 KiB and a half.
@@ -40,7 +40,7 @@ test('a stream of several segments is replayed byte for byte, marked, and withou
 });
 
 test('with the usage asked for it is in the replay, and other options are another body', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completionStream();
   const body = { stream_options: { include_usage: true } };
@@ -51,7 +51,7 @@ test('with the usage asked for it is in the replay, and other options are anothe
 });
 
 test('only what can be asked for again is kept: a stream and an answer without a key are not', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completionStream();
   await gateway.streamed();
@@ -71,7 +71,7 @@ test('only what can be asked for again is kept: a stream and an answer without a
 });
 
 test('the key that is made up for a request answers nobody else who sends it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completionStream();
   const { headers } = await gateway.streamed();
@@ -81,7 +81,7 @@ test('the key that is made up for a request answers nobody else who sends it', a
 });
 
 test('while it streams, the same key waits and gets the whole of it; another body does not', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const end = Promise.withResolvers<void>();
   house.upstream.handle = streaming(said('a'), () => end.promise, said('b'), FINISHED, counted(), DONE);
@@ -99,7 +99,7 @@ test('while it streams, the same key waits and gets the whole of it; another bod
 });
 
 test('who joins a stream that breaks is told the same, as an ordinary refusal', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const end = Promise.withResolvers<void>();
   house.upstream.handle = streaming(
@@ -118,7 +118,7 @@ test('who joins a stream that breaks is told the same, as an ordinary refusal', 
 });
 
 test('a replay to a client that leaves, or does not read, harms nobody', async (t) => {
-  const house = await openHouse(t, { stallMilliseconds: 300 });
+  const house = await openTestServer(t, { stallMilliseconds: 300 });
   const gateway = await openGateway(house);
   const pieces = Array.from({ length: 100 }, () => said('x'.repeat(200_000)));
   house.upstream.handle = streaming(...pieces, counted(), DONE);
@@ -141,7 +141,7 @@ test('a replay to a client that leaves, or does not read, harms nobody', async (
 });
 
 test('a stream that is too long to be kept is streamed and charged, and says so when it is asked for again', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const pieces = Array.from({ length: 12 }, () => said(noise(1024 * KIBIBYTE)));
   house.upstream.handle = streaming(...pieces, counted(), DONE);
@@ -154,7 +154,7 @@ test('a stream that is too long to be kept is streamed and charged, and says so 
 });
 
 test('a stream that is joined when the server stops is answered to both', async (t) => {
-  const house = await openHouse(t, { settings: { drain_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
   const gateway = await openGateway(house);
   house.upstream.handle = streaming(said('a'), forever);
   const first = await gateway.stream({}, 'k');

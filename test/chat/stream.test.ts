@@ -2,14 +2,14 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, event, FINISHED, forever, said, streaming } from '../helper/sse.ts';
 import { completion, gate } from '../helper/upstream.ts';
 
-const operations = async (house: House) => (await house.run('operation.list', {})).operations;
+const operations = async (house: TestServer) => (await house.run('operation.list', {})).operations;
 
 test('a stream is passed on as it came, its usage chunk apart, and charged to the nano-dollar', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const chunks = [said('hel'), ': a comment\n\n', said('lo'), FINISHED];
   house.upstream.handle = streaming(...chunks, counted({ prompt_tokens: 11, completion_tokens: 7 }), DONE);
@@ -25,7 +25,7 @@ test('a stream is passed on as it came, its usage chunk apart, and charged to th
 });
 
 test('the upstream is always told to stream with its usage; whoever asked for the usage gets it, before the end', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completionStream();
   const asked = await gateway.streamed({ stream_options: { include_usage: true } });
@@ -41,7 +41,7 @@ test('the upstream is always told to stream with its usage; whoever asked for th
 });
 
 test('what is no stream option is refused, and without a stream there are none', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   for (const [body, code] of [
     [{ stream: true, stream_options: { include_usage: 'yes' } }, 'invalid_request'],
@@ -58,7 +58,7 @@ test('what is no stream option is refused, and without a stream there are none',
 });
 
 test('the hold stands before the upstream is asked, and no byte goes to the client before the first event', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const [silence, end] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
   house.upstream.handle = streaming(
@@ -89,7 +89,7 @@ test('the hold stands before the upstream is asked, and no byte goes to the clie
 });
 
 test('the end is told when the charge is on disk, and not before', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const end = Promise.withResolvers<void>();
   house.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
@@ -119,7 +119,7 @@ test('the end is told when the charge is on disk, and not before', async (t) => 
 });
 
 test('a client that goes away changes nothing: the upstream is read to its end, and the stream charged once', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const gone = Promise.withResolvers<void>();
   let isRead = false;
@@ -152,7 +152,7 @@ test('a client that goes away changes nothing: the upstream is read to its end, 
 });
 
 test('a client that leaves before the first event is charged as well, and nothing breaks', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const held = gate(completionStream());
   house.upstream.handle = held.handler;
@@ -176,7 +176,7 @@ test('a client that leaves before the first event is charged as well, and nothin
 });
 
 test('an upstream that answers a stream in one piece has its stream made here', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const calls = [{ id: 'call_1', type: 'function', function: { name: 'f', arguments: '{"a":1}' } }];
   const message = { role: 'assistant', content: null, tool_calls: calls };
@@ -217,7 +217,7 @@ test('an upstream that answers a stream in one piece has its stream made here', 
 });
 
 test('a server that stops tells the streams that still run, and charges what they delivered', async (t) => {
-  const house = await openHouse(t, { settings: { drain_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
   const gateway = await openGateway(house);
   house.upstream.handle = streaming(said('a'), forever);
   const stream = await gateway.stream({}, 'k');
@@ -233,7 +233,7 @@ test('a server that stops tells the streams that still run, and charges what the
 });
 
 test('a server that stops does not wait for a client that has stopped reading', async (t) => {
-  const house = await openHouse(t, { settings: { drain_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
   const gateway = await openGateway(house);
   const stuck = Promise.withResolvers<void>();
   house.upstream.handle = streaming(...Array.from({ length: 30 }, () => said('x'.repeat(1_000_000))), forever);
@@ -248,7 +248,7 @@ test('a server that stops does not wait for a client that has stopped reading', 
 });
 
 test('a server that stops before the first event has come answers with a refusal', async (t) => {
-  const house = await openHouse(t, { settings: { drain_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
   const gateway = await openGateway(house);
   house.upstream.handle = streaming(': thinking\n\n', forever);
   const asked = gateway.streamed({}, 'k');
@@ -260,7 +260,7 @@ test('a server that stops before the first event has come answers with a refusal
 });
 
 test('a charge that cannot be written is no end; the stream is settled when there is space again', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const gateway = await openGateway(house);
   const end = Promise.withResolvers<void>();
@@ -284,7 +284,7 @@ test('a charge that cannot be written is no end; the stream is settled when ther
 });
 
 test('a wallet that expires while it streams pays for its stream, and is closed afterwards', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { wallet: { expires_in_seconds: 60 } });
   const end = Promise.withResolvers<void>();
   house.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
@@ -302,7 +302,7 @@ test('a wallet that expires while it streams pays for its stream, and is closed 
 });
 
 test('a plain request beside it is not stored as a stream, and a stream not as a plain answer', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = (call, response) =>
     call.body.stream ? completionStream()(call, response) : completion()(call, response);
@@ -318,7 +318,7 @@ test('a plain request beside it is not stored as a stream, and a stream not as a
 });
 
 test('events after the end are not passed on, and a stream that goes on after it is let go', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = streaming(said('a'), counted(), DONE, event({ late: true }), forever);
   const { text } = await gateway.streamed();

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { writeFileSync } from 'node:fs';
 import net from 'node:net';
 import test from 'node:test';
-import { openHouse, UPSTREAM_KEY } from '../helper/server.ts';
+import { openTestServer, UPSTREAM_KEY } from '../helper/server.ts';
 import { completion, failure, halfBody, hang, reset } from '../helper/upstream.ts';
 
 type Handler = ReturnType<typeof completion>;
@@ -57,7 +57,7 @@ const REFUSED: [what: string, handler: Handler, status: number, code: string][] 
 
 for (const [what, handler, status, code] of REFUSED) {
   test(`an upstream that answers ${what} costs nothing and frees the key`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     house.upstream.handle = handler;
     const refused = await house.chat(token, {}, 'same');
@@ -97,7 +97,7 @@ const UNKNOWN: [what: string, handler: Handler][] = [
 
 for (const [what, handler] of UNKNOWN) {
   test(`an upstream that ${what} leaves the outcome uncertain, and is never asked again for it`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     house.upstream.handle = handler;
     const first = await house.chat(token, {}, 'same');
@@ -129,7 +129,7 @@ for (const [what, handler] of UNKNOWN) {
 }
 
 test('an upstream that does not answer in its time leaves the outcome uncertain', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await house.app[Symbol.asyncDispose]();
   const settings = {
@@ -160,7 +160,7 @@ test('an upstream that refuses the connection never heard of it: nothing is char
     max_output_tokens: 100,
     pricing: { request: '0.5' },
   };
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     settings: { router: { upstreams: [{ name: 'gone', base_url: `http://127.0.0.1:${port}/v1` }], models: [model] } },
   });
   const { token } = await house.openWallet();
@@ -183,7 +183,7 @@ const USAGES: [what: string, usage: unknown][] = [
 ];
 for (const [what, usage] of USAGES) {
   test(`an answer with ${what} is charged by the bound of its prompt and the bytes of its text`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { id, token } = await house.openWallet();
     const choices = [{ index: 0, message: { role: 'assistant', content: 'hello' } }];
     house.upstream.handle = usage === undefined ? failure(200, { choices }) : completion(usage);
@@ -219,7 +219,7 @@ const COUNTED: [usage: Record<string, unknown>, charge: (hold: bigint) => bigint
 ];
 for (const [usage, charge, alarms] of COUNTED)
   test(`${JSON.stringify(usage)} is charged by its price, at most the hold`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { id, token } = await house.openWallet();
     house.upstream.handle = completion(usage);
     const answer = await house.chat(token, { max_tokens: 100 });
@@ -232,7 +232,7 @@ for (const [usage, charge, alarms] of COUNTED)
   });
 
 test('a redirect and a refused key are told as faults of the configuration, without any secret', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const location = `https://user:hidden@models.example/v1?key=hidden&k=${UPSTREAM_KEY}`;
   for (const [handler, told, fault] of [
@@ -254,7 +254,7 @@ test('a redirect and a refused key are told as faults of the configuration, with
 });
 
 test('what goes upstream is the priced request, with the reserved limit written into it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ budget_cents: 10_000 });
   await house.chat(token, { max_tokens: 5_000, n: 3, temperature: 0.5, store: false, stream: false });
   const [call] = house.upstream.calls;

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
@@ -19,7 +19,7 @@ const TWO = { chip: 'test-chip', max_seconds: 600 };
 const THREE = { offer_id: 'small', disk_gb: 5, max_seconds: 600 };
 
 type Scene = {
-  house: House;
+  house: TestServer;
   sshd: Sshd;
   asked: string[];
   ids: Record<'mine' | 'long' | 'stopped' | 'theirs', string>;
@@ -39,7 +39,7 @@ async function openScene(t: TestContext): Promise<Scene | undefined> {
     provider_two: { backend: 'ssh', hosts: [{ ...sshd.host, price_hourly_usd: '0.36' }] },
     provider_three: { ...container, offers: [offer], limits: { max_seconds: 3600 } },
   };
-  const house = await openHouse(t, { settings: { compute } });
+  const house = await openTestServer(t, { settings: { compute } });
   await house.app.reaper.stop();
   const rich = { budget_cents: 1000, expires_in_seconds: 7200 };
   const [{ token }, other] = [await house.openWallet(rich), await house.openWallet(rich)];

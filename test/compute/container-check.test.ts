@@ -8,7 +8,7 @@ import test, { after } from 'node:test';
 import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 
@@ -64,7 +64,7 @@ test('Docker: doctor says what check finds, and tries a lease', async (t) => {
   if (!engine) return;
   const offers = [{ id: 'small', cpus: 0.1, memory_gib: 0.05, max_disk_gb: 1, price_hourly_usd: '0.01' }];
   const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
-  const house = await openHouse(t, { settings: { compute: { provider_three } } });
+  const house = await openTestServer(t, { settings: { compute: { provider_three } } });
   const { config, secrets } = readConfig({ data: house.directory }, {});
   const found = new Map((await examine(config, secrets)).map((it) => [it.name, it]));
   const detail = (name: string) => {

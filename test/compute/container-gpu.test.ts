@@ -4,7 +4,7 @@ import test, { after, type TestContext } from 'node:test';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
 import { countGpus } from '../../src/compute/backends/container/gpus.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { until } from './conformance.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { type FakeGpus, openFakeGpus } from './engines/fake-gpus.ts';
@@ -161,7 +161,7 @@ async function openGpuHouse(t: TestContext, engine: Engine, devices: string[]) {
     limits: { cpus: 2, memory_gib: 1, gpus: 2, max_seconds: 3600 },
     gpu_devices: { h100: devices },
   };
-  const house = await openHouse(t, { settings: { compute: { provider_one } } });
+  const house = await openTestServer(t, { settings: { compute: { provider_one } } });
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const lease = (key: string = randomUUID()) =>

@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { until } from './conformance.ts';
 import { type Engine, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
@@ -126,7 +126,7 @@ async function openPullHouse(t: TestContext) {
     limits: { cpus: 1, memory_gib: 1, max_seconds: 3600 },
     provision_seconds: 300,
   };
-  const house = await openHouse(t, { settings: { compute: { provider_one } } });
+  const house = await openTestServer(t, { settings: { compute: { provider_one } } });
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const spec = { cpus: 0.1, memory_gib: 0.05, max_seconds: 600 };

@@ -2,15 +2,15 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 
 let engine: Engine | undefined;
 after(() => engine?.stop());
 
-type RoomHouse = House & {
+type RoomHouse = TestServer & {
   token: string;
-  lease(provider: string, spec: object): ReturnType<House['ask']>;
+  lease(provider: string, spec: object): ReturnType<TestServer['ask']>;
   /** Offers by their id, or the provider's name where they have none. */
   available(): Promise<Record<string, boolean>>;
   machines(): Promise<number>;
@@ -24,7 +24,7 @@ async function openRoomHouse(t: TestContext, compute: Record<string, object>): P
     slot,
     { backend: 'container', socket, image: IMAGE, ...it },
   ]);
-  const house = await openHouse(t, { settings: { compute: Object.fromEntries(slots) } });
+  const house = await openTestServer(t, { settings: { compute: Object.fromEntries(slots) } });
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   return Object.assign(house, {

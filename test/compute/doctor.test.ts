@@ -6,10 +6,10 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { stringify } from 'yaml';
 import { type Backend, type Machine, type Quote, tagPrefix } from '../../src/compute/backend.ts';
-import { tryMachine } from '../../src/compute/self-test.ts';
+import { selfTest } from '../../src/compute/self-test.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { type Check, examine } from '../../src/doctor/doctor.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 
@@ -27,14 +27,14 @@ async function findingsOf(directory: string): Promise<Map<string, Check>> {
   return new Map(checks.filter((it) => it.name.startsWith('provider_')).map((it) => [it.name, it]));
 }
 
-const lease = (house: House, token: string) =>
+const lease = (house: TestServer, token: string) =>
   house.ask('POST', '/v1/compute/create', {
     token,
     key: randomUUID(),
     body: { provider: 'provider_two', spec: { chip: 'test-chip', max_seconds: 600 } },
   });
 
-const rewrite = (house: House, compute: object) => {
+const rewrite = (house: TestServer, compute: object) => {
   const file = join(house.directory, 'purser.yaml');
   writeFileSync(file, `${readFileSync(file, 'utf8').replace(/^compute:\n(?: .*\n)*/m, '')}${stringify({ compute })}`);
 };
@@ -47,7 +47,7 @@ async function pool(t: TestContext, count: number): Promise<Sshd[] | undefined> 
 test('beside a running server doctor makes, finds, uses and destroys one machine, and leaves a leased host alone', async (t) => {
   const hosts = await pool(t, 2);
   if (!hosts) return;
-  const house = await openHouse(t, { settings: { compute: poolOf(hosts) } });
+  const house = await openTestServer(t, { settings: { compute: poolOf(hosts) } });
   const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const { id, provider_id: ref } = (await lease(house, token)).body;
   const [taken, free] = ref.startsWith(`127.0.0.1:${hosts[0]?.host.port}/`) ? hosts : [...hosts].reverse();
@@ -95,7 +95,7 @@ test('what is wrong with a host of the pool is said, with what to do about it', 
   const hosts = await pool(t, 3);
   if (!hosts) return;
   const [one, two, three] = hosts as [Sshd, Sshd, Sshd];
-  const house = await openHouse(t, { settings: { compute: poolOf(hosts) } });
+  const house = await openTestServer(t, { settings: { compute: poolOf(hosts) } });
   const name = ({ host }: Sshd) => `provider_two ssh: host ${host.address}:${host.port}`;
   const hear = async (compute: object, of: Sshd, what: RegExp) => {
     rewrite(house, compute);
@@ -152,7 +152,7 @@ test('where a machine costs money none is made', async (t) => {
   if (!vast) return;
   vast.offer();
   const compute = { provider_three: { backend: 'vast', api_key: VAST_KEY, base_url: vast.url } };
-  const house = await openHouse(t, { settings: { compute } });
+  const house = await openTestServer(t, { settings: { compute } });
   const found = await findingsOf(house.directory);
   assert.deepEqual(
     [...found.values()].map((it) => [it.name, it.ok]),
@@ -165,7 +165,7 @@ test('where a machine costs money none is made', async (t) => {
 test('a backend that cannot be opened is one fault, and hides no other slot', async (t) => {
   const [host] = (await pool(t, 1)) ?? [];
   if (!host) return;
-  const house = await openHouse(t, { settings: { compute: poolOf([host]) } });
+  const house = await openTestServer(t, { settings: { compute: poolOf([host]) } });
   rewrite(house, {
     ...poolOf([host]),
     provider_three: { backend: 'vast', api_key: VAST_KEY, base_url: 'http://127.0.0.1:9' },
@@ -179,7 +179,7 @@ test('a backend that cannot be opened is one fault, and hides no other slot', as
 test('a trial whose doctor died half-way is an orphan, and the server takes it away after the grace', async (t) => {
   const [host] = (await pool(t, 1)) ?? [];
   if (!host) return;
-  const house = await openHouse(t, { settings: { compute: poolOf([host]) } });
+  const house = await openTestServer(t, { settings: { compute: poolOf([host]) } });
   await house.app.reaper.stop();
   const [configured] = house.app.slots.list;
   assert.ok(configured);
@@ -193,7 +193,7 @@ test('a trial whose doctor died half-way is an orphan, and the server takes it a
     },
   };
   const now = () => Math.floor(Date.now() / 1000);
-  const trial = tryMachine({ ...configured, backend }, house.app.installationId, now);
+  const trial = selfTest({ ...configured, backend }, house.app.installationId, now);
   await died.promise;
   assert.equal((await house.app.reaper.runOnce()).orphans, 0, 'a trial that is under way is spared');
   assert.ok(existsSync(join(host.pool, 'tenant')));
@@ -262,7 +262,7 @@ function scripted(
   } as unknown as Backend;
   return { backend, provisionSeconds: 1, calls };
 }
-const tryIt = (it: ReturnType<typeof scripted>) => tryMachine(it, 'inst_x', () => 1_800_000_000);
+const tryIt = (it: ReturnType<typeof scripted>) => selfTest(it, 'inst_x', () => 1_800_000_000);
 
 test('the trial takes the cheapest offer that is free, for a short time', async () => {
   const it = scripted({});

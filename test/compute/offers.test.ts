@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 
 /** No engine is there: what these backends answer is in the test's hand. */
 const container = { backend: 'container', socket: 'unix:///nowhere.sock', image: 'none' };
@@ -18,7 +18,7 @@ const compute = {
 };
 
 test('a slot whose backend cannot tell is left out of the offers, and the log and a counter say why', async (t) => {
-  const house = await openHouse(t, { settings: { compute } });
+  const house = await openTestServer(t, { settings: { compute } });
   const { token } = await house.openWallet();
   const list = () => house.ask('GET', '/v1/compute/offers', { token });
   const slots = async () => (await list()).body.offers.map((it: { provider: string }) => it.provider);
@@ -42,7 +42,7 @@ test('a slot whose backend cannot tell is left out of the offers, and the log an
 });
 
 test('an installation without any slot offers nothing, and that is no failure', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const { status, body } = await house.ask('GET', '/v1/compute/offers', { token });
   assert.deepEqual([status, body.offers], [200, []]);

@@ -7,7 +7,7 @@ import * as v from 'valibot';
 import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { parseJobs } from '../../src/compute/backends/slurm/job.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
-import { tryMachine } from '../../src/compute/self-test.ts';
+import { selfTest } from '../../src/compute/self-test.ts';
 import { Compute } from '../../src/config/compute.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
@@ -510,7 +510,7 @@ test('a cluster that is fit is found so, with what only weakens the wall between
   assert.match(detail('accounting'), /^accounting_storage\/none/);
   assert.equal(await it.cluster.slurm('squeue', '-h'), '', 'a check submits nothing');
 
-  const tried = await tryMachine({ backend: it.backend, provisionSeconds: 900 }, installation, now);
+  const tried = await selfTest({ backend: it.backend, provisionSeconds: 900 }, installation, now);
   assert.equal(tried.ok, true, tried.detail);
   assert.match(tried.detail, /was found by its tag and ran a command; it was destroyed and is gone$/);
 });

@@ -9,7 +9,7 @@ import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
 import { Compute } from '../../src/config/compute.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 
@@ -379,7 +379,7 @@ test('a lease of provider_two through the door: made, used, extended, stopped, a
   const sshd = await openSshd(t);
   if (!sshd) return;
   const { price_hourly_usd: _, ...host } = sshd.host;
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     settings: {
       close_wait_seconds: 20,
       compute: { provider_two: { backend: 'ssh', hosts: [{ ...host, price_hourly_usd: '0.36' }] } },

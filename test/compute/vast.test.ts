@@ -10,7 +10,7 @@ import type { Spacing } from '../../src/compute/backends/vast/api.ts';
 import { openVastBackend } from '../../src/compute/backends/vast/vast.ts';
 import type { VastSettings } from '../../src/config/compute.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type FakeVast, openFakeVast, VAST_KEY } from './engines/fake-vast.ts';
 
@@ -512,10 +512,10 @@ test('a check says what the account can do, and buys nothing', async (t) => {
 
 // Through the whole house.
 
-type VastHouse = House & {
+type VastHouse = TestServer & {
   vast: FakeVast;
   offer: number;
-  lease(token: string, key?: string, spec?: object): ReturnType<House['ask']>;
+  lease(token: string, key?: string, spec?: object): ReturnType<TestServer['ask']>;
 };
 const LONG = { budget_cents: 500, expires_in_seconds: 7200 };
 
@@ -525,7 +525,7 @@ async function openVastHouse(t: TestContext): Promise<VastHouse | undefined> {
   // biome-ignore lint/suspicious/noTemplateCurlyInString: the configuration reads it from the environment.
   const api_key = '${VAST_API_KEY}';
   const provider_three = { backend: 'vast', api_key, base_url: vast.url, image: 'busybox' };
-  const house = await openHouse(t, { settings: { compute: { provider_three } }, env: { VAST_API_KEY: VAST_KEY } });
+  const house = await openTestServer(t, { settings: { compute: { provider_three } }, env: { VAST_API_KEY: VAST_KEY } });
   await house.app.reaper.stop(); // Passes run when a test says so: none looks for a machine between two of its lines.
   const offer = vast.offer();
   // The configured backend keeps to Vast's spacing: here it is asked more quickly.

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { suite, type TestContext, test } from 'node:test';
-import { createRoom, type RoomEvents } from '../../src/db/disk-reserve.ts';
+import { createDiskReserve, type DiskReserveEvents } from '../../src/db/disk-reserve.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
 
 const MIB = 1024 * 1024;
@@ -17,7 +17,7 @@ function openRoom(t: TestContext, inFlight = () => 0, mebibytes = 32) {
     said.push(event);
     for (const look of [...waiting]) look();
   };
-  const events: RoomEvents = {
+  const events: DiskReserveEvents = {
     diskLow: () => say('low'),
     diskEnough: () => say('enough'),
     reserveMade: () => say('made'),
@@ -26,7 +26,7 @@ function openRoom(t: TestContext, inFlight = () => 0, mebibytes = 32) {
   };
   const file = join(disk.directory, 'reserve');
   const open = () => {
-    const room = createRoom(file, inFlight, events);
+    const room = createDiskReserve(file, inFlight, events);
     t.after(() => room.stop());
     return room;
   };
@@ -59,7 +59,7 @@ suite('room on a small disk', { concurrency: true }, () => {
     const before = statSync(it.file).ino;
     const again = it.open();
     again.start();
-    assert.equal(again.lack(), undefined);
+    assert.equal(again.shortage(), undefined);
     await again.stop();
     assert.equal(statSync(it.file).ino, before);
   });
@@ -73,13 +73,13 @@ suite('room on a small disk', { concurrency: true }, () => {
     await it.told('made');
     it.disk.fill(MIB);
     await later();
-    assert.equal(room.lack(), undefined);
+    assert.equal(room.shortage(), undefined);
     inFlight = 1;
     await later();
-    assert.match(room.lack() ?? '', /^the disk has 1.0 MiB free and needs 1.1 for what is under way$/);
+    assert.match(room.shortage() ?? '', /^the disk has 1.0 MiB free and needs 1.1 for what is under way$/);
     inFlight = 0;
     await later();
-    assert.equal(room.lack(), undefined);
+    assert.equal(room.shortage(), undefined);
     assert.deepEqual(it.said, ['made', 'low', 'enough']);
   });
 
@@ -88,7 +88,7 @@ suite('room on a small disk', { concurrency: true }, () => {
     if (!it) return;
     const room = it.open(); // Not started: nothing makes the reserve.
     it.disk.fill(3 * MIB);
-    assert.match(room.lack() ?? '', /has 3.0 MiB free and needs 5.0/);
+    assert.match(room.shortage() ?? '', /has 3.0 MiB free and needs 5.0/);
   });
 
   test('the reserve is given once, at once, and made again when there is room', async (t) => {
@@ -102,10 +102,10 @@ suite('room on a small disk', { concurrency: true }, () => {
     assert.equal(room.release(), true);
     assert.equal(it.disk.freeBytes(), 4 * MIB);
     assert.equal(room.release(), false, 'there is no more');
-    assert(room.lack());
+    assert(room.shortage());
     it.disk.free();
     await it.told('made', 2);
-    assert.equal(room.lack(), undefined);
+    assert.equal(room.shortage(), undefined);
     assert.equal(it.blocks(), 4 * MIB);
   });
 
@@ -132,7 +132,7 @@ suite('room on a small disk', { concurrency: true }, () => {
     await it.told('made');
     await room.stop();
     it.disk.fill();
-    assert(it.open().lack());
+    assert(it.open().shortage());
     assert.equal(it.disk.freeBytes(), 4 * MIB);
   });
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import type { Answer, Asked, House } from './server.ts';
+import type { Answer, Asked, TestServer } from './server.ts';
 import { openStream, type Stream } from './sse.ts';
 
 /** Longer than anything here takes on a busy machine. */
@@ -23,7 +23,7 @@ export type Gateway = {
 };
 
 export async function openGateway(
-  house: House,
+  house: TestServer,
   { options = {}, wallet = {} }: { options?: object; wallet?: Record<string, unknown> } = {},
 ): Promise<Gateway> {
   const { id: walletId, token } = await house.openWallet(wallet);
@@ -46,6 +46,6 @@ export async function openGateway(
     stream: (body = {}, idempotencyKey) =>
       openStream(house.url, key, body, idempotencyKey === undefined ? {} : { key: idempotencyKey }),
     ask: (method, path, asked = {}) => house.ask(method, `/v1/router${path}`, { token: key, ...asked }),
-    quiet: () => house.app.running.quiet(walletId, QUIET_SECONDS),
+    quiet: () => house.app.inFlight.whenWalletIdle(walletId, QUIET_SECONDS),
   };
 }

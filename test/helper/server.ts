@@ -61,7 +61,7 @@ export const MODELS = [
 ];
 export const UPSTREAM_KEY = 'sk-upstream-canary-0123456789';
 
-export type HouseOptions = {
+export type TestServerOptions = {
   /** Credit of the default account, in cents (default 100000). */
   creditCents?: number;
   /** Settings of purser.yaml, laid over the defaults of a test house. */
@@ -92,7 +92,7 @@ export type Asked = {
 };
 
 /** The real server on a real file and a free port, with the clock and the upstream in the test's hand. */
-export type House = {
+export type TestServer = {
   directory: string;
   url: string;
   clock: HandClock;
@@ -125,7 +125,10 @@ export type House = {
   close(): Promise<void>;
 };
 
-export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOptions = {}): Promise<House> {
+export async function openTestServer(
+  t: Pick<TestContext, 'after'>,
+  options: TestServerOptions = {},
+): Promise<TestServer> {
   let directory = mkdtempSync(join(tmpdir(), 'purser-test-'));
   const upstream = await openUpstream(t);
   const clock = options.time ?? handClock();
@@ -168,7 +171,7 @@ export async function openHouse(t: Pick<TestContext, 'after'>, options: HouseOpt
     });
   }
 
-  const house: House = {
+  const house: TestServer = {
     directory,
     clock,
     upstream,

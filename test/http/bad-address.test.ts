@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { INTERFACE, WITH_BODY } from './interface.ts';
 import { sendRaw } from './raw.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
@@ -23,7 +23,7 @@ const ODD_TEXTS = [
 
 for (const { method, path, auth } of INTERFACE.filter((line) => line.path.includes('{id}')))
   test(`${method} ${path} is a 404 for every id that is not the caller's, however it is written`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const token = auth === 'Session' ? house.operatorKey : house.accountKey;
     await assertNothingMoves(house, async () => {
       for (const id of ODD_IDS)
@@ -33,7 +33,7 @@ for (const { method, path, auth } of INTERFACE.filter((line) => line.path.includ
 
 for (const { path, key, body } of WITH_BODY.filter((line) => 'id' in line.body))
   test(`POST ${path} is a 404 for every id that is not the wallet's, however it is written`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     await assertNothingMoves(house, async () => {
       for (const id of ODD_TEXTS) {
@@ -44,7 +44,7 @@ for (const { path, key, body } of WITH_BODY.filter((line) => 'id' in line.body))
   });
 
 test('GET /v1/resources refuses a filter or a cursor of more than 200 characters', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
   await assertNothingMoves(house, async () => {
     for (const name of ['wallet_id', 'before']) {
@@ -59,7 +59,7 @@ test('GET /v1/resources refuses a filter or a cursor of more than 200 characters
 });
 
 test('GET /v1/resources knows no foreign wallet and no cursor that it never gave', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
   await assertNothingMoves(house, async () => {
     for (const odd of [
@@ -83,7 +83,7 @@ for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
   const tokenOf = { Account: 'accountKey', Session: 'operatorKey' } as const;
 
   test(`POST ${path} demands an Idempotency-Key of 1 to 128 printable ASCII characters`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const token = auth === 'Wallet' ? (await house.openWallet()).token : house[tokenOf[auth]];
     const post = (key: string | undefined) => {
       const keyed = key === undefined ? {} : { 'idempotency-key': key };
@@ -110,7 +110,7 @@ for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
   });
 
   test(`POST ${path} takes an Idempotency-Key of 1 and of 128 characters, and every printable one`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const token = auth === 'Wallet' ? (await house.openWallet()).token : house[tokenOf[auth]];
     const printable = String.fromCharCode(...Array.from({ length: 95 }, (_, i) => 0x20 + i)).trim();
     for (const key of ['a', '0', 'k'.repeat(128), printable, '"', '../..', '%00', "'; drop table wallet; --"]) {
@@ -123,7 +123,7 @@ for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
 }
 
 test('a path that does not exist is a 404, and a method that a path does not have a 405 with Allow', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const token = house.accountKey;
   await assertNothingMoves(house, async () => {
     for (const path of [
@@ -156,7 +156,7 @@ test('a path that does not exist is a 404, and a method that a path does not hav
 });
 
 test('a request that cannot be read as HTTP gets an error of the documented shape too', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const token = house.accountKey;
   await assertNothingMoves(house, async () => {
     for (const [method, path, headers] of [

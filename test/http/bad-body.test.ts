@@ -2,13 +2,13 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import { connect } from 'node:net';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { bodyBytesMax, type Line, WITH_BODY } from './interface.ts';
 import { type RawAsked, sendRaw } from './raw.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
 /** Posts to one endpoint, with a fitting token and a fresh key, exactly what it is told. */
-async function poster(house: House, line: Line) {
+async function poster(house: TestServer, line: Line) {
   const tokens = { Account: house.accountKey, Session: house.operatorKey, Wallet: (await house.openWallet()).token };
   return ({ headers, ...asked }: RawAsked) =>
     sendRaw(house, 'POST', line.path, {
@@ -29,7 +29,7 @@ for (const line of WITH_BODY) {
   const title = `POST ${path}`;
 
   test(`${title} refuses bytes that are no JSON text in UTF-8`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const post = await poster(house, line);
     const inside = json.slice(1, -1);
     const bodies: [what: string, body: Buffer | string][] = [
@@ -54,7 +54,7 @@ for (const line of WITH_BODY) {
   });
 
   test(`${title} refuses lists and objects nested without end`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const post = await poster(house, line);
     await assertNothingMoves(house, async () => {
       for (const [open, close] of [
@@ -76,7 +76,7 @@ for (const line of WITH_BODY) {
   });
 
   test(`${title} refuses a body that is not said to be plain, uncompressed JSON`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const post = await poster(house, line);
     const types = [
       'text/plain',
@@ -104,7 +104,7 @@ for (const line of WITH_BODY) {
   });
 
   test(`${title} refuses more than ${most} bytes, announced or not, before they have come to their end`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const post = await poster(house, line);
     await assertNothingMoves(house, async () => {
       const announced = { 'content-length': String(most + 1) };
@@ -129,7 +129,7 @@ for (const line of WITH_BODY) {
   });
 
   test(`${title} reads a body of exactly ${most} bytes, announced or in chunks`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const post = await poster(house, line);
     const bytes = Buffer.from(`${'{"a":"'.padEnd(most - 1, 'a')}"`); // one character short of JSON
     assert.equal(bytes.length, most);
@@ -141,7 +141,7 @@ for (const line of WITH_BODY) {
 }
 
 test('a body is JSON whatever the case of its content type, and with a parameter', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const type of [
     'application/json',
     'Application/JSON',
@@ -161,7 +161,7 @@ test('a body is JSON whatever the case of its content type, and with a parameter
 });
 
 test('a body without a content type is refused', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await assertNothingMoves(house, async () => {
     const headers = { 'idempotency-key': 'a', 'content-length': '31' };
     const body = '{"name":"a","budget_cents":100}';
@@ -171,7 +171,7 @@ test('a body without a content type is refused', async (t) => {
 });
 
 test('a request that takes no body is answered whatever is sent along', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const body of ['{}', 'not JSON', ' '.repeat(100_000)]) {
     const { token } = await house.openWallet();
     const answer = await sendRaw(house, 'POST', '/v1/run/close', {
@@ -184,7 +184,7 @@ test('a request that takes no body is answered whatever is sent along', async (t
 });
 
 test('8 MiB can be uploaded, and not a byte more, though its JSON would be allowed to be longer', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const upload = (bytes: number) => {
     const body = { id: 'res_none', path: '/a', content_base64: Buffer.alloc(bytes, 1).toString('base64') };
@@ -203,7 +203,7 @@ test('8 MiB can be uploaded, and not a byte more, though its JSON would be allow
 });
 
 test('a client that goes away in the middle of its body is refused, and is no error of ours', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const heard = Promise.withResolvers<string>();
   t.mock.method(house.app.events, 'refused', heard.resolve);

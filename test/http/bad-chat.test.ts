@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
 const HI = '[{"role":"user","content":"hi"}]';
@@ -15,7 +15,7 @@ function chatWith(members: Record<string, string>): string {
 
 /** Asserts that every one of these is refused with `code`, and that no upstream and no book ever hears of it. */
 async function assertAllRefused(t: test.TestContext, code: string, chats: string[], names?: RegExp): Promise<void> {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await assertNothingMoves(house, async () => {
     for (const [i, body] of chats.entries()) {
@@ -91,7 +91,7 @@ test('a chat with a parameter that is not priced is refused and names it, inheri
     toString: '1',
   };
   Object.defineProperty(unpriced, '__proto__', { value: '{}', enumerable: true });
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await assertNothingMoves(house, async () => {
     for (const [name, json] of Object.entries(unpriced)) {
@@ -128,7 +128,7 @@ test('a chat whose tools are no list is refused', async (t) => {
 });
 
 test('a chat with a model that is not offered is a 404, whatever the name looks like', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const names = [
     'none',
@@ -149,7 +149,7 @@ test('a chat with a model that is not offered is a 404, whatever the name looks 
 });
 
 test('the values of a parameter that change nothing are allowed', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const plain = { stream: false, store: false, service_tier: 'default', modalities: ['text'], n: 1 };
   const answer = await house.chat(token, { model: 'free', ...plain });

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { type Line, WITH_BODY } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
@@ -183,7 +183,7 @@ function bodyWith(body: Record<string, unknown>, field: string, json: string | u
   return `{${members.join(',')}}`;
 }
 
-async function tokensOf(house: House): Promise<Record<Line['auth'], string>> {
+async function tokensOf(house: TestServer): Promise<Record<Line['auth'], string>> {
   return { Account: house.accountKey, Session: house.operatorKey, Wallet: (await house.openWallet()).token };
 }
 
@@ -196,7 +196,7 @@ for (const { path, body = lineOf(path).body, required, wrong } of SUBJECTS) {
   const title = `POST ${path}${'provider' in body ? ` (${body.provider})` : ''}`;
 
   test(`${title} refuses every wrong value of every field, names the field, and moves nothing`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const token = (await tokensOf(house))[line.auth];
     const post = (text: string) =>
       house.ask('POST', path, { token, key: line.key ? randomUUID() : undefined, body: text });
@@ -255,12 +255,12 @@ Object.defineProperty(OTHERS, '__proto__', { value: '{}', enumerable: true });
 
 for (const { path, auth, key, body } of WITH_BODY) {
   if (path === '/v1/chat/completions') continue;
-  const ask = (house: House, token: string, other: string, json: string) =>
+  const ask = (house: TestServer, token: string, other: string, json: string) =>
     house.ask('POST', path, { token, key: key ? randomUUID() : undefined, body: bodyWith(body, other, json) });
 
   if (FORBIDS_OTHERS.includes(path))
     test(`POST ${path} refuses properties that the interface does not know, inherited names among them`, async (t) => {
-      const house = await openHouse(t);
+      const house = await openTestServer(t);
       const token = (await tokensOf(house))[auth];
       await assertNothingMoves(house, async () => {
         for (const [other, json] of Object.entries(OTHERS)) {
@@ -272,7 +272,7 @@ for (const { path, auth, key, body } of WITH_BODY) {
     });
   else
     test(`POST ${path} ignores properties that the interface does not know`, async (t) => {
-      const house = await openHouse(t);
+      const house = await openTestServer(t);
       const token = (await tokensOf(house))[auth];
       const { status, body: answered } = await house.ask('POST', path, {
         token,
@@ -288,7 +288,7 @@ for (const { path, auth, key, body } of WITH_BODY) {
 }
 
 test('the limits of the interface themselves are allowed', async (t) => {
-  const house = await openHouse(t, { creditCents: 10_000_000 });
+  const house = await openTestServer(t, { creditCents: 10_000_000 });
   const wallet = (json: string) =>
     house.ask('POST', '/v1/wallets', { token: house.accountKey, key: randomUUID(), body: json });
   for (const json of [
@@ -309,7 +309,7 @@ test('the limits of the interface themselves are allowed', async (t) => {
 });
 
 test('of duplicate members the last one wins', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const wallet = (json: string) =>
     house.ask('POST', '/v1/wallets', { token: house.accountKey, key: randomUUID(), body: json });
   assertRefused(await wallet('{"name":"a","budget_cents":100,"budget_cents":"x"}'), 400, 'invalid_request');
@@ -319,7 +319,7 @@ test('of duplicate members the last one wins', async (t) => {
 });
 
 test('a wallet lives a day unless it is told otherwise, and one of 0 seconds never expires', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id } = await house.openWallet({ expires_in_seconds: undefined });
   const day = await house.run('wallet.show', { id });
   assert.equal((day.expires_at as number) - day.created_at, 86_400);

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { createAtOnce } from '../../src/http/concurrency.ts';
+import { createConcurrency } from '../../src/http/concurrency.ts';
 import { Refusal } from '../../src/refusal.ts';
 
 const refused = (enter: () => unknown, message: RegExp) =>
@@ -11,7 +11,7 @@ const refused = (enter: () => unknown, message: RegExp) =>
   );
 
 test('16 commands and uploads run at once on a resource, 64 on the resources of a wallet', () => {
-  const atOnce = createAtOnce();
+  const atOnce = createConcurrency();
   const ends = Array.from({ length: 16 }, () => atOnce.enter('res_1', 'wal_1'));
   refused(() => atOnce.enter('res_1', 'wal_1'), /^At most 16 .* on this resource/);
   for (const id of ['res_2', 'res_3', 'res_4']) for (let i = 0; i < 16; i++) atOnce.enter(id, 'wal_1');

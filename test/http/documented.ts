@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import * as v from 'valibot';
 import type { Endpoint } from '../../src/http/endpoint.ts';
 import { ROUTES } from '../../src/http/routes.ts';
-import type { Answer, House } from '../helper/server.ts';
+import type { Answer, TestServer } from '../helper/server.ts';
 
 export type Operation = {
   security: Record<string, unknown>[];
@@ -31,7 +31,7 @@ export type Document = {
 const ENDPOINTS = new Map(ROUTES.map(([method, path, it]) => [`${method} ${path.replace(/:(\w+)/g, '{$1}')}`, it]));
 export const endpointOf = (line: string): Endpoint => ENDPOINTS.get(line) as Endpoint;
 
-export async function documentOf(house: House): Promise<Document> {
+export async function documentOf(house: TestServer): Promise<Document> {
   const answer = await house.ask('GET', '/v1/openapi.json');
   assert.equal(answer.status, 200);
   assert.equal(answer.headers['content-type'], 'application/json');
@@ -66,7 +66,7 @@ function assertDocumented(document: Document, line: string, answer: Answer): voi
 }
 
 /** Holds every answer of a house to its own API document from here on. Answers the lines and codes that were seen. */
-export function holdToDocument(house: House): Set<string> {
+export function holdToDocument(house: TestServer): Set<string> {
   const seen = new Set<string>();
   const { ask } = house;
   let document: Document | undefined;

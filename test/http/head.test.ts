@@ -5,7 +5,7 @@ import { type AddressInfo, connect, createServer } from 'node:net';
 import { hostname } from 'node:os';
 import test from 'node:test';
 import { isOwnHost } from '../../src/http/head.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, '127.0.0.1');
@@ -16,7 +16,7 @@ async function freePort(): Promise<number> {
 }
 
 /** What the server says to these lines, and to nothing more. */
-async function say(house: House, ...lines: string[]): Promise<string> {
+async function say(house: TestServer, ...lines: string[]): Promise<string> {
   const { host, port } = house.app.address;
   const socket = connect(port, host);
   socket.write(`${[...lines, 'connection: close'].join('\r\n')}\r\n\r\n`);
@@ -34,7 +34,7 @@ function assertRefused(text: string, status: number, code: string) {
 }
 
 test('a path that means another one is 404, however it is written', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const get = (path: string) => say(house, `GET ${path} HTTP/1.1`, 'host: a', `authorization: Bearer ${token}`);
   for (const path of [
@@ -53,7 +53,7 @@ test('a path that means another one is 404, however it is written', async (t) =>
 });
 
 test('no Host, two of them, and an expectation that nobody knows are refused like everything else', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const get = (...lines: string[]) => say(house, 'GET /v1/budget HTTP/1.1', `authorization: Bearer ${token}`, ...lines);
   assertRefused(await get(), 400, 'invalid_request');
@@ -64,7 +64,7 @@ test('no Host, two of them, and an expectation that nobody knows are refused lik
 });
 
 test('no answer may be stored by a cache', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   for (const [method, path, auth, body] of [
     ['GET', `/v1/wallets/${id}/token`, house.accountKey, undefined],
@@ -79,7 +79,7 @@ test('no answer may be stored by a cache', async (t) => {
 });
 
 test('a gateway key that is revoked while its body comes is refused', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   const { api_key } = (await house.ask('POST', '/v1/router/key', { token, body: {} })).body;
   const body = JSON.stringify({ model: 'chat', messages: [{ role: 'user', content: 'a' }], max_tokens: 10 });
@@ -125,7 +125,7 @@ test('metrics are told to whoever asks an own address or name, and to no other H
   for (const host of [undefined, ...foreign]) assert(!isOwnHost(host, '127.0.0.1'), String(host));
 
   const port = await freePort();
-  await openHouse(t, { settings: { metrics: { listen: `127.0.0.1:${port}` } } });
+  await openTestServer(t, { settings: { metrics: { listen: `127.0.0.1:${port}` } } });
   const statusFor = async (host: string) => {
     const request = http.get({ host: '127.0.0.1', port, path: '/metrics', headers: { host }, agent: false });
     const [response] = (await once(request, 'response')) as [http.IncomingMessage];

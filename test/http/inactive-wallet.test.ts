@@ -1,14 +1,14 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 import { INTERFACE } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
 /** The ways in which a wallet stops being active. Each answers its token, and what spending then answers. */
 type Ended = { id: string; token: string; code: 'wallet_closed' | 'wallet_expired'; status: string };
-const ENDS: Record<string, (house: House) => Promise<Ended>> = {
+const ENDS: Record<string, (house: TestServer) => Promise<Ended>> = {
   async 'closed by its account'(house) {
     const wallet = await house.openWallet();
     const closed = await house.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: house.accountKey });
@@ -67,7 +67,7 @@ test('the table names every agent endpoint', () => {
 
 for (const [how, end] of Object.entries(ENDS)) {
   test(`the token of a wallet ${how} reads and ends, and spends nothing`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token, code, status } = await end(house);
     // Ending it comes last: it is what might change what the others see.
     const lines = INTERFACE.filter((line) => line.auth === 'Wallet');
@@ -90,7 +90,7 @@ for (const [how, end] of Object.entries(ENDS)) {
   });
 
   test(`the account of a wallet ${how} reads it and closes it again, and gets no token`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { id, code, status } = await end(house);
     const token = house.accountKey;
     assertRefused(await house.ask('GET', `/v1/wallets/${id}/token`, { token }), 409, code);
@@ -114,7 +114,7 @@ for (const [how, end] of Object.entries(ENDS)) {
   });
 
   test(`the creation of a wallet ${how} cannot be replayed: no dead credential is handed out`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { id, code } = await end(house);
     const { idempotencyKey } = house.wallet(id);
     const body = { name: 'test', budget_cents: 1000, expires_in_seconds: code === 'wallet_expired' ? 60 : 3600 };
@@ -128,7 +128,7 @@ for (const [how, end] of Object.entries(ENDS)) {
 }
 
 test('a wallet with cleanup pending is frozen: closing says so until it is done, and nothing is spent', async (t) => {
-  const house = await openHouse(t, { settings: { close_wait_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
   const { id, token } = await house.openWallet();
   const slow = gate();
   house.upstream.handle = slow.handler;
@@ -155,7 +155,7 @@ test('a wallet with cleanup pending is frozen: closing says so until it is done,
 });
 
 test('a wallet lives until its second, and not a second longer', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ expires_in_seconds: 60 });
   house.clock.advance(59);
   assert.equal((await house.chat(token)).status, 200);

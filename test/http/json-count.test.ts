@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { parseJson } from '../../src/http/body.ts';
-import { createHeld } from '../../src/http/memory-quota.ts';
+import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { Refusal } from '../../src/refusal.ts';
 
 const VALUE_BYTES = 64;
@@ -9,7 +9,7 @@ const NUMBER_BYTES = 16;
 
 /** Parses, and answers what was counted for it. */
 function parse(text: string | Buffer, numbersMax = 0): { value: unknown; counted: number } {
-  const share = createHeld().enter('a');
+  const share = createMemoryQuota().open('a');
   let counted = 0;
   const take = (bytes: number) => {
     counted += bytes;

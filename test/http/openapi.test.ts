@@ -4,7 +4,7 @@ import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
 import { shopOf } from '../billing/house.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 import { LONG, openMemoryHouse } from '../lease/leases.ts';
 import { KEYS } from '../transfer/object-store.ts';
@@ -28,7 +28,7 @@ function* objectsIn(value: unknown): Generator<Record<string, unknown>> {
 }
 
 test('the document is OpenAPI 3.1.0, of interface version 0.1.0, and says where it is served', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const document = await documentOf(house);
   assert.equal(document.openapi, '3.1.0');
   assert.equal(document.info.version, '0.1.0');
@@ -43,13 +43,13 @@ test('the document is OpenAPI 3.1.0, of interface version 0.1.0, and says where 
 });
 
 test('the document covers exactly the endpoints of the interface', async (t) => {
-  const document = await documentOf(await openHouse(t));
+  const document = await documentOf(await openTestServer(t));
   const written = operationsOf(document).map(([line]) => line);
   assert.deepEqual(written.sort(), INTERFACE.map(({ method, path }) => `${method} ${path}`).sort());
 });
 
 test('every reference in the document leads somewhere', async (t) => {
-  const document = await documentOf(await openHouse(t));
+  const document = await documentOf(await openTestServer(t));
   const references = [...objectsIn(document)].flatMap(({ $ref }) => (typeof $ref === 'string' ? [$ref] : []));
   assert.ok(references.length > INTERFACE.length, 'at least every error has one');
   for (const reference of references) {
@@ -63,7 +63,7 @@ test('every reference in the document leads somewhere', async (t) => {
 });
 
 test('every operation has an id of its own, and every parameter of its path is there', async (t) => {
-  const operations = operationsOf(await documentOf(await openHouse(t)));
+  const operations = operationsOf(await documentOf(await openTestServer(t)));
   const ids = operations.map(([, operation]) => (operation as unknown as { operationId: string }).operationId);
   assert.equal(new Set(ids).size, INTERFACE.length);
   for (const [line, { parameters = [] }] of operations) {
@@ -73,7 +73,7 @@ test('every operation has an id of its own, and every parameter of its path is t
 });
 
 test('success is documented with the status of the interface, and only with that', async (t) => {
-  const operations = new Map(operationsOf(await documentOf(await openHouse(t))));
+  const operations = new Map(operationsOf(await documentOf(await openTestServer(t))));
   for (const { method, path, status } of INTERFACE) {
     const { responses } = operations.get(`${method} ${path}`) as Operation;
     assert.deepEqual(
@@ -85,7 +85,7 @@ test('success is documented with the status of the interface, and only with that
 });
 
 test('the header Idempotency-Key is documented exactly where it is required, with its length', async (t) => {
-  const operations = new Map(operationsOf(await documentOf(await openHouse(t))));
+  const operations = new Map(operationsOf(await documentOf(await openTestServer(t))));
   for (const { method, path, key } of INTERFACE) {
     const { parameters = [] } = operations.get(`${method} ${path}`) as Operation;
     const header = parameters.filter((it) => it.in === 'header');
@@ -101,7 +101,7 @@ test('the header Idempotency-Key is documented exactly where it is required, wit
 });
 
 test('the tokens of every endpoint are documented as the interface gives them', async (t) => {
-  const operations = new Map(operationsOf(await documentOf(await openHouse(t))));
+  const operations = new Map(operationsOf(await documentOf(await openTestServer(t))));
   const tokens = {
     Account: ['accountKey', 'session', 'operatorKey'],
     Session: ['session', 'operatorKey'],
@@ -116,7 +116,7 @@ test('the tokens of every endpoint are documented as the interface gives them', 
 });
 
 test('bodies and their limits are documented as the interface, section 8, has them', async (t) => {
-  const { paths } = await documentOf(await openHouse(t));
+  const { paths } = await documentOf(await openTestServer(t));
   for (const [path, { get, post }] of Object.entries(paths)) {
     assert.equal(
       post?.requestBody !== undefined,
@@ -163,7 +163,7 @@ test('every refusal is documented under its own status, and what any request may
     'read_only',
   ];
   const withBody: RefusalCode[] = ['invalid_request', 'invalid_json', 'payload_too_large', 'unsupported_media_type'];
-  for (const [line, { responses, requestBody }] of operationsOf(await documentOf(await openHouse(t)))) {
+  for (const [line, { responses, requestBody }] of operationsOf(await documentOf(await openTestServer(t)))) {
     const codes: string[] = [];
     for (const [status, { content }] of Object.entries(responses))
       for (const [code, { value }] of Object.entries(content['application/json'].examples ?? {})) {
@@ -179,7 +179,7 @@ test('every refusal is documented under its own status, and what any request may
 });
 
 test('the examples of the document are what the schemas of their endpoints say', async (t) => {
-  for (const [line, operation] of operationsOf(await documentOf(await openHouse(t)))) {
+  for (const [line, operation] of operationsOf(await documentOf(await openTestServer(t)))) {
     const { body, answer, example, status = 200 } = endpointOf(line);
     const answered = operation.responses[status]?.content['application/json'];
     assert.deepEqual(answered?.example, example.answer, line);
@@ -197,7 +197,7 @@ test('the bodies that the interface allows are what the schemas take', () => {
 });
 
 test('the document stands under /openapi.json too', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { text } = await house.ask('GET', '/v1/openapi.json');
   const alias = await house.ask('GET', '/openapi.json');
   assert.deepEqual([alias.status, alias.headers['content-type'], alias.text], [200, 'application/json', text]);
@@ -205,7 +205,7 @@ test('the document stands under /openapi.json too', async (t) => {
 });
 
 test('the rules of names, paths, commands and messages are in the document, and true of what it takes', async (t) => {
-  const { paths } = await documentOf(await openHouse(t));
+  const { paths } = await documentOf(await openTestServer(t));
   const fieldsOf = (path: string) =>
     paths[path]?.post?.requestBody?.content['application/json'].schema.properties as Record<string, any>;
   for (const path of ['/v1/wallets', '/v1/keys']) {
@@ -227,7 +227,7 @@ test('the rules of names, paths, commands and messages are in the document, and 
 });
 
 test('every paid endpoint documents every refusal of the paid path', async (t) => {
-  const { paths } = await documentOf(await openHouse(t));
+  const { paths } = await documentOf(await openTestServer(t));
   const codesOf = (path: string) =>
     Object.values(paths[path]?.post?.responses ?? {}).flatMap(({ content }) =>
       Object.keys(content['application/json'].examples ?? {}),

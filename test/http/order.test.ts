@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { WITH_BODY } from './interface.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
@@ -11,7 +11,7 @@ const GARBAGE = { body: '{"torn', headers: { 'content-type': 'text/plain', 'cont
 
 for (const { path, auth } of WITH_BODY) {
   test(`POST ${path}: who asks comes before what, and the scope before the body`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     const wrongScope = auth === 'Account' ? token : house.accountKey;
     await assertNothingMoves(house, async () => {
@@ -23,7 +23,7 @@ for (const { path, auth } of WITH_BODY) {
 }
 
 test('the scope comes before ids and queries: nobody learns of ids with a token of another kind', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   await assertNothingMoves(house, async () => {
     for (const it of [id, 'wal_none']) {
@@ -45,7 +45,7 @@ test('the scope comes before ids and queries: nobody learns of ids with a token 
 });
 
 test('the schema comes before ids: a wrong field is told of an id that does not exist', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await assertNothingMoves(house, async () => {
     const extend = { id: 'res_none', additional_seconds: 0 };
@@ -68,7 +68,7 @@ test('the schema comes before ids: a wrong field is told of an id that does not 
 });
 
 test('the schema comes before configuration: a wrong field is told where nothing is configured', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await assertNothingMoves(house, async () => {
     const amount = { amount_cents: 499 };
@@ -89,7 +89,7 @@ test('the schema comes before configuration: a wrong field is told where nothing
 });
 
 test('ids of the caller come before cursors', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id } = await house.openWallet();
   const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
   assertRefused(await get('wallet_id=wal_none&before=a'), 404, 'not_found');
@@ -97,7 +97,7 @@ test('ids of the caller come before cursors', async (t) => {
 });
 
 test('idempotency comes before the catalogue: a used key is a conflict, whatever the new body asks for', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   assert.equal((await house.chat(token, {}, 'used')).status, 200);
   await assertNothingMoves(house, async () => {
@@ -107,7 +107,7 @@ test('idempotency comes before the catalogue: a used key is a conflict, whatever
 });
 
 test('idempotency comes before state: a closed wallet replays, and says that a key was used', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   const first = await house.chat(token, {}, 'used');
   await house.run('wallet.close', { id });
@@ -122,7 +122,7 @@ test('idempotency comes before state: a closed wallet replays, and says that a k
 });
 
 test('idempotency comes before money: under a used key even what nobody could pay for is a conflict', async (t) => {
-  const house = await openHouse(t, { creditCents: 1000 });
+  const house = await openTestServer(t, { creditCents: 1000 });
   const post = (key: string, budget_cents: number) =>
     house.ask('POST', '/v1/wallets', { token: house.accountKey, key, body: { name: 'a', budget_cents } });
   assert.equal((await post('used', 1000)).status, 201);
@@ -136,7 +136,7 @@ test('idempotency comes before money: under a used key even what nobody could pa
 });
 
 test('catalogue and configuration come before state: a closed wallet hears that there is no such model', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   await house.run('wallet.close', { id });
   await assertNothingMoves(house, async () => {
@@ -154,14 +154,14 @@ test('catalogue and configuration come before state: a closed wallet hears that 
 });
 
 test('state comes before money: a closed wallet says that it is closed, not that it is poor', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   await house.run('wallet.close', { id });
   assertRefused(await house.chat(token, { model: 'dear', max_tokens: 1000 }), 409, 'wallet_closed');
 });
 
 test('money comes before the outside: what nobody can pay for, nobody outside hears of', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ budget_cents: 100 });
   await house.upstream.close();
   await assertNothingMoves(house, async () => {

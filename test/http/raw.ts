@@ -1,5 +1,5 @@
 import http from 'node:http';
-import type { Answer, House } from '../helper/server.ts';
+import type { Answer, TestServer } from '../helper/server.ts';
 
 export type RawAsked = {
   token?: string;
@@ -11,7 +11,7 @@ export type RawAsked = {
 };
 
 /** Sends exactly what it is told on a connection of its own, where a proper client would correct or refuse it. */
-export function sendRaw(house: House, method: string, path: string, asked: RawAsked = {}): Promise<Answer> {
+export function sendRaw(house: TestServer, method: string, path: string, asked: RawAsked = {}): Promise<Answer> {
   const { host, port } = house.app.address;
   const headers = { ...(asked.token ? { authorization: `Bearer ${asked.token}` } : {}), ...asked.headers };
   return new Promise((resolve, reject) => {

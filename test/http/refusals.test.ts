@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
-import { type Answer, type House, type HouseOptions, openHouse as openAnyHouse } from '../helper/server.ts';
+import {
+  type Answer,
+  openTestServer as openAnyHouse,
+  type TestServer,
+  type TestServerOptions,
+} from '../helper/server.ts';
 import { failure, gate, reset } from '../helper/upstream.ts';
 import { LONG, openMemoryHouse } from '../lease/leases.ts';
 import { holdToDocument } from './documented.ts';
@@ -62,7 +67,7 @@ const WITH_RETRY_AFTER = new Set<string>([
 const WALLET = { name: 'agent', budget_cents: 500 };
 
 /** A house whose every answer has to be in its own API document. */
-async function openHouse(t: TestContext, options: HouseOptions = {}): Promise<House> {
+async function openHouse(t: TestContext, options: TestServerOptions = {}): Promise<TestServer> {
   const house = await openAnyHouse(t, options);
   holdToDocument(house);
   return house;
@@ -76,7 +81,7 @@ async function openWithLeases(t: TestContext) {
 }
 
 /** A house with one wallet in it. */
-async function openWithWallet(t: TestContext, options: HouseOptions = {}, wallet: Record<string, unknown> = {}) {
+async function openWithWallet(t: TestContext, options: TestServerOptions = {}, wallet: Record<string, unknown> = {}) {
   const house = await openHouse(t, options);
   return { house, ...(await house.openWallet(wallet)) };
 }
@@ -167,9 +172,9 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     void house.chat(token, {}, 'a').catch(() => {}); // ends with the house
     await house.upstream.arrived(1);
     // The second waits for the first; once it has looked for it, half a minute passes at once.
-    const { find } = house.app.running;
+    const { find } = house.app.inFlight;
     const looked = Promise.withResolvers<void>();
-    t.mock.method(house.app.running, 'find', (...key: Parameters<typeof find>) => {
+    t.mock.method(house.app.inFlight, 'find', (...key: Parameters<typeof find>) => {
       setImmediate(looked.resolve);
       return find(...key);
     });
@@ -177,7 +182,7 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     const second = house.chat(token, {}, 'a');
     await looked.promise;
     t.mock.timers.tick(29_999);
-    assert.equal(house.app.running.count(), 1);
+    assert.equal(house.app.inFlight.count(), 1);
     t.mock.timers.tick(1);
     const answer = await second;
     t.mock.timers.reset(); // before the house closes, which clears what it set

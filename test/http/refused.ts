@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import type { Answer, House } from '../helper/server.ts';
+import type { Answer, TestServer } from '../helper/server.ts';
 
 /**
  * Asserts a refusal as it is documented: status, code, the one body shape of all errors (interface, section 2), and a
@@ -23,7 +23,7 @@ export function assertErrorShape(answer: Answer, where = answer.text): void {
 }
 
 /** Every figure and row that a request could move: two equal footprints are proof that nothing happened in between. */
-export async function footprint(house: House) {
+export async function footprint(house: TestServer) {
   const { accounts } = await house.run('account.list', {});
   const { wallets } = await house.run('wallet.list', {});
   const { operations } = await house.run('operation.list', {});
@@ -33,7 +33,7 @@ export async function footprint(house: House) {
 }
 
 /** Asserts that `act` moved no money, made nothing, told the upstream nothing, and that nothing of ours broke. */
-export async function assertNothingMoves(house: House, act: () => Promise<unknown>): Promise<void> {
+export async function assertNothingMoves(house: TestServer, act: () => Promise<unknown>): Promise<void> {
   const before = await footprint(house);
   await act();
   assert.deepEqual(await footprint(house), before);
@@ -42,6 +42,6 @@ export async function assertNothingMoves(house: House, act: () => Promise<unknow
 }
 
 /** The lines of level error and above in the log. */
-export function errorsIn(house: House): string[] {
+export function errorsIn(house: TestServer): string[] {
   return house.log.filter((line) => (JSON.parse(line) as { level: number }).level >= 50);
 }

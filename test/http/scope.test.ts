@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { deriveToken, mintToken } from '../../src/access/token.ts';
 import { ROUTES } from '../../src/http/routes.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { INTERFACE, type Line } from './interface.ts';
 import { assertRefused, footprint } from './refused.ts';
 
@@ -17,13 +17,13 @@ const LETS_IN: Record<Line['auth'], Record<Known, boolean>> = {
 
 const JWT = 'eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.eyJpc3MiOiJodHRwczovL2lkLmV4YW1wbGUiLCJzdWIiOiJyb290In0.c2ln';
 
-async function known(house: House): Promise<Record<Known, string>> {
+async function known(house: TestServer): Promise<Record<Known, string>> {
   const wallet = await house.openWallet();
   return { 'account key': house.accountKey, 'operator key': house.operatorKey, 'wallet token': wallet.token };
 }
 
 /** Authorization headers that nobody in this house has, or has any more. */
-async function strangers(house: House): Promise<Record<string, string | undefined>> {
+async function strangers(house: TestServer): Promise<Record<string, string | undefined>> {
   const tokens = await known(house);
   const revokedKey = await house.run('key.create', { account: house.accountId, name: 'revoked' });
   const revokedOperator = await house.run('operator-key.mint', { name: 'revoked' });
@@ -64,7 +64,7 @@ async function strangers(house: House): Promise<Record<string, string | undefine
 
 /** Asks one endpoint with all that it demands, but for the token. */
 function ask(
-  house: House,
+  house: TestServer,
   { method, path, key, body }: Line,
   headers: Record<string, string>,
   ids: Record<string, string>,
@@ -86,7 +86,7 @@ for (const line of INTERFACE) {
   const lets = Object.entries(LETS_IN[line.auth]).flatMap(([kind, isIn]) => (isIn ? [kind] : []));
 
   test(`${title} lets in ${lets.join(' and ')}, and answers 403 to every other token that is known`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const tokens = await known(house);
     const ids = {
       wallet: (await house.openWallet()).id,
@@ -106,7 +106,7 @@ for (const line of INTERFACE) {
   });
 
   test(`${title} answers 401 to whoever is not known, and does nothing`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { id: wallet } = await house.openWallet();
     const { id: key } = await house.run('key.create', { account: house.accountId, name: 'a' });
     const all = await strangers(house);
@@ -122,7 +122,7 @@ for (const line of INTERFACE) {
 }
 
 test('the scheme is Bearer in any case, and spaces around the token do not matter', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const scheme of ['Bearer ', 'bearer ', 'BEARER ', 'Bearer   '])
     assert.equal(
       (await house.ask('GET', '/v1/account', { headers: { authorization: `${scheme}${house.accountKey}  ` } })).status,
@@ -131,7 +131,7 @@ test('the scheme is Bearer in any case, and spaces around the token do not matte
 });
 
 test('the API document and the health of the house need no token', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (const path of ['/v1/openapi.json', '/healthz', '/readyz']) {
     assert.equal((await house.ask('GET', path)).status, 200, path);
     assert.equal((await house.ask('GET', path, { token: 'nonsense' })).status, 200, path);
@@ -139,7 +139,7 @@ test('the API document and the health of the house need no token', async (t) => 
 });
 
 test("another account's wallets and keys are not found, as if they did not exist", async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id: account } = await house.run('account.create', { name: 'other', creditCents: 5000 });
   const other = (await house.run('key.create', { account, name: 'other' })).key;
   const operator = (await house.run('operator-key.mint', { account })).key;
@@ -176,7 +176,7 @@ test("another account's wallets and keys are not found, as if they did not exist
 });
 
 test('an operator key acts for the account that it was bound to at minting', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id: account } = await house.run('account.create', { name: 'other', creditCents: 5000 });
   const { key: token } = await house.run('operator-key.mint', { account });
   const minted = await house.ask('POST', '/v1/keys', { token, body: { name: 'minted' } });
@@ -186,7 +186,7 @@ test('an operator key acts for the account that it was bound to at minting', asy
 });
 
 test('no operator key can be revoked where account keys are', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, key } = await house.run('operator-key.mint', {});
   assertRefused(await house.ask('DELETE', `/v1/keys/${id}`, { token: house.operatorKey }), 404, 'not_found');
   assert.equal((await house.ask('GET', '/v1/account', { token: key })).status, 200);

@@ -4,13 +4,13 @@ import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateText, jsonSchema, Output, stepCountIs, tool } from 'ai';
 import OpenAI from 'openai';
 import { openModelServer } from '../helper/model-server.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import type { Handler } from '../helper/upstream.ts';
 
 // What stock clients send beside the plain cases of docs/clients.md, and what they are answered.
 
 async function openGateway(t: TestContext) {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   house.upstream.handle = openModelServer().handle;
   const { token } = await house.openWallet();
   const { body } = await house.ask('POST', '/v1/router/key', { token, body: {} });

@@ -1,25 +1,25 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
 const WALLET = { name: 'agent', budget_cents: 500 };
-const postWallet = (house: House, key: string, body: object = WALLET) =>
+const postWallet = (house: TestServer, key: string, body: object = WALLET) =>
   house.ask('POST', '/v1/wallets', { token: house.accountKey, key, body });
 
 // Design 2.11: a suspended account begins nothing new, and everything that ends or reads goes on. A frozen installation
 // takes no new holds anywhere; reads, settlements and cleanup go on (design, section 4).
 const STOPS = {
   'a suspended account': {
-    stop: (house: House) => house.run('account.suspend', { id: house.accountId }),
-    resume: (house: House) => house.run('account.resume', { id: house.accountId }),
+    stop: (house: TestServer) => house.run('account.suspend', { id: house.accountId }),
+    resume: (house: TestServer) => house.run('account.resume', { id: house.accountId }),
     status: 403,
     code: 'account_suspended',
   },
   'a frozen installation': {
-    stop: (house: House) => house.run('freeze', {}),
-    resume: (house: House) => house.run('unfreeze', {}),
+    stop: (house: TestServer) => house.run('freeze', {}),
+    resume: (house: TestServer) => house.run('unfreeze', {}),
     status: 503,
     code: 'read_only',
   },
@@ -27,7 +27,7 @@ const STOPS = {
 
 for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
   test(`${what} takes no new wallet and no new hold, whether or not it could pay`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet({ budget_cents: 100 });
     await stop(house);
     await assertNothingMoves(house, async () => {
@@ -40,7 +40,7 @@ for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
   });
 
   test(`${what} is read as ever`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { id, token } = await house.openWallet();
     await stop(house);
     for (const path of [
@@ -58,7 +58,7 @@ for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
   });
 
   test(`${what} closes its wallets and gets the rest back`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const [one, two] = [await house.openWallet(), await house.openWallet()];
     await stop(house);
     assert.equal((await house.ask('POST', `/v1/wallets/${one.id}/close`, { token: house.accountKey })).status, 200);
@@ -68,7 +68,7 @@ for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
   });
 
   test(`${what} replays what it answered before`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const wallet = await postWallet(house, 'before');
     const token = wallet.body.agent_token;
     const chat = await house.chat(token, {}, 'before');
@@ -85,7 +85,7 @@ for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
   });
 
   test(`${what} settles what is in flight`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     const slow = gate();
     house.upstream.handle = slow.handler;
@@ -101,7 +101,7 @@ for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
   });
 
   test(`${what} that is let go again works as before, under the keys that were refused`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     await stop(house);
     assertRefused(await postWallet(house, 'a'), status, code);
@@ -113,7 +113,7 @@ for (const [what, { stop, resume, status, code }] of Object.entries(STOPS)) {
 }
 
 test('a suspended account gets no new key, but its keys work and can be revoked', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id } = await house.run('key.create', { account: house.accountId, name: 'old' });
   await house.run('account.suspend', { id: house.accountId });
   const token = house.operatorKey;
@@ -127,13 +127,13 @@ test('a suspended account gets no new key, but its keys work and can be revoked'
 });
 
 test('a frozen installation still makes keys: they hold no money', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.run('freeze', {});
   assert.equal((await house.ask('POST', '/v1/keys', { token: house.operatorKey, body: { name: 'new' } })).status, 201);
 });
 
 test('one suspended account is no other account’s affair', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id: account } = await house.run('account.create', { name: 'other', creditCents: 5000 });
   const token = (await house.run('key.create', { account, name: 'other' })).key;
   await house.run('account.suspend', { id: house.accountId });
@@ -141,7 +141,7 @@ test('one suspended account is no other account’s affair', async (t) => {
 });
 
 test('a frozen installation says when to come back', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.run('freeze', {});
   const answer = await postWallet(house, 'a');
   assertRefused(answer, 503, 'read_only');

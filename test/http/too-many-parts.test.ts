@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 
 const many = (item: string, count: number) => `[${Array(count).fill(item).join(',')}]`;
 
@@ -10,7 +10,7 @@ for (const [what, body, code] of [
   ['more messages than anybody has', `{"model":"chat","messages":${many('{}', 10_001)}}`, 'invalid_request'],
 ] as const)
   test(`a body of ${what} is refused with one sentence, and asks nobody`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const { token } = await house.openWallet();
     const answer = await house.ask('POST', '/v1/chat/completions', { token, key: 'k', body });
     assert.deepEqual([answer.status, answer.body.error.code], [400, code]);
@@ -26,7 +26,7 @@ test('embeddings take as many token ids as fit the body, and no more of anything
     context_length: 8192,
     pricing: { prompt: '0' },
   };
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     change: (all) => ({ ...all, router: { upstreams: all.router.upstreams, models: [model] } }),
   });
   const { token: wallet } = await house.openWallet();

@@ -1,7 +1,7 @@
 import { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
-import type { HouseOptions } from '../helper/server.ts';
+import type { TestServerOptions } from '../helper/server.ts';
 import { type LeaseHouse, openWith } from './leases.ts';
 
 let engine: Engine | undefined;
@@ -15,7 +15,7 @@ export async function sharedDocker(t: TestContext): Promise<Engine | undefined> 
 /** A house whose leases are containers of a real engine. Undefined, and the test skipped, without one. */
 export async function openLeaseHouse(
   t: TestContext,
-  options: HouseOptions & { socket?: string } = {},
+  options: TestServerOptions & { socket?: string } = {},
 ): Promise<(LeaseHouse & { engine: Engine }) | undefined> {
   const docker = await sharedDocker(t);
   if (!docker) return undefined;

@@ -176,7 +176,7 @@ test('a backend that hangs holds up neither stop nor close nor reads, and gather
   const destroyed = () => house.memory.calls.filter((it) => it === 'destroy').length;
   assert.equal(destroyed(), 1);
   stuck.go();
-  await until('those who waited have had their turn', async () => !house.app.serially.isBusy(id));
+  await until('those who waited have had their turn', async () => !house.app.leaseMutex.isBusy(id));
   assert.equal(destroyed(), 2, 'one turn for all of them');
   delete house.memory.before.destroy;
   const closed = await until('it is closed', async () => {

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import type { TestContext } from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
 import { createMemory, type Memory, replaceBackend } from '../compute/engines/memory.ts';
-import { type Answer, type House, type HouseOptions, openHouse } from '../helper/server.ts';
+import { type Answer, openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 
 /** A small lease, and what 600 s of it cost: (0.5 × 0.04 + 0.25 × 0.005) an hour, rounded up to a nano. */
 export const SPEC = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
@@ -10,7 +10,7 @@ export const PRICE = '0.003541667';
 /** Room for every lease of a test. */
 export const LONG = { budget_cents: 500, expires_in_seconds: 7200 };
 
-export type LeaseHouse = House & {
+export type LeaseHouse = TestServer & {
   /** Of provider_one. */
   backend: Backend;
   /** A create of provider_one, which cannot be extended. */
@@ -47,10 +47,10 @@ export async function openWith(
   t: TestContext,
   socket: string,
   image: string,
-  options: HouseOptions,
+  options: TestServerOptions,
 ): Promise<LeaseHouse> {
   const { compute, ...settings } = options.settings ?? {};
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     ...options,
     settings: { compute: { ...settingsOf(socket, image), ...(compute as object) }, ...settings },
   });
@@ -58,7 +58,7 @@ export async function openWith(
   const create = (token: string, key: string, body: object) =>
     house.ask('POST', '/v1/compute/create', { token, key, body });
   Object.defineProperty(house, 'backend', { get: () => house.app.slots.list[0]?.backend });
-  return Object.assign(house as House & { backend: Backend }, {
+  return Object.assign(house as TestServer & { backend: Backend }, {
     lease: (token: string, key: string = randomUUID(), spec: Record<string, unknown> = {}) =>
       create(token, key, { provider: 'provider_one', spec: { ...SPEC, ...spec } }),
     rent: (token: string, key: string = randomUUID()) =>
@@ -79,7 +79,7 @@ export async function openWith(
 /** A house whose machines are only remembered, for what no real engine can be made to do. */
 export async function openMemoryHouse(
   t: TestContext,
-  options: HouseOptions = {},
+  options: TestServerOptions = {},
 ): Promise<LeaseHouse & { memory: Memory }> {
   const memory = createMemory();
   const house = await openWith(t, 'unix:///nowhere/docker.sock', 'nowhere:1', options);
@@ -95,11 +95,11 @@ export async function openMemoryHouse(
   return Object.assign(house, {
     memory,
     machines: async () => [...memory.machines.keys()],
-    async reopen(...args: Parameters<House['reopen']>) {
+    async reopen(...args: Parameters<TestServer['reopen']>) {
       await reopen(...args);
       await replace();
     },
-    async crash(...args: Parameters<House['crash']>) {
+    async crash(...args: Parameters<TestServer['crash']>) {
       await crash(...args);
       await replace();
     },

@@ -20,7 +20,7 @@ import { reportReversal } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { createLog } from '../../src/log.ts';
 import { Nanos } from '../../src/money.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { failure } from '../helper/upstream.ts';
 import { createRandom, type Random, SEED } from './random.ts';
 
@@ -32,7 +32,7 @@ const NOTES: Record<string, string[]> = { key: ['last_used_at'], wallet: ['clean
 
 /** A house in which everything has a row: copied while it serves, as kill -9 would leave it, and after it closed. */
 async function openStory(t: TestContext): Promise<{ killed: string; closed: string }> {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { ledger } = house.app;
   await house.app.reaper.stop();
   const { token, id } = await house.openWallet({ name: 'the first' });

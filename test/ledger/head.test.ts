@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { findBreak, findGap, type HeadFile, headOf, readHeadFile, writeHeadFile } from '../../src/ledger/head.ts';
+import { type CommitMark, findBreak, findGap, headOf, readHeadFile, writeHeadFile } from '../../src/ledger/head.ts';
 import { beginEpoch } from '../../src/ledger/installation.ts';
 import { post } from '../../src/ledger/journal.ts';
 import { Nanos } from '../../src/money.ts';
@@ -26,7 +26,7 @@ async function openJournal(t: TestContext, count: number) {
 
 test('a head file says again what was written', async (t) => {
   const file = join(temporaryDirectory(t), 'ledger.head');
-  const head: HeadFile = { seq: 12, hash: HASH, epoch: 3, quietCommits: 5 };
+  const head: CommitMark = { seq: 12, hash: HASH, epoch: 3, quietCommits: 5 };
   await writeHeadFile(file, head);
   assert.deepEqual(await readHeadFile(file), head);
   await writeHeadFile(file, { ...head, seq: 13 });

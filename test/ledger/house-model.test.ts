@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/money.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, hang, reset } from '../helper/upstream.ts';
 import { Model, NEW_ACCOUNT } from './model.ts';
 import { createRandom, SEED, steps } from './random.ts';
@@ -18,7 +18,7 @@ const count = steps(400);
 test(`${count} random requests leave the house equal to the model (PURSER_TEST_SEED=${SEED})`, async (t) => {
   const random = createRandom(SEED);
   const model = new Model();
-  const house = await openHouse(t, { settings: { close_wait_seconds: 0, drain_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { close_wait_seconds: 0, drain_seconds: 0 } });
   await house.app.reaper.stop(); // It runs when the walk says so.
   model.now = house.app.clock.now();
   model.accounts.set(house.accountId, { ...NEW_ACCOUNT, available: 100_000 });
@@ -161,7 +161,7 @@ test(`${count} random requests leave the house equal to the model (PURSER_TEST_S
 });
 
 /** What the house answers of its figures is what the model says, and the books agree. */
-async function assertEqual(house: House, model: Model, tokens: Map<string, string>): Promise<void> {
+async function assertEqual(house: TestServer, model: Model, tokens: Map<string, string>): Promise<void> {
   const { available, reserved, spent } = model.account(house.accountId);
   const answer = await house.ask('GET', '/v1/account', { token: house.accountKey });
   const { available_cents, reserved_cents, spent_cents } = answer.body;

@@ -15,7 +15,7 @@ import { reportReversal } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { dueWallets, openWallet } from '../../src/ledger/wallet.ts';
 import { Refusal } from '../../src/refusal.ts';
-import { createRunning } from '../../src/spend/in-flight.ts';
+import { createInFlight } from '../../src/spend/in-flight.ts';
 import { recover } from '../../src/spend/recover.ts';
 import {
   done,
@@ -260,7 +260,7 @@ for (const seed of [SEED, SEED + 1, 1])
       assert.equal(findGap(ledger.read, headOf(ledger.read)), undefined);
       if (head && head.seq > headOf(ledger.read).seq) assert.match(findGap(ledger.read, head) ?? '', /are lost/);
       const clock = { now: () => model.now, holdsBlocked: () => undefined, expiryBlocked: () => false };
-      const app = { ledger, clock, events: { uncertain() {} } as never, running: createRunning() };
+      const app = { ledger, clock, events: { uncertain() {} } as never, inFlight: createInFlight() };
       await recover(app);
       model.crash();
     }

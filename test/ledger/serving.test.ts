@@ -5,16 +5,16 @@ import test from 'node:test';
 import Client from 'better-sqlite3';
 import { readConfig } from '../../src/config/config.ts';
 import { files } from '../../src/files/data-directory.ts';
-import { type HeadFile, openTip, readTip } from '../../src/ledger/head.ts';
+import { type CommitMark, openTip, readTip } from '../../src/ledger/head.ts';
 import { post } from '../../src/ledger/journal.ts';
 import { createLog } from '../../src/log.ts';
 import { Nanos } from '../../src/money.ts';
 import { urlOf } from '../../src/net/listen.ts';
 import { serve } from '../../src/serve.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 
 /** Serves the closed house once more, as `purser serve` or `purser serve --accept-loss` would. */
-async function serveAgain(house: House, options: { acceptLoss?: boolean } = {}): Promise<void> {
+async function serveAgain(house: TestServer, options: { acceptLoss?: boolean } = {}): Promise<void> {
   const { config, secrets } = readConfig({ data: house.directory }, {});
   house.app = await serve(config, secrets, {
     log: createLog('debug', [], (line) => house.log.push(line)),
@@ -30,7 +30,7 @@ async function serveAgain(house: House, options: { acceptLoss?: boolean } = {}):
 }
 
 /** What is done to the files of a closed house, and how the fault is named. */
-const FAULTS: Record<string, { damage: (house: House, older: string) => void; named: RegExp }> = {
+const FAULTS: Record<string, { damage: (house: TestServer, older: string) => void; named: RegExp }> = {
   'a database that is behind its head file': {
     damage(house, older) {
       const { database } = files(house.directory);
@@ -86,7 +86,7 @@ const FAULTS: Record<string, { damage: (house: House, older: string) => void; na
   'a lost commit that moved no money': {
     damage(house) {
       const { tip } = files(house.directory);
-      const { quietCommits, ...mark } = readTip(tip) as HeadFile;
+      const { quietCommits, ...mark } = readTip(tip) as CommitMark;
       const file = openTip(tip);
       file.write({ ...mark, quietCommits: quietCommits + 1 });
       file.close();
@@ -96,15 +96,15 @@ const FAULTS: Record<string, { damage: (house: House, older: string) => void; na
 };
 
 /** Changes the database of a house with other hands than ours. */
-function change(house: House, sql: string): void {
+function change(house: TestServer, sql: string): void {
   const client = new Client(files(house.directory).database);
   client.exec(sql);
   client.close();
 }
 
 /** A house with some history, closed, and damaged. */
-async function openDamaged(t: Parameters<typeof openHouse>[0], name: string) {
-  const house = await openHouse(t);
+async function openDamaged(t: Parameters<typeof openTestServer>[0], name: string) {
+  const house = await openTestServer(t);
   const before = await house.openWallet();
   await house.close();
   const older = join(house.directory, 'older.db');
@@ -177,14 +177,14 @@ test('while a database is not served nothing in it moves, not even what is due',
 });
 
 test('accepting a loss where there is none changes nothing', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.close();
   await serveAgain(house, { acceptLoss: true });
   assert.equal(house.app.ledger.client.prepare('select count(*) from epoch').pluck().get(), 1n);
 });
 
 test('a journal that is ahead of its head file is served: the last second before a crash is no loss', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { head } = files(house.directory);
   const early = readFileSync(head, 'utf8');
   await house.openWallet();
@@ -198,7 +198,7 @@ test('a journal that is ahead of its head file is served: the last second before
 });
 
 test('a break that is older than what a start looks at is found in the background, and service stops', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const at = house.app.clock.now();
   const movement = { at, causeId: 'evt_1', debit: 'funding', credit: 'account:acct_1', amount: Nanos(1n) };
   await house.app.ledger.write((tx) => post(tx, Array(40_010).fill(movement)));
@@ -216,7 +216,7 @@ test('a break that is older than what a start looks at is found in the backgroun
 });
 
 test('a row that is changed under a running server is found by its own examination, and service stops', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.openWallet();
   assert.deepEqual((await house.app.books.runOnce()).problems, []);
   assert.equal((await house.ask('GET', '/readyz')).status, 200);
@@ -230,7 +230,7 @@ test('a row that is changed under a running server is found by its own examinati
 });
 
 test('an examination that cannot be carried out is no verdict: service goes on, and it is told', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   renameSync(files(house.directory).database, join(house.directory, 'elsewhere.db'));
   await assert.rejects(house.app.books.runOnce(), /the books could not be examined/);
   assert.equal((await house.ask('GET', '/readyz')).status, 200);

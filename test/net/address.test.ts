@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { createAddressReader, networkOf } from '../../src/net/address.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { assertRefused } from '../http/refused.ts';
 
 /** Trusted proxies, the peer of the connection, X-Forwarded-For, and whose request it then is. */
@@ -53,7 +53,7 @@ test('a chain of ten thousand hops is walked once', () => {
 const LIMITS = { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 1 };
 
 test('behind a trusted proxy every client fails for itself', async (t) => {
-  const house = await openHouse(t, { settings: { trusted_proxies: ['127.0.0.1'], limits: LIMITS } });
+  const house = await openTestServer(t, { settings: { trusted_proxies: ['127.0.0.1'], limits: LIMITS } });
   const fail = (forwarded: string) =>
     house.ask('GET', '/v1/account', { token: 'guess', headers: { 'x-forwarded-for': forwarded } });
   for (const client of ['198.51.100.1', '198.51.100.2', '2001:db8::7']) {
@@ -65,7 +65,7 @@ test('behind a trusted proxy every client fails for itself', async (t) => {
 
 test('a client that is no trusted proxy cannot pass as others by X-Forwarded-For', async (t) => {
   for (const trusted_proxies of [[], ['10.0.0.0/8', '::1']]) {
-    const house = await openHouse(t, { settings: { trusted_proxies, limits: LIMITS } });
+    const house = await openTestServer(t, { settings: { trusted_proxies, limits: LIMITS } });
     const fail = (forwarded: string) =>
       house.ask('GET', '/v1/account', { token: 'guess', headers: { 'x-forwarded-for': forwarded } });
     assertRefused(await fail('198.51.100.1'), 401, 'unauthenticated');
@@ -75,7 +75,7 @@ test('a client that is no trusted proxy cannot pass as others by X-Forwarded-For
 });
 
 test('on a socket for both, IPv4 is trusted as IPv4', async (t) => {
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     settings: { listen: '[::]:0', trusted_proxies: ['127.0.0.0/8'], limits: LIMITS },
   });
   house.url = `http://127.0.0.1:${house.app.address.port}`;

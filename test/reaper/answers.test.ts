@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 
 const KEPT_SECONDS = 72 * 3600;
 
 test('an answer can be replayed for 72 hours, then it is pruned and its key says so for ever', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ expires_in_seconds: 0 });
   const key = randomUUID();
@@ -30,7 +30,7 @@ test('an answer can be replayed for 72 hours, then it is pruned and its key says
 });
 
 test('pruning hundreds of answers takes one pass, and leaves those whose time has not come', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ expires_in_seconds: 0 });
   const chats = (count: number) =>
@@ -46,7 +46,7 @@ test('pruning hundreds of answers takes one pass, and leaves those whose time ha
 });
 
 test('an answer outlives a leap of the clock that is still doubted', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const { token } = await house.openWallet({ expires_in_seconds: 0 });
   await house.chat(token);

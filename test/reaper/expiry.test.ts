@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, type HouseOptions, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 
 /** A house whose reaper runs only when the test says so. */
-async function openStill(t: Parameters<typeof openHouse>[0], options?: HouseOptions): Promise<House> {
-  const house = await openHouse(t, { ...options, settings: { close_wait_seconds: 0, ...options?.settings } });
+async function openStill(t: Parameters<typeof openTestServer>[0], options?: TestServerOptions): Promise<TestServer> {
+  const house = await openTestServer(t, { ...options, settings: { close_wait_seconds: 0, ...options?.settings } });
   await house.app.reaper.stop();
   return house;
 }
-const figures = async (house: House) => {
+const figures = async (house: TestServer) => {
   const { body } = await house.ask('GET', '/v1/account', { token: house.accountKey });
   return [body.available_cents, body.reserved_cents, body.spent_cents];
 };
@@ -136,7 +136,7 @@ test('wallets that expire one after another are each closed at their own time', 
 });
 
 /** Makes every write to these wallets fail until it is called back. */
-function jam(house: House, ids: string[]): () => void {
+function jam(house: TestServer, ids: string[]): () => void {
   const { client } = house.app.ledger;
   const list = ids.map((id) => `'${id}'`).join(', ');
   client.exec(

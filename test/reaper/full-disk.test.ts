@@ -1,19 +1,19 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { gate } from '../helper/upstream.ts';
 
 /** Lets the database grow by no page more; returns what gives the space back. */
-function fillDisk(house: House): () => void {
+function fillDisk(house: TestServer): () => void {
   const { client } = house.app.ledger;
   client.pragma(`max_page_count = ${client.pragma('page_count', { simple: true })}`);
   return () => client.pragma('max_page_count = 1073741823');
 }
 
 /** A chat whose answer comes when the disk is full, and is larger than what is left of the last page. */
-async function openUnwritten(t: Parameters<typeof openHouse>[0]) {
-  const house = await openHouse(t, { settings: { close_wait_seconds: 0 } });
+async function openUnwritten(t: Parameters<typeof openTestServer>[0]) {
+  const house = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
   await house.app.reaper.stop();
   const wallet = await house.openWallet({ budget_cents: 100, expires_in_seconds: 0 });
   const { handler, open } = gate((_, response) => {
@@ -39,7 +39,7 @@ test('while the disk is full, an answer that cannot be written is no 200, and wh
 });
 
 test('a full disk is no fault of ours: what cannot be written is 503 read_only with a time to retry', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const free = fillDisk(house);
   const codes = new Set<string>();
@@ -70,7 +70,7 @@ test('the outcome of a call whose answer could not be written is not known to it
 test('an operation whose settlement could not be written is resolved once there is space again', async (t) => {
   const { house, wallet, ask, free } = await openUnwritten(t);
   free();
-  await house.app.running.quiet(wallet.id, 30);
+  await house.app.inFlight.whenWalletIdle(wallet.id, 30);
   assert.equal((await house.budget(wallet.token)).held_usd, '0.00');
   assert.notEqual((await ask()).body.error?.code, 'operation_uncertain');
 });
@@ -78,7 +78,7 @@ test('an operation whose settlement could not be written is resolved once there 
 test('a wallet with an operation whose settlement could not be written can be closed once there is space again', async (t) => {
   const { house, wallet, free } = await openUnwritten(t);
   free();
-  await house.app.running.quiet(wallet.id, 30);
+  await house.app.inFlight.whenWalletIdle(wallet.id, 30);
   const closed = await house.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: house.accountKey });
   assert.equal(closed.status, 200);
 });

@@ -7,10 +7,10 @@ import { createEvents } from '../../src/events.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
 import { createReaper, type ReaperApp } from '../../src/reaper/reaper.ts';
-import { createRunning } from '../../src/spend/in-flight.ts';
-import { createSerially } from '../../src/spend/keyed-mutex.ts';
+import { createInFlight } from '../../src/spend/in-flight.ts';
+import { createKeyedMutex } from '../../src/spend/keyed-mutex.ts';
 import { open } from '../../src/wallet/open.ts';
-import { handClock, openHouse } from '../helper/server.ts';
+import { handClock, openTestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
 import { done, MASTER_KEY_ID, openBooks, unknown } from '../ledger/books.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
@@ -46,14 +46,14 @@ async function openReaper(t: TestContext) {
       },
     },
     events: createEvents(log),
-    running: createRunning(),
+    inFlight: createInFlight(),
     config: {
       closeWaitSeconds: 0,
       router: { upstreams: [], models: [], uncertain: { after_seconds: 100, policy: 'charge' } },
     },
     wakeAt() {},
     slots: createSlots([]),
-    serially: createSerially(),
+    leaseMutex: createKeyedMutex(),
     installationId: 'inst_test',
     answerSeconds: 30,
     sweepAt: 0,
@@ -61,7 +61,7 @@ async function openReaper(t: TestContext) {
     keysWalked: new Map(),
     look: undefined,
     health: { fault: undefined },
-    room: { lack: () => undefined },
+    diskReserve: { shortage: () => undefined },
     keysUsed: {
       // The last that a pass looks at.
       get size() {
@@ -76,7 +76,7 @@ async function openReaper(t: TestContext) {
   return {
     books,
     reaper,
-    running: app.running,
+    running: app.inFlight,
     passes,
     now: clock.now,
     wallet: async (seconds: number) => (await books.wallet(account, { expiresInSeconds: seconds }, clock.now())).id,
@@ -305,7 +305,7 @@ test(`a thousand starts, stops and calls in any order: never two passes at once,
 });
 
 test('by the real clock, a wallet that expires soon is closed without anybody asking', async (t) => {
-  const house = await openHouse(t, { time: { ...systemTime, advance() {}, leap() {} } });
+  const house = await openTestServer(t, { time: { ...systemTime, advance() {}, leap() {} } });
   const { token } = await house.openWallet();
   // The interface has no wallet that lives for a second; the house has.
   const order = {
@@ -329,7 +329,7 @@ test('by the real clock, a wallet that expires soon is closed without anybody as
 });
 
 test('what became uncertain is decided without anybody asking', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   house.upstream.handle = reset;
   await house.chat(token, { model: 'flat' });

@@ -5,14 +5,14 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { parse, stringify } from 'yaml';
 import { settle } from '../../src/ledger/operation.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, gate, reset } from '../helper/upstream.ts';
 
 const AFTER_SECONDS = 900;
 
 /** A house whose reaper runs only when the test says so, with `policy` for what is uncertain. */
-async function openStill(t: Parameters<typeof openHouse>[0], policy: 'charge' | 'release'): Promise<House> {
-  const house = await openHouse(t, { settings: { close_wait_seconds: 0, drain_seconds: 0 } });
+async function openStill(t: Parameters<typeof openTestServer>[0], policy: 'charge' | 'release'): Promise<TestServer> {
+  const house = await openTestServer(t, { settings: { close_wait_seconds: 0, drain_seconds: 0 } });
   const file = join(house.directory, 'purser.yaml');
   const settings = parse(readFileSync(file, 'utf8'));
   settings.router.uncertain = { after_seconds: AFTER_SECONDS, policy };
@@ -23,7 +23,7 @@ async function openStill(t: Parameters<typeof openHouse>[0], policy: 'charge' | 
 }
 
 /** A wallet with a chat of one cent whose answer was lost, and that chat's key. */
-async function loseAnswer(house: House, body: Record<string, unknown> = {}) {
+async function loseAnswer(house: TestServer, body: Record<string, unknown> = {}) {
   const wallet = await house.openWallet({ budget_cents: 100, expires_in_seconds: 7200, ...body });
   const key = randomUUID();
   const again = () => house.chat(wallet.token, { model: 'flat' }, key);
@@ -144,7 +144,7 @@ test('three hundred uncertain chats are decided in one pass, and one that cannot
 });
 
 /** A chat that waits at the upstream, and is called uncertain in the middle, as a slower road might leave it. */
-async function openDriven(house: House) {
+async function openDriven(house: TestServer) {
   const wallet = await house.openWallet({ budget_cents: 100, expires_in_seconds: 1000 });
   const { handler, open } = gate();
   house.upstream.handle = handler;

@@ -8,11 +8,11 @@ import { files } from '../../src/files/data-directory.ts';
 import { exportEntries } from '../../src/ledger/export.ts';
 import { headOf } from '../../src/ledger/head.ts';
 import { backUp } from '../../src/recovery/backup.ts';
-import { type House, openHouse, UPSTREAM_KEY } from '../helper/server.ts';
+import { openTestServer, type TestServer, UPSTREAM_KEY } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const NOW = 1_790_000_000;
-const backUpHouse = (house: House, file: string) => backUp(files(house.directory), file, '1.2.3', NOW);
+const backUpHouse = (house: TestServer, file: string) => backUp(files(house.directory), file, '1.2.3', NOW);
 const newFile = (t: TestContext) => join(temporaryDirectory(t), 'backup.db');
 
 function read<T>(file: string, look: (client: Client.Database) => T): T {
@@ -25,7 +25,7 @@ function read<T>(file: string, look: (client: Client.Database) => T): T {
 }
 
 test('a backup is one private file with its manifest, made while the server serves', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await house.chat(token);
   const file = newFile(t);
@@ -53,7 +53,7 @@ test('a backup is one private file with its manifest, made while the server serv
 });
 
 test('a backup under load is a prefix of the journal', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ budget_cents: 10_000 });
   let running = true;
   const load = Array.from({ length: 8 }, async () => {
@@ -78,7 +78,7 @@ test('a backup under load is a prefix of the journal', async (t) => {
 });
 
 test('no token is in a backup, and no key', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const gateway = (await house.ask('POST', '/v1/router/key', { token, key: randomUUID(), body: {} })).body.api_key;
   await house.chat(token);
@@ -94,7 +94,7 @@ test('no token is in a backup, and no key', async (t) => {
 });
 
 test('what is there is never overwritten, not even a name that leads nowhere', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const file = newFile(t);
   writeFileSync(file, 'the only other copy');
   await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /is there already/ });
@@ -106,12 +106,12 @@ test('what is there is never overwritten, not even a name that leads nowhere', a
 });
 
 test('a directory that is not there is said', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await assert.rejects(backUpHouse(house, join(newFile(t), 'in', 'it.db')), { code: 'not_found' });
 });
 
 test('what a killed backup left behind is in nobody’s way', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const file = newFile(t);
   for (const suffix of ['.part', '.part-wal', '.part-shm', '.part-journal']) writeFileSync(file + suffix, 'half');
   await backUpHouse(house, file);
@@ -119,7 +119,7 @@ test('what a killed backup left behind is in nobody’s way', async (t) => {
 });
 
 test('damaged books are not backed up, and nothing is left under the name', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.openWallet();
   house.app.ledger.client.exec(`update wallet set name = 'somebody else'`);
   const file = newFile(t);
@@ -131,7 +131,7 @@ test('damaged books are not backed up, and nothing is left under the name', asyn
 });
 
 test('books that are behind what was acknowledged are not backed up', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   await house.chat(token);
   await house.close();
@@ -145,7 +145,7 @@ test('books that are behind what was acknowledged are not backed up', async (t) 
 });
 
 test('the tables of Litestream stay in the database and are not in its backup', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   house.app.ledger.client.exec(
     'create table _litestream_seq (id integer primary key, seq integer); create table _litestream_lock (id integer); insert into _litestream_seq values (1, 7)',
   );

@@ -12,7 +12,7 @@ import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
 import { createLog } from '../../src/log.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 
@@ -24,7 +24,7 @@ function restoreIn(directory: string, file: string, options: { force?: boolean; 
 
 /** A house with a backup of its first half, still open. */
 async function openBackedUp(t: TestContext) {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const early = await house.openWallet({ name: 'early' });
   await house.chat(early.token);
   const file = join(temporaryDirectory(t), 'backup.db');
@@ -34,7 +34,7 @@ async function openBackedUp(t: TestContext) {
   return { house, early, late, file, backup };
 }
 
-const statusOf = async (house: House, token: string) => (await house.ask('GET', '/v1/budget', { token })).status;
+const statusOf = async (house: TestServer, token: string) => (await house.ask('GET', '/v1/budget', { token })).status;
 const conflict = (message: RegExp) => ({ code: 'conflict', message });
 
 test('the restored books are those of the backup, in a new epoch, and the others are kept', async (t) => {
@@ -137,7 +137,7 @@ test('while a server runs, or anybody has the database open, nothing is restored
 
 test('books of another installation are replaced only with --force', async (t) => {
   const { file } = await openBackedUp(t);
-  const other = await openHouse(t);
+  const other = await openTestServer(t);
   await other.close();
   await assert.rejects(restoreIn(other.directory, file), conflict(/it needs the master key/));
   const first = (await openBackedUp(t)).house;

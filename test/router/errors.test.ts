@@ -3,7 +3,7 @@ import test from 'node:test';
 import { isPassing } from '../../src/http/openai-error.ts';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type Answer, type House, openHouse } from '../helper/server.ts';
+import { type Answer, openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, forever, said, streaming } from '../helper/sse.ts';
 import { completion, failure, gate, reset } from '../helper/upstream.ts';
 
@@ -42,7 +42,7 @@ const CHAT = '/chat/completions';
 const hi = { messages: [{ role: 'user', content: 'hi' }] };
 
 test('every error under the base URL has the shape that OpenAI’s clients read', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const post = (body: unknown, more: object = {}) => gateway.ask('POST', CHAT, { body, ...more });
   const cases: [Promise<Answer>, number, string, (string | null)?][] = [
@@ -80,7 +80,7 @@ test('every error under the base URL has the shape that OpenAI’s clients read'
 });
 
 test('what an upstream says comes in the same shape, and tells a stock client whether to come again', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const cases: [ReturnType<typeof failure>, number, string, boolean][] = [
     [no(400), 400, 'invalid_request', false],
@@ -101,7 +101,7 @@ test('what an upstream says comes in the same shape, and tells a stock client wh
 });
 
 test('whoever sent no key is not told to retry with it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   for (const [key, stream] of [
     ['plain', false],
@@ -121,7 +121,7 @@ test('whoever sent no key is not told to retry with it', async (t) => {
 });
 
 test('a conflict, a lost answer and one that is no longer kept are final', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = streaming(said('a'), forever);
   const stream = await gateway.stream({}, 'k');
@@ -154,7 +154,7 @@ test('which codes are worth a retry is written down, whole', () => {
 });
 
 test('an exhausted wallet is a 402 that nobody repeats; held funds are a 429 that stock clients wait out', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
   for (const stream of [false, true]) {
     const exhausted = await gateway.chat({ model: 'dear', max_tokens: 101, stream });
@@ -198,7 +198,7 @@ const left = ({ headers }: Pick<Answer, 'headers'>) => [
 ];
 
 test('rate-limit headers count down on every answer, streams and refusals too, and the limit is a 429', async (t) => {
-  const house = await openHouse(t, perMinute(6));
+  const house = await openTestServer(t, perMinute(6));
   const gateway = await openGateway(house); // Making the key was the first of the six.
   house.upstream.handle = completion();
   const plain = await gateway.chat({ model: 'free' });
@@ -219,14 +219,14 @@ test('rate-limit headers count down on every answer, streams and refusals too, a
 });
 
 test('without a limit there are no rate-limit headers, and a stranger is told nothing of anybody’s', async (t) => {
-  const free = await openHouse(t);
+  const free = await openTestServer(t);
   assert.deepEqual(left(await (await openGateway(free)).ask('GET', '/models')), [undefined, undefined]);
-  const house = await openHouse(t, perMinute(6));
+  const house = await openTestServer(t, perMinute(6));
   assert.deepEqual(left(await house.ask('GET', '/v1/router/models', { token: 'x' })), [undefined, undefined]);
 });
 
 test('the list of models is OpenAI’s, with prices and limits', async (t) => {
-  const house: House = await openHouse(t);
+  const house: TestServer = await openTestServer(t);
   const gateway = await openGateway(house);
   const { body } = await gateway.ask('GET', '/models');
   assert.equal(body.object, 'list');
@@ -248,7 +248,7 @@ test('the list of models is OpenAI’s, with prices and limits', async (t) => {
 
 test('a model’s name may hold slashes, colons and blanks', async (t) => {
   const ids = ['qwen/qwen3-8b', 'a/b/c:free', 'with blank', 'ümlaut', '100%'];
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: { ...all.router, models: ids.map((id) => ({ ...all.router.models[2], id })) },

@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test from 'node:test';
 import { randomFrom } from '../executable/random.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
-import { type Answer, type House, openHouse } from '../helper/server.ts';
+import { type Answer, openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, event, resetIt, said, streaming } from '../helper/sse.ts';
 import { completion, type FakeUpstream, failure, gate, halfBody, reset } from '../helper/upstream.ts';
 
@@ -30,7 +30,7 @@ const countBy = (answers: Answer[]) => {
 const isStream = (i: number) => i % 2 === 0;
 
 test('overspend by concurrency: 50 streams and 50 plain requests at once, with a fresh key, on credit for 7', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const held = gate(both());
   house.upstream.handle = held.handler;
   const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
@@ -54,7 +54,7 @@ test('overspend by concurrency: 50 streams and 50 plain requests at once, with a
 });
 
 test('overspend by concurrency: many keys and the wallet’s own token are one budget', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
   const keys = await Promise.all(
     Array.from({ length: 9 }, async (_, i) => {
@@ -106,7 +106,7 @@ const ENDS = [
 test(`leaked holds: after every kind of end nothing is held, in whole nano-dollars (seed ${SEED})`, async (t) => {
   t.diagnostic(`seed ${SEED}`);
   const random = randomFrom(SEED);
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   const gateway = await openGateway(house);
   const plan = ENDS.flatMap((handler) => [false, true].map((stream) => ({ handler, stream, at: random() })));
@@ -133,7 +133,7 @@ test(`leaked holds: after every kind of end nothing is held, in whole nano-dolla
 });
 
 test('lost rows: whatever became of a call, it has a row, and no row had two calls', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = (call, response) => ENDS[Number(call.body.seed)]?.(call, response);
   await Promise.all(
@@ -152,7 +152,7 @@ async function leave(gateway: Gateway, body: object): Promise<void> {
 }
 
 test('retries charged twice: one key is one call and one charge, however many ask at once, and afterwards', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const held = gate(both());
   house.upstream.handle = held.handler;
@@ -172,7 +172,7 @@ test('retries charged twice: one key is one call and one charge, however many as
 });
 
 test('retries charged twice: an attempt that was refused is not charged, and each has its row', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const handlers = [failure(429), failure(503), completionStream()];
   house.upstream.handle = (call, response) => handlers.shift()?.(call, response);
@@ -209,7 +209,7 @@ const longOutput = (house: Record<string, any>) => ({
 });
 
 test('over-reserve: a small wallet can run an ordinary request, and is told which max_tokens does', async (t) => {
-  const house = await openHouse(t, { change: longOutput });
+  const house = await openTestServer(t, { change: longOutput });
   const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
   house.upstream.handle = both(NOTHING);
   const long = 'x'.repeat(20_000);
@@ -231,7 +231,7 @@ test('over-reserve: a small wallet can run an ordinary request, and is told whic
 });
 
 test('over-reserve: what is held for a stream comes back the moment that it ends', async (t) => {
-  const house = await openHouse(t, { change: longOutput });
+  const house = await openTestServer(t, { change: longOutput });
   const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
   house.upstream.handle = completionStream({ prompt_tokens: 10, completion_tokens: 5 });
   for (
@@ -244,7 +244,7 @@ test('over-reserve: what is held for a stream comes back the moment that it ends
 });
 
 test('the provider’s own prepaid runs out: nothing is charged, and the operator can read why', async (t) => {
-  const house: House = await openHouse(t);
+  const house: TestServer = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = failure(402, { error: { message: 'Insufficient credits' } });
   for (const stream of [false, true]) {

@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, DONE, event, FINISHED, resetIt, type Step, said, streaming } from '../helper/sse.ts';
 import type { FakeUpstream } from '../helper/upstream.ts';
 
@@ -105,7 +105,7 @@ function handlerOf(it: any): FakeUpstream['handle'] {
 }
 
 /** The law of the house, whatever an upstream writes. */
-async function assertLawful(house: House, walletId: string, answer: { status: number; text: string }) {
+async function assertLawful(house: TestServer, walletId: string, answer: { status: number; text: string }) {
   assert([200, 400, 404, 413, 429, 503].includes(answer.status), `${answer.status} ${answer.text.slice(0, 300)}`);
   const { operations } = await house.run('operation.list', {});
   const operation = operations[0];
@@ -124,7 +124,7 @@ async function assertLawful(house: House, walletId: string, answer: { status: nu
 
 async function fuzz(t: TestContext, isStream: boolean) {
   t.diagnostic(`seed ${SEED}, ${RUN_COUNT} runs`);
-  const house = await openHouse(t, { creditCents: 100_000_000 });
+  const house = await openTestServer(t, { creditCents: 100_000_000 });
   await house.app.reaper.stop();
   const seen = new Map<string, number>();
   await fc.assert(

@@ -4,18 +4,18 @@ import test from 'node:test';
 import { deriveToken } from '../../src/access/token.ts';
 import { ROUTES } from '../../src/http/routes.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, DONE, openStream } from '../helper/sse.ts';
 import { completion } from '../helper/upstream.ts';
 import { INTERFACE } from '../http/interface.ts';
 import { assertNothingMoves, assertRefused, footprint } from '../http/refused.ts';
 
-const makeKey = (house: House, token: string, body: unknown = {}) =>
+const makeKey = (house: TestServer, token: string, body: unknown = {}) =>
   house.ask('POST', '/v1/router/key', { token, body });
 const MODELS = '/v1/router/models';
 
 test('a gateway key comes with its base URL and the end of its wallet, and opens the gateway', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ expires_in_seconds: 600 });
   const { status, body } = await makeKey(house, token);
   assert.equal(status, 200);
@@ -29,7 +29,7 @@ test('a gateway key comes with its base URL and the end of its wallet, and opens
 });
 
 test('the same options are the same key, in any order; other options are another', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   const keyOf = async (body: object) => (await makeKey(house, token, body)).body.api_key;
   const plain = await keyOf({});
@@ -46,7 +46,7 @@ test('the same options are the same key, in any order; other options are another
 });
 
 test('the body is free-form: what binds is taken, whatever else is there is ignored, and so is no body at all', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   const keyOf = async (body: unknown) => {
     const answer = await makeKey(house, token, body);
@@ -80,7 +80,7 @@ test('the body is free-form: what binds is taken, whatever else is there is igno
 });
 
 test('options that are wrong are refused, and name what is wrong', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const wrong: [unknown, number, string, RegExp][] = [
     [{ models: 'chat', other: 1 }, 400, 'invalid_request', /models/],
@@ -111,7 +111,7 @@ test('options that are wrong are refused, and name what is wrong', async (t) => 
 });
 
 test('a gateway key gets 403 at every endpoint of the interface, and does nothing there', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const before = await footprint(house);
   for (const { method, path, key, body } of INTERFACE) {
@@ -126,7 +126,7 @@ test('a gateway key gets 403 at every endpoint of the interface, and does nothin
 });
 
 test('under the gateway’s base URL no other token is taken', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const chat = { model: 'free', messages: [{ role: 'user', content: 'hi' }] };
   const calls: ['GET' | 'POST', string, object | undefined][] = [
@@ -159,7 +159,7 @@ test('under the gateway’s base URL no other token is taken', async (t) => {
 });
 
 test('no path leads to an upstream but those that take a hold', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const body = { model: 'free', messages: [{ role: 'user', content: 'hi' }], input: 'hi', prompt: 'hi' };
   const paths = [
@@ -218,7 +218,7 @@ test('no path leads to an upstream but those that take a hold', async (t) => {
 });
 
 test('a key with models sees them alone: it lists, reads and asks no other', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { options: { models: ['flat', 'free'] } });
   const { body } = await gateway.ask('GET', '/models');
   assert.deepEqual(
@@ -240,7 +240,7 @@ test('a key with models sees them alone: it lists, reads and asks no other', asy
 });
 
 test('a key replays nothing of a model that it is not for, whichever key of the wallet has bought it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const body = { models: ['flat'] };
   const other = (await house.ask('POST', '/v1/router/key', { token: gateway.token, body })).body.api_key;
@@ -254,7 +254,7 @@ test('a key replays nothing of a model that it is not for, whichever key of the 
 });
 
 test('a key with a price limit refuses what may cost more, and says which limit it is and what fits', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { options: { max_price_usd: '0.50' }, wallet: { budget_cents: 10_000 } });
   for (const stream of [true, false]) {
     const answer = await gateway.chat({ model: 'dear', max_tokens: 51, stream });
@@ -271,7 +271,7 @@ test('a key with a price limit refuses what may cost more, and says which limit 
 });
 
 test('a key’s limit above what the wallet has names the number that fits the wallet too', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house, { options: { max_price_usd: '5' }, wallet: { budget_cents: 100 } });
   const refused = await gateway.chat({ model: 'dear', max_tokens: 1000 });
   assert.equal(refused.status, 402);
@@ -281,7 +281,7 @@ test('a key’s limit above what the wallet has names the number that fits the w
 });
 
 test('a revoked key is 401 at once, and the same options are a new key', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const { keys } = await house.run('wallet.gateway-keys', { id: gateway.walletId });
   assert.equal(keys.length, 1);
@@ -298,7 +298,7 @@ test('a revoked key is 401 at once, and the same options are a new key', async (
 });
 
 test('a stream that runs when its key is revoked is paid and ends; the next one does not begin', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const { keys } = await house.run('wallet.gateway-keys', { id: gateway.walletId });
   const revoked = Promise.withResolvers<void>();
@@ -317,13 +317,13 @@ test('a stream that runs when its key is revoked is paid and ends; the next one 
 for (const [how, end, code] of [
   [
     'closed',
-    (house: House, id: string) => house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey }),
+    (house: TestServer, id: string) => house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey }),
     'wallet_closed',
   ],
-  ['expired', async (house: House) => house.clock.advance(3600), 'wallet_expired'],
+  ['expired', async (house: TestServer) => house.clock.advance(3600), 'wallet_expired'],
 ] as const)
   test(`the key of a wallet that is ${how} reads the models and spends nothing, and there is no new one`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const gateway = await openGateway(house);
     await end(house, gateway.walletId);
     assert.equal((await gateway.ask('GET', '/models')).status, 200);
@@ -333,7 +333,7 @@ for (const [how, end, code] of [
   });
 
 test('a wallet that is closed while its key is being made gets none', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet();
   const write = house.app.ledger.write;
   house.app.ledger.write = async (change) => {
@@ -346,7 +346,7 @@ test('a wallet that is closed while its key is being made gets none', async (t) 
 });
 
 test('a suspended account gets no new key and no new hold; what it has goes on reading and replaying', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   house.upstream.handle = completionStream();
   const before = await gateway.streamed({}, 'k');
@@ -364,7 +364,7 @@ test('a suspended account gets no new key and no new hold; what it has goes on r
 });
 
 test('other people’s keys spend other people’s money: one wallet never pays, nor answers, for another', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const [one, two] = [await openGateway(house), await openGateway(house)];
   house.upstream.handle = completionStream();
   await one.streamed({}, 'k');
@@ -381,7 +381,7 @@ test('other people’s keys spend other people’s money: one wallet never pays,
 });
 
 test('a wallet has at most a hundred gateway keys', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const price = (i: number) => ({ max_price_usd: `0.${String(i + 1).padStart(3, '0')}` });
   for (let i = 0; i < 100; i++) assert.equal((await makeKey(house, token, price(i))).status, 200);

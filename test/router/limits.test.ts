@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, type HouseOptions, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 
 const price = { prompt: '0', completion: '0.001' };
@@ -31,16 +31,16 @@ const MODELS = [
     pricing: { prompt: '0.000001', completion: '0' },
   },
 ];
-const settings: HouseOptions = {
+const settings: TestServerOptions = {
   change: (all) => ({
     ...all,
     router: { upstreams: [all.router.upstreams[0], { ...all.router.upstreams[0], name: 'cloud' }], models: MODELS },
   }),
 };
-const latest = async (house: House): Promise<any> => (await house.run('operation.list', {})).operations[0];
+const latest = async (house: TestServer): Promise<any> => (await house.run('operation.list', {})).operations[0];
 const USAGE = completion({ prompt_tokens: 1, completion_tokens: 1 });
 const open = async (t: test.TestContext, cents = 10_000) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   house.upstream.handle = USAGE;
   return { house, gateway: await openGateway(house, { wallet: { budget_cents: cents } }) };
 };
@@ -119,7 +119,7 @@ test('a price limit of the gateway key is met by a shorter answer, too, where no
 });
 
 test('twenty-four requests without a limit share a dollar of a model at 2.5 and 10 USD a million', async (t) => {
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: {
@@ -196,7 +196,7 @@ test('prompt_overhead_tokens is what a server adds by itself', async (t) => {
 });
 
 test('embeddings of lists of token ids are bounded by one for each, texts by their longest form', async (t) => {
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: {

@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import test from 'node:test';
 import { randomFrom } from '../executable/random.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, counted, DONE, event, FINISHED, resetIt, said, streaming } from '../helper/sse.ts';
 import { failure, halfBody, reset } from '../helper/upstream.ts';
 
@@ -111,7 +111,7 @@ const CUT: Kind[] = (
 }));
 
 type Row = { id: string; wallet: string; hold: bigint; charge: bigint | null; state: string; price: string };
-const rowsOf = (house: House) =>
+const rowsOf = (house: TestServer) =>
   house.app.ledger.client
     .prepare('select id, wallet_id as wallet, hold_nanos as hold, charge_nanos as charge, state, price from operation')
     .all() as Row[];
@@ -128,7 +128,7 @@ function costOf(cost: Cost, { hold, price }: Row): bigint {
 }
 
 test('what came back decides what is charged', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   await house.app.reaper.stop();
   for (const stream of [false, true])
     for (const kind of stream ? [...KINDS, ...CUT] : KINDS)
@@ -168,7 +168,7 @@ async function askSomehow(
 test(`whatever upstreams, clients and closes do, each request costs what its upstream counted (seed ${SEED})`, async (t) => {
   t.diagnostic(`seed ${SEED}, ${REQUEST_COUNT} requests`);
   const random = randomFrom(SEED);
-  const house = await openHouse(t, { settings: { close_wait_seconds: 0 } });
+  const house = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
   await house.app.reaper.stop();
   const all = [...KINDS, ...CUT];
   const served = new Map<string, Kind>();
@@ -199,7 +199,7 @@ test(`whatever upstreams, clients and closes do, each request costs what its ups
       }
     }),
   );
-  await house.app.running.drained();
+  await house.app.inFlight.drained();
   house.clock.advance(901);
   await house.app.reaper.runOnce();
 

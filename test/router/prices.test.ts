@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, type HouseOptions, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure } from '../helper/upstream.ts';
 
@@ -34,11 +34,11 @@ const MODELS = [
     pricing_per_million: { prompt: '0.02', request: '0.000001' },
   },
 ];
-const settings: HouseOptions = {
+const settings: TestServerOptions = {
   change: (all) => ({ ...all, router: { upstreams: all.router.upstreams, models: MODELS } }),
 };
 /** The latest operation, its JSON in any shape. */
-const latest = async (house: House): Promise<any> => (await house.run('operation.list', {})).operations[0];
+const latest = async (house: TestServer): Promise<any> => (await house.run('operation.list', {})).operations[0];
 
 type Case = [what: string, model: string, usage: object, nanos: bigint];
 const usage = (prompt: number, completion: number, more: object = {}) => ({
@@ -109,7 +109,7 @@ const CASES: Case[] = [
 const long = [{ role: 'user', content: 'x'.repeat(2500) }];
 
 test('what an upstream counts is charged by our price, streamed or not', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   for (const [what, model, it, nanos] of CASES)
     await t.test(what, async () => {
       const gateway = await openGateway(house);
@@ -124,7 +124,7 @@ test('what an upstream counts is charged by our price, streamed or not', async (
 });
 
 test('price, bound and count stand on the row: enough to compute hold and charge again', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   const gateway = await openGateway(house);
   const it = usage(1001, 10, { ...cached(1), ...reasoning(2) });
   house.upstream.handle = completion(it);
@@ -157,7 +157,7 @@ test('price, bound and count stand on the row: enough to compute hold and charge
 });
 
 test('the hold takes the dearest rate that a token can have', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   const gateway = await openGateway(house);
   house.upstream.handle = completion(usage(1, 1));
   await gateway.chat({ model: 'special', max_tokens: 10 });
@@ -174,7 +174,7 @@ const picture = (url: string, detail?: string) => ({
 });
 
 test('images cost what the configuration says for each, and as many tokens as one can become', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   const gateway = await openGateway(house);
   const content = [{ type: 'text', text: 'what is this?' }, picture(PNG), picture('https://a.example/b.png', 'high')];
   house.upstream.handle = completion(usage(900, 10));
@@ -190,7 +190,7 @@ test('images cost what the configuration says for each, and as many tokens as on
 });
 
 test('images go only to models that have a price for them, and only as addresses of images', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   const gateway = await openGateway(house);
   const ask = (model: string, part: unknown) => gateway.chat({ model, messages: [{ role: 'user', content: [part] }] });
   assert.equal((await ask('plain', picture(PNG))).body.error.code, 'unsupported_parameter');
@@ -218,7 +218,7 @@ test('images go only to models that have a price for them, and only as addresses
 });
 
 test('a model without a price is not there: not listed, not read, not asked', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const { body } = await gateway.ask('GET', '/models');
   assert(!body.data.some(({ id }: { id: string }) => id === 'unpriced'));
@@ -234,7 +234,7 @@ test('a model without a price is not there: not listed, not read, not asked', as
 });
 
 test('embeddings are charged by their prompt, and their answer is passed on', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   const gateway = await openGateway(house);
   const body = { object: 'list', data: [{ embedding: [0.5], index: 0 }], usage: { prompt_tokens: 7, total_tokens: 7 } };
   house.upstream.handle = failure(200, body);
@@ -253,7 +253,7 @@ test('embeddings are charged by their prompt, and their answer is passed on', as
 });
 
 test('embeddings and chats are asked of models of their kind only, with what is priced', async (t) => {
-  const house = await openHouse(t, settings);
+  const house = await openTestServer(t, settings);
   const gateway = await openGateway(house);
   const embed = (body: object) =>
     gateway.ask('POST', '/embeddings', { body: { model: 'embedding', input: 'a', ...body } });

@@ -5,11 +5,11 @@ import { Router } from '../../src/config/router.ts';
 import { boundChat } from '../../src/router/bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
 
 test('a member that is null is left out, as OpenAI does it: some clients send all that they know', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const nulls = [
     'n',
@@ -44,10 +44,10 @@ test('a member that is null is left out, as OpenAI does it: some clients send al
 });
 
 /** The body of a call of the upstream. */
-const sent = (house: House, at: number): Record<string, unknown> => house.upstream.calls[at]?.body ?? {};
+const sent = (house: TestServer, at: number): Record<string, unknown> => house.upstream.calls[at]?.body ?? {};
 
 test('the strict endpoint takes null as left out, too', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const names = [
     'n',
@@ -67,7 +67,7 @@ test('the strict endpoint takes null as left out, too', async (t) => {
 });
 
 test('what would make the upstream remember or cost another price is passed on as harmless, metadata not at all', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const asked = { store: false, service_tier: 'default', metadata: { tags: ['cheap'] } };
   assert.equal((await gateway.chat(asked)).status, 200);
@@ -94,7 +94,7 @@ test('OpenAI’s own API is told so with every chat: there the settings of the p
 });
 
 test('what is not priced is refused by name, whatever its value', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   const unpriced = {
     audio: { voice: 'a', format: 'mp3' },
@@ -132,7 +132,7 @@ const ANSWERS: [what: string, message: Record<string, unknown>][] = [
 ];
 for (const [whose, message] of ANSWERS)
   test(`an answer of ${whose} can be sent back as it came`, async (t) => {
-    const house = await openHouse(t);
+    const house = await openTestServer(t);
     const gateway = await openGateway(house);
     house.upstream.handle = completion();
     const messages = [{ role: 'user', content: 'hi' }, message, { role: 'user', content: 'go on' }];
@@ -144,7 +144,7 @@ for (const [whose, message] of ANSWERS)
   });
 
 test('a thought that is no text is not forwarded: bytes bound text only', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const gateway = await openGateway(house);
   for (const message of [
     { reasoning: { file_id: 'a' } },

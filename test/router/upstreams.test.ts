@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, event, FINISHED, resetIt, said, streaming } from '../helper/sse.ts';
 import {
   completion,
@@ -22,7 +22,7 @@ async function openThree(t: TestContext, limits: object = {}) {
   const [two, three] = [await openUpstream(t), await openUpstream(t)];
   const gone = await openUpstream({ after() {} });
   await gone.close();
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: {
@@ -64,8 +64,8 @@ async function openThree(t: TestContext, limits: object = {}) {
   });
   return { house, one: house.upstream, two, three, gateway: await openGateway(house) };
 }
-const latest = async (house: House): Promise<any> => (await house.run('operation.list', {})).operations[0];
-const passedOver = (house: House) =>
+const latest = async (house: TestServer): Promise<any> => (await house.run('operation.list', {})).operations[0];
+const passedOver = (house: TestServer) =>
   house.log.map((line) => JSON.parse(line)).filter((it) => it.event === 'upstream.passed_over');
 
 /** Clear noes that are not about the request: the next one is asked. */
@@ -314,7 +314,7 @@ test('however a call ends, its place is free again', async (t) => {
 
 test('with several upstreams the max_tokens that is said to fit does fit', async (t) => {
   const two = await openUpstream(t);
-  const house = await openHouse(t, {
+  const house = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: {

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { readFileSync, writeFileSync } from 'node:fs';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { completion, failure, gate } from '../helper/upstream.ts';
 
 test('the same key and body get the same answer again, marked, and are paid once', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const first = await house.chat(token, {}, 'k');
   const again = await house.chat(token, {}, 'k');
@@ -25,7 +25,7 @@ test('the same key and body get the same answer again, marked, and are paid once
 });
 
 test('the same key with another body is a conflict, while the first runs and afterwards', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const held = gate();
   house.upstream.handle = held.handler;
@@ -38,7 +38,7 @@ test('the same key with another body is a conflict, while the first runs and aft
 });
 
 test('a key belongs to its wallet: another wallet may use it for something else', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const [one, two] = [await house.openWallet(), await house.openWallet()];
   assert.equal((await house.chat(one.token, {}, 'k')).status, 200);
   assert.equal((await house.chat(two.token, { max_tokens: 5 }, 'k')).status, 200);
@@ -46,7 +46,7 @@ test('a key belongs to its wallet: another wallet may use it for something else'
 });
 
 test('ten that join a refused attempt are refused alike, with one call upstream', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   const held = gate(failure(400, { error: { message: 'bad schema' } }));
   house.upstream.handle = held.handler;
@@ -62,7 +62,7 @@ test('ten that join a refused attempt are refused alike, with one call upstream'
 });
 
 test('a client that goes away changes nothing: the call is finished, settled, and its answer replayed by key', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token, id } = await house.openWallet();
   const held = gate(completion({ prompt_tokens: 1, completion_tokens: 1 }));
   house.upstream.handle = held.handler;
@@ -78,7 +78,7 @@ test('a client that goes away changes nothing: the call is finished, settled, an
   controller.abort();
   await assert.rejects(gone);
   held.open();
-  await house.app.running.quiet(id, 10);
+  await house.app.inFlight.whenWalletIdle(id, 10);
   const replayed = await house.chat(token, {}, 'k');
   assert.equal(replayed.status, 200);
   assert.equal(replayed.headers['idempotent-replayed'], 'true');
@@ -87,7 +87,7 @@ test('a client that goes away changes nothing: the call is finished, settled, an
 });
 
 test('top up, retry, succeed: a refusal for money frees the key', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ budget_cents: 100 });
   const held = gate();
   house.upstream.handle = held.handler;
@@ -107,7 +107,7 @@ test('top up, retry, succeed: a refusal for money frees the key', async (t) => {
 });
 
 test('the creation of a wallet is replayed while it is active, and its dead credential never', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const body = { name: 'w', budget_cents: 100 };
   const make = (over = {}) =>
     house.ask('POST', '/v1/wallets', { token: house.accountKey, key: 'w', body: { ...body, ...over } });
@@ -127,7 +127,7 @@ test('the creation of a wallet is replayed while it is active, and its dead cred
 });
 
 test('a crash during the call leaves an uncertain operation, and the policy decides it after the restart', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet();
   house.upstream.handle = () => {};
   const cut = house.chat(token, {}, 'k').catch(() => undefined);
@@ -146,7 +146,7 @@ test('a crash during the call leaves an uncertain operation, and the policy deci
 });
 
 test('with the policy release an uncertain hold comes back and its key is free', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const settings = `${house.directory}/purser.yaml`;
   writeFileSync(
     settings,

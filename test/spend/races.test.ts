@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { type Answer, openHouse } from '../helper/server.ts';
+import { type Answer, openTestServer } from '../helper/server.ts';
 import { completion, gate } from '../helper/upstream.ts';
 
 const countBy = (answers: Answer[]) => {
@@ -14,7 +14,7 @@ const countBy = (answers: Answer[]) => {
 };
 
 test('a thousand spenders on a wallet that affords exactly a hundred: a hundred succeed, and not a cent over', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet({ budget_cents: 100 }); // 100 × 0.01
   const answers = await Promise.all(Array.from({ length: 1000 }, () => house.chat(token, { model: 'flat' })));
   const counts = countBy(answers);
@@ -29,7 +29,7 @@ test('a thousand spenders on a wallet that affords exactly a hundred: a hundred 
 const RACED_KEYS = Number(process.env.PURSER_TEST_KEYS ?? 200);
 
 test(`the same key from 64 clients, ${RACED_KEYS} times over: one effect each`, async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet({ budget_cents: 1000 });
   const keys = Array.from({ length: RACED_KEYS }, () => randomUUID());
   const clients = Array.from({ length: 64 }, async () => {
@@ -49,7 +49,7 @@ test(`the same key from 64 clients, ${RACED_KEYS} times over: one effect each`, 
 });
 
 test('the same wallet asked for by 64 clients at once is made once', async (t) => {
-  const house = await openHouse(t, { creditCents: 1000 });
+  const house = await openTestServer(t, { creditCents: 1000 });
   const answers = await Promise.all(
     Array.from({ length: 64 }, () =>
       house.ask('POST', '/v1/wallets', { token: house.accountKey, key: 'one', body: { name: 'w', budget_cents: 600 } }),
@@ -61,7 +61,7 @@ test('the same wallet asked for by 64 clients at once is made once', async (t) =
 });
 
 test('wallets raced for with credit for four: four are made and the account is never below zero', async (t) => {
-  const house = await openHouse(t, { creditCents: 450 });
+  const house = await openTestServer(t, { creditCents: 450 });
   const answers = await Promise.all(
     Array.from({ length: 40 }, () =>
       house.ask('POST', '/v1/wallets', {
@@ -76,7 +76,7 @@ test('wallets raced for with credit for four: four are made and the account is n
 });
 
 test('closing races spending: every charge is settled before, every other request is refused, and the sum is right', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   for (let round = 0; round < 10; round++) {
     const { id, token } = await house.openWallet({ budget_cents: 100 });
     const spenders = Array.from({ length: 20 }, () => house.chat(token, { model: 'flat' }));
@@ -100,7 +100,7 @@ test('closing races spending: every charge is settled before, every other reques
 });
 
 test('a call in flight when its wallet expires is settled by its answer, and only then the wallet is closed', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet({ budget_cents: 100, expires_in_seconds: 60 });
   const held = gate(completion());
   house.upstream.handle = held.handler;
@@ -114,7 +114,7 @@ test('a call in flight when its wallet expires is settled by its answer, and onl
   assert.deepEqual([pending.body.status, pending.body.cleanup.pending], ['expired', true]);
   held.open();
   assert.equal((await running).status, 200);
-  await house.app.running.quiet(id, 10);
+  await house.app.inFlight.whenWalletIdle(id, 10);
   await house.app.reaper.runOnce();
   const closed = await house.ask('GET', `/v1/wallets/${id}`, { token: house.accountKey });
   assert.deepEqual([closed.body.status, closed.body.used_usd, closed.body.returned_cents], ['closed', '0.01', 99]);
@@ -123,7 +123,7 @@ test('a call in flight when its wallet expires is settled by its answer, and onl
 });
 
 test('closing while a call hangs answers cleanup_pending, and is done once the call has ended', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { id, token } = await house.openWallet({ budget_cents: 100 });
   const held = gate(completion());
   house.upstream.handle = held.handler;

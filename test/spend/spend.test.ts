@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
 
 test('a chat is charged by its usage, to the nano-dollar, and the rest of the hold comes back', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ budget_cents: 500 });
   house.upstream.handle = completion({ prompt_tokens: 11, completion_tokens: 7 });
   const answer = await house.chat(token);
@@ -18,7 +18,7 @@ test('a chat is charged by its usage, to the nano-dollar, and the rest of the ho
 });
 
 test('a chat nobody can pay for is refused before the upstream hears of it', async (t) => {
-  const house = await openHouse(t);
+  const house = await openTestServer(t);
   const { token } = await house.openWallet({ budget_cents: 100 });
   const answer = await house.chat(token, { model: 'dear', max_tokens: 1000 });
   assert.equal(answer.status, 402);

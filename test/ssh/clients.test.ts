@@ -3,14 +3,14 @@ import { Socket } from 'node:net';
 import { Readable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import type { ServerChannel } from 'ssh2';
-import { createHeld } from '../../src/http/memory-quota.ts';
-import { createVisitors } from '../../src/ssh/clients.ts';
+import { createMemoryQuota } from '../../src/http/memory-quota.ts';
+import { createClients } from '../../src/ssh/clients.ts';
 import type { Memory } from '../../src/ssh/memory.ts';
 
 const MIB = 1024 * 1024;
 
 /** A connection with a session that reads nothing: `arrive` is what a client sends it. */
-function connect(t: TestContext, visitors: ReturnType<typeof createVisitors>, memory: Memory) {
+function connect(t: TestContext, visitors: ReturnType<typeof createClients>, memory: Memory) {
   const socket = new Socket();
   t.after(() => socket.destroy());
   const visitor = visitors.admit(socket);
@@ -28,20 +28,20 @@ function connect(t: TestContext, visitors: ReturnType<typeof createVisitors>, me
 }
 
 test('a packet of one byte that waits is counted as the object that it is', (t) => {
-  const visitors = createVisitors({ strangerMilliseconds: 60_000, failed() {} });
-  const held = createHeld();
-  const client = connect(t, visitors, held.enter('wal_1'));
+  const visitors = createClients({ strangerMilliseconds: 60_000, failed() {} });
+  const held = createMemoryQuota();
+  const client = connect(t, visitors, held.open('wal_1'));
   client.arrive(1, 60_000);
   assert(!client.isGone());
   client.arrive(1, 6000);
   assert(client.isGone());
-  assert(held.enter('wal_1').tryTake(64 * MIB), 'nothing of it is counted any more');
+  assert(held.open('wal_1').tryTake(64 * MIB), 'nothing of it is counted any more');
 });
 
 test('what waits on all connections of a wallet has one bound, and what is read leaves room', (t) => {
-  const visitors = createVisitors({ strangerMilliseconds: 60_000, failed() {} });
-  const held = createHeld();
-  const clients = Array.from({ length: 6 }, () => connect(t, visitors, held.enter('wal_1')));
+  const visitors = createClients({ strangerMilliseconds: 60_000, failed() {} });
+  const held = createMemoryQuota();
+  const clients = Array.from({ length: 6 }, () => connect(t, visitors, held.open('wal_1')));
   for (const it of clients.slice(0, 4)) it.arrive(15 * MIB);
   const [first, , , , fifth, sixth] = clients as [(typeof clients)[number], ...typeof clients];
   first.channel.read();
@@ -52,7 +52,7 @@ test('what waits on all connections of a wallet has one bound, and what is read 
     clients.map((it) => it.isGone()),
     [false, false, false, false, false, true],
   );
-  const other = connect(t, visitors, held.enter('wal_2'));
+  const other = connect(t, visitors, held.open('wal_2'));
   other.arrive(15 * MIB);
   first.arrive(60 * 1024);
   assert(!other.isGone() && !first.isGone());

@@ -8,12 +8,12 @@ import { after, type TestContext } from 'node:test';
 import ssh2 from 'ssh2';
 import { hostKey } from '../../src/access/ssh-keys.ts';
 import { files } from '../../src/files/data-directory.ts';
-import { type GatewayLimits, openGateway } from '../../src/ssh/server.ts';
+import { type GatewayLimits, openSshServer } from '../../src/ssh/server.ts';
 import { until } from '../compute/conformance.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
-import { type House, openHouse } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { openUpstream } from '../helper/upstream.ts';
 
 let engine: Engine | undefined;
@@ -30,7 +30,7 @@ export type Ran = { code: number | null; stdout: string; stderr: string };
 export type Running = Promise<Ran> & { child: ChildProcess };
 
 /** A server that sells leases, whichever way it runs. */
-export type Landlord = Pick<House, 'ask' | 'openWallet'>;
+export type Landlord = Pick<TestServer, 'ask' | 'openWallet'>;
 
 /** `dist/purser` with an upstream. `stop` has to be called in the end: it has to stop well, and its books have to agree. */
 async function openLandlord(compute: object, executable: string) {
@@ -102,7 +102,7 @@ export async function openLease(t: TestContext, executable = EXECUTABLE) {
 export async function openLeaseInside(t: TestContext) {
   const compute = await openCompute(t);
   if (!compute) return undefined;
-  const house = await openHouse(t, { settings: { compute } });
+  const house = await openTestServer(t, { settings: { compute } });
   const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const lease = await reachLease(t, house, wallet, ORDER);
   const pid = Number(readFileSync(join((engine as Engine).directory, 'pid'), 'utf8'));
@@ -194,7 +194,7 @@ export type AnyLease = Pick<Lease, keyof Lease & keyof LeaseInside>;
 /** Another gateway of the same house, with limits that a test can wait for. Answers its port. */
 export async function openLimited(t: TestContext, it: LeaseInside, limits: Partial<GatewayLimits>): Promise<number> {
   const { privateKey } = hostKey(files(it.house.directory).sshHostKey);
-  const gateway = await openGateway(it.house.app, { host: '127.0.0.1', port: 0 }, privateKey, limits);
+  const gateway = await openSshServer(it.house.app, { host: '127.0.0.1', port: 0 }, privateKey, limits);
   t.after(() => gateway.close());
   it.know(gateway.address.port);
   return gateway.address.port;

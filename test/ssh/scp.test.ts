@@ -16,7 +16,7 @@ import test from 'node:test';
 import { until } from '../compute/conformance.ts';
 import { openSlurm } from '../compute/engines/slurm.ts';
 import { openSshd } from '../compute/engines/sshd.ts';
-import { openHouse } from '../helper/server.ts';
+import { openTestServer } from '../helper/server.ts';
 import { type Lease, openLease, reachLease } from './lease.ts';
 
 const MIB = 1024 * 1024;
@@ -221,7 +221,7 @@ test('the same through a pool host and a cluster: another user, another road int
     [{ backend: 'slurm', job_user: 'nobody', slurm_conf: cluster.conf, chips: { small: chip } }, 'small'],
   ];
   for (const [provider_two, chip] of backends) {
-    const house = await openHouse(t, { settings: { compute: { provider_two } } });
+    const house = await openTestServer(t, { settings: { compute: { provider_two } } });
     const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
     const it = await reachLease(t, house, wallet, { provider: 'provider_two', spec: { chip, max_seconds: 600 } });
     const content = randomBytes(5 * MIB);

@@ -96,7 +96,7 @@ export async function openWireClient(
     {
       source,
       software,
-      memory: { tryTake: () => true, release() {}, leave() {} },
+      memory: { tryTake: () => true, release() {}, close() {} },
       async send(bytes) {
         await pause;
         hear(bytes);

@@ -6,7 +6,7 @@ import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
 import { tryTransfer } from '../../src/transfer/check.ts';
 import { createSigner } from '../../src/transfer/object-url.ts';
-import { type House, handClock, openHouse } from '../helper/server.ts';
+import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 import { KEYS, type ObjectStore, openObjectStore, REGION } from './object-store.ts';
 
 const DAY = 86_400;
@@ -17,14 +17,14 @@ const settingsOf = (store: { url: string }, path_style = true) => ({
   path_style,
 });
 
-async function open(t: TestContext): Promise<{ house: House; store: ObjectStore }> {
+async function open(t: TestContext): Promise<{ house: TestServer; store: ObjectStore }> {
   const time = handClock();
   const store = await openObjectStore(t, () => Math.floor(time.wall() / 1000));
-  const house = await openHouse(t, { time, settings: { transfer: { ...settingsOf(store), ...KEYS } } });
+  const house = await openTestServer(t, { time, settings: { transfer: { ...settingsOf(store), ...KEYS } } });
   return { house, store };
 }
 
-const sign = (house: House, token: string, object: string, operation: string, more: object = {}) =>
+const sign = (house: TestServer, token: string, object: string, operation: string, more: object = {}) =>
   house.ask('POST', '/v1/transfer/sign', { token, body: { object, operation, ...more } });
 
 async function send(method: string, url: string, body?: Buffer) {
@@ -139,7 +139,7 @@ test('in virtual-host style the bucket is in the name of the host, which is sign
   const store = await openObjectStore(t, () => Math.floor(time.wall() / 1000));
   const { port } = new URL(store.url);
   const transfer = { ...settingsOf(store, false), endpoint: `http://s3.lan:${port}`, ...KEYS };
-  const house = await openHouse(t, { time, settings: { transfer } });
+  const house = await openTestServer(t, { time, settings: { transfer } });
   const { id, token } = await house.openWallet();
   const { url } = (await sign(house, token, 'dir/a b', 'put')).body;
   const { host, pathname, search } = new URL(url);

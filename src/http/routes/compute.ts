@@ -26,8 +26,8 @@ import {
   UploadRequest,
   UploadResult,
 } from '../../wire/compute.ts';
-import { type DoorApp, endpoint } from '../endpoint.ts';
-import type { Share } from '../memory-quota.ts';
+import { endpoint, type HttpApp } from '../endpoint.ts';
+import type { Allowance } from '../memory-quota.ts';
 
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
 /** Each stream of a command is cut at 1 MiB (design, section 3). */
@@ -85,7 +85,7 @@ const ANSWER_BYTES = Uint8Array.from({ length: 256 }, (_, byte) =>
  * Counts the output of a command in `share`, as what it will be in the answer, until `letGo` is called: when the command
  * has ended, or nobody waits for it any more.
  */
-function countOutput(share: Share): { budget: OutputBudget; letGo(): void } {
+function countOutput(share: Allowance): { budget: OutputBudget; letGo(): void } {
   const unwanted = new AbortController();
   return {
     budget: {
@@ -95,13 +95,13 @@ function countOutput(share: Share): { budget: OutputBudget; letGo(): void } {
     },
     letGo() {
       unwanted.abort();
-      share.leave();
+      share.close();
     },
   };
 }
 
 /** A machine that runs and whose time is not over, with what drives it. Refuses with `ACTIVE_REFUSALS`. */
-function active(app: DoorApp, wallet: Wallet, id: string): { resource: Resource; backend: Backend; ref: string } {
+function active(app: HttpApp, wallet: Wallet, id: string): { resource: Resource; backend: Backend; ref: string } {
   const resource = resourceOf(app.ledger.read, wallet.id, id);
   const now = app.clock.now();
   refuseInactive(wallet, now);
@@ -127,13 +127,13 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
 }
 
 /** Whether a lease is over or being ended. */
-function isEnding(app: DoorApp, wallet: Wallet, id: string): boolean {
+function isEnding(app: HttpApp, wallet: Wallet, id: string): boolean {
   const { status, expiresAt, endWanted } = resourceOf(app.ledger.read, wallet.id, id);
   return status !== 'running' || endWanted !== null || expiresAt <= app.clock.now();
 }
 
 /** Says of a command whose outcome was lost with its lease that there is nothing to retry. */
-function explainLoss(app: DoorApp, wallet: Wallet, id: string, error: unknown): unknown {
+function explainLoss(app: HttpApp, wallet: Wallet, id: string, error: unknown): unknown {
   if (!(error instanceof Refusal) || error.code !== 'provider_unavailable' || !isEnding(app, wallet, id)) return error;
   return new Refusal('resource_not_active', 'The lease ended while the command ran: its output is lost.', {
     cause: error.cause,
@@ -141,7 +141,7 @@ function explainLoss(app: DoorApp, wallet: Wallet, id: string, error: unknown): 
 }
 
 /** What a slot has on offer; undefined, and an event, when its backend cannot tell: that is no matter of the other slots. */
-async function offersOf(app: DoorApp, { slot, backend }: ConfiguredSlot) {
+async function offersOf(app: HttpApp, { slot, backend }: ConfiguredSlot) {
   try {
     const offers = await inTime(backend.offers(), OFFERS_MILLISECONDS, 'The list of offers');
     return offers.map((it) => offer(slot, it));
@@ -155,9 +155,9 @@ async function offersOf(app: DoorApp, { slot, backend }: ConfiguredSlot) {
  * The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is
  * over. It counts among the commands and uploads of the resource until the backend itself is done with it.
  */
-function reachInside<T>(app: DoorApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
+function reachInside<T>(app: HttpApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
   async function counted(): Promise<T> {
-    const over = app.atOnce.enter(resource.id, resource.walletId);
+    const over = app.concurrency.enter(resource.id, resource.walletId);
     return call().finally(over);
   }
   const cutShort = () =>
@@ -165,7 +165,7 @@ function reachInside<T>(app: DoorApp, resource: Resource, seconds: number, call:
       retryAfterSeconds: 5,
     });
   const milliseconds = (seconds + GRACE_SECONDS) * 1000;
-  return app.running.attend(() => reach(() => inTime(counted(), milliseconds, 'The resource')), cutShort);
+  return app.inFlight.track(() => reach(() => inTime(counted(), milliseconds, 'The resource')), cutShort);
 }
 
 export const listOffers = endpoint({
@@ -343,7 +343,7 @@ export const execCompute = endpoint({
   async run(app, { principal: { wallet }, body, whenGone }) {
     const { resource, backend, ref } = active(app, wallet, body.id);
     const started = performance.now();
-    const { budget, letGo } = countOutput(app.held.enter(wallet.id));
+    const { budget, letGo } = countOutput(app.memory.open(wallet.id));
     whenGone(letGo);
     const { command, timeout: timeoutSeconds } = body;
     const order = { command, timeoutSeconds, streamBytesMax: STREAM_BYTES_MAX, budget };

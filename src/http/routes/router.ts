@@ -12,9 +12,9 @@ import { readTranscript } from '../../router/transcript.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
 import { Embeddings, EmbeddingsBody, RouterChatBody, RouterKeyAnswer, RouterKeyRequest } from '../../wire/router.ts';
-import { type Call, type DoorApp, endpoint } from '../endpoint.ts';
+import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
-import type { Share } from '../memory-quota.ts';
+import type { Allowance } from '../memory-quota.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { MODEL_EXAMPLE } from './models.ts';
 
@@ -45,10 +45,10 @@ export const createRouterKey = endpoint({
 });
 
 /** The models that the key may use: what it may not use is not there. */
-const offered = (app: DoorApp, { limits }: RouterPrincipal): readonly Model[] =>
+const offered = (app: HttpApp, { limits }: RouterPrincipal): readonly Model[] =>
   app.catalogue.list.filter(({ id }) => limits.models?.has(id) ?? true);
 
-function find(app: DoorApp, principal: RouterPrincipal, id: string, kind?: Model['kind']): Model {
+function find(app: HttpApp, principal: RouterPrincipal, id: string, kind?: Model['kind']): Model {
   const model = app.catalogue.find(id, kind);
   refuseOthers(principal, id);
   return model;
@@ -64,7 +64,7 @@ function refuseOthers({ limits }: RouterPrincipal, id: string): void {
   );
 }
 
-const createdAt = (app: DoorApp) => installationOf(app.ledger.read).createdAt;
+const createdAt = (app: HttpApp) => installationOf(app.ledger.read).createdAt;
 
 export const listRouterModels = endpoint({
   summary: 'List the models that this gateway key may use',
@@ -156,7 +156,7 @@ export const createRouterChatCompletion = endpoint({
       return { body: answer, replayed };
     }
     return {
-      async stream(events: EventStream, share: Share) {
+      async stream(events: EventStream, share: Allowance) {
         const { answer, replayed } = await toldTo(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
         if (!replayed) return;
         asked = undefined; // As far as it was not needed.
