@@ -518,7 +518,7 @@ export const resources = sqliteTable(
     /** Let go by the operator: nobody confirmed that it is gone. */
     abandonedReason: text('abandoned_reason'),
     /** Since when its machine may be another installation's: nothing is done to it (docs/decisions/0010). */
-    questionedAt: count('questioned_at'),
+    quarantinedAt: count('questioned_at'),
     seal: seal(),
   },
   (t) => [

@@ -72,7 +72,7 @@ function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeco
   const row = findResource(tx, quoted.id) as Resource;
   if (row.readyAt === null || row.endedAt !== null || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', `The resource is ${row.status}; only a running lease can be extended.`);
-  if (row.questionedAt !== null)
+  if (row.quarantinedAt !== null)
     throw new Refusal('read_only', `This lease cannot be extended at the moment: ${REPORT_ONLY}.`, {
       retryAfterSeconds: 60,
     });

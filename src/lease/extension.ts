@@ -18,44 +18,62 @@ export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
   );
 }
 
+/** An extension in doubt, and what the backend's deadline says of it. */
+export type Verdict = { operation: Operation; result: ExtensionResult };
+
 /**
- * Decides extensions in doubt by the deadline that the backend shows. One that cannot be read decides nothing; one that
- * has not moved says no only `settleSeconds` after the doubt began, because what was sent may still arrive.
+ * Reads off the deadline that the backend shows what became of extensions in doubt. A deadline that cannot be read decides
+ * nothing; one that has not moved says no only `settleSeconds` after the doubt began, because what was sent may still
+ * arrive.
  */
-export async function decideExtensions(
+export function verdictsOn(
   app: LeaseApp,
   resource: Resource,
   machine: Machine | undefined,
   settleSeconds: number,
-): Promise<void> {
-  if (machine?.deadline === undefined || machine.state === 'ended') return;
-  for (const operation of openExtensions(app, resource)) {
+): Verdict[] {
+  const deadline = machine?.deadline;
+  if (deadline === undefined || machine?.state === 'ended') return [];
+  return openExtensions(app, resource).flatMap((operation): Verdict[] => {
+    if (deadline >= (operation.targetAt as number)) return [{ operation, result: { kind: 'done' } }];
     const doubtedSeconds = app.clock.now() - (operation.uncertainAt ?? Number.POSITIVE_INFINITY);
-    if (machine.deadline >= (operation.targetAt as number)) await settleExtension(app, operation, { kind: 'done' });
-    else if (doubtedSeconds >= settleSeconds) {
-      const reason = 'the backend did not move the deadline';
-      await settleExtension(app, operation, { kind: 'refused', reason });
-    }
-  }
+    if (doubtedSeconds < settleSeconds) return [];
+    return [{ operation, result: { kind: 'refused', reason: 'the backend did not move the deadline' } }];
+  });
 }
 
-/** An extension settles only if the resource still runs; else it is released (design, section 7). */
+export type SettledExtension = { operation: Operation; outcome: Outcome<null>; moved: boolean; row: Resource };
+
+/** Settles an extension and moves the end of its lease with it. It settles only if the lease still runs; else it is released. */
+export function settleExtensionIn(
+  tx: Tx,
+  operation: Operation,
+  result: ExtensionResult,
+  now: number,
+): SettledExtension {
+  const row = findResource(tx, operation.resourceId as string) as Resource;
+  const outcome = outcomeOf(operation, result, row);
+  const moved = settle(tx, operation.id, outcome, 'answer', now);
+  return { operation, outcome, moved, row: moved && outcome.kind === 'done' ? applyExtension(tx, operation) : row };
+}
+
+/** Tells the log and the reaper of an extension whose settlement is on disk. */
+export function announceSettled(app: LeaseApp, { operation, outcome, moved, row }: SettledExtension): void {
+  app.events.settled(operation, outcome, moved);
+  app.wakeAt(row.dueAt);
+}
+
+/** Settles an extension by what the backend answered, in a write of its own. */
 export async function settleExtension(
   app: LeaseApp,
   operation: Operation,
   result: ExtensionResult,
-  write: <T>(change: (tx: Tx) => NotPromise<T>) => Promise<T> = app.ledger.write,
+  write: <T>(change: (tx: Tx) => NotPromise<T>) => Promise<T>,
 ): Promise<Outcome<null>> {
   const now = app.clock.now();
-  const { outcome, moved, row } = await write((tx) => {
-    const row = findResource(tx, operation.resourceId as string) as Resource;
-    const outcome = outcomeOf(operation, result, row);
-    const moved = settle(tx, operation.id, outcome, 'answer', now);
-    return { outcome, moved, row: moved && outcome.kind === 'done' ? applyExtension(tx, operation) : row };
-  });
-  app.events.settled(operation, outcome, moved);
-  app.wakeAt(row.dueAt);
-  return outcome;
+  const settled = await write((tx) => settleExtensionIn(tx, operation, result, now));
+  announceSettled(app, settled);
+  return settled.outcome;
 }
 
 function outcomeOf(operation: Operation, result: ExtensionResult, row: Resource): Outcome<null> {

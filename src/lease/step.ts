@@ -13,217 +13,387 @@ import { type EndReason, findResource, type Resource, updateIfLive } from '../le
 import { findWallet, statusAt } from '../ledger/wallet.ts';
 import { ZERO } from '../money.ts';
 import type { LeaseApp } from './create.ts';
-import { decideExtensions, openExtensions } from './extension.ts';
+import {
+  announceSettled,
+  openExtensions,
+  type SettledExtension,
+  settleExtensionIn,
+  type Verdict,
+  verdictsOn,
+} from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
 
-/** While something is about to happen, and while nothing is. */
-const LOOK_SECONDS = 2;
+/** Delay until the next step while something is about to happen, and while nothing is. */
+const SOON_SECONDS = 2;
 const WATCH_SECONDS = 60;
-/** Destroying is retried for ever, ever more slowly, and says so. */
+/** Longest delay between two attempts of a step that keeps failing. */
 const BACK_OFF_SECONDS_MAX = 300;
 
-/** One step of a lease when it is its turn. One that still waits for its turn is shared by all who ask. */
+/**
+ * The states of a lease that has not ended, read off its row by `stateOf`:
+ * `searching`: a create is in doubt, and the reference of its machine is not known;
+ * `starting`: the machine is known and its price is not captured yet;
+ * `running`: its price is captured;
+ * `ending`: it has to end, and the backend has not confirmed yet that its machine is gone.
+ */
+export type LeaseState = 'searching' | 'starting' | 'running' | 'ending';
+
+/**
+ * What the backend shows of a lease's machine. `missing` is an absence that is not proven yet (see `Backend.absence`),
+ * `absent` one that is; `ended` still has to be destroyed; `unreachable` is every failure to find out.
+ */
+export type Finding = 'unreachable' | 'missing' | 'absent' | 'starting' | 'running' | 'ended';
+
+/** What follows from a finding: the one write of a step, and what is told once it is on disk. */
+type Transition = {
+  write: (tx: Tx) => Resource;
+  announce?: (row: Resource) => void;
+  /** Whether the row that was written has a step to be taken at once. */
+  again?: (row: Resource) => boolean;
+};
+
+/** Everything an action may look at: the row, what the backend showed of its machines, and why it could not be asked. */
+type Observed = {
+  app: LeaseApp;
+  backend: Backend;
+  row: Resource;
+  finding: Finding;
+  /** The machines that were found, the furthest first. */
+  machines: Machine[];
+  /** Why the backend could not be asked, where the finding is `unreachable`. */
+  error?: Error;
+};
+type Action = (observed: Observed) => Transition | Promise<Transition>;
+
+/** Every state and every finding has one action (docs/design.md, section 7). */
+export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
+  searching: {
+    unreachable: backOff,
+    missing: countAbsence,
+    absent: endAsGone,
+    starting: adopt,
+    running: adopt,
+    ended: adopt,
+  },
+  starting: {
+    unreachable: backOff,
+    missing: waitAndSee,
+    absent: beginEnding,
+    starting: waitUntilReady,
+    running: captureWhenReady,
+    ended: beginEnding,
+  },
+  running: {
+    unreachable: backOff,
+    missing: waitAndSee,
+    absent: beginEnding,
+    starting: keepWatch,
+    running: keepWatch,
+    ended: beginEnding,
+  },
+  ending: {
+    unreachable: backOff,
+    missing: waitAndSee,
+    absent: endAsGone,
+    starting: waitAndSee,
+    running: waitAndSee,
+    ended: waitAndSee,
+  },
+};
+
+/** Takes the next steps of a lease when it is its turn. Callers that wait for the same turn share one pass. */
 export function advance(app: LeaseApp, id: string): Promise<Resource> {
-  return app.leaseMutex.shared(id, () => stepLease(app, id));
+  return app.leaseMutex.shared(id, () => takeSteps(app, id));
+}
+
+/** Reads the state of a lease that has not ended off its row. */
+export function stateOf(row: Resource): LeaseState {
+  if (row.ref === null) return 'searching';
+  if (row.endWanted !== null) return 'ending';
+  return row.readyAt === null ? 'starting' : 'running';
 }
 
 /**
- * One step in the life of a lease, from its rows alone, so that it can be walked again after any crash: look for what an
- * unknown create left, capture when it is ready, end it when its time is over or its wallet closes, and call it ended
- * only when the backend confirms that it is gone. Answers the row as it then is. What fails is noted on the row, which is
- * due again later; throws only where that cannot be written either.
+ * Takes one step after the other until there is none to be taken at once, each from the rows alone, so that any step can
+ * be taken again after a crash. A step that fails is noted on the row, which is due again later; throws only where that
+ * cannot be written either.
  */
-async function stepLease(app: LeaseApp, id: string): Promise<Resource> {
-  let resource = findResource(app.ledger.read, id);
-  assert(resource, 'only resources that were found are stepped');
-  if (resource.endedAt !== null) return resource;
-  try {
-    const backend = app.slots.backendOf(resource);
-    const end = resource.endWanted ?? (await reasonNow(app, backend, resource));
-    if (end !== resource.endWanted) resource = await change(app, id, { endWanted: end, attempts: 0 });
-    if (resource.questionedAt !== null) return await holdBack(app, resource);
-    if (!backend) throw new Error(`the backend ${resource.backend} is no longer configured for ${resource.slot}`);
-    if (resource.ref === null) return await lookFor(app, backend, resource);
-    if (resource.endWanted) return await finishEnding(app, backend, resource, resource.ref);
-    return await watch(app, backend, resource, resource.ref);
-  } catch (error) {
-    const attempts = resource.attempts + 1;
-    const dueAt = app.clock.now() + Math.min(BACK_OFF_SECONDS_MAX, LOOK_SECONDS * 2 ** Math.min(attempts - 1, 10));
-    const lastError = (error as Error).message.slice(0, 500);
-    app.events.leaseTrouble(resource, lastError, attempts);
-    return change(app, id, { attempts, dueAt, lastError });
+async function takeSteps(app: LeaseApp, id: string): Promise<Resource> {
+  for (;;) {
+    const row = findResource(app.ledger.read, id);
+    assert(row, 'only resources that were found are stepped');
+    if (row.endedAt !== null) return row;
+    try {
+      const { row: written, again } = await commit(app, await nextTransition(app, row));
+      if (!again) return written;
+    } catch (error) {
+      // What is noted is the row as the failed step left it: an ending that began stays begun.
+      const failed = findResource(app.ledger.read, id) as Resource;
+      return (await commit(app, retryLater(app, failed, error as Error))).row;
+    }
   }
 }
 
-/** Why a lease has to end, or would have to if it were not in question. */
-export const whyToEnd = (app: LeaseApp, resource: Resource): EndReason | null =>
-  resource.endWanted ?? reasonToEnd(app, app.ledger.read, resource);
-
-/** Why this lease has to end now, if it has to. An extension in doubt is decided first: it may have moved the end. */
-async function reasonNow(app: LeaseApp, backend: Backend | undefined, resource: Resource): Promise<EndReason | null> {
-  const end = reasonToEnd(app, app.ledger.read, resource);
-  const { ref, questionedAt } = resource;
-  if (end !== 'lease_expired' || !backend || ref === null || questionedAt !== null) return end;
-  if (!openExtensions(app, resource).length) return end;
-  await decideExtensions(app, resource, await backend.inspect(ref), backend.absence.apartSeconds);
-  return reasonToEnd(app, app.ledger.read, findResource(app.ledger.read, resource.id) as Resource);
+async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Resource; again: boolean }> {
+  const row = await app.ledger.write(transition.write);
+  transition.announce?.(row);
+  app.wakeAt(row.endedAt ?? row.dueAt);
+  return { row, again: transition.again?.(row) ?? false };
 }
 
-/** Why this lease has to end by what is written, if it has to. */
-function reasonToEnd(app: LeaseApp, read: Reader, resource: Resource): EndReason | null {
-  const now = app.clock.now();
-  const wallet = findWallet(read, resource.walletId);
-  assert(wallet, 'a resource belongs to a wallet');
-  // The operator released what nobody knew: a machine that turns up afterwards is not paid for.
-  if (resource.readyAt === null && operationOf(read, resource.operationId).outcome === 'released')
-    return 'create_failed';
-  if (app.clock.expiryBlocked()) return wallet.status === 'active' ? null : 'wallet_closed';
-  if (resource.readyAt !== null && now >= resource.expiresAt) return 'lease_expired';
-  if (statusAt(wallet, now) !== 'active') return 'wallet_closed';
-  if (resource.readyAt === null && now >= resource.readyBy) return 'create_failed';
-  return null;
+/** Decides by the rows first, which need nobody, and then by what the backend shows. */
+async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition> {
+  const backend = app.slots.backendOf(row);
+  const end = whyToEnd(app, row);
+  // An extension in doubt is decided while its machine can still show its deadline: it may have moved the end.
+  const mayMoveEnd = row.endWanted !== null || end === 'lease_expired';
+  if (mayMoveEnd && backend && row.ref !== null && row.quarantinedAt === null) {
+    const settleSeconds = row.endWanted === null ? backend.absence.apartSeconds : Number.POSITIVE_INFINITY;
+    const verdicts = await askForVerdicts(app, backend, row, settleSeconds);
+    if (verdicts.length) return settleVerdicts(app, row, verdicts, { again: always });
+  }
+  if (end !== row.endWanted) return { ...change(row, { endWanted: end, attempts: 0 }), again: always };
+  if (row.quarantinedAt !== null) return reportOnly(app, row);
+  if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
+  const state = stateOf(row);
+  const observed = await OBSERVE[state](app, backend, row).catch((error: Error): Observed => {
+    return { app, backend, row, finding: 'unreachable', machines: [], error };
+  });
+  return ACTIONS[state][observed.finding](observed);
 }
 
-async function change(app: LeaseApp, id: string, values: Parameters<typeof updateIfLive>[2]): Promise<Resource> {
-  const resource = await app.ledger.write((tx) => updateIfLive(tx, id, values));
-  if (resource.endedAt === null) app.wakeAt(resource.dueAt);
-  return resource;
-}
+/** How the machine of a lease is looked at, by its state. Each throws when the backend cannot be asked. */
+const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resource) => Promise<Observed>> = {
+  /** Asks for the tag: an earlier create may have left a machine, several, or none. */
+  async searching(app, backend, row) {
+    const machines = (await backend.find(row.tag)).toSorted(
+      (a, b) => FURTHEST_FIRST.indexOf(a.state) - FURTHEST_FIRST.indexOf(b.state),
+    );
+    const isProven = countedAbsence(row, backend, app.clock.now()).absentCount >= backend.absence.lists;
+    const finding = machines[0] ? findingOf(machines[0]) : isProven ? 'absent' : 'missing';
+    return { app, backend, row, finding, machines };
+  },
+  starting: inspect,
+  running: inspect,
+  /**
+   * Destroys, and then asks whether it is gone. Of a create that was once in doubt a second machine may be left, so the
+   * tag is asked for too; otherwise the reference is all there ever was.
+   */
+  async ending(app, backend, row) {
+    const ref = row.ref as string;
+    await backend.destroy(ref);
+    const machine = await backend.inspect(ref);
+    const wasDoubted = operationOf(app.ledger.read, row.operationId).uncertainAt !== null;
+    const others = wasDoubted ? (await backend.find(row.tag)).filter((it) => it.ref !== ref) : [];
+    for (const other of others) await backend.destroy(other.ref);
+    const machines = machine ? [machine, ...others] : others;
+    return { app, backend, row, finding: machines[0] ? findingOf(machines[0]) : 'absent', machines };
+  },
+};
 
-/** Its machine may be another installation's (docs/decisions/0010): what would be done is only said. */
-async function holdBack(app: LeaseApp, resource: Resource): Promise<Resource> {
-  const lastError = resource.endWanted && `${resource.endWanted}: ${REPORT_ONLY}`;
-  if (lastError && lastError !== resource.lastError) app.events.leaseHeldBack(resource, lastError);
-  return change(app, resource.id, { lastError, dueAt: app.clock.now() + WATCH_SECONDS });
+async function inspect(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
+  const machine = await backend.inspect(row.ref as string);
+  return { app, backend, row, finding: machine ? findingOf(machine) : 'absent', machines: machine ? [machine] : [] };
 }
 
 const FURTHEST_FIRST: Machine['state'][] = ['running', 'provisioning', 'ended'];
+const findingOf = ({ state }: Machine): 'starting' | 'running' | 'ended' =>
+  state === 'provisioning' ? 'starting' : state;
 
-/** The reference is not known: an earlier create may have left a machine, or none. Evidence decides, never a timer. */
-async function lookFor(app: LeaseApp, backend: Backend, resource: Resource): Promise<Resource> {
-  const found = await backend.find(resource.tag);
-  found.sort((a, b) => FURTHEST_FIRST.indexOf(a.state) - FURTHEST_FIRST.indexOf(b.state));
-  const [machine, ...others] = found;
-  const now = app.clock.now();
-  if (machine) {
-    const adopted = await change(app, resource.id, {
-      ref: machine.ref,
-      status: 'provisioning',
-      dueAt: now,
-      attempts: 0,
-      lastError: null,
-    });
-    app.events.leaseAdopted(adopted);
-    for (const other of others) await backend.destroy(other.ref); // Several found: one is kept, the rest destroyed.
-    return stepLease(app, resource.id);
-  }
-  const since = resource.absentSince ?? now;
-  const apart = resource.absentCount === 0 || now - since >= backend.absence.apartSeconds * resource.absentCount;
-  const absentCount = resource.absentCount + (apart ? 1 : 0);
-  if (absentCount >= backend.absence.lists) return markEnded(app, resource, resource.endWanted ?? 'create_failed');
-  return change(app, resource.id, { absentCount, absentSince: since, dueAt: now + backend.absence.apartSeconds });
+/** The empty lists that prove an absence, this one included; those too close to the one before are not counted. */
+function countedAbsence(row: Resource, { absence }: Backend, now: number) {
+  const absentSince = row.absentSince ?? now;
+  const isApart = row.absentCount === 0 || now - absentSince >= absence.apartSeconds * row.absentCount;
+  return { absentSince, absentCount: row.absentCount + (isApart ? 1 : 0) };
 }
 
-/** Looks after a lease that may live: captures its price when it is ready, and notices when the provider has ended it. */
-async function watch(app: LeaseApp, backend: Backend, resource: Resource, ref: string): Promise<Resource> {
-  const machine = await backend.inspect(ref);
+// The actions, in the order of the table.
+
+const always = () => true;
+
+/** A change of the row alone. */
+function change(row: Resource, values: Parameters<typeof updateIfLive>[2]): Transition {
+  return { write: (tx) => updateIfLive(tx, row.id, values) };
+}
+
+/** Nothing was found, and that proves nothing yet: it is looked for again. Evidence decides, never a timer. */
+function countAbsence({ app, backend, row }: Observed): Transition {
   const now = app.clock.now();
-  if (!machine || machine.state === 'ended') {
-    const reason =
-      resource.readyAt === null ? 'create_failed' : now >= resource.expiresAt ? 'lease_expired' : 'provider_ended';
-    const lastError = machine?.note ?? resource.lastError;
-    await change(app, resource.id, { endWanted: reason, dueAt: now, lastError });
-    return stepLease(app, resource.id);
-  }
-  if (resource.readyAt === null) {
-    // While the clock is doubted its paid time cannot begin: nobody knows what deadline to give the machine.
-    if (machine.state !== 'running' || app.clock.expiryBlocked())
-      return change(app, resource.id, { dueAt: now + LOOK_SECONDS, attempts: 0, lastError: machine.note ?? null });
-    return capture(app, backend, resource, ref);
-  }
-  const { apartSeconds } = backend.absence;
-  await decideExtensions(app, resource, machine, apartSeconds);
-  const fresh = findResource(app.ledger.read, resource.id) as Resource;
-  const soon = openExtensions(app, fresh).length ? Math.max(LOOK_SECONDS, apartSeconds) : WATCH_SECONDS;
-  return change(app, resource.id, { dueAt: Math.min(fresh.expiresAt, now + soon), attempts: 0, lastError: null });
+  return change(row, { ...countedAbsence(row, backend, now), dueAt: now + backend.absence.apartSeconds });
+}
+
+/** The lease is over: nothing is there any more, or nothing ever was. */
+function endAsGone({ app, row }: Observed): Transition {
+  return ending(app, row, row.endWanted ?? 'create_failed');
+}
+
+/** One machine of a create in doubt is kept, the rest destroyed; what cannot be destroyed now is left to the sweep. */
+async function adopt({ app, backend, row, machines }: Observed): Promise<Transition> {
+  const [machine, ...others] = machines as [Machine, ...Machine[]];
+  await Promise.allSettled(others.map(({ ref }) => backend.destroy(ref)));
+  const values = { ref: machine.ref, status: 'provisioning', attempts: 0, lastError: null } as const;
+  return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
+}
+
+/** Its machine has ended by itself, or was ended by its provider: what is left of it has to be removed. */
+function beginEnding({ app, row, machines: [machine] }: Observed): Transition {
+  const now = app.clock.now();
+  const endWanted = row.readyAt === null ? 'create_failed' : now >= row.expiresAt ? 'lease_expired' : 'provider_ended';
+  return { ...change(row, { endWanted, dueAt: now, lastError: machine?.note ?? row.lastError }), again: always };
+}
+
+function waitAndSee({ app, row }: Observed): Transition {
+  return change(row, { dueAt: app.clock.now() + SOON_SECONDS });
+}
+
+function waitUntilReady({ app, row, machines: [machine] }: Observed): Transition {
+  return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: machine?.note ?? null });
 }
 
 /** The paid time starts now: the backend's deadline is tightened first, then the whole price is captured (design 2.18). */
-async function capture(app: LeaseApp, backend: Backend, resource: Resource, ref: string): Promise<Resource> {
+async function captureWhenReady(observed: Observed): Promise<Transition> {
+  const { app, backend, row } = observed;
+  // While the clock is doubted its paid time cannot begin: nobody knows what deadline to give the machine.
+  if (app.clock.expiryBlocked()) return waitUntilReady(observed);
   const now = app.clock.now();
-  const expiresAt = now + resource.purchasedSeconds;
-  const tightened = await backend.extend(ref, expiresAt);
+  const expiresAt = now + row.purchasedSeconds;
+  const tightened = await backend.extend(row.ref as string, expiresAt);
   if (tightened.kind !== 'done') throw new Error(`the backend did not take the deadline: ${tightened.reason}`);
-  const operation = operationOf(app.ledger.read, resource.operationId);
+  const operation = operationOf(app.ledger.read, row.operationId);
   const outcome: Outcome<null> = { kind: 'done', charge: operation.hold, usage: null, answer: null };
-  const captured = await app.ledger.write((tx) => {
-    const row = findResource(tx, resource.id) as Resource;
-    // Somebody stopped it, or its wallet closed, while it became ready: it is not paid for.
-    if (row.endWanted !== null || reasonToEnd(app, tx, row) !== null) return undefined;
-    const moved = settle(tx, operation.id, outcome, 'answer', now);
-    const { charge } = operationOf(tx, operation.id); // The operator may have charged it by his word.
-    const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
-    const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
-    return { moved, row: updateIfLive(tx, resource.id, { ...ready, dueAt, attempts: 0, lastError: null }) };
-  });
-  if (!captured) return stepLease(app, resource.id);
-  if (captured.moved) app.events.settled(operation, outcome, true);
-  app.events.leaseReady(captured.row);
-  app.wakeAt(captured.row.dueAt);
-  return captured.row;
+  let isSettledNow = false;
+  return {
+    write(tx) {
+      const current = findResource(tx, row.id) as Resource;
+      // It was stopped, or its wallet closed, while it became ready: it is not paid for, and the next step ends it.
+      if (current.endedAt !== null || current.endWanted !== null || reasonToEnd(app, tx, current) !== null)
+        return current;
+      isSettledNow = settle(tx, operation.id, outcome, 'answer', now);
+      const { charge } = operationOf(tx, operation.id); // The operator may have charged it meanwhile.
+      const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
+      const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
+      return updateIfLive(tx, row.id, { ...ready, dueAt, attempts: 0, lastError: null });
+    },
+    announce(captured) {
+      if (isSettledNow) app.events.settled(operation, outcome, true);
+      if (captured.readyAt !== null) app.events.leaseReady(captured);
+    },
+    again: (captured) => captured.readyAt === null,
+  };
 }
 
-/**
- * Destroys, and asks whether it is gone: only then the lease has ended. Of a create that was once in doubt a second
- * machine may be left, so the tag has to be asked too; otherwise the reference is all there ever was.
- */
-async function finishEnding(app: LeaseApp, backend: Backend, resource: Resource, ref: string): Promise<Resource> {
-  if (openExtensions(app, resource).length)
-    await decideExtensions(app, resource, await backend.inspect(ref), Number.POSITIVE_INFINITY);
-  await backend.destroy(ref);
-  const machine = await backend.inspect(ref);
-  const wasDoubted = operationOf(app.ledger.read, resource.operationId).uncertainAt !== null;
-  const others = wasDoubted ? (await backend.find(resource.tag)).filter((it) => it.ref !== ref) : [];
-  if (!machine && !others.length) return markEnded(app, resource, resource.endWanted as EndReason);
-  for (const other of others) await backend.destroy(other.ref);
-  return change(app, resource.id, { dueAt: app.clock.now() + LOOK_SECONDS });
+/** A lease whose machine lives: its extensions in doubt are decided by the deadline that the backend shows. */
+function keepWatch({ app, backend, row, machines }: Observed): Transition {
+  const { apartSeconds } = backend.absence;
+  const verdicts = verdictsOn(app, row, machines[0], apartSeconds);
+  const isInDoubt = openExtensions(app, row).length > verdicts.length;
+  const nextSeconds = isInDoubt ? Math.max(SOON_SECONDS, apartSeconds) : WATCH_SECONDS;
+  return settleVerdicts(app, row, verdicts, { nextSeconds });
 }
 
-/** The backend confirmed that nothing is there: the row ends, and what was never captured is released. */
-export async function markEnded(
+function backOff({ app, row, error }: Observed): Transition {
+  return retryLater(app, row, error as Error);
+}
+
+/** A failed step is retried for ever, ever more slowly, and every failure is told. */
+function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
+  const attempts = row.attempts + 1;
+  const delay = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
+  const lastError = error.message.slice(0, 500);
+  app.events.leaseTrouble(row, lastError, attempts);
+  return change(row, { attempts, dueAt: app.clock.now() + delay, lastError });
+}
+
+/** The machine may be another installation's (docs/decisions/0010): what would be done is only said. */
+function reportOnly(app: LeaseApp, row: Resource): Transition {
+  const lastError = row.endWanted && `${row.endWanted}: ${REPORT_ONLY}`;
+  if (lastError && lastError !== row.lastError) app.events.leaseHeldBack(row, lastError);
+  return change(row, { lastError, dueAt: app.clock.now() + WATCH_SECONDS });
+}
+
+// What actions and rules share.
+
+async function askForVerdicts(
   app: LeaseApp,
-  resource: Resource,
-  reason: EndReason,
-  by: 'answer' | 'operator' = 'answer',
-): Promise<Resource> {
+  backend: Backend,
+  row: Resource,
+  settleSeconds: number,
+): Promise<Verdict[]> {
+  if (!openExtensions(app, row).length) return [];
+  return verdictsOn(app, row, await backend.inspect(row.ref as string), settleSeconds);
+}
+
+/** Settles extensions in one write with the row, which is due again `nextSeconds` later, or where it ends before that. */
+function settleVerdicts(
+  app: LeaseApp,
+  row: Resource,
+  verdicts: readonly Verdict[],
+  { nextSeconds = 0, again }: { nextSeconds?: number; again?: Transition['again'] },
+): Transition {
   const now = app.clock.now();
-  const released: Operation[] = [];
-  const outcome: Outcome<null> = {
+  let settled: SettledExtension[] = [];
+  return {
+    write(tx) {
+      settled = verdicts.map((it) => settleExtensionIn(tx, it.operation, it.result, now));
+      const { expiresAt, endedAt } = findResource(tx, row.id) as Resource;
+      if (again || endedAt !== null) return findResource(tx, row.id) as Resource;
+      return updateIfLive(tx, row.id, { dueAt: Math.min(expiresAt, now + nextSeconds), attempts: 0, lastError: null });
+    },
+    announce() {
+      for (const it of settled) announceSettled(app, it);
+    },
+    ...(again ? { again } : {}),
+  };
+}
+
+/** The reason why a lease has to end, or would have to if it were not quarantined; null while it may live. */
+export const whyToEnd = (app: LeaseApp, row: Resource): EndReason | null =>
+  row.endWanted ?? reasonToEnd(app, app.ledger.read, row);
+
+/** The reason why a lease has to end by what is written, whatever its row says already. */
+function reasonToEnd(app: LeaseApp, read: Reader, row: Resource): EndReason | null {
+  const now = app.clock.now();
+  const wallet = findWallet(read, row.walletId);
+  assert(wallet, 'a resource belongs to a wallet');
+  // The operator released what nobody knew: a machine that turns up afterwards is not paid for.
+  if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
+  if (app.clock.expiryBlocked()) return wallet.status === 'active' ? null : 'wallet_closed';
+  if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
+  if (statusAt(wallet, now) !== 'active') return 'wallet_closed';
+  if (row.readyAt === null && now >= row.readyBy) return 'create_failed';
+  return null;
+}
+
+/** Ends the row of a lease whose machine is gone; what was never captured is released. */
+export async function markEnded(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 'operator' = 'answer') {
+  return (await commit(app, ending(app, row, reason, by))).row;
+}
+
+function ending(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 'operator' = 'answer'): Transition {
+  const now = app.clock.now();
+  const outcome: Outcome<null> & { kind: 'refused' } = {
     kind: 'refused',
     code: 'provider_unavailable',
-    reason: `the lease never became ready (${[reason, resource.lastError].filter(Boolean).join(': ')})`,
+    reason: `the lease never became ready (${[reason, row.lastError].filter(Boolean).join(': ')})`,
   };
-  const concluded = await app.ledger.write((tx) => {
-    for (const id of unresolved(tx, resource))
-      if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
-    const { charge } = operationOf(tx, resource.operationId);
-    return updateIfLive(tx, resource.id, {
-      status: reason === 'create_failed' ? 'failed' : 'stopped',
-      charged: resource.readyAt === null ? (charge ?? ZERO) : resource.charged,
-      endWanted: reason,
-      endReason: reason,
-      endedAt: now,
-      lastError: null,
-    });
-  });
-  for (const operation of released) app.events.settled(operation, outcome, true);
-  app.events.leaseEnded(concluded);
-  app.wakeAt(now);
-  return concluded;
-}
-
-function unresolved(tx: Tx, resource: Resource): string[] {
-  return openOperations(tx, resource.walletId)
-    .filter((it) => it.resourceId === resource.id)
-    .map((it) => it.id);
+  const released: Operation[] = [];
+  return {
+    write(tx) {
+      for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
+        if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
+      const { charge } = operationOf(tx, row.operationId);
+      return updateIfLive(tx, row.id, {
+        status: reason === 'create_failed' ? 'failed' : 'stopped',
+        charged: row.readyAt === null ? (charge ?? ZERO) : row.charged,
+        endWanted: reason,
+        endReason: reason,
+        endedAt: now,
+        lastError: null,
+      });
+    },
+    announce(ended) {
+      for (const operation of released) app.events.settled(operation, outcome, true);
+      app.events.leaseEnded(ended);
+    },
+  };
 }

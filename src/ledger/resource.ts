@@ -180,17 +180,17 @@ export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason
 
 /** Puts every lease that lives into question: its machine may be another installation's (docs/decisions/0010). */
 export function quarantineResources(tx: Tx, now: number): void {
-  for (const { id, questionedAt } of allLiveResources(tx))
-    if (questionedAt === null) updateResource(tx, id, { questionedAt: now });
+  for (const { id, quarantinedAt } of allLiveResources(tx))
+    if (quarantinedAt === null) updateResource(tx, id, { quarantinedAt: now });
 }
 
 /** Takes every lease out of question: each is looked after at once. */
 export function releaseResources(tx: Tx, now: number): void {
   for (const { id } of quarantinedResources(tx))
-    updateResource(tx, id, { questionedAt: null, dueAt: now, attempts: 0, lastError: null });
+    updateResource(tx, id, { quarantinedAt: null, dueAt: now, attempts: 0, lastError: null });
 }
 
 /** The live leases that are in question. */
 export function quarantinedResources(read: Reader): Resource[] {
-  return allLiveResources(read).filter((it) => it.questionedAt !== null);
+  return allLiveResources(read).filter((it) => it.quarantinedAt !== null);
 }

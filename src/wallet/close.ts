@@ -37,7 +37,7 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
     await endLeases(app, walletId, secondsLeft());
     const wound = await windUp(app, walletId);
     if (wound.status === 'closed') return wound;
-    const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.questionedAt !== null);
+    const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.quarantinedAt !== null);
     if (isHeldBack || secondsLeft() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper goes on.
       return wound;
