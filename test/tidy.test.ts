@@ -17,7 +17,7 @@ const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, 
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/process\.env\b/, /^(src\/config\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
   [
-    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed|learnedBounds)\)/,
+    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed|learnedBounds|resources)\)/,
     /^src\/ledger\//,
     'only the ledger writes money',
   ],

@@ -65,7 +65,7 @@ type Observed = {
 };
 type Action = (observed: Observed) => Transition | Promise<Transition>;
 
-/** Every state and every finding has one action (docs/design.md, section 7). */
+/** Every state and every finding has one action (design, section 7). */
 export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   searching: {
     unreachable: backOff,

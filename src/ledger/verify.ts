@@ -2,6 +2,7 @@ import type { Database as Client } from 'better-sqlite3';
 import { findBadChecksums } from '../db/checksum.ts';
 import { book, GENESIS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
+import { verifyResources } from './verify-resources.ts';
 
 /** More than so many faults are not listed; they are counted. */
 const PROBLEM_COUNT_MAX = 1000;
@@ -216,6 +217,7 @@ function verifySnapshot(client: Client): Verdict {
       fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
   verifyCheckouts(client, fault);
+  verifyResources(client, fault);
   findBadChecksums(client, fault);
   if (unlisted) problems.push(`and ${unlisted} more`);
   return { ok: problems.length === 0, entries: head.seq, head, problems };

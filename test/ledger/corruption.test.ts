@@ -12,6 +12,7 @@ import { newId } from '../../src/id.ts';
 import { setSuspended } from '../../src/ledger/account.ts';
 import { auditFiles } from '../../src/ledger/audit.ts';
 import { openCheckout, reportPayment, settleCreation } from '../../src/ledger/checkout.ts';
+import { keepLearnedBound } from '../../src/ledger/learned-bound.ts';
 import type { Ledger } from '../../src/ledger/ledger.ts';
 import { placeHold, settle } from '../../src/ledger/operation.ts';
 import { noteEvent, setFeed } from '../../src/ledger/payment-events.ts';
@@ -95,7 +96,10 @@ async function endLease(ledger: Ledger, walletId: string, now: number): Promise<
     const lease = { id, walletId, operationId, slot: 'provider_one', backend: 'container', tag: `purser-${id}`, spec };
     insertResource(tx, { ...lease, ...price, ...times, status: 'provisioning' });
     settle(tx, operationId, { kind: 'done', charge: Nanos(5_000_000n), usage: null, answer: null }, 'answer', now);
-    updateResource(tx, id, { status: 'failed', endedAt: now, endReason: 'create_failed', lastError: 'no machine' });
+    const end = { endedAt: now, endReason: 'create_failed', lastError: 'no machine' } as const;
+    updateResource(tx, id, { ...end, status: 'failed', charged: Nanos(5_000_000n) });
+    const learned = { upstream: 'mock', upstreamModel: 'chat', basis: '{}', permille: 1500, contextTokens: 0 };
+    keepLearnedBound(tx, { ...learned, operationId, learnedAt: now });
   });
 }
 
