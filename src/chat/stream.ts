@@ -1,24 +1,13 @@
-import type { Operation, Outcome } from '../ledger/operation.ts';
 import { Refusal } from '../refusal.ts';
 import { eventsOfCompletion } from '../router/completion-events.ts';
 import { DONE_EVENT, type SseEvent } from '../router/sse.ts';
 import { createStreamReader, type Heard } from '../router/stream-reader.ts';
 import { createTranscript } from '../router/transcript.ts';
 import { readUsage } from '../router/usage.ts';
-import type { RejectWaiters } from '../spend/in-flight.ts';
-import { type Answered, spend } from '../spend/spend.ts';
-import {
-  type ChatApp,
-  type ChatRequest,
-  call,
-  charge,
-  type Detail,
-  lost,
-  noAnswer,
-  quoteChat,
-  replayChat,
-  settleChat,
-} from './chat.ts';
+import type { Answered } from '../spend/spend.ts';
+import { charge } from './charge.ts';
+import { lost, spendOnModel } from './metered.ts';
+import type { ChatApp, ChatRequest } from './quote.ts';
 
 /** Whoever the answer is streamed to. It may go away at any time: that changes nothing here. */
 export type Listener = {
@@ -39,58 +28,41 @@ export type StreamRequest = ChatRequest & {
  */
 export function streamChat(
   app: ChatApp,
-  { prepare, maxPrice, keep = true, includeUsage, ...request }: StreamRequest,
+  { includeUsage, ...request }: StreamRequest,
   listener: Listener,
 ): Promise<Answered<Buffer | null>> {
-  return spend<Detail, Buffer | null>(
-    app,
-    { ...request, kind: 'chat' },
-    {
-      quote: () => quoteChat(app, prepare(), keep, maxPrice),
-      execute: (operation, { detail }, giveUp) => finish(app, operation, detail, includeUsage, listener, giveUp),
-      replay: (operation) => replayChat(app, operation),
-    },
-  );
-}
-
-async function finish(
-  app: ChatApp,
-  operation: Operation,
-  detail: Detail,
-  includeUsage: boolean,
-  listener: Listener,
-  giveUp: RejectWaiters,
-): Promise<Buffer | null> {
-  const { route, reply } = await call(app, operation, detail, true);
-  detail.bounded.release();
-  if (reply.kind === 'refused' || reply.kind === 'unknown')
-    return settleChat(app, operation, noAnswer(reply, detail, route), giveUp);
-
-  const transcript = detail.keep ? createTranscript() : undefined;
-  const tell = (bytes: Buffer) => {
-    transcript?.push(bytes);
-    return listener.write(bytes);
-  };
-  listener.begin();
-  // An upstream that does not stream has answered in one piece: its stream is made here.
-  const isStream = reply.kind === 'streaming';
-  const source = isStream ? reply.events : eventsOfOnePiece(reply.json);
-  const endSoon = isStream ? reply.endSoon : () => {};
-  const { heard, usageEvent, broken } = await pass(source, detail.bounded.choices, tell, endSoon);
-  const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, 'chat'));
-  const charged = charge(app, operation, detail, route, usage, heard.tokensDelivered);
-  if (!heard.isWhole) {
-    const outcome: Outcome<null> & { kind: 'done' } = { kind: 'done', ...charged, answer: null, reason: broken };
-    await settleChat(app, operation, outcome, giveUp);
-    throw lost(charged.charge);
-  }
-  const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, DONE_EVENT] : [DONE_EVENT]);
-  transcript?.push(tail);
-  const kept = transcript?.finish() ?? null;
-  const outcome: Outcome<Buffer | null> & { kind: 'done' } = { kind: 'done', ...charged, answer: kept };
-  await settleChat(app, operation, outcome, giveUp);
-  await listener.write(tail);
-  return kept;
+  return spendOnModel<Buffer | null>(app, request, true, async ({ operation, detail, route, reply }) => {
+    const transcript = detail.keep ? createTranscript() : undefined;
+    const tell = (bytes: Buffer) => {
+      transcript?.push(bytes);
+      return listener.write(bytes);
+    };
+    listener.begin();
+    // An upstream that does not stream has answered in one piece: its stream is made here.
+    const isStream = reply.kind === 'streaming';
+    const source = isStream ? reply.events : eventsOfOnePiece(reply.json);
+    const endSoon = isStream ? reply.endSoon : () => {};
+    const { heard, usageEvent, broken } = await pass(source, detail.bounded.choices, tell, endSoon);
+    const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, 'chat'));
+    const charged = charge(app, operation, detail, route, usage, heard.tokensDelivered);
+    if (!heard.isWhole)
+      return {
+        outcome: { kind: 'done', ...charged, answer: null, reason: broken },
+        answer: () => {
+          throw lost(charged.charge);
+        },
+      };
+    const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, DONE_EVENT] : [DONE_EVENT]);
+    transcript?.push(tail);
+    const kept = transcript?.finish() ?? null;
+    return {
+      outcome: { kind: 'done', ...charged, answer: kept },
+      async answer() {
+        await listener.write(tail);
+        return kept;
+      },
+    };
+  });
 }
 
 type Passed = {

@@ -16,7 +16,7 @@ import {
 } from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
 import type { BillingApp } from '../billing/checkout.ts';
-import type { ChatApp } from '../chat/chat.ts';
+import type { ChatApp } from '../chat/quote.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';

@@ -3,8 +3,9 @@ import type { Backend, Quote as BackendQuote, Created, Slot, Spec } from '../com
 import { tagOf } from '../compute/backend.ts';
 import { type ConfiguredSlot, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
+import type { Tx } from '../db/handle.ts';
 import { newId } from '../id.ts';
-import { keepKey, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
+import { keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
 import {
   findResource,
   insertResource,
@@ -16,15 +17,16 @@ import {
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import type { RejectWaiters, RespondEarly } from '../spend/in-flight.ts';
 import type { KeyedMutex } from '../spend/keyed-mutex.ts';
 import {
   type Answered,
+  type Called,
   type PaidApp,
   type PaidRequest,
   type Quote,
   spend,
   uncertain,
+  type Waiters,
   writeOutcome,
 } from '../spend/spend.ts';
 import { advance, markEnded } from './step.ts';
@@ -54,7 +56,7 @@ export async function createLease(
   app: LeaseApp,
   { slot, spec, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
-  const started = performance.now();
+  const answerAt = performance.now() + app.answerSeconds * 1000;
   const { answer, replayed } = await spend<Detail, Resource>(
     app,
     { ...request, kind: 'compute_create' },
@@ -90,8 +92,12 @@ export async function createLease(
           absentCount: 0,
         });
       },
-      execute: (operation, { detail }, giveUp, answerNow) =>
-        startLease(app, operation, detail, { started, giveUp, answerNow }),
+      call: (operation, { detail }, waiters) => startLease(app, operation, detail, { ...waiters, answerAt }),
+      settleRows: (tx, operation, outcome, now) => noteFailure(tx, operation, outcome, now),
+      refuse: (_, outcome) => {
+        if (outcome.kind === 'unknown') return uncertain();
+        return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
+      },
       replay: (operation) => replayCreate(app, operation),
     },
   );
@@ -139,35 +145,51 @@ async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec)
   };
 }
 
-type Waiting = { started: number; giveUp: RejectWaiters; answerNow: RespondEarly<Resource> };
+type Waiting = Waiters<Resource> & {
+  /** When `create` has to answer, in milliseconds of the monotonic clock. */
+  answerAt: number;
+};
 
+/**
+ * Asks the backend for the machine and notes its reference the moment it is known: no step of the lease comes between. A
+ * machine that was made is not settled here; its lease captures the price when it is ready.
+ */
 async function startLease(
   app: LeaseApp,
   operation: Operation,
   { configured, quote }: Detail,
-  { started, giveUp, answerNow }: Waiting,
-): Promise<Resource> {
+  { answerAt, answer, reject }: Waiting,
+): Promise<Called<Resource>> {
   const id = operation.resourceId as string;
   const current = () => findResource(app.ledger.read, id) as Resource;
-  const answerAt = started + app.answerSeconds * 1000;
   const timer = setTimeout(
     () => {
       if (app.inFlight.isCutOff()) return;
-      answered(app, current()).then(answerNow, giveUp);
+      answered(app, current()).then(answer, reject);
     },
     Math.max(0, answerAt - performance.now()),
   );
-  try {
-    const resource = await app.leaseMutex(id, async () =>
-      note(app, operation, await ask(configured.backend, current(), quote), giveUp),
-    );
-    if (resource.endedAt === null && resource.ref === null) {
-      app.wakeAt(resource.dueAt);
-      throw uncertain();
+  const untilAnswered = async () => {
+    try {
+      return await answered(app, await untilReady(app, id, answerAt));
+    } finally {
+      clearTimeout(timer);
     }
-    return await answered(app, await untilReady(app, id, answerAt));
-  } finally {
+  };
+  try {
+    const created = await app.leaseMutex(id, async () => {
+      const made = await ask(configured.backend, current(), quote);
+      if (made.kind !== 'created') return made;
+      const values = { ref: made.ref, dueAt: app.clock.now() };
+      await writeOutcome(app, (tx) => updateIfLive(tx, id, values), reject);
+      return made;
+    });
+    if (created.kind === 'created') return { pending: untilAnswered };
     clearTimeout(timer);
+    return { outcome: created.kind === 'unknown' ? created : refusedWith(created), answer: current };
+  } catch (error) {
+    clearTimeout(timer);
+    throw error;
   }
 }
 
@@ -179,29 +201,18 @@ async function ask(backend: Backend, { tag, expiresAt }: Resource, quote: Backen
   }
 }
 
-/** Writes what create answered: the reference the moment it is known, a clear no at once, and doubt as doubt. */
-async function note(app: LeaseApp, operation: Operation, created: Created, giveUp: RejectWaiters): Promise<Resource> {
-  const id = operation.resourceId as string;
-  const now = app.clock.now();
-  if (created.kind === 'created')
-    return writeOutcome(app, (tx) => updateIfLive(tx, id, { ref: created.ref, dueAt: now }), giveUp);
-  const lastError =
-    created.kind === 'refused' && created.words ? `${created.reason} (${created.words})` : created.reason;
-  const outcome: Outcome<null> = { ...created, reason: lastError };
-  const { moved, resource } = await writeOutcome(
-    app,
-    (tx) => {
-      const moved = settle(tx, operation.id, outcome, 'answer', now);
-      if (created.kind === 'unknown')
-        return { moved, resource: updateIfLive(tx, id, { status: 'unknown', lastError, dueAt: now }) };
-      const failed = { status: 'failed', endWanted: 'create_failed', endReason: 'create_failed' } as const;
-      return { moved, resource: updateIfLive(tx, id, { ...failed, endedAt: now, lastError }) };
-    },
-    giveUp,
-  );
-  app.events.settled(operation, outcome, moved);
-  if (created.kind === 'refused') throw new Refusal(created.code, created.reason, { retryAfterSeconds: 10 });
-  return resource;
+/** The operator gets what the backend itself said with the reason, which may name sockets and addresses; callers do not. */
+function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outcome<never> {
+  return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, told: refused.reason };
+}
+
+/** A clear no ends the row of the lease; after doubt its machine is looked for at once. */
+function noteFailure(tx: Tx, { resourceId }: Operation, outcome: Outcome<Buffer | null>, now: number): void {
+  const id = resourceId as string;
+  if (outcome.kind === 'unknown') updateIfLive(tx, id, { status: 'unknown', lastError: outcome.reason, dueAt: now });
+  if (outcome.kind !== 'refused') return;
+  const failed = { status: 'failed', endWanted: 'create_failed', endReason: 'create_failed' } as const;
+  updateIfLive(tx, id, { ...failed, endedAt: now, lastError: outcome.reason });
 }
 
 /** Steps a lease until it is ready or has ended, at most until `answerAt`, in milliseconds of the monotonic clock. */

@@ -2,13 +2,12 @@ import type { Backend } from '../compute/backend.ts';
 import { canExtend, leasePriceSnapshot, priceOfSeconds } from '../compute/slots.ts';
 import type { Tx } from '../db/handle.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
-import { findResource, type Resource, updateResource } from '../ledger/resource.ts';
+import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
-import type { RejectWaiters } from '../spend/in-flight.ts';
-import { type Answered, type PaidRequest, type Quote, spend, uncertain, writeOutcome } from '../spend/spend.ts';
+import { type Answered, type PaidRequest, type Quote, spend, uncertain } from '../spend/spend.ts';
 import type { LeaseApp } from './create.ts';
-import { type ExtensionResult, settleExtension } from './extension.ts';
+import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
 
@@ -40,7 +39,16 @@ export function extendLease(
         });
       },
       quote: () => quoteExtension(app, current(), additionalSeconds),
-      execute: (operation, { detail: backend }, giveUp) => finishExtension(app, operation, backend, current(), giveUp),
+      async call(operation, { detail: backend }) {
+        const result = await ask(backend, current(), operation.targetAt as number, app.clock.now());
+        return { outcome: extensionOutcome(operation, result), answer: current };
+      },
+      judge: judgeExtension,
+      settleRows(tx, operation, outcome, now) {
+        if (outcome.kind === 'done') applyExtension(tx, operation);
+        if (outcome.kind === 'unknown') updateIfLive(tx, id, { dueAt: now }); // Its machine can be asked.
+      },
+      refuse: (_, outcome) => (outcome.kind === 'unknown' ? uncertain() : notExtended()),
       async replay(operation) {
         if (operation.state === 'settled') return current();
         await app.inFlight.waitFor(advance(app, id), app.answerSeconds);
@@ -95,25 +103,6 @@ function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeco
     throw limit(`The lease would end at ${end}, and the provider ends this offer at ${row.endsBy}.`);
   if (row.purchasedSeconds + additionalSeconds > row.maxSeconds)
     throw limit(`A lease lasts at most ${row.maxSeconds} s in all; ${row.purchasedSeconds} are bought.`);
-}
-
-async function finishExtension(
-  app: LeaseApp,
-  operation: Operation,
-  backend: Backend,
-  resource: Resource,
-  giveUp: RejectWaiters,
-): Promise<Resource> {
-  const result = await ask(backend, resource, operation.targetAt as number, app.clock.now());
-  const outcome = await settleExtension(app, operation, result, (change) => writeOutcome(app, change, giveUp));
-  if (outcome.kind === 'refused') throw notExtended();
-  if (outcome.kind === 'unknown') {
-    const now = app.clock.now();
-    await writeOutcome(app, (tx) => updateResource(tx, resource.id, { dueAt: now }), giveUp);
-    app.wakeAt(now);
-    throw uncertain();
-  }
-  return findResource(app.ledger.read, resource.id) as Resource;
 }
 
 /** What the backend said is in the log and on the operation: it may name sockets and addresses. */

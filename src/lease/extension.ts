@@ -1,6 +1,5 @@
 import type { Machine } from '../compute/backend.ts';
 import type { Tx } from '../db/handle.ts';
-import type { NotPromise } from '../db/writer.ts';
 import { type Operation, type Outcome, openOperations, settle } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive, updateResource } from '../ledger/resource.ts';
 import { Nanos } from '../money.ts';
@@ -44,44 +43,41 @@ export function verdictsOn(
 
 export type SettledExtension = { operation: Operation; outcome: Outcome<null>; moved: boolean; row: Resource };
 
-/** Settles an extension and moves the end of its lease with it. It settles only if the lease still runs; else it is released. */
+/** Settles an extension and moves the end of its lease with it. */
 export function settleExtensionIn(
   tx: Tx,
   operation: Operation,
   result: ExtensionResult,
   now: number,
 ): SettledExtension {
-  const row = findResource(tx, operation.resourceId as string) as Resource;
-  const outcome = outcomeOf(operation, result, row);
+  const outcome = judgeExtension(tx, operation, extensionOutcome(operation, result));
   const moved = settle(tx, operation.id, outcome, 'answer', now);
+  const row = findResource(tx, operation.resourceId as string) as Resource;
   return { operation, outcome, moved, row: moved && outcome.kind === 'done' ? applyExtension(tx, operation) : row };
+}
+
+/** The outcome of what a backend answered: an extension that happened costs its whole hold. */
+export function extensionOutcome(operation: Operation, result: ExtensionResult): Outcome<null> {
+  if (result.kind === 'done') return { kind: 'done', charge: operation.hold, usage: null, answer: null };
+  if (result.kind === 'unknown') return result;
+  return { kind: 'refused', code: 'resource_not_active', reason: result.reason };
+}
+
+/** An extension settles only if its lease still runs; else it is released (design, section 7). */
+export function judgeExtension<O extends Outcome<Buffer | null>>(
+  tx: Tx,
+  operation: Operation,
+  outcome: O,
+): O | (Outcome<never> & { kind: 'refused' }) {
+  const { endedAt, readyAt } = findResource(tx, operation.resourceId as string) as Resource;
+  if (outcome.kind !== 'done' || (endedAt === null && readyAt !== null)) return outcome;
+  return { kind: 'refused', code: 'resource_not_active', reason: 'the lease has ended' };
 }
 
 /** Tells the log and the reaper of an extension whose settlement is on disk. */
 export function announceSettled(app: LeaseApp, { operation, outcome, moved, row }: SettledExtension): void {
   app.events.settled(operation, outcome, moved);
   app.wakeAt(row.dueAt);
-}
-
-/** Settles an extension by what the backend answered, in a write of its own. */
-export async function settleExtension(
-  app: LeaseApp,
-  operation: Operation,
-  result: ExtensionResult,
-  write: <T>(change: (tx: Tx) => NotPromise<T>) => Promise<T>,
-): Promise<Outcome<null>> {
-  const now = app.clock.now();
-  const settled = await write((tx) => settleExtensionIn(tx, operation, result, now));
-  announceSettled(app, settled);
-  return settled.outcome;
-}
-
-function outcomeOf(operation: Operation, result: ExtensionResult, row: Resource): Outcome<null> {
-  if (result.kind === 'unknown') return result;
-  const reason = result.kind === 'refused' ? result.reason : 'the lease has ended';
-  if (result.kind === 'refused' || row.endedAt !== null || row.readyAt === null)
-    return { kind: 'refused', code: 'resource_not_active', reason };
-  return { kind: 'done', charge: operation.hold, usage: null, answer: null };
 }
 
 /** What the operator's word means for the lease: an extension that he charged has happened; the rest its next step finds. */

@@ -23,7 +23,8 @@ const FUNDS_HELD_RETRY_SECONDS = 2;
 /** What came back from outside. `unknown` never gives money back (design, section 6). */
 export type Outcome<A> =
   | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; reason?: string }
-  | { kind: 'refused'; code: RefusalCode; reason: string; retryAfterSeconds?: number }
+  /** `told` is the sentence for the caller, where the reason says what is the operator's alone. */
+  | { kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number }
   /** `upstream` says which one was asked, where there was a choice. */
   | { kind: 'unknown'; reason: string; upstream?: string };
 

@@ -1,7 +1,8 @@
 import { routerToken } from '../../access/keyring.ts';
 import type { RouterPrincipal } from '../../access/principal.ts';
 import { openRouterKey } from '../../access/router-keys.ts';
-import { type ChatRequest, chat } from '../../chat/chat.ts';
+import { chat } from '../../chat/chat.ts';
+import type { ChatRequest } from '../../chat/quote.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';

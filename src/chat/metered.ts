@@ -1,0 +1,117 @@
+import { findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
+import { formatUsd, type Nanos } from '../money.ts';
+import { RETRY_SAME_KEY, Refusal } from '../refusal.ts';
+import { callInOrder } from '../router/call.ts';
+import type { Route } from '../router/catalogue.ts';
+import { uncertainPolicyOf } from '../router/uncertain.ts';
+import type { Refused, Reply } from '../router/upstream.ts';
+import { type Answered, type Called, type NotDone, spend, UNCERTAIN_RETRY_SECONDS } from '../spend/spend.ts';
+import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.ts';
+
+/** An answer of a model server that can be charged, and the route by which it came. */
+export type Answering = { operation: Operation; detail: Detail; route: Route; reply: Exclude<Reply, Silent> };
+type Silent = { kind: 'refused' | 'unknown' };
+
+/**
+ * One metered request to a model: holds the bound, asks the routes in order, and settles by what `take` makes of the
+ * answer. Refuses with `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, what the
+ * model server clearly refused with, and PAID_REFUSALS.
+ */
+export function spendOnModel<A extends Buffer | null>(
+  app: ChatApp,
+  { prepare, maxPrice, keep = true, ...request }: ChatRequest,
+  stream: boolean,
+  take: (answering: Answering) => Called<A> | Promise<Called<A>>,
+): Promise<Answered<A>> {
+  return spend<Detail, A>(
+    app,
+    { ...request, kind: 'chat' },
+    {
+      quote: () => quoteChat(app, prepare(), keep, maxPrice),
+      async call(operation, { detail }) {
+        const { route, reply } = await ask(app, operation, detail, stream);
+        if (stream) detail.bounded.release();
+        if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
+          return { outcome: notDone(reply, detail, route), answer: unreachable };
+        return take({ operation, detail, route, reply });
+      },
+      refuse: (operation, outcome) => refuse(app, operation, outcome),
+      replay: (operation) => replay(app, operation) as A,
+    },
+  );
+}
+
+const unreachable = () => {
+  throw new Error('only an outcome that is done has an answer');
+};
+
+/** Asks the routes in order. Whatever goes wrong on the way is an unknown outcome. */
+async function ask(
+  app: ChatApp,
+  operation: Operation,
+  { model, bounded }: Detail,
+  stream: boolean,
+): Promise<{ route: Route; reply: Reply }> {
+  const misconfigured = ({ fault }: Refused) => fault && app.events.misconfigured(operation, fault);
+  try {
+    const called = await callInOrder(app.upstreams, model, bounded, operation.id, stream, (route, refused) => {
+      app.events.passedOver(operation, route.upstream, refused.reason);
+      misconfigured(refused);
+    });
+    if (called.reply.kind === 'refused') misconfigured(called.reply);
+    return called;
+  } catch (cause) {
+    const reason = `the call ended without an answer: ${(cause as Error).message}`;
+    return { route: model.routes[0], reply: { kind: 'unknown', reason } };
+  }
+}
+
+/** The outcome of a reply that cannot be charged. */
+function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): NotDone {
+  if (reply.kind === 'refused') {
+    const { elsewhere: _, fault: __, ...outcome } = reply;
+    return outcome;
+  }
+  return {
+    kind: 'unknown',
+    reason: reply.kind === 'unknown' ? reply.reason : 'a stream came where none was asked for',
+    ...(model.routes.length > 1 ? { upstream: route.upstream } : {}),
+  };
+}
+
+/** The refusal that the caller gets once the outcome is on disk. What the model server refused is counted. */
+function refuse(app: ChatApp, { id, walletId }: Operation, outcome: NotDone): Refusal {
+  if (outcome.kind === 'unknown') return uncertainChat(app, operationOf(app.ledger.read, id));
+  app.limits.released.count(walletId);
+  const { code, reason, retryAfterSeconds } = outcome;
+  return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
+}
+
+/** Reads the stored answer of an operation that is not running any more. */
+function replay(app: ChatApp, operation: Operation): Buffer {
+  if (operation.state !== 'settled') throw uncertainChat(app, operation);
+  const answer = findAnswer(app.ledger.read, operation.id, app.clock.now());
+  if (answer) return answer;
+  // Of an answer that came whole there is no reason to tell: it is only not kept any more.
+  if (operation.settledBy === 'answer' && operation.reason === null) throw new Refusal('idempotency_key_expired');
+  throw lost(operation.charge as Nanos);
+}
+
+/** An answer that never came whole, or at all, and was charged. */
+export function lost(charge: Nanos): Refusal {
+  return new Refusal(
+    'answer_lost',
+    `The answer to this request was lost and ${formatUsd(charge)} USD were charged for it. That is final; a new key is safe now.`,
+  );
+}
+
+/** The outcome of this request is not known: says what becomes of its hold, and when. */
+function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
+  const { after_seconds: seconds, policy } = uncertainPolicyOf(app.config.router, operation);
+  const end = policy === 'charge' ? 'charged' : 'given back';
+  return new Refusal(
+    'operation_uncertain',
+    `The outcome is not known: the model server may have done the work. The ${formatUsd(operation.hold)} USD held for it are ${end} after ${seconds} s, or when the wallet is closed, unless the operator decides before that. ${RETRY_SAME_KEY}`,
+    { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS },
+  );
+}

@@ -1,0 +1,82 @@
+import type { Limit } from '../access/limits.ts';
+import type { Config } from '../config/config.ts';
+import { available } from '../ledger/wallet.ts';
+import { formatUsd, type Nanos } from '../money.ts';
+import { Refusal } from '../refusal.ts';
+import type { Bounded } from '../router/bound.ts';
+import type { Catalogue, Model } from '../router/catalogue.ts';
+import { affordableCompletion, holdOf } from '../router/price.ts';
+import type { Upstream } from '../router/upstream.ts';
+import type { PaidApp, PaidRequest, Quote } from '../spend/spend.ts';
+
+export type ChatApp = PaidApp & {
+  catalogue: Catalogue;
+  upstreams: ReadonlyMap<string, Upstream>;
+  /** Of each wallet: operations that were held, and that the model server then refused. They cost nothing and stay in the books. */
+  limits: { released: Limit };
+  config: Pick<Config, 'router'>;
+};
+export type ChatRequest = Omit<PaidRequest, 'kind'> & {
+  /** Finds the model and bounds the request; refuses what is not offered, malformed or not priced. Not asked for a replay. */
+  prepare: () => { model: Model; bounded: Bounded };
+  /** The most that one request may cost, where the caller's key has such a limit. */
+  maxPrice?: Nanos | undefined;
+  /** Whether the answer is kept for replays: a key that was made up for one request is never sent again. */
+  keep?: boolean;
+};
+export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean };
+
+/** Prices a request at the dearest of the model's routes: any of them may be the one that answers. */
+export function quoteChat(
+  { limits }: Pick<ChatApp, 'limits'>,
+  { model, bounded }: ReturnType<ChatRequest['prepare']>,
+  keep: boolean,
+  maxPrice: Nanos | undefined,
+): Quote<Detail> {
+  const { choices, reducible } = bounded;
+  const order = () => {
+    const { hold, most } = model.routes
+      .map((route) => ({ most: bounded.most(route), hold: holdOf(route.price, bounded.most(route)) }))
+      .reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
+    const bounds = `"bound_prompt_tokens":${most.promptTokens},"bound_completion_tokens":${most.completionTokens}`;
+    return { hold, price: `${model.priceText},${bounds}}`, outputTokens: most.completionTokens / choices };
+  };
+  // With fewer output tokens another route may be the dearest: it has to fit all of them.
+  const affordable = (left: Nanos) =>
+    Math.min(
+      ...model.routes.map((route) =>
+        Math.floor(affordableCompletion(route.price, bounded.most(route), left) / choices),
+      ),
+    );
+  const reduce = (left: Nanos) => {
+    const fits = affordable(left);
+    if (!reducible || fits < reducible.outputTokensMin || fits >= reducible.outputTokens) return undefined;
+    bounded.reduceTo(fits);
+    return order();
+  };
+  let { hold, price, outputTokens } = order();
+  if (maxPrice !== undefined && hold > maxPrice) ({ hold, price, outputTokens } = reduce(maxPrice) ?? order());
+  const advice = (left: Nanos) => {
+    if (model.kind !== 'chat') return '';
+    const fits = affordable(left);
+    const asked = `It asked for up to ${outputTokens} output tokens`;
+    return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+  };
+  return {
+    hold,
+    price,
+    subject: model.id,
+    detail: { model, bounded, keep },
+    advice,
+    reduce,
+    limits(_, wallet) {
+      limits.released.check(wallet.id);
+      if (maxPrice === undefined || hold <= maxPrice) return;
+      const left = available(wallet);
+      throw new Refusal(
+        'insufficient_funds',
+        `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(left < maxPrice ? left : maxPrice)}`.trim(),
+      );
+    },
+  };
+}
