@@ -51,7 +51,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   let gateway: SshServer | undefined;
   opening.defer(async () => void (await Promise.all([close(), socket?.close(), gateway?.close()])));
-  if (config.publicUrl === undefined) app.baseUrl = urlOf(address);
+  if (config.publicUrl === undefined) app.state.baseUrl = urlOf(address);
 
   if (app.slots.list.length) {
     const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
@@ -62,7 +62,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     gateway = await openGateway(app, config.ssh.listen, key.privateKey);
     const [type, blob] = key.publicKey.split(' ');
     const { publicHost, publicPort } = config.ssh;
-    app.ssh = {
+    app.state.ssh = {
       host: publicHost ?? gateway.address.host,
       port: publicPort ?? gateway.address.port,
       hostKey: `${type} ${blob}`,
@@ -82,13 +82,13 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     app.diskReserve.start();
     app.reaper.start();
     app.chain.start();
-    app.books.start();
+    app.booksWatch.start();
   }
   options.log.info(
     {
       event: 'serving',
       listen: urlOf(address),
-      public_url: app.baseUrl,
+      public_url: app.state.baseUrl,
       data: config.dataDirectory,
       ready: !app.health.fault,
     },

@@ -74,6 +74,7 @@ const FLOORS: RegExp[][] = [
   [/^src\/demo\//],
   [/^src\/serve\.ts$/],
   [/^src\/app\.ts$/],
+  [/^src\/books\.ts$/],
   [/^src\/doctor\//],
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],

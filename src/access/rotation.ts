@@ -28,7 +28,7 @@ export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: M
   });
   keyring.turn(next);
   try {
-    await arrive({ ledger, keyring, keyPlace });
+    await finishRotation({ ledger, keyring, keyPlace });
   } catch (cause) {
     const fault = `The master key ${next.id} is in force, but ${keyPlace.path} could not be written (${(cause as NodeJS.ErrnoException).code}).`;
     throw new Refusal('read_only', `${fault} Nothing is lost: the next start writes it.`, { cause });
@@ -39,7 +39,7 @@ export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: M
  * Brings a rotation to its end: the key file of the data directory is replaced where it still holds the key before, and
  * once the current key is the one that is given, its copy under that one is dropped.
  */
-export async function arrive({ ledger, keyring, keyPlace }: RotationApp): Promise<void> {
+export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp): Promise<void> {
   const { current } = keyring;
   if (keyring.given.id !== current.id && keyPlace.from === 'data directory') {
     await replaceMasterKey(keyPlace.path as string, current);

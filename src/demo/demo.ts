@@ -68,12 +68,12 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
 
   const account = (await run('account.list', {})).accounts[0] as { id: string };
   const { key: operatorKey } = await run('operator-key.mint', { name: 'demo' });
-  print(`Purser is serving on ${app.baseUrl} from ${directory}.`);
+  print(`Purser is serving on ${app.state.baseUrl} from ${directory}.`);
   if (!rents) print('Leases are left out: here they are processes, and this machine has no /proc to find them by.');
   let wrong: number;
   try {
     const house = {
-      baseUrl: app.baseUrl,
+      baseUrl: app.state.baseUrl,
       operatorKey,
       rents,
       directory,
@@ -90,8 +90,8 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
 
   if (options.keepServing) {
     const wallet = await run('wallet.create', { account: account.id, name: 'yours', budget_cents: 500 });
-    const more = rents ? rentable(app.baseUrl, wallet.agent_token) : '';
-    print(pasteable(app.baseUrl, operatorKey, wallet.agent_token, more));
+    const more = rents ? rentable(app.state.baseUrl, wallet.agent_token) : '';
+    print(pasteable(app.state.baseUrl, operatorKey, wallet.agent_token, more));
     if (!signal.aborted) await once(signal, 'abort');
   }
   return wrong;

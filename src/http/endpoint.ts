@@ -38,8 +38,12 @@ export type HttpApp = ChatApp &
   CloseApp &
   OpenApp &
   BillingApp & {
-    /** `{base_url}` of the interface, without a slash at the end. */
-    baseUrl: string;
+    state: {
+      /** `{base_url}` of the interface, without a slash at the end. */
+      baseUrl: string;
+      /** Where the SSH gateway is reached, once it listens. */
+      ssh: { host: string; port: number; hostKey: string } | undefined;
+    };
     health: Health;
     diskReserve: Pick<DiskReserve, 'shortage'>;
     /** Signs the URLs of objects, where transfer storage is configured. */
@@ -55,8 +59,6 @@ export type HttpApp = ChatApp &
     authenticated: WeakSet<Socket>;
     /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
     stallMilliseconds: number;
-    /** Where the SSH gateway is reached, once it listens. */
-    ssh: { host: string; port: number; hostKey: string } | undefined;
     addressOf: ReturnType<typeof createAddressReader>;
     /** Notes that a key was used. */
     used: (keyId: string, now: number) => void;

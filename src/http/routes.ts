@@ -68,7 +68,7 @@ export function createHttpApp(app: HttpApp): Hono<Env> {
 
   let document: string | undefined;
   const describe = (c: Context<Env>) => {
-    document ??= JSON.stringify(openApiDocument(ROUTES, app.baseUrl));
+    document ??= JSON.stringify(openApiDocument(ROUTES, app.state.baseUrl));
     return json(c, 200, document);
   };
   const plain: Record<string, (c: Context<Env>) => Response> = {

@@ -7,7 +7,7 @@ import type { OpenApp } from '../wallet/open.ts';
 
 /** What the commands use of the App. */
 export type OperatorApp = CloseApp &
-  OpenApp & { baseUrl: string; health: Health; catalogue: Catalogue; keyPlace: KeyPlace };
+  OpenApp & { state: { readonly baseUrl: string }; health: Health; catalogue: Catalogue; keyPlace: KeyPlace };
 
 /** One command of the operator API: what it takes, and what it answers as a JSON value. */
 export type Command<I extends v.GenericSchema = v.GenericSchema, O = unknown> = {

@@ -41,7 +41,7 @@ export const wallets = {
         fingerprint: fingerprint(body),
         requestId,
       });
-      return allocation(wallet, token, app.baseUrl, app.clock.now());
+      return allocation(wallet, token, app.state.baseUrl, app.clock.now());
     },
   ),
   'wallet.list': command(NOTHING, (app) => ({ wallets: listWallets(app.ledger.read).map((it) => record(app, it)) })),

@@ -75,8 +75,8 @@ export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<v
 /** Destroys what carries this installation's tag and no live row knows. */
 export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
-  if (!app.slots.list.length || now < app.sweepAt || app.clock.expiryBlocked()) return;
-  app.sweepAt = now + SWEEP_SECONDS;
+  if (!app.slots.list.length || now < app.state.sweepAt || app.clock.expiryBlocked()) return;
+  app.state.sweepAt = now + SWEEP_SECONDS;
   const pass = newPass();
   const idle = app.slots.list.filter(({ backend }) => !sweeping.has(backend));
   const sweeps = idle.map((it) => sweepOne(app, reaped, it, pass));
@@ -142,8 +142,8 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
 
 /** Asks the payment provider after what is due. One that hangs holds up nothing of the others: the pass goes on by itself. */
 export async function askAfterPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
-  if (!app.look || app.look.nextDue() > app.clock.now()) return;
-  const looked = await app.inFlight.waitFor(app.look.pass(), PAYMENTS_WAIT_SECONDS);
+  if (!app.paymentPoller || app.paymentPoller.nextDue() > app.clock.now()) return;
+  const looked = await app.inFlight.waitFor(app.paymentPoller.pass(), PAYMENTS_WAIT_SECONDS);
   reaped.asked += looked?.asked ?? 0;
   reaped.failed += looked?.failed ?? 0;
 }
@@ -170,7 +170,7 @@ export function nextDue(app: ReaperApp): number {
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     ...uncertain.map((it) => (it.uncertainAt as number) + uncertainPolicyOf(app.config.router, it).after_seconds),
     nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY,
-    app.look?.nextDue() ?? Number.POSITIVE_INFINITY,
+    app.paymentPoller?.nextDue() ?? Number.POSITIVE_INFINITY,
   );
 }
 

@@ -9,7 +9,7 @@ const HEAD_MILLISECONDS = 1000;
  * Keeps `ledger.tip` at the newest commit and `ledger.head` at most a second behind it, exact after `flush` (design,
  * section 6).
  */
-export type HeadKeeper = {
+export type HeadWriter = {
   /** After a commit: the tip is written now, the head within a second. */
   committed(): void;
   flush(): Promise<void>;
@@ -20,8 +20,8 @@ export function createHeadWriter(
   at: { head: string; tip: string },
   ledger: () => Pick<Ledger, 'read'>,
   events: Pick<Events, 'failed'>,
-  health: () => Health,
-): HeadKeeper {
+  health: Readonly<Health>,
+): HeadWriter {
   let timer: NodeJS.Timeout | undefined;
   let stopped = false;
   let written = '';
@@ -30,7 +30,7 @@ export function createHeadWriter(
   let isFailing = false; // On a full disk it fails every second: that is said once.
 
   async function write() {
-    if (health().fault) return; // A head that the database may be behind is evidence.
+    if (health.fault) return; // A head that the database may be behind is evidence.
     const head = headOf(ledger().read);
     const state = `${head.seq} ${head.epoch} ${head.quietCommits}`;
     if (state === written) return;
@@ -54,9 +54,9 @@ export function createHeadWriter(
     writing = writing.then(write);
     return writing;
   }
-  const keeper: HeadKeeper = {
+  const keeper: HeadWriter = {
     committed() {
-      if (tip && !health().fault) markTip();
+      if (tip && !health.fault) markTip();
       if (stopped || timer) return;
       timer = setTimeout(() => {
         timer = undefined;

@@ -21,10 +21,12 @@ export type ReaperApp = CloseApp & {
   health: Health;
   diskReserve: Pick<DiskReserve, 'shortage'>;
   keysUsed: Map<string, number>;
-  /** When orphans are looked for next, Unix seconds. */
-  sweepAt: number;
+  state: {
+    /** When orphans are looked for next, Unix seconds. */
+    sweepAt: number;
+  };
   /** Asks the payment provider, where one is configured. */
-  look: PaymentPoller | undefined;
+  paymentPoller: PaymentPoller | undefined;
   keyring: Keyring;
   /** By retired master key: up to which wallet none needs it. */
   keysWalked: Map<string, string>;

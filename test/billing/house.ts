@@ -61,7 +61,7 @@ export async function figures(house: TestServer): Promise<[number, number]> {
 export async function pass(house: TestServer, seconds: number) {
   house.clock.advance(seconds);
   const reaped = await house.app.reaper.runOnce();
-  await house.app.look?.pass();
+  await house.app.paymentPoller?.pass();
   return reaped;
 }
 

@@ -40,7 +40,7 @@ test('the running reaper wakes by itself for what is due', async (t) => {
   house.clock.advance(16);
   house.app.reaper.start();
   await stripe.arrived(2);
-  await house.app.look?.pass(); // The one that runs.
+  await house.app.paymentPoller?.pass(); // The one that runs.
   await house.app.reaper.stop();
   assert.equal((await rowOf(house, id)).status, 'paid');
   assert.deepEqual(await figures(house), [CENTS, 0]);
@@ -55,7 +55,7 @@ test('one that nobody pays is asked after ever more rarely, and no more when it 
   stripe.expire(id);
   await pass(house, 60);
   assert.deepEqual([(await rowOf(house, id)).status, (await rowOf(house, id)).due_at], ['expired', null]);
-  assert.equal(await house.app.look?.nextDue(), Number.POSITIVE_INFINITY, 'nothing is left to ask');
+  assert.equal(await house.app.paymentPoller?.nextDue(), Number.POSITIVE_INFINITY, 'nothing is left to ask');
 });
 
 test('a delayed payment is learned by asking, and so is its failure', async (t) => {

@@ -30,7 +30,7 @@ test('a webhook and the house’s own question at the same moment are one credit
   const told = ids.map((id) => stripe.pay(id));
   house.clock.advance(60);
   await Promise.all([house.app.reaper.runOnce(), ...told.map((event) => deliver(house, event))]);
-  await house.app.look?.pass();
+  await house.app.paymentPoller?.pass();
   assert.deepEqual(await figures(house), [10 * CENTS, 0]);
 });
 

@@ -218,10 +218,10 @@ test('a break that is older than what a start looks at is found in the backgroun
 test('a row that is changed under a running server is found by its own examination, and service stops', async (t) => {
   const house = await openTestServer(t);
   await house.openWallet();
-  assert.deepEqual((await house.app.books.runOnce()).problems, []);
+  assert.deepEqual((await house.app.booksWatch.runOnce()).problems, []);
   assert.equal((await house.ask('GET', '/readyz')).status, 200);
   change(house, "update wallet set name = 'mine'");
-  assert.equal((await house.app.books.runOnce()).ok, false);
+  assert.equal((await house.app.booksWatch.runOnce()).ok, false);
   const ready = await house.ask('GET', '/readyz');
   assert.equal(ready.status, 503);
   assert.match(ready.body.reason, /wallet wal_\w+ was changed: its seal does not fit it/);
@@ -232,7 +232,7 @@ test('a row that is changed under a running server is found by its own examinati
 test('an examination that cannot be carried out is no verdict: service goes on, and it is told', async (t) => {
   const house = await openTestServer(t);
   renameSync(files(house.directory).database, join(house.directory, 'elsewhere.db'));
-  await assert.rejects(house.app.books.runOnce(), /the books could not be examined/);
+  await assert.rejects(house.app.booksWatch.runOnce(), /the books could not be examined/);
   assert.equal((await house.ask('GET', '/readyz')).status, 200);
   renameSync(join(house.directory, 'elsewhere.db'), files(house.directory).database);
 });

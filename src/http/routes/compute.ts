@@ -292,8 +292,8 @@ export const sshCompute = endpoint({
   },
   run(app, { principal, body }) {
     const { resource } = active(app, principal.wallet, body.id);
-    if (!app.ssh) throw new Refusal('provider_not_configured', 'The SSH gateway does not listen.');
-    const { host, port, hostKey } = app.ssh;
+    if (!app.state.ssh) throw new Refusal('provider_not_configured', 'The SSH gateway does not listen.');
+    const { host, port, hostKey } = app.state.ssh;
     return {
       body: {
         id: resource.id,

@@ -38,7 +38,7 @@ export const createRouterKey = endpoint({
     return {
       body: {
         api_key: routerToken(app.keyring, key),
-        base_url: `${app.baseUrl}/v1/router`,
+        base_url: `${app.state.baseUrl}/v1/router`,
         expires_at: wallet.expiresAt,
       },
     };

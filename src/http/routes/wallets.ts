@@ -73,7 +73,7 @@ export const createWallet = endpoint({
       fingerprint: fingerprint(raw),
       requestId,
     });
-    return { body: allocation(wallet, token, app.baseUrl, app.clock.now()), replayed: !isNew };
+    return { body: allocation(wallet, token, app.state.baseUrl, app.clock.now()), replayed: !isNew };
   },
 });
 
