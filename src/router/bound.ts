@@ -189,11 +189,36 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
       content.filter((part) => part.type !== 'image_url'),
       enough,
     );
-  for (const part of content as readonly Record<string, unknown>[])
+  for (const part of content as readonly Record<string, unknown>[]) {
+    if (bytes >= enough) break;
     for (const it of [part.text, part.refusal])
       if (it !== undefined)
         bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
+  }
   return bytes;
+}
+
+/**
+ * The prompts of a request by route, `computed` from the text of each. Found once: what other requests teach while this
+ * one runs does not change what it is held at.
+ */
+function promptsOf(model: Model, imageTokens: number, computed: (route: Route) => number[]): (route: Route) => Prompt {
+  const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
+  const prompts = new Map(
+    model.routes.map((route) => {
+      const each = computed(route);
+      const bounds = each.map((it) => promptBound(route, it, imageTokens));
+      const prompt: Prompt = {
+        tokens: sum(bounds),
+        computed: sum(each),
+        added: each.length * (imageTokens + route.promptOverheadTokens),
+        count: each.length,
+        isCut: bounds.some((it) => it >= contextOf(route)),
+      };
+      return [route, prompt];
+    }),
+  );
+  return (route) => prompts.get(route) as Prompt;
 }
 
 /** A member that is null is left out, as OpenAI does it: some clients send all that they know. */

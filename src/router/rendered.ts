@@ -99,6 +99,12 @@ function add(sum: Sum, value: unknown, depth: number): void {
  * values; what cannot be parsed, or is not, stays a text.
  */
 function addArguments(sum: Sum, text: string, depth: number): void {
+  const quoted = 2 + quotedBytes(text, sum.enough);
+  // Megabytes of brackets take seconds to parse, and no more than `enough` is ever counted.
+  if (sum.bytes + quoted >= sum.enough) {
+    sum.bytes += quoted;
+    return;
+  }
   const parsed = parseArguments(text);
   let byValue = 0;
   if (parsed) {
@@ -108,7 +114,7 @@ function addArguments(sum: Sum, text: string, depth: number): void {
       inner.bytes += ARGUMENT_TAG_BYTES * Object.keys(parsed.value).length;
     byValue = inner.bytes;
   }
-  sum.bytes += Math.max(2 + quotedBytes(text, sum.enough), byValue);
+  sum.bytes += Math.max(quoted, byValue);
 }
 
 function parseArguments(text: string): { value: unknown; extra: number } | undefined {
