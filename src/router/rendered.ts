@@ -118,8 +118,8 @@ function addArguments(sum: Sum, text: string, depth: number): void {
 }
 
 function parseArguments(text: string): { value: unknown; extra: number } | undefined {
-  // Python keeps all the digits of a whole number, where a number here is a double.
-  const digits = /\d{24}/.test(text) ? text.length : 0;
+  // Python keeps all the digits of a whole number, where a double from 1e21 is written with an exponent.
+  const digits = /\d{21}/.test(text) ? text.length : 0;
   try {
     return { value: JSON.parse(text), extra: digits };
   } catch {}

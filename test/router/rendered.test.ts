@@ -238,6 +238,16 @@ test('what is far longer than any context is not read to its end', () => {
   assert(performance.now() - started < 1000, `${performance.now() - started} ms`);
 });
 
+test('whole numbers in arguments count all their digits, however a double is written', () => {
+  for (const digits of [20, 21, 22, 23, 24]) {
+    const numbers = Array(1000).fill('9'.repeat(digits));
+    const call = (json: string) =>
+      boundOf({ messages: [{ role: 'assistant', function_call: { name: 'f', arguments: json } }] });
+    // As Python's json.dumps writes them.
+    assert(call(`{"a":[${numbers.join(',')}]}`) - call('{"a":[]}') >= numbers.join(', ').length, `${digits} digits`);
+  }
+});
+
 test('arguments that are longer than any context are not parsed', (t) => {
   const parse = t.mock.method(JSON, 'parse');
   const short = { ...model, routes: [{ ...model.routes[0], contextLength: 1000 }] } as const;
