@@ -33,7 +33,7 @@ export function charge(
   // A count above its bound says that the bound is none, whatever the sum comes to. It never raises the bill.
   if (usage.promptTokens > promptTokens || usage.completionTokens > most.completionTokens)
     app.events.boundExceeded(operation, counted);
-  if (usage.promptTokens > promptTokens) learnBound(app, operation, route, usage.promptTokens, promptTokens);
+  if (usage.promptTokens > promptTokens) learnBound(app, operation, route, bounded, usage.promptTokens, promptTokens);
   return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: counted };
 }
 

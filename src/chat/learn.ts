@@ -4,6 +4,7 @@ import type { Events } from '../events.ts';
 import { keepLearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Operation } from '../ledger/operation.ts';
+import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Route } from '../router/catalogue.ts';
 
 /** A server that counts 64 times the bytes of a prompt is broken: holds stay usable. */
@@ -19,25 +20,29 @@ const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route):
 
 /**
  * Raises the bound of a route so that `counted` prompt tokens would have been within it. It holds at once, and is kept in
- * the books: it is queued before the settlement that it was found in, so no settlement is on disk without it.
+ * the books: it is queued before the settlement that it was found in. Nothing is learned of the text of a request with
+ * images: one image above `image_tokens` would raise the bound of everybody's text, by as much as its sender likes.
  */
 export function learnBound(
   { ledger, clock, events }: LearnApp,
   operation: Operation,
   route: Route,
+  bounded: Pick<Bounded, 'images' | 'prompt'>,
   counted: number,
   bound: number,
 ): void {
   const before = route.learned;
+  const { computed, added, count, isCut } = bounded.prompt(route);
+  // A count of several prompts says nothing of the longest.
   const contextTokens =
-    counted > route.contextLength
+    count === 1 && counted > route.contextLength
       ? Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX)
       : before.contextTokens;
   // Of a bound that the context length had cut off it is not known what it was: then the context length was wrong.
-  const wasCut = bound >= Math.max(route.contextLength, before.contextTokens);
-  const permille = wasCut
+  const isTextUnknown = isCut || bounded.images > 0;
+  const permille = isTextUnknown
     ? before.permille
-    : Math.min(Math.max(before.permille, Math.ceil((before.permille * counted) / Math.max(bound, 1))), PERMILLE_MAX);
+    : Math.min(Math.max(before.permille, Math.ceil((1000 * (counted - added)) / computed)), PERMILLE_MAX);
   if (permille === before.permille && contextTokens === before.contextTokens) return;
   route.learned = { permille, contextTokens };
   events.boundLearned(operation, route, counted, bound);

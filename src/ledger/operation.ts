@@ -279,7 +279,8 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   if (left < hold) {
     const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
     const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
-    if (left + wallet.held < order.hold) throw new Refusal('insufficient_funds', message);
+    const later = Nanos(left + wallet.held); // As soon as the holds in flight settle for nothing.
+    if (later < order.hold && !order.reduce?.(later)) throw new Refusal('insufficient_funds', message);
     throw new Refusal('funds_held', message, { retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS });
   }
 

@@ -65,12 +65,26 @@ export type ChatBody = Readonly<Record<string, unknown>> & {
   messages: readonly Record<string, unknown>[];
 };
 
+/** How the bound of the prompt tokens was found. */
+export type Prompt = {
+  tokens: number;
+  /** From the text of the request: what is learned is a factor of these. */
+  computed: number;
+  /** From the settings: images and `prompt_overhead_tokens`. */
+  added: number;
+  /** How many prompts, each of them at most as long as the context. */
+  count: number;
+  /** Whether the context length cut one of them off. */
+  isCut: boolean;
+};
+
 /** A request with a true upper bound of what it can use, by each of its model's routes (design, section 8). */
 export type Bounded = {
   /** How many answers were asked for. */
   choices: number;
   images: number;
   most(route: Route): Most;
+  prompt(route: Route): Prompt;
   /** Output tokens of one answer, and how few they may become; undefined where the caller named the limit. */
   reducible: { outputTokens: number; outputTokensMin: number } | undefined;
   /** Reserves for answers of at most so many tokens, from now on. */
@@ -133,17 +147,16 @@ export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded 
     const room = route.contextLength - estimate - route.promptOverheadTokens;
     return Math.min(perChoice, Math.max(outputTokensMin, room));
   };
-  const promptTokens = new Map(
-    model.routes.map((route) => [route, promptBound(route, bytes * route.tokensPerByte + frame, imageTokens)]),
-  );
+  const prompt = promptsOf(model, imageTokens, (route) => [bytes * route.tokensPerByte + frame]);
   return {
     choices,
     images,
     most: (route) => ({
-      promptTokens: promptTokens.get(route) as number,
+      promptTokens: prompt(route).tokens,
       completionTokens: choices * outputOf(route),
       images,
     }),
+    prompt,
     reducible: isNamed ? undefined : { outputTokens, outputTokensMin },
     reduceTo(fewer) {
       assert(!isNamed && fewer >= outputTokensMin && fewer <= outputTokens);
@@ -189,11 +202,36 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
       content.filter((part) => part.type !== 'image_url'),
       enough,
     );
-  for (const part of content as readonly Record<string, unknown>[])
+  for (const part of content as readonly Record<string, unknown>[]) {
+    if (bytes >= enough) break;
     for (const it of [part.text, part.refusal])
       if (it !== undefined)
         bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
+  }
   return bytes;
+}
+
+/**
+ * The prompts of a request by route, `computed` from the text of each. Found once: what other requests teach while this
+ * one runs does not change what it is held at.
+ */
+function promptsOf(model: Model, imageTokens: number, computed: (route: Route) => number[]): (route: Route) => Prompt {
+  const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
+  const prompts = new Map(
+    model.routes.map((route) => {
+      const each = computed(route);
+      const bounds = each.map((it) => promptBound(route, it, imageTokens));
+      const prompt: Prompt = {
+        tokens: sum(bounds),
+        computed: sum(each),
+        added: each.length * (imageTokens + route.promptOverheadTokens),
+        count: each.length,
+        isCut: bounds.some((it) => it >= contextOf(route)),
+      };
+      return [route, prompt];
+    }),
+  );
+  return (route) => prompts.get(route) as Prompt;
 }
 
 /** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
@@ -333,16 +371,15 @@ export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unkno
   }
   wholeNumber(request, 'dimensions');
   const inputs = inputsOf(request.input, Math.max(...model.routes.map(contextOf)));
+  const prompt = promptsOf(model, 0, (route) =>
+    inputs.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + TOKENS_PER_INPUT),
+  );
   return {
     choices: 1,
     images: 0,
     ...bodies(forwarded, () => ({})),
-    most(route) {
-      const tokens = inputs.map((it) =>
-        promptBound(route, it.bytes * route.tokensPerByte + it.tokens + TOKENS_PER_INPUT, 0),
-      );
-      return { promptTokens: tokens.reduce((sum, it) => sum + it, 0), completionTokens: 0, images: 0 };
-    },
+    most: (route) => ({ promptTokens: prompt(route).tokens, completionTokens: 0, images: 0 }),
+    prompt,
     reducible: undefined,
     reduceTo() {},
   };

@@ -99,6 +99,12 @@ function add(sum: Sum, value: unknown, depth: number): void {
  * values; what cannot be parsed, or is not, stays a text.
  */
 function addArguments(sum: Sum, text: string, depth: number): void {
+  const quoted = 2 + quotedBytes(text, sum.enough);
+  // Megabytes of brackets take seconds to parse, and no more than `enough` is ever counted.
+  if (sum.bytes + quoted >= sum.enough) {
+    sum.bytes += quoted;
+    return;
+  }
   const parsed = parseArguments(text);
   let byValue = 0;
   if (parsed) {
@@ -108,12 +114,12 @@ function addArguments(sum: Sum, text: string, depth: number): void {
       inner.bytes += ARGUMENT_TAG_BYTES * Object.keys(parsed.value).length;
     byValue = inner.bytes;
   }
-  sum.bytes += Math.max(2 + quotedBytes(text, sum.enough), byValue);
+  sum.bytes += Math.max(quoted, byValue);
 }
 
 function parseArguments(text: string): { value: unknown; extra: number } | undefined {
-  // Python keeps all the digits of a whole number, where a number here is a double.
-  const digits = /\d{24}/.test(text) ? text.length : 0;
+  // Python keeps all the digits of a whole number, where a double from 1e21 is written with an exponent.
+  const digits = /\d{21}/.test(text) ? text.length : 0;
   try {
     return { value: JSON.parse(text), extra: digits };
   } catch {}

@@ -10,7 +10,7 @@ export type Reading = 'pass' | 'usage' | 'drop' | 'error' | 'end';
 
 /** What a stream has said by now. */
 export type Heard = {
-  /** The last usage that could be read. Of a stream that was cut, only one that no text can have followed. */
+  /** The last usage that could be read, unless text followed it: then it counts less than what was delivered. */
   usage: Usage | undefined;
   /** An upper bound of the completion tokens that were delivered. */
   tokensDelivered: number;
@@ -35,6 +35,8 @@ export function createStreamReader(choices: number): StreamReader {
   const finished = new Set<unknown>();
   let usage: Usage | undefined;
   let bytes = 0;
+  /** How many of them the usage can have counted. */
+  let countedBytes = 0;
   let isEnded = false;
   /** A usage without choices came, and no choices after it. */
   let isCounted = false;
@@ -70,11 +72,15 @@ export function createStreamReader(choices: number): StreamReader {
       const list = (json as { choices?: unknown } | undefined)?.choices;
       const isBare = Array.isArray(list) && list.length === 0;
       if (isBare) {
-        if (counted) isCounted = true;
+        if (counted) {
+          isCounted = true;
+          countedBytes = bytes;
+        }
         return counted ? 'usage' : given === undefined ? 'pass' : 'drop';
       }
       isCounted = false;
       bytes += generatedBytes(json);
+      if (counted) countedBytes = bytes;
       if (Array.isArray(list))
         for (const it of list as ({ index?: unknown; finish_reason?: unknown } | null)[])
           if (it?.finish_reason) finished.add(it.index ?? 0);
@@ -82,8 +88,9 @@ export function createStreamReader(choices: number): StreamReader {
     },
     heard() {
       const whole = isWhole();
+      const last = bytes > countedBytes ? undefined : usage;
       const tokensDelivered = Math.max(bytes, usage?.completionTokens ?? 0);
-      return { usage: whole ? usage : usageSinceError, tokensDelivered, isWhole: whole };
+      return { usage: whole ? last : usageSinceError, tokensDelivered, isWhole: whole };
     },
   };
 }

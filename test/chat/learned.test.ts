@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { readLearned } from '../../src/doctor/learned.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { describeLearned } from '../../src/router/check.ts';
 import { openGateway } from '../helper/gateway.ts';
-import { openTestServer, type TestServer } from '../helper/server.ts';
+import { MODELS, openTestServer, type TestServer } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
-import { completion } from '../helper/upstream.ts';
+import { completion, failure, gate } from '../helper/upstream.ts';
 
 async function boundOf(house: TestServer): Promise<number> {
   const [latest] = (await house.run('operation.list', {})).operations;
@@ -105,4 +105,79 @@ test('a server that counts nonsense does not make its model unusable for ever', 
   house.upstream.handle = completion({ prompt_tokens: Number.MAX_SAFE_INTEGER - 10, completion_tokens: 1 });
   assert.equal((await gateway.chat()).status, 200);
   assert.equal(await factorOf(house), 64);
+});
+
+/** A house whose model `chat` has these settings, and a model `embed` beside it. */
+const houseWith = (t: TestContext, more: object) =>
+  openTestServer(t, {
+    change: (settings) => ({
+      ...settings,
+      router: {
+        ...settings.router,
+        models: [
+          { ...MODELS[0], ...more },
+          { id: 'embed', kind: 'embeddings', upstream: 'house', context_length: 100, pricing: { prompt: '0.000001' } },
+        ],
+      },
+    }),
+  });
+
+test('an image above image_tokens does not raise the bound of everybody’s text', async (t) => {
+  const house = await houseWith(t, {
+    image_tokens: 500,
+    pricing: { prompt: '0.000001', completion: '0.000002', image: '0' },
+  });
+  const gateway = await openGateway(house);
+  const image = { type: 'image_url', image_url: { url: 'data:image/png;base64,AAAA' } };
+  house.upstream.handle = completion({ prompt_tokens: 5000, completion_tokens: 1 });
+  for (let i = 0; i < 3; i++) await gateway.chat({ messages: [{ role: 'user', content: [image] }] });
+  assert.equal(await factorOf(house), 1);
+  const exceeded = house.log.filter((line) => line.includes('operation.bound_exceeded'));
+  assert.equal(exceeded.length, 3, 'the operator hears of each');
+});
+
+test('a count above the overhead of the settings is within the bound from then on', async (t) => {
+  const house = await houseWith(t, { prompt_overhead_tokens: 1000 });
+  const gateway = await openGateway(house);
+  house.upstream.handle = completion({ prompt_tokens: 1700, completion_tokens: 1 });
+  for (let i = 0; i < 3; i++) await gateway.chat();
+  assert((await boundOf(house)) >= 1700);
+  assert.equal(alarms(house).length, 1);
+});
+
+test('a count of several embeddings teaches a factor, and nothing of the longest', async (t) => {
+  const house = await houseWith(t, {});
+  const gateway = await openGateway(house);
+  const learned = async () => {
+    const { data } = await house.run('models.list', {});
+    const [route] = data.find(({ id }) => id === 'embed')?.routes ?? [];
+    return [route?.context_length, route?.bound_factor];
+  };
+  const counted = (prompt_tokens: number) => {
+    house.upstream.handle = failure(200, { data: [{ embedding: [0] }], usage: { prompt_tokens } });
+  };
+  counted(400); // Three of them of 58 by the settings.
+  const ask = (length: number) =>
+    gateway.ask('POST', '/embeddings', { body: { model: 'embed', input: Array(3).fill('x'.repeat(length)) } });
+  assert.equal((await ask(200)).status, 200);
+  assert.deepEqual(await learned(), [100, 1], 'where the context length cut them off, nothing is known');
+  counted(261);
+  assert.equal((await ask(50)).status, 200);
+  assert.deepEqual(await learned(), [100, 1.5]);
+});
+
+test('what is learned meanwhile changes nothing in what a request teaches', async (t) => {
+  const house = await openTestServer(t);
+  const gateway = await openGateway(house);
+  const slow = gate(completion({ prompt_tokens: 60_000, completion_tokens: 1 }));
+  house.upstream.handle = slow.handler;
+  // Read no further than the context length: how long it really is nobody knows.
+  const messages = Array.from({ length: 1000 }, () => ({ role: 'user', content: 'x'.repeat(100) }));
+  const first = gateway.chat({ messages });
+  await house.upstream.arrived(1);
+  house.upstream.handle = completion({ prompt_tokens: 90_000, completion_tokens: 1 });
+  await gateway.chat({ messages });
+  slow.open();
+  await first;
+  assert.equal(await factorOf(house), 1);
 });

@@ -145,7 +145,6 @@ const CHARGED: [how: string, steps: Step[]][] = [
   ['counts beside the last choice', [said('a'), finishedAndCounted(USAGE), DONE]],
   ['counts in every chunk', [said('a', { usage: { prompt_tokens: 10, completion_tokens: 1 } }), counted(), DONE]],
   ['counts twice', [said('a'), counted({ prompt_tokens: 9, completion_tokens: 9 }), counted(), DONE]],
-  ['counts, and then says nothing of a count', [counted(), said('a', { usage: null }), DONE]],
   ['ends without its last blank line', [said('a'), counted(), 'data: [DONE]']],
   ['comes with CRLF', [said('a').replaceAll('\n', '\r\n'), counted().replaceAll('\n', '\r\n'), 'data: [DONE]\r\n\r\n']],
   [
@@ -197,6 +196,26 @@ test('a whole stream without a usage is charged what it delivered', async (t) =>
         assert.equal((await one(house))?.usage?.estimated, true);
         assert.equal(estimates(house), before + 1);
         assert.equal((await gateway.streamed({}, 'k')).text, text, 'it is replayed like any other');
+        assert.deepEqual(house.problems(), []);
+      });
+});
+
+/** Text that followed a count is in no count: the charge would be less than what was delivered. */
+const STALE: [how: string, steps: Step[], tokens: number][] = [
+  ['beside the first chunk', [said('', { usage: { ...USAGE, completion_tokens: 0 } }), said('a'.repeat(40))], 40],
+  ['before the first chunk', [counted({ ...USAGE, completion_tokens: 0 }), said('a'.repeat(40))], 40],
+  ['before a last word', [said('abcdef'), counted(), said('g')], 7],
+  ['of more than the bytes that came', [counted(), said('a', { usage: null })], 5],
+];
+test('a count that text followed is not the charge of a whole stream', async (t) => {
+  const house = await openTestServer(t);
+  for (const [how, steps, tokens] of STALE)
+    for (const end of [[FINISHED, DONE], [DONE], [FINISHED]])
+      await t.test(`a count ${how}, ${end.length} events at its end`, async () => {
+        const gateway = await openGateway(house);
+        house.upstream.handle = streaming(...steps, ...end);
+        assert((await gateway.streamed()).text.endsWith(DONE));
+        assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, tokens));
         assert.deepEqual(house.problems(), []);
       });
 });

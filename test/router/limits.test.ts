@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
-import { completion, failure } from '../helper/upstream.ts';
+import { completion, failure, gate } from '../helper/upstream.ts';
 
 const price = { prompt: '0', completion: '0.001' };
 const limits = { upstream: 'house', context_length: 100_000 };
@@ -101,6 +101,27 @@ test('below 256 it is refused, and the sentence names the max_tokens that fits; 
   assert.equal(house.upstream.calls.length, count);
   assert.equal(house.wallet(gateway.walletId).held, 0n);
   assert.equal((await gateway.chat({ model: 'dearest', max_tokens: 200 })).status, 200);
+});
+
+test('what would fit when the holds in flight settle is `funds_held`, also where only a shorter answer would', async (t) => {
+  const { house } = await open(t);
+  const gateway = await openGateway(house, { wallet: { budget_cents: 400 } });
+  const before = house.upstream.calls.length;
+  const slow = gate(USAGE);
+  house.upstream.handle = slow.handler;
+  const first = gateway.chat({ model: 'long', max_tokens: null }); // 4,000 tokens, all that there is.
+  await house.upstream.arrived(before + 1);
+  const second = await gateway.chat({ model: 'long', max_tokens: null });
+  assert.deepEqual([second.status, second.body.error.code], [429, 'funds_held'], second.text);
+  const strict = await house.chat(gateway.token, { model: 'long', max_tokens: undefined });
+  assert.deepEqual([strict.status, strict.body.error.code], [402, 'funds_held'], strict.text);
+  const never = await gateway.chat({ model: 'long', max_tokens: 4001 });
+  assert.deepEqual([never.status, never.body.error.code], [402, 'insufficient_funds'], never.text);
+  house.upstream.handle = USAGE;
+  slow.open();
+  assert.equal((await first).status, 200);
+  assert.equal((await gateway.chat({ model: 'long', max_tokens: null })).status, 200);
+  assert.deepEqual(house.problems(), []);
 });
 
 test('the strict endpoint, too, writes what fits where no limit is named', async (t) => {

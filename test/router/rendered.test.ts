@@ -237,3 +237,34 @@ test('what is far longer than any context is not read to its end', () => {
   assert.equal(bound.reducible?.outputTokens, 1);
   assert(performance.now() - started < 1000, `${performance.now() - started} ms`);
 });
+
+test('whole numbers in arguments count all their digits, however a double is written', () => {
+  for (const digits of [20, 21, 22, 23, 24]) {
+    const numbers = Array(1000).fill('9'.repeat(digits));
+    const call = (json: string) =>
+      boundOf({ messages: [{ role: 'assistant', function_call: { name: 'f', arguments: json } }] });
+    // As Python's json.dumps writes them.
+    assert(call(`{"a":[${numbers.join(',')}]}`) - call('{"a":[]}') >= numbers.join(', ').length, `${digits} digits`);
+  }
+});
+
+test('arguments that are longer than any context are not parsed', (t) => {
+  const parse = t.mock.method(JSON, 'parse');
+  const short = { ...model, routes: [{ ...model.routes[0], contextLength: 1000 }] } as const;
+  const bound = (json: string) => boundChat(short, { model: 'm', ...called(json) }).most(short.routes[0]).promptTokens;
+  assert.equal(bound(`[${'{},'.repeat(1000)}1]`), 1000);
+  assert.equal(parse.mock.callCount(), 0);
+  assert(bound('[1]') < 1000);
+  assert.equal(parse.mock.callCount(), 1);
+});
+
+test('parts of a content are not read beyond any context together', (t) => {
+  const normalize = t.mock.method(String.prototype, 'normalize');
+  const short = { ...model, routes: [{ ...model.routes[0], contextLength: 1000 }] } as const;
+  const parts = Array.from({ length: 1000 }, () => ({ type: 'text', text: 'ü'.repeat(100) }));
+  for (const role of ['user', 'tool']) {
+    const bound = boundChat(short, { model: 'm', messages: [{ role, content: parts }] });
+    assert.equal(bound.most(short.routes[0]).promptTokens, 1000);
+  }
+  assert(normalize.mock.callCount() < 50, `${normalize.mock.callCount()} times`);
+});
