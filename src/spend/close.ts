@@ -4,6 +4,7 @@ import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../led
 import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
+import { REPORT_ONLY } from './caution.ts';
 import type { LeaseApp } from './lease.ts';
 import { step } from './lease-steps.ts';
 
@@ -83,8 +84,12 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   return closed ?? (findWallet(app.ledger.read, walletId) as Wallet);
 }
 
-/** Why a wallet waits for this lease. */
-function troubleOf({ serially }: CloseApp, { id, backend, lastError, status }: Resource): string {
-  const now = serially.isBusy(id) ? 'the backend has not answered yet' : status;
-  return `${id} on ${backend}: ${lastError ?? now}`;
+/**
+ * Why a wallet waits for this lease, in our own words: accounts read it. What the backend said may name sockets and
+ * addresses; the resource keeps that for the operator.
+ */
+function troubleOf({ serially }: CloseApp, { id, backend, questionedAt, attempts, status }: Resource): string {
+  if (questionedAt !== null) return `${id} on ${backend}: ${REPORT_ONLY}`;
+  if (attempts > 0) return `${id} on ${backend}: the backend failed or has not answered; it is asked again`;
+  return `${id} on ${backend}: ${serially.isBusy(id) ? 'the backend has not answered yet' : status}`;
 }
