@@ -222,7 +222,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       wallet: createLimit(perMinute.wallet, milliseconds),
       account: createLimit(perMinute.account, milliseconds),
       failedAuth: createLimit(config.limits.failed_auth_per_minute, milliseconds),
-      released: createLimit(config.limits.released_per_minute, milliseconds, 'requests that the model server refused'),
+      released: createLimit(
+        config.limits.released_per_minute,
+        milliseconds,
+        'requests that were held and refused by a model server or provider',
+      ),
       webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
     },
     held: createHeld(),

@@ -1,4 +1,3 @@
-import type { Limit } from '../access/limits.ts';
 import type { Config } from '../config.ts';
 import { findAnswer, type Operation, type Outcome, operationOf, settle } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
@@ -27,8 +26,6 @@ import type { GiveUp } from './running.ts';
 export type ChatApp = RoadApp & {
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
-  /** Of each wallet: operations that were held, and that the model server then refused. They cost nothing and stay in the books. */
-  limits: { released: Limit };
   config: Pick<Config, 'router'>;
 };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {

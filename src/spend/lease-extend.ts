@@ -63,7 +63,10 @@ function quoteExtension(app: LeaseApp, resource: Resource, additionalSeconds: nu
     resourceId: resource.id,
     targetAt: resource.expiresAt + additionalSeconds,
     detail: backend,
-    limits: (tx, wallet) => limitExtension(tx, wallet, resource, additionalSeconds, app.clock.now()),
+    limits: (tx, wallet) => {
+      app.limits.released.check(wallet.id);
+      limitExtension(tx, wallet, resource, additionalSeconds, app.clock.now());
+    },
   };
 }
 
@@ -106,7 +109,10 @@ async function finishExtension(
 ): Promise<Resource> {
   const result = await ask(backend, resource, operation.targetAt as number, app.clock.now());
   const outcome = await settleExtension(app, operation, result, (change) => writeOutcome(app, change, giveUp));
-  if (outcome.kind === 'refused') throw notExtended();
+  if (outcome.kind === 'refused') {
+    app.limits.released.count(operation.walletId);
+    throw notExtended();
+  }
   if (outcome.kind === 'unknown') {
     const now = app.clock.now();
     await writeOutcome(app, (tx) => updateResource(tx, resource.id, { dueAt: now }), giveUp);

@@ -216,7 +216,10 @@ export async function conclude(
       lastError: null,
     });
   });
-  for (const operation of released) app.events.settled(operation, outcome, true);
+  for (const operation of released) {
+    app.events.settled(operation, outcome, true);
+    app.limits.released.count(operation.walletId);
+  }
   app.events.leaseEnded(concluded);
   app.wakeAt(now);
   return concluded;

@@ -115,6 +115,7 @@ async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec)
     resourceId: newId('res'),
     detail: { configured, quote },
     limits: (_, wallet) => {
+      app.limits.released.check(wallet.id);
       // The lease is sold from when it is ready, so the time it may take until then has to fit too.
       const end = app.clock.now() + configured.provisionSeconds + seconds;
       if (wallet.expiresAt !== null && end > wallet.expiresAt)
@@ -192,7 +193,10 @@ async function note(app: LeaseApp, operation: Operation, created: Created, giveU
     giveUp,
   );
   app.events.settled(operation, outcome, moved);
-  if (created.kind === 'refused') throw new Refusal(created.code, created.reason, { retryAfterSeconds: 10 });
+  if (created.kind === 'refused') {
+    app.limits.released.count(operation.walletId);
+    throw new Refusal(created.code, created.reason, { retryAfterSeconds: 10 });
+  }
   return resource;
 }
 

@@ -1,3 +1,4 @@
+import type { Limit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
 import type { Tx } from '../db/handle.ts';
 import type { NotPromise } from '../db/writer.ts';
@@ -41,6 +42,8 @@ export type Walk<Q, A> = {
 
 export type Answered<A> = { answer: A; replayed: boolean };
 export type RoadApp = {
+  /** Of each wallet: operations that were held, and then refused outside. They cost nothing and stay in the books. */
+  limits: { released: Limit };
   ledger: Ledger;
   clock: Clock;
   events: Events;

@@ -139,7 +139,8 @@ test('an upload that a tenant stops inside is given up, and its engine is not as
   const house = await openLeaseHouse(t);
   if (!house) return;
   const { sh, ref } = await enter(house);
-  const stopsItself = '#!/bin/busybox sh\ncase "$*" in */tmp/stopped*) kill -STOP $$ ;; esac\nexec /bin/busybox sh "$@"\n';
+  const stopsItself =
+    '#!/bin/busybox sh\ncase "$*" in */tmp/stopped*) kill -STOP $$ ;; esac\nexec /bin/busybox sh "$@"\n';
   await sh(`printf '%s' '${stopsItself}' >/tmp/sh; chmod 755 /tmp/sh; mv /tmp/sh /bin/sh`);
   const engine = openEngine(house.engine.socket);
   const questions = t.mock.method(engine, 'ask');
