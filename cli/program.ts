@@ -1,4 +1,5 @@
 import { Command, type OutputConfiguration } from 'commander';
+import { visible } from '../src/visible.ts';
 import { accountCommands } from './account.ts';
 import { backupCommand } from './backup.ts';
 import { checkoutCommands } from './checkout.ts';
@@ -44,7 +45,7 @@ const COMMANDS = [
 /** Every command, its help included. `output` is where help and usage errors go, instead of stdout and stderr. */
 export function createProgram(output: OutputConfiguration = {}): Command {
   const program = new Command('purser')
-    .configureOutput(output)
+    .configureOutput({ writeErr: (text) => void process.stderr.write(visible(text)), ...output })
     .description('Bounded spending wallets for software agents.')
     .version(VERSION)
     .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)')

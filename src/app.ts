@@ -172,7 +172,7 @@ function createLimits({ limits }: Config): HttpApp['limits'] {
     wallet: createLimit(limits.wallet_requests_per_minute, milliseconds),
     account: createLimit(limits.account_requests_per_minute, milliseconds),
     failedAuth: createLimit(limits.failed_auth_per_minute, milliseconds),
-    released: createLimit(limits.released_per_minute, milliseconds, 'requests that the model server refused'),
+    released: createLimit(limits.released_per_minute, milliseconds, 'requests that were held and then refused outside'),
     webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
   };
 }

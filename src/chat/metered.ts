@@ -27,7 +27,7 @@ export function spendOnModel<A extends Buffer | null>(
     app,
     { ...request, kind: 'chat' },
     {
-      quote: () => quoteChat(app, prepare(), keep, maxPrice),
+      quote: () => quoteChat(prepare(), keep, maxPrice),
       async call(operation, { detail }) {
         const { route, reply } = await ask(app, operation, detail, stream);
         if (stream) detail.bounded.release();
@@ -79,10 +79,9 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
   };
 }
 
-/** The refusal that the caller gets once the outcome is on disk. What the model server refused is counted. */
-function refuse(app: ChatApp, { id, walletId }: Operation, outcome: NotDone): Refusal {
+/** The refusal that the caller gets once the outcome is on disk. */
+function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
   if (outcome.kind === 'unknown') return uncertainChat(app, operationOf(app.ledger.read, id));
-  app.limits.released.count(walletId);
   const { code, reason, retryAfterSeconds } = outcome;
   return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }

@@ -1,4 +1,3 @@
-import type { Limit } from '../access/limits.ts';
 import type { Config } from '../config/config.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, type Nanos } from '../money.ts';
@@ -12,8 +11,6 @@ import type { PaidApp, PaidRequest, Quote } from '../spend/spend.ts';
 export type ChatApp = PaidApp & {
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
-  /** Of each wallet: operations that were held, and that the model server then refused. They cost nothing and stay in the books. */
-  limits: { released: Limit };
   config: Pick<Config, 'router'>;
 };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {
@@ -28,7 +25,6 @@ export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean };
 
 /** Prices a request at the dearest of the model's routes: any of them may be the one that answers. */
 export function quoteChat(
-  { limits }: Pick<ChatApp, 'limits'>,
   { model, bounded }: ReturnType<ChatRequest['prepare']>,
   keep: boolean,
   maxPrice: Nanos | undefined,
@@ -70,7 +66,6 @@ export function quoteChat(
     advice,
     reduce,
     limits(_, wallet) {
-      limits.released.check(wallet.id);
       if (maxPrice === undefined || hold <= maxPrice) return;
       const left = available(wallet);
       throw new Refusal(

@@ -1,5 +1,14 @@
-import { accessSync, constants, existsSync, lstatSync, readdirSync, readFileSync, statSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import {
+  accessSync,
+  constants,
+  existsSync,
+  lstatSync,
+  readdirSync,
+  readFileSync,
+  realpathSync,
+  statSync,
+} from 'node:fs';
+import { dirname, join, resolve } from 'node:path';
 import { warning } from '../compute/finding.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
@@ -15,14 +24,20 @@ export function judgeDirectory(directory: string): string {
   const mode = statSync(directory).mode & 0o777;
   if (mode & 0o077)
     throw new Error(`${directory} is open to other users (mode ${mode.toString(8)}). Run: chmod 700 ${directory}`);
-  for (let above = dirname(directory); above !== dirname(above); above = dirname(above)) {
-    const { mode } = statSync(above);
-    if (mode & 0o002 && !(mode & 0o1000))
-      throw new Error(
-        `${above} can be written by everybody, who can put another directory in its place. Run: chmod o-w ${above}`,
-      );
-  }
+  judgePlace(directory);
   return directory;
+}
+
+/** Every directory above a file or directory, and above what a symbolic link there leads to. */
+function judgePlace(path: string): void {
+  for (const it of [resolve(path), realpathSync(path)])
+    for (let above = dirname(it); above !== dirname(above); above = dirname(above)) {
+      const { mode } = statSync(above);
+      if (mode & 0o002 && !(mode & 0o1000))
+        throw new Error(
+          `${above} can be written by everybody, who can put something else in place of ${path}. Run: chmod o-w ${above}`,
+        );
+    }
 }
 
 /** Every file in the data directory belongs to its owner, and those that are written can be. */
@@ -72,6 +87,7 @@ export function judgeSecrets(config: Config, secrets: Secrets): string {
     throw new Error(
       `${file} can be changed by others, who could have our keys sent to themselves. Run: chmod go-w ${file}`,
     );
+  if (file) judgePlace(file);
   return holding.length ? `${holding.join(', ')}: closed to others` : 'no file holds one';
 }
 

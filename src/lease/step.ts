@@ -392,7 +392,10 @@ function ending(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 
       });
     },
     announce(ended) {
-      for (const operation of released) app.events.settled(operation, outcome, true);
+      for (const operation of released) {
+        app.events.settled(operation, outcome, true);
+        app.limits.released.count(operation.walletId);
+      }
       app.events.leaseEnded(ended);
     },
   };

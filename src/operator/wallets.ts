@@ -60,7 +60,7 @@ export const wallets = {
     if (wallet.status !== 'closed')
       throw new Refusal(
         'cleanup_pending',
-        `The wallet ${id} is frozen; its cleanup goes on: ${wallet.cleanupError ?? 'requests are in flight'}.`,
+        `The wallet ${id} is frozen; its cleanup goes on: ${wallet.cleanupError ?? 'requests are in flight'}. What a backend said: purser resource list`,
       );
     return record(app, wallet);
   }),

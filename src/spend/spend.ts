@@ -1,3 +1,4 @@
+import type { Limit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
 import type { Tx } from '../db/handle.ts';
 import type { NotPromise } from '../db/writer.ts';
@@ -66,6 +67,8 @@ export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
 
 export type Answered<A> = { answer: A; replayed: boolean };
 export type PaidApp = {
+  /** Of each wallet: operations that were held, and then refused outside. They cost nothing and stay in the books. */
+  limits: { released: Limit };
   ledger: Ledger;
   clock: Clock;
   events: Events;
@@ -124,7 +127,11 @@ async function attemptOnce<Q, A>(
   const now = app.clock.now();
   const blocked = app.clock.holdsBlocked();
   const operation = await app.ledger.write((tx) => {
-    const placed = placeHold(tx, { id, ...request, ...hold }, now, blocked);
+    const limits: HoldOrder['limits'] = (tx, wallet) => {
+      app.limits.released.check(wallet.id);
+      hold.limits?.(tx, wallet);
+    };
+    const placed = placeHold(tx, { id, ...request, ...hold, limits }, now, blocked);
     steps.insertRows?.(tx, placed, quote);
     return placed;
   });
@@ -160,6 +167,7 @@ async function settleCalled(
     reject,
   );
   app.events.settled(operation, settled.outcome, settled.moved);
+  if (settled.moved && settled.outcome.kind === 'refused') app.limits.released.count(operation.walletId);
   // A policy or evidence decides what is unknown, and the end of a lease may have moved.
   if (settled.outcome.kind === 'unknown' || operation.resourceId !== null) app.wakeAt(now);
   return settled;

@@ -1,5 +1,6 @@
 import type { Config } from '../config/config.ts';
 import type { LeaseApp } from '../lease/create.ts';
+import { REPORT_ONLY } from '../lease/report-only.ts';
 import { advance } from '../lease/step.ts';
 import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../ledger/closing.ts';
 import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
@@ -83,8 +84,12 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   return closed ?? (findWallet(app.ledger.read, walletId) as Wallet);
 }
 
-/** Why a wallet waits for this lease. */
-function troubleOf({ leaseMutex: serially }: CloseApp, { id, backend, lastError, status }: Resource): string {
-  const now = serially.isBusy(id) ? 'the backend has not answered yet' : status;
-  return `${id} on ${backend}: ${lastError ?? now}`;
+/**
+ * Why a wallet waits for this lease, in our own words: accounts read it. What the backend said may name sockets and
+ * addresses; the resource keeps that for the operator.
+ */
+function troubleOf({ leaseMutex }: CloseApp, { id, backend, quarantinedAt, attempts, status }: Resource): string {
+  if (quarantinedAt !== null) return `${id} on ${backend}: ${REPORT_ONLY}`;
+  if (attempts > 0) return `${id} on ${backend}: the backend failed or has not answered; it is asked again`;
+  return `${id} on ${backend}: ${leaseMutex.isBusy(id) ? 'the backend has not answered yet' : status}`;
 }

@@ -6,6 +6,7 @@ import { Refusal } from '../../src/refusal.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';
+import { LONG, openMemoryHouse } from '../lease/leases.ts';
 
 /** A limit with a clock in the hand. */
 function limitAt(perMinute: number) {
@@ -232,6 +233,24 @@ test('requests that the model server refuses are limited for each wallet, before
     402,
     'insufficient_funds',
   );
+});
+
+test('leases that the provider refuses count among them, and so do those that end before they are ready', async (t) => {
+  const house = await openMemoryHouse(t, withLimits({ released_per_minute: 2 }));
+  const [one, two, other] = [await house.openWallet(LONG), await house.openWallet(LONG), await house.openWallet(LONG)];
+  house.memory.room = 0;
+  for (let i = 0; i < 2; i++) assertRefused(await house.lease(one.token), 503, 'capacity_unavailable');
+  for (let i = 0; i < 3; i++) assertRefused(await house.lease(one.token), 429, 'rate_limited');
+  assert.equal((await house.run('operation.list', {})).operations.length, 2, 'nothing was held for these');
+  house.memory.room = 10;
+  house.memory.ready = false;
+  house.app.answerSeconds = 0;
+  for (let i = 0; i < 2; i++) {
+    const { id } = (await house.lease(two.token)).body;
+    assert.equal((await house.stop(two.token, id)).body.status, 'stopped');
+  }
+  assertRefused(await house.lease(two.token), 429, 'rate_limited');
+  assert.equal((await house.lease(other.token)).status, 200, 'another wallet is not concerned');
 });
 
 test('however many are refused at once, all of them count, and what succeeds does not', async (t) => {

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { openEngine } from '../../src/compute/backends/container/engine.ts';
+import { uploadInto } from '../../src/compute/backends/container/session.ts';
 import { openLeaseHouse } from '../lease/docker-leases.ts';
 import { type LeaseHouse, LONG, PRICE } from '../lease/leases.ts';
 import { until } from './conformance.ts';
@@ -131,4 +133,20 @@ test('a command whose client has gone does not outlive its timeout', async (t) =
   await assert.rejects(left);
   assert.equal(await running(), '3', 'it has its time all the same');
   await until('it is over', async () => (await running()) === '0', 10_000);
+});
+
+test('an upload that a tenant stops inside is given up, and its engine is not asked about it for ever', async (t) => {
+  const house = await openLeaseHouse(t);
+  if (!house) return;
+  const { sh, ref } = await enter(house);
+  const stopsItself =
+    '#!/bin/busybox sh\ncase "$*" in */tmp/stopped*) kill -STOP $$ ;; esac\nexec /bin/busybox sh "$@"\n';
+  await sh(`printf '%s' '${stopsItself}' >/tmp/sh; chmod 755 /tmp/sh; mv /tmp/sh /bin/sh`);
+  const engine = openEngine(house.engine.socket);
+  const questions = t.mock.method(engine, 'ask');
+  const content = Buffer.alloc(4 * 1024 * 1024);
+  await assert.rejects(uploadInto(engine, ref, '/tmp/stopped', content, 1500), /timeout/);
+  const asked = questions.mock.callCount();
+  await new Promise((resolve) => setTimeout(resolve, 1500));
+  assert.equal(questions.mock.callCount(), asked);
 });

@@ -11,6 +11,7 @@ import {
   readFileSync,
   rmSync,
   statfsSync,
+  symlinkSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -133,6 +134,23 @@ test('a data directory that everybody could put another in the place of is found
   await is('data directory', false, /can be written by everybody.* Run: chmod o-w /);
   chmodSync(above, 0o1777);
   await is('data directory', true, /data$/);
+});
+
+test('settings that everybody could put others in the place of are found, behind a link too', async (t) => {
+  const above = mkdtempSync(join(tmpdir(), 'purser-above-'));
+  t.after(() => rmSync(above, { recursive: true, force: true }));
+  const { is, at, by } = await books(t, { settings: null });
+  writeFileSync(join(above, 'it.yaml'), 'listen: 127.0.0.1:0\n', { mode: 0o600 });
+  symlinkSync(join(above, 'it.yaml'), at('link.yaml'));
+  for (const file of [join(above, 'it.yaml'), at('link.yaml')]) {
+    const purser = by({ settings: null, env: { PURSER_CONFIG: file } });
+    await is('secrets', true, /master\.key: closed/, purser);
+    chmodSync(above, 0o777);
+    await is('secrets', false, /can be written by everybody.* Run: chmod o-w \S+purser-above/, purser);
+    chmodSync(above, 0o1777);
+    await is('secrets', true, /master\.key: closed/, purser);
+    chmodSync(above, 0o700);
+  }
 });
 
 test('settings with a secret in them are closed to others; with a reference to one they need not be', async (t) => {

@@ -40,6 +40,12 @@ test('no control or bidirectional character from outside reaches a terminal or t
   const { stderr } = await purser.cli('wallet', 'show', `wal_${ODD.replaceAll('\0', '')}`);
   assert.doesNotMatch(stderr, RAW);
   assert.match(stderr, /\\u001b\[31m/);
+  const words = ODD.replaceAll('\0', '');
+  for (const args of [[words], ['wallet', 'list', `--${words}`], ['account', 'credit', accounts[0].id, words]]) {
+    const wrong = await purser.cli(...args);
+    assert.equal(wrong.code, 2, wrong.stderr);
+    assert.doesNotMatch(wrong.stdout + wrong.stderr, RAW, 'a usage error quotes what it does not understand');
+  }
 
   await server.stop();
   assert.doesNotMatch(server.output.stderr, RAW);

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { createKeyring } from '../../src/access/keyring.ts';
+import { createLimit } from '../../src/access/limits.ts';
 import { createClock, systemTime } from '../../src/clock.ts';
 import { createSlots } from '../../src/compute/slots.ts';
 import { createEvents } from '../../src/events.ts';
@@ -51,6 +52,7 @@ async function openReaper(t: TestContext) {
       closeWaitSeconds: 0,
       router: { upstreams: [], models: [], uncertain: { after_seconds: 100, policy: 'charge' } },
     },
+    limits: { released: createLimit(0, time.monotonic) },
     wakeAt() {},
     slots: createSlots([]),
     leaseMutex: createKeyedMutex(),

@@ -9,6 +9,7 @@ import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } 
 import { type Engine, statusOf, textOf } from './engine.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
+const WAIT_MILLISECONDS_LEAST = 50;
 const WAIT_MILLISECONDS_MAX = 1000;
 const KILLED = codeOfSignal('KILL');
 const OWN_OUTPUT_BYTES = 4096;
@@ -70,9 +71,12 @@ async function waitForEnd(
     over = true;
   });
   // An idle session of an hour must not be asked about ten times a second.
-  for (let wait = 50; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
-    await (over ? pause(50) : Promise.race([closed, pause(wait)]));
+  for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
+    const wasOver = over;
+    await (over ? pause(wait) : Promise.race([closed, pause(wait)]));
     giveUp?.throwIfAborted();
+    // Mostly it ends at once now; but a tenant may close the streams of what runs on.
+    if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
     const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch((error) => {
       if (over && wasRemoved(error)) return { Running: false, ExitCode: KILLED };
       throw error;
@@ -123,20 +127,26 @@ export async function runInside(
   return { exitCode, ...(await said), timedOut };
 }
 
-/** Writes a file through a shell inside: an engine's own archive upload follows links and accepts what it cannot write. */
-export async function uploadInto(engine: Engine, ref: Ref, path: string, content: Buffer): Promise<void> {
+/**
+ * Writes a file through a shell inside: an engine's own archive upload follows links and accepts what it cannot write.
+ * A tenant may have stopped that shell: it is waited for so long at most, and what was sent is let go.
+ */
+export async function uploadInto(
+  engine: Engine,
+  ref: Ref,
+  path: string,
+  content: Buffer,
+  milliseconds = UPLOAD_MILLISECONDS,
+): Promise<void> {
   refusePath(path);
   const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
-  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
+  const giveUp = AbortSignal.timeout(milliseconds);
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { giveUp });
   stdout.resume();
   const said = collect(stderr, 4096);
-  const over = setTimeout(
-    () => (stream as NodeJS.ReadWriteStream & { destroy(): void }).destroy(),
-    UPLOAD_MILLISECONDS,
-  );
   if (!stream.write(content)) await Promise.race([once(stream, 'drain'), ended]);
   stream.end();
-  const code = await ended.finally(() => clearTimeout(over));
+  const code = await ended;
   judgeUpload(code, (await said).bytes);
 }
 
