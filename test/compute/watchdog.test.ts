@@ -8,7 +8,7 @@ import test, { type TestContext } from 'node:test';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { until } from './conformance.ts';
 
-const FOLDER = join(import.meta.dirname, '../../src/compute/backends/watchdog');
+const FOLDER = join(import.meta.dirname, '../../src/compute/backends/container/watchdog');
 const now = () => Math.floor(Date.now() / 1000);
 const ARGV_PROBLEMS = [[], ['abc'], ['-1'], ['12x'], [''], ['12345678901'], ['1', '2']];
 

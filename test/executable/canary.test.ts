@@ -196,7 +196,7 @@ async function live(t: TestContext, env: Record<string, string>) {
     if (secret === upstreamKey) continue;
     await refused('GET', `/v1/router/models/${secret}`, { token: router }, 404);
     await refused('GET', `/v1/router/${secret}`, { token: router }, 404);
-    await refused('POST', '/v1/router/key', { token: secrets.wallet, body: { [secret]: 1 } }, 400);
+    await refused('POST', '/v1/router/key', { token: secrets.wallet, body: { max_price_usd: secret } }, 400);
     await refused('POST', '/v1/router/key', { token: secrets.wallet, body: { models: [secret] } });
     await refused('POST', '/v1/router/chat/completions', streamed({ model: secret }), 404);
     await refused('POST', '/v1/router/chat/completions', streamed({ [secret]: 1 }), 400);
