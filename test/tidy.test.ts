@@ -34,7 +34,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/net\/contained-connector\.ts|test\/|bench\/)/,
+    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/net\/(contained-connector|watched-pool)\.ts|test\/|bench\/)/,
     'only these folders call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],

@@ -1,7 +1,7 @@
-import { type Dispatcher, Pool } from 'undici';
+import type { Dispatcher } from 'undici';
 import { redact } from '../../../log.ts';
-import { containedConnector } from '../../../net/contained-connector.ts';
 import { readAnswerText } from '../../../net/read-answer.ts';
+import { openWatchedPool } from '../../../net/watched-pool.ts';
 
 /** What Vast counts apart when it limits how often it may be asked. */
 export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
@@ -44,27 +44,10 @@ const REASON_CHARACTERS_MAX = 300;
 /** A 429 on a read is waited out so often. */
 const READ_ATTEMPTS = 3;
 
-/** Errors that come before a byte of the request was sent: Vast heard nothing, for certain (undici, libuv, OpenSSL). */
-const NEVER_SENT = new Set([
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EAI_AGAIN',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'EADDRNOTAVAIL',
-  'UND_ERR_CONNECT_TIMEOUT',
-  'CERT_HAS_EXPIRED',
-  'DEPTH_ZERO_SELF_SIGNED_CERT',
-  'SELF_SIGNED_CERT_IN_CHAIN',
-  'UNABLE_TO_VERIFY_LEAF_SIGNATURE',
-  'UNABLE_TO_GET_ISSUER_CERT_LOCALLY',
-  'ERR_TLS_CERT_ALTNAME_INVALID',
-]);
-
 /** What Vast answered. `json` is undefined for what is not JSON; a 429 is often plain text. */
 export type Answer = { status: number; json: unknown; said: string };
 
-/** No answer. `sent` is false only where Vast certainly heard nothing. */
+/** No answer came. `sent` says whether a byte of the request may have been sent. */
 export class VastUnreachable extends Error {
   readonly sent: boolean;
   constructor(message: string, sent: boolean) {
@@ -91,10 +74,9 @@ export function openVastApi(
 ): VastApi {
   const { origin, pathname } = new URL(baseUrl);
   const prefix = pathname.replace(/\/$/, '');
-  const connect = containedConnector(CONNECT_MILLISECONDS);
-  const pool = new Pool(origin, { pipelining: 1, connect });
+  const kept = openWatchedPool(origin, { pipelining: 1, connectMilliseconds: CONNECT_MILLISECONDS });
   // A create gets a fresh connection: one that was kept open and has died would leave it in doubt.
-  const fresh = new Pool(origin, { pipelining: 0, connect });
+  const fresh = openWatchedPool(origin, { pipelining: 0, connectMilliseconds: CONNECT_MILLISECONDS });
   const turn = createTurns(spacing);
   const closing = new AbortController();
   const clean = (text: string) => redact(text).replaceAll(apiKey, '[redacted]').slice(0, REASON_CHARACTERS_MAX);
@@ -106,8 +88,9 @@ export function openVastApi(
     if (endpoint !== 'create') over();
     const limit = endpoint === 'create' ? patience.create : patience.other;
     const signal = AbortSignal.any([AbortSignal.timeout(limit), closing.signal]);
+    const pool = endpoint === 'create' ? fresh : kept;
     try {
-      const response = await (endpoint === 'create' ? fresh : pool).request({
+      const response = await pool.dispatcher.request({
         path: prefix + path,
         method,
         headers: {
@@ -126,9 +109,13 @@ export function openVastApi(
       return { status, json: parse(text), said: clean(`${status} ${text.replace(/\s+/g, ' ').trim()}`.trim()) };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
-      if (code && NEVER_SENT.has(code)) throw new VastUnreachable(`vast cannot be reached (${code})`, false);
-      const why = signal.aborted && !closing.signal.aborted ? `no answer within ${limit / 1000} s` : code || message;
-      throw new VastUnreachable(`vast: ${endpoint}: ${clean(why)}`, true);
+      const why = closing.signal.aborted
+        ? 'the server is stopping'
+        : signal.aborted
+          ? `no answer within ${limit / 1000} s`
+          : clean(code || message);
+      if (!pool.wasSent(signal)) throw new VastUnreachable(`vast cannot be reached (${why})`, false);
+      throw new VastUnreachable(`vast: ${endpoint}: ${why}`, true);
     } finally {
       over();
     }
@@ -146,7 +133,7 @@ export function openVastApi(
     isBusy: turn.isBusy,
     async close() {
       closing.abort();
-      await Promise.all([pool.destroy(), fresh.destroy()]);
+      await Promise.all([kept.close(), fresh.close()]);
     },
   };
 }
