@@ -12,7 +12,7 @@ import { recallBounds } from './chat/learn.ts';
 import { type Clock, createClock, systemTime, type TimeSource } from './clock.ts';
 import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
-import type { LocalCompute } from './config/compute.ts';
+import type { LocalCompute } from './compute/settings.ts';
 import type { Config, Secrets } from './config/config.ts';
 import { refuseOpenToOthers } from './config/strict-modes.ts';
 import { createDiskReserve, type DiskReserve } from './db/disk-reserve.ts';

@@ -153,3 +153,15 @@ export const tagPrefix = (installationId: string) => `purser-${installationId.re
 export const tagOf = (installationId: string, resourceId: string) =>
   tagPrefix(installationId) + resourceId.replace('_', '-');
 export const resourceIdOf = (prefix: string, tag: string) => tag.slice(prefix.length).replace('-', '_');
+
+/** What a backend is opened with, beside its settings. */
+export type Surroundings = {
+  /** The directory for what a backend keeps of its machines, above all their deadlines. */
+  leases: string;
+  /** How the tags of this installation begin. */
+  prefix: string;
+  /** Unix seconds. */
+  now: () => number;
+  /** The provider's key, where the settings have one. */
+  key: string | undefined;
+};

@@ -1,5 +1,6 @@
-import { type Claim, type ContainerSettings, fit, type Size } from './claim.ts';
+import { type Claim, fit, type Size } from './claim.ts';
 import type { Capacity } from './engine.ts';
+import type { ContainerSettings } from './settings.ts';
 
 /** A create whose outcome nobody knows may still make its container: for so long it keeps what it took. */
 const DOUBT_MILLISECONDS = 60_000;

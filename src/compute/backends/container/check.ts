@@ -1,10 +1,10 @@
 import { randomBytes } from 'node:crypto';
 import type { Finding } from '../../backend.ts';
-import type { ContainerSettings } from './claim.ts';
 import { cannotLimitDisk } from './describe.ts';
 import { type Engine, podmanOf, statusOf, textOf, type Version } from './engine.ts';
 import { gpuDevices } from './gpus.ts';
 import { lacksImage } from './image.ts';
+import type { ContainerSettings } from './settings.ts';
 
 const LOOK_MILLISECONDS = 5_000;
 

@@ -1,10 +1,8 @@
-import type { ProviderOneSettings, ProviderThreeSettings } from '../../../config/compute.ts';
 import type { Spec, SpecOne, SpecThree } from '../../backend.ts';
 import { offerOf } from '../priced.ts';
 import type { Capacity } from './engine.ts';
 import { gpuDevices } from './gpus.ts';
-
-export type ContainerSettings = ProviderOneSettings | ProviderThreeSettings;
+import type { ContainerSettings } from './settings.ts';
 
 /** How large a container of a spec is. */
 export type Size = {

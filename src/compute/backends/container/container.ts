@@ -3,13 +3,14 @@ import type { Backend, Created, Machine, Owned, Quote, Ref, Spec } from '../../b
 import { offersOf, quoteOf } from '../priced.ts';
 import { createRoom } from './capacity.ts';
 import { checkContainers } from './check.ts';
-import { type Claim, type ContainerSettings, claimOf, labelsOf, sizeOf, TAG_LABEL } from './claim.ts';
+import { type Claim, claimOf, labelsOf, sizeOf, TAG_LABEL } from './claim.ts';
 import { makeContainer } from './describe.ts';
 import { openEngine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { countGpus, gpuDevices, LIST_GPUS } from './gpus.ts';
 import { createPuller, lacksImage } from './image.ts';
 import { findUnlimited, READ_LIMITS } from './limits.ts';
 import { openSession, runInside, uploadInto } from './session.ts';
+import type { ContainerSettings } from './settings.ts';
 import { createDeadlines, hasWatchdog, putWatchdog } from './watchdog.ts';
 
 const CREATED_LABEL = 'purser.created';

@@ -1,4 +1,4 @@
-import type { ComputeSettings } from '../../../config/compute.ts';
+import type { ComputeSettings } from '../../settings.ts';
 
 /** Whether the disk that offers promise is kept, asked of the engine: in words, and no fault of the settings. Never throws. */
 export async function adviceOnDisk({ provider_three: three }: ComputeSettings): Promise<string[]> {

@@ -1,11 +1,11 @@
-import type { ProviderOneSettings } from '../../../config/compute.ts';
+import type { SizedSettings } from './settings.ts';
 
 /**
  * The devices of each GPU type. Without `gpu_devices` the only type that has a price has the first `limits.gpus` indexes;
  * the configuration has refused several types without it.
  */
 export function gpuDevices(
-  settings: Pick<ProviderOneSettings, 'prices' | 'limits' | 'gpu_devices'>,
+  settings: Pick<SizedSettings, 'prices' | 'limits' | 'gpu_devices'>,
 ): Record<string, string[]> {
   if (settings.gpu_devices) return settings.gpu_devices;
   const [type] = Object.keys(settings.prices.gpu_hourly_usd);

@@ -1,7 +1,7 @@
-import type { SlurmSettings } from '../../../config/compute.ts';
 import type { Finding, Owned } from '../../backend.ts';
 import { finding } from '../../finding.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
+import type { SlurmSettings } from './settings.ts';
 import type { JobUsers } from './user.ts';
 
 /** All that this backend runs, here and on the nodes. */

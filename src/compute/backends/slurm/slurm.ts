@@ -1,11 +1,11 @@
 import { randomBytes } from 'node:crypto';
-import type { SlurmSettings } from '../../../config/compute.ts';
 import { formatUsd, Nanos } from '../../../money.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../priced.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
 import { formatOf, type Job, parseJobs, SCRIPT } from './job.ts';
+import type { SlurmSettings } from './settings.ts';
 import { createSteps, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
 

@@ -1,5 +1,5 @@
-import type { SlurmSettings } from '../../../config/compute.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
+import type { SlurmSettings } from './settings.ts';
 
 /** A submission of unknown outcome may still lie in the controller's queue of messages; so long its user is not given again. */
 const DOUBTED_MILLISECONDS = 120_000;

@@ -1,9 +1,9 @@
 import { hash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type { Client } from 'ssh2';
-import type { SshSettings } from '../../../config/compute.ts';
 import { connectSsh, quoted, runOver, type SshAddress, type Within } from './machine.ts';
 import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
+import type { SshSettings } from './settings.ts';
 
 const CALL_MILLISECONDS = 45_000; // A verb waits at most 20 s for a lock, and nvidia-smi has its own limits.
 const SAID_BYTES_MAX = 64 * 1024;

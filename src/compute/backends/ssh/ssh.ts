@@ -1,6 +1,5 @@
 import { hash } from 'node:crypto';
 import { join } from 'node:path';
-import type { SshSettings } from '../../../config/compute.ts';
 import { formatUsd, Nanos } from '../../../money.ts';
 import { Refusal } from '../../../refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
@@ -9,6 +8,7 @@ import { createAsked } from './claim-records.ts';
 import { createPoolHost, HostUnreachable, type PoolHost } from './host.ts';
 import { execOver, sessionOver, uploadOver } from './machine.ts';
 import { POOL_EXIT } from './script.ts';
+import type { SshSettings } from './settings.ts';
 
 const MIN_SECONDS = 60;
 const END_MILLISECONDS = 120_000;

@@ -1,8 +1,8 @@
-import type { VastSettings } from '../../../config/compute.ts';
 import { formatUsd, Nanos } from '../../../money.ts';
 import { Refusal } from '../../../refusal.ts';
 import type { Offer, Quote, SpecThree } from '../../backend.ts';
 import type { VastApi } from './api.ts';
+import type { VastSettings } from './settings.ts';
 
 const OFFER_COUNT_MAX = 64;
 /** Vast's least, and its disks cannot grow later. */

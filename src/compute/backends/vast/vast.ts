@@ -1,5 +1,4 @@
 import type { Client } from 'ssh2';
-import type { VastSettings } from '../../../config/compute.ts';
 import { sshKeyFromSeed } from '../../../ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../../backend.ts';
 import { connectSsh, execOver, runOver, type SshFault, sessionOver, uploadOver } from '../ssh/machine.ts';
@@ -16,6 +15,7 @@ import { checkVast } from './check.ts';
 import { createVastOffers, idOf, numberOf, textOf } from './offers.ts';
 import { onstart, SHOW_DEADLINE, setDeadline } from './onstart.ts';
 import { createVastRecords, type VastRecord } from './records.ts';
+import type { VastSettings } from './settings.ts';
 
 const LIST_LIMIT = 25;
 const PAGE_COUNT_MAX = 400;
