@@ -39,6 +39,7 @@ import { journalHead, lastJournalAt } from './ledger/journal.ts';
 import { type Ledger, openLedger } from './ledger/ledger.ts';
 import type { Log } from './log.ts';
 import { createAddressReader } from './net/address.ts';
+import { deadline } from './net/deadline.ts';
 import { openFilesMax, urlOf } from './net/listen.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
@@ -183,7 +184,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   opening.defer(async () => {
     inFlight.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
-    await atMost(LAST_WORDS_MILLISECONDS, inFlight.drained()); // A backend that hangs is not waited for.
+    await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs is not waited for.
   });
 
   const keysUsed = new Map<string, number>();
@@ -260,19 +261,12 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     chain,
     books,
     async drain(answered) {
-      await atMost(config.drainSeconds * 1000, answered.then(inFlight.drained));
+      await deadline(answered.then(inFlight.drained), config.drainSeconds * 1000, () => {});
       inFlight.cutOff(() => uncertain());
       app.memory.cutOff();
     },
     [Symbol.asyncDispose]: () => opened.disposeAsync(),
   };
-}
-
-async function atMost(milliseconds: number, promise: Promise<void>): Promise<void> {
-  const over = Promise.withResolvers<void>();
-  const timer = setTimeout(over.resolve, milliseconds);
-  await Promise.race([promise, over.promise]);
-  clearTimeout(timer);
 }
 
 /** The pools to the model servers. Their client is loaded only when there are any: commands and idle starts stay quick. */

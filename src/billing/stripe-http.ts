@@ -1,6 +1,6 @@
 import type Stripe from 'stripe';
 import type { Dispatcher } from 'undici';
-import { readAnswerText } from '../net/read-answer.ts';
+import { readAnswerText } from '../net/read-bounded.ts';
 import { openWatchedPool } from '../net/watched-pool.ts';
 
 /** From the first byte that is sent to the last that is read. */

@@ -2,6 +2,7 @@ import { Readable } from 'node:stream';
 import type { Dispatcher } from 'undici';
 import type { UpstreamConfig } from '../config/router.ts';
 import { redact } from '../log.ts';
+import { readBounded } from '../net/read-bounded.ts';
 import { openWatchedPool } from '../net/watched-pool.ts';
 import type { RefusalCode } from '../refusal.ts';
 import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
@@ -253,7 +254,7 @@ const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
 
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
   const { statusCode: status, headers } = response;
-  const reading = readUpTo(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
+  const reading = readBounded(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
   // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
   const bytes = await (status >= 300 && status < 500 ? reading.catch(() => undefined) : reading);
   const json = bytes && parse(bytes.toString('utf8'));
@@ -325,18 +326,6 @@ function addressIn(location: string | string[] | undefined, clean: (text: string
   if (typeof location !== 'string' || !URL.canParse(location)) return undefined;
   const { origin, pathname } = new URL(location);
   return clean(origin + pathname);
-}
-
-/** The body, or undefined when it is longer than `most` or ends early. What is too long is not read on. */
-async function readUpTo(body: Dispatcher.ResponseData['body'], most: number): Promise<Buffer | undefined> {
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of body as AsyncIterable<Buffer>) {
-    length += chunk.length;
-    if (length > most) return undefined;
-    chunks.push(chunk);
-  }
-  return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks);
 }
 
 function parse(text: string): unknown {

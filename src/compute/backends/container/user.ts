@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto';
+import { readBounded } from '../../../net/read-bounded.ts';
 import type { Engine } from './engine.ts';
 import { unpackFile } from './tar.ts';
 
@@ -36,14 +37,9 @@ async function lookUp({ ask, docker }: Calls, image: string, name: string): Prom
   try {
     const passwd = await ask('archive', async (abortSignal) => {
       const stream = await docker.getContainer(container).getArchive({ path: '/etc/passwd', abortSignal });
-      const chunks: Buffer[] = [];
-      let bytes = 0;
-      for await (const chunk of stream as AsyncIterable<Buffer>) {
-        bytes += chunk.length;
-        if (bytes > PASSWD_BYTES_MAX) throw new Error('the /etc/passwd of the image is too large');
-        chunks.push(chunk);
-      }
-      return unpackFile(Buffer.concat(chunks));
+      const archive = await readBounded(stream as AsyncIterable<Buffer>, PASSWD_BYTES_MAX);
+      if (!archive) throw new Error('the /etc/passwd of the image is too large');
+      return unpackFile(archive);
     }).catch((error) => {
       if ((error as { statusCode?: number }).statusCode === 404) return undefined;
       throw error;

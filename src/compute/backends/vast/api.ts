@@ -1,6 +1,7 @@
 import type { Dispatcher } from 'undici';
 import { redact } from '../../../log.ts';
-import { readAnswerText } from '../../../net/read-answer.ts';
+import { deadline } from '../../../net/deadline.ts';
+import { readAnswerText } from '../../../net/read-bounded.ts';
 import { openWatchedPool } from '../../../net/watched-pool.ts';
 
 /** What Vast counts apart when it limits how often it may be asked. */
@@ -145,14 +146,15 @@ function createTurns(spacing: Spacing) {
     isBusy: (endpoint: Endpoint) => lines.has(endpoint),
     /** Waits for a turn, and answers what ends it; undefined when that would take too long. */
     async take(endpoint: Endpoint, closing: AbortSignal): Promise<(() => void) | undefined> {
-      const before = lines.get(endpoint);
+      const before = lines.get(endpoint) ?? Promise.resolve();
       const end = Promise.withResolvers<void>();
-      const line = (before ?? Promise.resolve()).then(() => end.promise);
+      const line = before.then(() => end.promise);
       lines.set(endpoint, line);
       void line.then(() => {
         if (lines.get(endpoint) === line) lines.delete(endpoint);
       });
-      if ((before && !(await within(before, TURN_MILLISECONDS_MAX[endpoint], closing))) || closing.aborted) {
+      const come = before.then(() => true);
+      if (!(await deadline(come, TURN_MILLISECONDS_MAX[endpoint], () => false, closing))) {
         end.resolve();
         return undefined;
       }
@@ -163,19 +165,6 @@ function createTurns(spacing: Spacing) {
       };
     },
   };
-}
-
-/** Whether `event` came in time. */
-async function within(event: Promise<void>, milliseconds: number, closing: AbortSignal): Promise<boolean> {
-  const over = Promise.withResolvers<boolean>();
-  const stop = () => over.resolve(false);
-  const timer = setTimeout(stop, milliseconds);
-  closing.addEventListener('abort', stop);
-  void event.then(() => over.resolve(true));
-  const inTime = await over.promise;
-  clearTimeout(timer);
-  closing.removeEventListener('abort', stop);
-  return inTime;
 }
 
 /** Prices are exact: they are kept as the digits that were sent, never as a binary fraction. */
