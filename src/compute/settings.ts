@@ -47,7 +47,7 @@ type WithoutKey<S> = S extends { api_key: string } ? Omit<S, 'api_key'> : S;
 export type ComputeSettings = { [K in keyof Parsed]: WithoutKey<Parsed[K]> };
 export type LocalCompute = { [K in keyof Parsed]: LocalSettings };
 
-/** The settings without their secrets, and these by the name of the slot. */
+/** Separates the settings from their secrets. `slotKeys` are the providers' keys, by slot. */
 export function partSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {
   const slotKeys = new Map<string, string>();
   const plain = Object.entries(parsed).map(([slot, settings]) => {

@@ -23,7 +23,7 @@ const shared = {
   provision_seconds: v.optional(whole(1, 86_400), 60),
 };
 
-/** A device as the GPU's vendor names it: an index, `GPU-` and its UUID, or the beginning of one. */
+/** A device as the GPU's vendor names it: an index, a UUID, or a part of a divided GPU. */
 const device = v.pipe(
   v.union([v.string(), v.number()], 'must be an index or a UUID'),
   v.transform(String),

@@ -4,9 +4,8 @@ import type { Engine } from './engine.ts';
 import { unpackFile } from './tar.ts';
 
 /**
- * Whom the watchdog runs as: a user that nothing else inside has, so that no tenant can signal it, trace it or open its
- * memory. Not even one who is root in there: without capabilities root may do that to its own processes only
- * (kill(2), ptrace(2)).
+ * The user that the watchdog runs as. Nothing else inside has it, so no tenant can signal it, trace it or open its
+ * memory: without capabilities even root may do that to its own processes only (kill(2), ptrace(2)).
  */
 export const WATCHDOG_USER = 63541;
 const ROOT = '0:0';
