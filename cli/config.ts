@@ -15,7 +15,7 @@ export function configCommands(program: Command): void {
         const { config } = await readContext(command);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
         else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
-        const { adviceOn } = await import('../src/config/advice-compute.ts');
+        const { adviceOn } = await import('../src/compute/settings.ts');
         const { adviceOnDisk } = await import('../src/compute/backends/container/disk-advice.ts');
         const { adviceOnOutside } = await import('../src/config/advice-services.ts');
         const { adviceOnRouter } = await import('../src/config/advice-router.ts');

@@ -8,7 +8,7 @@ import { recallBounds } from './chat/learn.ts';
 import { systemTime } from './clock.ts';
 import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
-import type { LocalCompute } from './config/compute.ts';
+import type { LocalCompute } from './compute/settings.ts';
 import type { Config, Secrets } from './config/config.ts';
 import { createEvents, type Events } from './events.ts';
 import { files } from './files/data-directory.ts';
@@ -20,6 +20,7 @@ import { installationOf } from './ledger/installation.ts';
 import { journalHead } from './ledger/journal.ts';
 import type { Log } from './log.ts';
 import { createAddressReader } from './net/address.ts';
+import { deadline } from './net/deadline.ts';
 import { openFilesMax, urlOf } from './net/listen.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
@@ -108,7 +109,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   opening.defer(async () => {
     inFlight.cutOff(() => uncertain());
     for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
-    await atMost(LAST_WORDS_MILLISECONDS, inFlight.drained()); // A backend that hangs is not waited for.
+    await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs is not waited for.
   });
 
   const keysUsed = new Map<string, number>();
@@ -141,7 +142,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     wakeAt: (when: number) => reaper.wakeAt(when),
     state: { baseUrl: config.publicUrl ?? urlOf(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
     async drain(answered: Promise<void>) {
-      await atMost(config.drainSeconds * 1000, answered.then(inFlight.drained));
+      await deadline(answered.then(inFlight.drained), config.drainSeconds * 1000, () => {});
       inFlight.cutOff(() => uncertain());
       app.memory.cutOff();
     },
@@ -190,13 +191,6 @@ function addGauges({
   );
   events.gauge('disk_free_bytes', 'Free on the disk of the data directory, beside the reserve.', diskReserve.freeBytes);
   events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
-}
-
-async function atMost(milliseconds: number, promise: Promise<void>): Promise<void> {
-  const over = Promise.withResolvers<void>();
-  const timer = setTimeout(over.resolve, milliseconds);
-  await Promise.race([promise, over.promise]);
-  clearTimeout(timer);
 }
 
 /** The pools to the model servers. Their client is loaded only when there are any: commands and idle starts stay quick. */

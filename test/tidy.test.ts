@@ -34,7 +34,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/net\/contained-connector\.ts|test\/|bench\/)/,
+    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/net\/(contained-connector|watched-pool)\.ts|test\/|bench\/)/,
     'only these folders call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
@@ -50,7 +50,11 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     /^(cli\/main\.ts|test\/|bench\/|torture\/)/,
     'data goes through print, words through say, events through the log',
   ],
-  [/\binteger\(/, /^(src\/(config|wire)\/|test\/)/, 'a plain integer column reads a bigint as if it were a number'],
+  [
+    /\binteger\(/,
+    /^(src\/(config|compute|wire)\/|test\/)/,
+    'a plain integer column reads a bigint as if it were a number',
+  ],
   [/Date\.now\(\)/, /^(src\/(clock|id)\.ts|src\/(doctor|demo)\/|test\/|bench\/|torture\/)/, 'time is handed in'],
   [/\.(only|skip|todo)\(/, /^test\/helper\/component\.ts$/, 'no test is left out'],
   [/@ts-ignore|@ts-nocheck/, /^$/, 'the compiler is not silenced'],
@@ -86,8 +90,8 @@ const FLOORS: RegExp[][] = [
   [/^src\/(router|access|transfer)\//],
   [/^src\/ledger\//],
   [/^src\/db\//],
-  [/^src\/compute\//],
   [/^src\/config\//, /^src\/(clock|health)\.ts$/],
+  [/^src\/compute\//],
   [/^src\/(net|files)\//, /^src\/(log|fingerprint)\.ts$/],
   [/^src\/(money|refusal|id|ssh-key|visible)\.ts$/],
 ];

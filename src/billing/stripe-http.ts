@@ -1,7 +1,7 @@
 import type Stripe from 'stripe';
-import { type Dispatcher, Pool } from 'undici';
-import { containedConnector } from '../net/contained-connector.ts';
-import { readAnswerText } from '../net/read-answer.ts';
+import type { Dispatcher } from 'undici';
+import { readAnswerText } from '../net/read-bounded.ts';
+import { openWatchedPool } from '../net/watched-pool.ts';
 
 /** From the first byte that is sent to the last that is read. */
 const CALL_MILLISECONDS = 10_000;
@@ -32,24 +32,15 @@ export class CallFailed extends Error {
  * size, and never repeated by itself. Fails with CallFailed alone.
  */
 export function openHttp(origin: string): { client: Stripe.HttpClient; close(): Promise<void> } {
-  const begun = new WeakSet<object>();
   const closing = new AbortController();
-  const pool = new Pool(origin, { connect: containedConnector(CONNECT_MILLISECONDS), connections: 8 });
-  const watched = pool.compose((dispatch) => (options, handler) => {
-    const begin = handler.onRequestStart?.bind(handler);
-    handler.onRequestStart = (...args) => {
-      begun.add((options as Dispatcher.RequestOptions).signal as AbortSignal);
-      begin?.(...args);
-    };
-    return dispatch(options, handler);
-  });
+  const pool = openWatchedPool(origin, { connectMilliseconds: CONNECT_MILLISECONDS, connections: 8 });
 
   const client: Stripe.HttpClient = {
     getClientName: () => 'undici',
     async makeRequest(_host, _port, path, method, headers, body) {
       const signal = AbortSignal.any([closing.signal, AbortSignal.timeout(CALL_MILLISECONDS)]);
       try {
-        const response = await watched.request({
+        const response = await pool.dispatcher.request({
           path,
           method: method as Dispatcher.HttpMethod,
           headers: plain(headers),
@@ -65,7 +56,7 @@ export function openHttp(origin: string): { client: Stripe.HttpClient; close(): 
           : name === 'TimeoutError'
             ? `no answer within ${CALL_MILLISECONDS / 1000} s`
             : (code ?? message);
-        throw new CallFailed(why, begun.has(signal));
+        throw new CallFailed(why, pool.wasSent(signal));
       }
     },
   };
@@ -74,7 +65,7 @@ export function openHttp(origin: string): { client: Stripe.HttpClient; close(): 
     async close() {
       if (closing.signal.aborted) return;
       closing.abort();
-      await pool.destroy();
+      await pool.close();
     },
   };
 }

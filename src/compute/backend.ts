@@ -10,7 +10,7 @@ export type SpecTwo = { chip: string; max_seconds: number };
 export type SpecThree = { offer_id: string; disk_gb: number; max_seconds: number };
 export type Spec = SpecOne | SpecTwo | SpecThree;
 
-/** What one machine costs and may do. `backendSpec` is the backend's own: what `create` needs beside the spec. */
+/** The price and the limits of one machine. */
 export type Quote = {
   spec: Spec;
   /** Nano-dollars per hour, for the whole machine. */
@@ -31,13 +31,15 @@ export type Offer = {
   available: boolean;
 };
 
-/** The backend's own reference of a machine. */
+/** A machine's id at its backend. */
 export type Ref = string;
 
-/** Three outcomes, always: made, a clear no, or nobody knows. */
+/** The outcome of a create: made, refused for certain (no machine exists), or unknown. */
 export type Created =
   | { kind: 'created'; ref: Ref }
-  /** `reason` is our own sentence, for the caller; `words` are what the engine said, for the operator and the log alone. */
+  /**
+   * `reason` is Purser's own sentence, for the caller; `words` are the provider's, for the operator and the log only.
+   */
   | {
       kind: 'refused';
       code: 'capacity_unavailable' | 'provider_unavailable' | 'offer_not_found';
@@ -46,14 +48,14 @@ export type Created =
     }
   | { kind: 'unknown'; reason: string };
 
-/** A machine as the backend sees it. `ended` still has to be destroyed; `note` says for people why it does not run. */
+/** A machine as the backend sees it. An `ended` one still has to be destroyed; `note` says why it does not run. */
 export type Machine = {
   ref: Ref;
   state: 'provisioning' | 'running' | 'ended';
   deadline?: number;
   note?: string | undefined;
 };
-/** One that carries this installation's tag. */
+/** A machine that carries this installation's tag. */
 export type Owned = Machine & { tag: string; createdAt: number };
 
 export type Extended = { kind: 'done' } | { kind: 'refused'; reason: string } | { kind: 'unknown'; reason: string };
@@ -61,15 +63,15 @@ export type Extended = { kind: 'done' } | { kind: 'refused'; reason: string } | 
 export type ExecOrder = {
   command: string;
   timeoutSeconds: number;
-  /** Each stream is cut at so many bytes; what follows is read and thrown away. */
+  /** The most bytes kept of each stream; the rest is read and discarded. */
   streamBytesMax: number;
   budget?: OutputBudget | undefined;
 };
-/** Bounds what is kept of a command's output beside `streamBytesMax`. */
+/** Limits how much of a command's output is kept, in addition to `streamBytesMax`. */
 export type OutputBudget = {
-  /** Counts a piece. False where there is no room for it: it is thrown away, and so is the rest of its stream. */
+  /** Counts a piece. Returns false when it does not fit: the piece and the rest of its stream are discarded. */
   take(piece: Buffer): boolean;
-  /** Aborted when nobody waits for the output any more: what was kept of it is let go. */
+  /** Aborted when nobody waits for the output any more; what was kept of it is then released. */
   unwanted: AbortSignal;
 };
 export type ExecResult = {
@@ -85,7 +87,7 @@ export type ExecResult = {
 export type Session = {
   stdin: Duplex | NodeJS.WritableStream;
   stdout: Readable;
-  /** Undefined with a terminal: there the two are one. */
+  /** Undefined with a terminal, which has one stream for both. */
   stderr: Readable | undefined;
   resize(columns: number, rows: number): void;
   /** The exit code, or the signal's name. */
@@ -93,25 +95,28 @@ export type Session = {
   kill(): void;
 };
 export type SessionOrder = {
-  /** Undefined is a login shell. */
+  /** The command; undefined starts a login shell. */
   command: string | undefined;
   terminal: { term: string; columns: number; rows: number } | undefined;
 };
 
-/** One thing that was looked at: `detail` says what is so, or what is wrong and what to do about it. */
+/** The result of one check: `detail` says what was found, or what is wrong and what to do about it. */
 export type Finding = { name: string; ok: boolean; detail: string };
 
 /**
- * What drives something real behind a slot (design, section 7). Every call has a time limit of its own and, unless its
- * result says otherwise, throws when the backend cannot be asked; whoever throws has promised nothing.
+ * The machines behind a slot (design, section 7). Every call has its own time limit and, unless its result says
+ * otherwise, throws when the backend cannot be asked. A call that throws proves nothing about what happened.
  */
 export type Backend = {
   name: string;
   /** What `GET /v1/compute/offers` says of this slot. */
   offers(): Promise<Offer[]>;
-  /** What this spec costs and may do. Refuses with `offer_not_found` and `invalid_request`. Asks nobody outside where it can. */
+  /**
+   * The price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Avoids outside calls if it
+   * can.
+   */
   quote(spec: Spec): Promise<Quote>;
-  /** Makes one machine that carries `tag` and ends by itself at `deadline` (Unix seconds). */
+  /** Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). */
   create(order: { tag: string; quote: Quote; deadline: number }): Promise<Created>;
   /** Every machine with this tag, ended ones included. */
   find(tag: string): Promise<Machine[]>;
@@ -119,7 +124,7 @@ export type Backend = {
   inspect(ref: Ref): Promise<Machine | undefined>;
   /** Sets the backend's own deadline. */
   extend(ref: Ref, deadline: number): Promise<Extended>;
-  /** Ends and removes a machine, whatever its state; one that is gone is done. Absence is confirmed by `inspect`. */
+  /** Ends and removes a machine in any state; succeeds if it is gone already. `inspect` confirms its absence. */
   destroy(ref: Ref): Promise<void>;
   /** Everything that carries a tag with this prefix. Throws when the list would be partial. */
   listOwned(prefix: string): Promise<Owned[]>;
@@ -128,28 +133,42 @@ export type Backend = {
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
   session(ref: Ref, order: SessionOrder): Promise<Session>;
   /**
-   * What runs as the same users as this installation's machines and does not carry its tag: only shown, unless there is
-   * `end`. `list` throws when the list would be partial.
+   * Machines of the same users as this installation's that do not carry its tag. They are only reported, unless there
+   * is an `end`. `list` throws when the list would be partial.
    */
   strangers?: { list(prefix: string): Promise<Owned[]>; end?: (ref: Ref) => Promise<void> };
-  /** So many empty lists, so many seconds apart, prove that a create left nothing behind. */
+  /** How many empty lists, how many seconds apart, prove that a create left nothing behind. */
   absence: { lists: number; apartSeconds: number };
-  /** What of the configuration this machine needs and no longer has, in words. Asks nobody. */
+  /** What this machine still needs and the configuration no longer has, as sentences. Makes no outside call. */
   misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
-  /** Looks at everything that has to be so for a lease, and makes none. Never throws. */
+  /** Checks everything that a lease depends on, without making one. Never throws. */
   check?(): Promise<Finding[]>;
   /**
-   * In words, which limit of a machine that runs is not set inside it; undefined where all are. To be believed only while
-   * no tenant has been in it.
+   * Says which limit is not in force inside a running machine; undefined if all are. Reliable only until a tenant has
+   * been inside.
    */
   unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
-  /** Whether a machine may be made only to try it. */
+  /** Whether a machine may be made only for a trial. */
   trial?: 'free' | 'costs_money';
   close(): Promise<void>;
 };
 
-/** The tag of a resource's machine: it names the installation, so that no other's is ever touched. */
+/**
+ * The tag of a resource's machine. It names the installation, so that no other installation's machine is ever touched.
+ */
 export const tagPrefix = (installationId: string) => `purser-${installationId.replace('_', '-')}-`;
 export const tagOf = (installationId: string, resourceId: string) =>
   tagPrefix(installationId) + resourceId.replace('_', '-');
 export const resourceIdOf = (prefix: string, tag: string) => tag.slice(prefix.length).replace('-', '_');
+
+/** What a backend is opened with, beside its settings. */
+export type Surroundings = {
+  /** The directory for what a backend keeps of its machines, above all their deadlines. */
+  leases: string;
+  /** How the tags of this installation begin. */
+  prefix: string;
+  /** Unix seconds. */
+  now: () => number;
+  /** The provider's key, where the settings have one. */
+  key: string | undefined;
+};

@@ -11,11 +11,11 @@ import {
 } from './backend.ts';
 import type { ConfiguredSlot } from './slots.ts';
 
-/** Together far below the grace of the orphan sweep: a trial that is under way is no orphan yet. */
+/** Together well below the grace period of the orphan sweep, so that a running trial is not taken for an orphan. */
 const RUN_MILLISECONDS = 60_000;
 const REMOVE_MILLISECONDS = 75_000; // Slurm kills what does not end by itself after 30 s (KillWait).
 const LOOK_MILLISECONDS = 250;
-/** So long a machine is asked for: enough to try it, and soon over should nobody end it. */
+/** The deadline of the trial machine: long enough to try it, and soon over should nothing else end it. */
 const TRIAL_SECONDS = 120;
 const EXEC_SECONDS = 20;
 
@@ -81,7 +81,7 @@ const nothingFree = (count: number) =>
     ? 'Nothing is on offer'
     : 'Nothing that is on offer is free at the moment, and what is leased is not touched';
 
-/** Waits until it runs, finds it and runs something in it. Throws when one of these fails. */
+/** Waits until the machine runs, finds it by its tag and runs a command in it. Throws when one of these fails. */
 async function use(
   backend: Backend,
   tag: string,
@@ -100,7 +100,7 @@ async function use(
       throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
     if (machine.state === 'running') break;
     if (performance.now() - started > Math.min(RUN_MILLISECONDS, provisionSeconds * 1000)) {
-      // Whoever may take so long is not wrong yet: a cluster may be full.
+      // Slow is not yet a fault: a cluster may be full.
       if (provisionSeconds * 1000 > RUN_MILLISECONDS)
         return {
           ok: true,
@@ -125,7 +125,7 @@ async function use(
   return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
 }
 
-/** Destroys whatever carries the tag until nothing is left. Answers what was in the way, or undefined. */
+/** Destroys every machine with the tag until none is left. Returns why that failed, or undefined. */
 async function remove(backend: Backend, tag: string, ref: Ref | undefined): Promise<string | undefined> {
   const started = performance.now();
   for (let fault = 'it is still there'; ; ) {

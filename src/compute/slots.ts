@@ -2,7 +2,7 @@ import { formatUsd, Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import type { Backend, Slot } from './backend.ts';
 
-/** One configured slot: its backend, and what the design fixes for it (section 7). */
+/** One configured slot and its backend (design, section 7). */
 export type ConfiguredSlot = {
   slot: Slot;
   backend: Backend;
@@ -36,12 +36,12 @@ export function createSlots(list: readonly ConfiguredSlot[]): Slots {
 
 const SECONDS_PER_HOUR = 3600n;
 
-/** The price of so many seconds: rounded up to one nano, once (design 2.1). */
+/** The price of `seconds`, rounded up to a whole nano-dollar, once (design 2.1). */
 export function priceOfSeconds(priceHourly: bigint, seconds: number): Nanos {
   return Nanos((priceHourly * BigInt(seconds) + SECONDS_PER_HOUR - 1n) / SECONDS_PER_HOUR);
 }
 
-/** The price that is used, for the operation's row. */
+/** The price of a lease as JSON, kept on the operation's row. */
 export function leasePriceSnapshot(priceHourly: bigint, seconds: number): string {
   return JSON.stringify({ price_hourly_usd: formatUsd(Nanos(priceHourly)), seconds });
 }

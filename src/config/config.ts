@@ -3,9 +3,9 @@ import { isIP } from 'node:net';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
+import { Compute, type ComputeSettings, partSecrets } from '../compute/settings.ts';
 import { LOG_LEVELS, type LogLevel } from '../log.ts';
 import { type Address, parseAddress } from '../net/listen.ts';
-import { Compute, type ComputeSettings, partSecrets } from './compute.ts';
 import { ConfigurationFault } from './fault.ts';
 import { type ModelConfig, Router, type UncertainPolicy, type UpstreamConfig, url, wholeSeconds } from './router.ts';
 import {

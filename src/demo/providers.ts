@@ -1,4 +1,4 @@
-import type { LocalCompute } from '../config/compute.ts';
+import type { LocalCompute } from '../compute/settings.ts';
 import { parseUsd } from '../money.ts';
 
 /** USD per hour, uneven on purpose: some prices have to be rounded up to a nano-dollar. */

@@ -14,7 +14,7 @@ import { findGap, readHeadFile, readTip } from '../ledger/head.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { lastJournalAt } from '../ledger/journal.ts';
 import { uncertainOperations } from '../ledger/operation.ts';
-import { readAnswerText } from '../net/read-answer.ts';
+import { readAnswerText } from '../net/read-bounded.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';

@@ -1,16 +1,31 @@
+const LATE = Symbol('late');
+
 /**
- * What `promise` answers, or an error that says how long `what` has taken already. Nothing is stopped by this: whoever
- * can be stopped has a limit of its own.
+ * The value of `promise`, or what `onLate` returns or throws once `milliseconds` have passed or `cut` is aborted. Nothing
+ * is stopped by this: the work behind `promise` goes on.
  */
-export async function inTime<T>(promise: Promise<T>, milliseconds: number, what: string): Promise<T> {
-  const over = Promise.withResolvers<never>();
-  const timer = setTimeout(
-    () => over.reject(new Error(`${what} took longer than ${milliseconds / 1000} s`)),
-    milliseconds,
-  );
+export async function deadline<T, L>(
+  promise: Promise<T>,
+  milliseconds: number,
+  onLate: () => L,
+  cut?: AbortSignal,
+): Promise<T | L> {
+  const over = Promise.withResolvers<typeof LATE>();
+  const end = () => over.resolve(LATE);
+  const timer = setTimeout(end, milliseconds);
+  cut?.addEventListener('abort', end);
+  if (cut?.aborted) end();
   try {
-    return await Promise.race([promise, over.promise]);
+    const first = await Promise.race([over.promise, promise]);
+    return first === LATE ? onLate() : first;
   } finally {
     clearTimeout(timer);
+    cut?.removeEventListener('abort', end);
   }
 }
+
+/** The value of `promise`, or an Error saying that `what` took longer than its limit. */
+export const inTime = <T>(promise: Promise<T>, milliseconds: number, what: string): Promise<T> =>
+  deadline(promise, milliseconds, () => {
+    throw new Error(`${what} took longer than ${milliseconds / 1000} s`);
+  });

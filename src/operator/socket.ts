@@ -2,6 +2,7 @@ import { rmSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
 import http from 'node:http';
 import { outliveFaults } from '../net/listen.ts';
+import { readBounded } from '../net/read-bounded.ts';
 import { Refusal } from '../refusal.ts';
 import { type Answer, reachable } from './ask.ts';
 import type { OperatorApp } from './command.ts';
@@ -49,14 +50,9 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
 
 async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<Answer> {
   try {
-    const chunks: Buffer[] = [];
-    let length = 0;
-    for await (const chunk of request as AsyncIterable<Buffer>) {
-      length += chunk.length;
-      if (length > BODY_BYTES_MAX) throw new Refusal('payload_too_large');
-      chunks.push(chunk);
-    }
-    const { name, input } = JSON.parse(Buffer.concat(chunks).toString()) as { name: string; input: unknown };
+    const body = await readBounded(request, BODY_BYTES_MAX);
+    if (!body) throw new Refusal('payload_too_large');
+    const { name, input } = JSON.parse(body.toString()) as { name: string; input: unknown };
     return { value: await runCommand(app, name, input) };
   } catch (error) {
     if (error instanceof Refusal) return { refusal: { code: error.code, message: error.message } };

@@ -1,8 +1,9 @@
 import { Readable } from 'node:stream';
-import { type Dispatcher, Pool } from 'undici';
+import type { Dispatcher } from 'undici';
 import type { UpstreamConfig } from '../config/router.ts';
 import { redact } from '../log.ts';
-import { containedConnector } from '../net/contained-connector.ts';
+import { readBounded } from '../net/read-bounded.ts';
+import { openWatchedPool } from '../net/watched-pool.ts';
 import type { RefusalCode } from '../refusal.ts';
 import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 
@@ -46,25 +47,6 @@ export type Upstream = {
   close(): Promise<void>;
 };
 
-/**
- * Connections to an upstream, and which requests (by their signals) have begun to be written to one. Of every other not a
- * byte was sent, whatever became of it. No error says so: Linux reports EHOSTUNREACH on an established connection too.
- */
-function watchedPool(origin: string, connectMilliseconds: number) {
-  const begun = new WeakSet<object>();
-  const pool = new Pool(origin, { pipelining: 1, connect: containedConnector(connectMilliseconds) });
-  const dispatcher = pool.compose((dispatch) => (options, handler) => {
-    const begin = handler.onRequestStart?.bind(handler);
-    handler.onRequestStart = (...args) => {
-      const { signal } = options as Dispatcher.RequestOptions;
-      if (signal instanceof AbortSignal && !signal.aborted) begun.add(signal); // An aborted one ends here.
-      begin?.(...args);
-    };
-    return dispatch(options, handler);
-  });
-  return { dispatcher, begun, close: () => pool.destroy() };
-}
-
 /** Statuses that say a time-out somewhere on the way: nobody knows whether anything was generated (design, section 8). */
 const TIME_OUTS = new Set([408, 425, 499, 504, 522, 524]);
 
@@ -76,7 +58,10 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     timeout_seconds: whole,
     first_byte_timeout_seconds: first = whole,
   } = config;
-  const { dispatcher, begun, close } = watchedPool(origin, Math.min(connect, first, whole) * 1000);
+  const { dispatcher, wasSent, close } = openWatchedPool(origin, {
+    pipelining: 1,
+    connectMilliseconds: Math.min(connect, first, whole) * 1000,
+  });
   const headers = {
     'content-type': 'application/json',
     ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
@@ -90,7 +75,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
 
   function failed(error: unknown, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
-    if (!begun.has(limits.signal))
+    if (!wasSent(limits.signal))
       return {
         kind: 'refused',
         code: 'gateway_unavailable',
@@ -269,7 +254,7 @@ const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
 
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
   const { statusCode: status, headers } = response;
-  const reading = readUpTo(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
+  const reading = readBounded(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
   // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
   const bytes = await (status >= 300 && status < 500 ? reading.catch(() => undefined) : reading);
   const json = bytes && parse(bytes.toString('utf8'));
@@ -341,18 +326,6 @@ function addressIn(location: string | string[] | undefined, clean: (text: string
   if (typeof location !== 'string' || !URL.canParse(location)) return undefined;
   const { origin, pathname } = new URL(location);
   return clean(origin + pathname);
-}
-
-/** The body, or undefined when it is longer than `most` or ends early. What is too long is not read on. */
-async function readUpTo(body: Dispatcher.ResponseData['body'], most: number): Promise<Buffer | undefined> {
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of body as AsyncIterable<Buffer>) {
-    length += chunk.length;
-    if (length > most) return undefined;
-    chunks.push(chunk);
-  }
-  return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks);
 }
 
 function parse(text: string): unknown {

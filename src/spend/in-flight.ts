@@ -1,3 +1,4 @@
+import { deadline } from '../net/deadline.ts';
 import { Refusal } from '../refusal.ts';
 
 const BUSY_RETRY_SECONDS = 1;
@@ -54,8 +55,7 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
   const countOf = new Map<string, number>();
   const operationIds = new Set<string>();
   const attended = new Map<Promise<void>, () => void>();
-  let isCutOff = false;
-  const hurry = new Set<() => void>();
+  const cutOff = new AbortController();
   const stopping = () =>
     new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
   function refuseBusy(walletId: string) {
@@ -68,17 +68,7 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
   }
   async function waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined> {
     promise.catch(() => {}); // Whoever waits hears of it; afterwards it is nobody's error.
-    if (isCutOff) return undefined;
-    const over = Promise.withResolvers<undefined>();
-    const stop = () => over.resolve(undefined);
-    const timer = setTimeout(stop, seconds * 1000);
-    hurry.add(stop);
-    try {
-      return await Promise.race([promise, over.promise]);
-    } finally {
-      hurry.delete(stop);
-      clearTimeout(timer);
-    }
+    return deadline(promise, seconds * 1000, () => undefined, cutOff.signal);
   }
   const nameOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
@@ -86,13 +76,13 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
     find: (walletId, route, key) => byKey.get(nameOf(walletId, route, key)),
     drives: (operationId) => operationIds.has(operationId),
     count: () => byKey.size,
-    isCutOff: () => isCutOff,
+    isCutOff: () => cutOff.signal.aborted,
 
     async drive<A>(
       key: Key,
       run: (started: RegisterId, giveUp: RejectWaiters, answerNow: RespondEarly<A>) => Promise<A>,
     ) {
-      if (isCutOff) throw stopping();
+      if (cutOff.signal.aborted) throw stopping();
       refuseBusy(key.walletId);
       countOf.set(key.walletId, (countOf.get(key.walletId) ?? 0) + 1);
       const name = nameOf(key.walletId, key.route, key.idempotencyKey);
@@ -104,7 +94,10 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
         fingerprint: key.fingerprint,
         ended: end.promise,
         cut: answer.reject,
-        join: (seconds, late) => within(answer.promise, seconds, late),
+        join: (seconds, late) =>
+          deadline(answer.promise, seconds * 1000, () => {
+            throw late();
+          }),
       });
       let operationId: string | undefined;
       const started = (id: string) => {
@@ -125,7 +118,7 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
     },
 
     async track(run, refusal) {
-      if (isCutOff) throw stopping();
+      if (cutOff.signal.aborted) throw stopping();
       const cut = Promise.withResolvers<never>();
       const running = run();
       const ended = running.then(
@@ -144,11 +137,10 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
     },
 
     cutOff(refusal) {
-      isCutOff = true;
+      cutOff.abort();
       for (const entry of byKey.values()) entry.cut(refusal());
       for (const cut of attended.values()) cut();
       attended.clear();
-      for (const go of hurry) go();
     },
 
     async drained() {
@@ -157,14 +149,4 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
         await Promise.all([...[...byKey.values()].map((it) => it.ended), ...attended.keys()]);
     },
   };
-}
-
-async function within<T>(promise: Promise<T>, seconds: number, late: () => Refusal): Promise<T> {
-  const over = Promise.withResolvers<never>();
-  const timer = setTimeout(() => over.reject(late()), seconds * 1000);
-  try {
-    return await Promise.race([promise, over.promise]);
-  } finally {
-    clearTimeout(timer);
-  }
 }

@@ -172,6 +172,7 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
       const said = await sh(backend, machine.ref, `kill -${signal} $$`);
       assert.deepEqual([said.exitCode, said.timedOut], [code, false], signal);
       const session = await backend.session(machine.ref, { command: `kill -${signal} $$`, terminal: undefined });
+      for (const stream of [session.stdout, session.stderr]) stream?.resume(); // Unread output keeps a session open.
       const end = await session.ended;
       assert.ok('signal' in end ? end.signal === signal : end.code === code, JSON.stringify(end));
     }

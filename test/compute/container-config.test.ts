@@ -4,12 +4,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { gpuDevices } from '../../src/compute/backends/container/gpus.ts';
-import type { ProviderOneSettings } from '../../src/config/compute.ts';
+import type { SizedSettings } from '../../src/compute/backends/container/settings.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { ConfigurationFault } from '../../src/config/fault.ts';
 
 /** The settings of provider_one, or its faults without the file's name. */
-function read(t: TestContext, lines: string): ProviderOneSettings | string[] {
+function read(t: TestContext, lines: string): SizedSettings | string[] {
   const data = mkdtempSync(join(tmpdir(), 'purser-config-'));
   t.after(() => rmSync(data, { recursive: true }));
   const file = join(data, 'purser.yaml');
@@ -18,7 +18,7 @@ function read(t: TestContext, lines: string): ProviderOneSettings | string[] {
     `compute:\n  provider_one:\n    backend: container\n    image: debian:12\n${lines.replace(/^/gm, '    ')}`,
   );
   try {
-    return readConfig({ data }, {}).config.compute.provider_one as ProviderOneSettings;
+    return readConfig({ data }, {}).config.compute.provider_one as SizedSettings;
   } catch (error) {
     assert.ok(error instanceof ConfigurationFault);
     return error.faults.map((it) => it.slice(`${file}:`.length));

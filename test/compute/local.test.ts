@@ -9,7 +9,7 @@ import test, { type TestContext } from 'node:test';
 import { type Backend, type SessionOrder, tagOf } from '../../src/compute/backend.ts';
 import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
 import { openSession } from '../../src/compute/backends/local/process.ts';
-import type { LocalSettings } from '../../src/config/compute.ts';
+import type { LocalSettings } from '../../src/compute/backends/local/settings.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { conform, until } from './conformance.ts';

@@ -8,7 +8,7 @@ import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/
 import { parseJobs } from '../../src/compute/backends/slurm/job.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
-import { Compute } from '../../src/config/compute.ts';
+import { Compute } from '../../src/compute/settings.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
 

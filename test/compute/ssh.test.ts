@@ -8,7 +8,7 @@ import test, { after, before, type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
-import { Compute } from '../../src/config/compute.ts';
+import { Compute } from '../../src/compute/settings.ts';
 import { openTestServer } from '../helper/server.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';

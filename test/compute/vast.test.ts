@@ -1,14 +1,17 @@
 import assert from 'node:assert/strict';
 import { randomBytes, randomUUID } from 'node:crypto';
+import { channel } from 'node:diagnostics_channel';
+import { once } from 'node:events';
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after, before, type TestContext } from 'node:test';
 import { inspect } from 'node:util';
 import { type Backend, type Created, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import type { Spacing } from '../../src/compute/backends/vast/api.ts';
+import type { VastSettings } from '../../src/compute/backends/vast/settings.ts';
 import { openVastBackend } from '../../src/compute/backends/vast/vast.ts';
-import type { VastSettings } from '../../src/config/compute.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { conform, type Subject, until } from './conformance.ts';
@@ -207,6 +210,37 @@ for (const then of ['500', 'reset', 'garbage', 'no-contract'] as const) {
     );
   });
 }
+
+test('a create is refused only where not a byte of it was sent, whatever the error is called', async (t) => {
+  const bench = await openBench(t);
+  if (!bench) return;
+  const { vast } = bench;
+  // Linux reports EHOSTUNREACH on an established connection too, once the peer has gone.
+  const sending = channel('undici:client:sendHeaders');
+  const lose = (message: unknown) => {
+    const { request, socket } = message as { request: { method: string }; socket: Socket };
+    if (request.method !== 'PUT') return;
+    setImmediate(() => socket.destroy(Object.assign(new Error('lost'), { code: 'EHOSTUNREACH' })));
+  };
+  sending.subscribe(lose);
+  t.after(() => sending.unsubscribe(lose));
+  vast.faults.createThen = ['hang'];
+  const made = await bench.buy();
+  assert.equal(made.kind, 'unknown', JSON.stringify(made));
+  assert.match((made as { reason: string }).reason, /EHOSTUNREACH/);
+
+  // A connection that breaks during the TLS handshake says ECONNRESET, before anything was sent.
+  const deaf = createServer((socket) => socket.once('data', () => socket.resetAndDestroy()));
+  deaf.listen(0, '127.0.0.1');
+  await once(deaf, 'listening');
+  t.after(() => deaf.close());
+  const { port } = deaf.address() as AddressInfo;
+  const other = openVastBackend(settingsOf(`https://127.0.0.1:${port}`), VAST_KEY, { leases, now, spacing: QUICK });
+  t.after(() => other.close());
+  const quote = { spec: { offer_id: '1', disk_gb: 16, max_seconds: 600 }, priceHourly: 1n, maxSeconds: 600 };
+  const refused = await other.create({ tag: freshTag(), quote, deadline: now() + 60 });
+  assert.equal(refused.kind, 'refused', JSON.stringify(refused));
+});
 
 test('a contract that comes with an error is kept hold of, and has ended', async (t) => {
   const bench = await openBench(t);

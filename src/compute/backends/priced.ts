@@ -1,14 +1,14 @@
-import type { ProviderOneSettings, ProviderThreeSettings } from '../../config/compute.ts';
 import { formatUsd, Nanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import type { Offer, Quote, Spec, SpecOne, SpecThree, SpecTwo } from '../backend.ts';
+import type { OffersSettings, SizedSettings } from './container/settings.ts';
 
 /** Prices and limits that stand in the configuration: what a backend quotes without asking anybody. */
 
 const MIN_SECONDS = 60;
 
-export type Sized = Pick<ProviderOneSettings, 'prices' | 'limits'>;
-export type Fixed = Pick<ProviderThreeSettings, 'offers' | 'limits'>;
+export type Sized = Pick<SizedSettings, 'prices' | 'limits'>;
+export type Fixed = Pick<OffersSettings, 'offers' | 'limits'>;
 export type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
 export type Priced = Sized | ByChip | Fixed;
 

@@ -3,8 +3,8 @@ import { Refusal } from '../../refusal.ts';
 
 /**
  * `kill_marked MARKER` kills every process that has `PURSER_EXEC=MARKER` in its environment, with one grep over all of
- * /proc: a process for each entry would take seconds on a busy machine. What serves where the image has less: a grep that
- * does not know -z, more entries than one list of arguments takes, no grep at all. It changes to /proc.
+ * /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has less: a grep
+ * without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
  */
 const KILL_FUNCTION = `kill_marked() {
   cd /proc || return
@@ -26,11 +26,11 @@ const KILL_FUNCTION = `kill_marked() {
 }`;
 
 /**
- * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits two marks, whatever session or group it makes for
- * itself: `$1` in its environment, and descriptor 8, a file of this very process. At the limit all that carry either are
- * killed, first those with the descriptor: that takes no fork, so it works where no more processes can be made. Only a
- * process that clears its environment and also closes what it inherited goes on, until its lease ends. The guard lives
- * inside the machine, so the limit holds while Purser is down too.
+ * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits two marks, whatever session or group it makes
+ * for itself: `$1` in its environment, and descriptor 8, a file of this very process. At the limit every process with
+ * either mark is killed, first those with the descriptor: that takes no fork, so it works where no more processes can
+ * be made. Only a process that clears its environment and closes its inherited descriptors survives, until its lease
+ * ends. The guard lives inside the machine, so the limit holds while Purser is down too.
  */
 export const LIMITED = `${KILL_FUNCTION}
 own=/proc/$$/comm; [ -r "$own" ] || own=/dev/null
@@ -53,7 +53,7 @@ kill "$guard" 2>/dev/null
 wait "$guard" 2>/dev/null
 exit "$code"`;
 
-/** Kills all that carry the marker `$1` in their environment. */
+/** Kills every process with the marker `$1` in its environment. */
 export const KILL_MARKED = `${KILL_FUNCTION}
 for round in 1 2 3; do kill_marked "$1"; done`;
 
@@ -62,9 +62,9 @@ const CUT_SHORT = 22;
 const KEPT_OUT = 23;
 
 /**
- * Writes standard input to the path `$1`, which may be relative to the directory that a command starts in: parents made,
- * replaced whole or not at all, the mode of an earlier file kept. Exits with one of the codes above for a directory, where
- * fewer than `$2` bytes came (a line that breaks looks like the end of the input), and where nothing may be put.
+ * Writes standard input to the path `$1`, relative to the directory that a command starts in. Makes parents, replaces
+ * the file whole or not at all, and keeps the mode of an earlier one. Exits with one of the codes above if the path is
+ * a directory or not writable, or if fewer than `$2` bytes came (a broken connection looks like the end of the input).
  */
 export const RECEIVE = `set -e
 fresh=
@@ -88,7 +88,7 @@ fi
 mv -f "$fresh" "$path"
 fresh=`;
 
-/** What became of an upload by RECEIVE's exit code. Refuses what the tenant can mend; throws where the line broke. */
+/** Interprets RECEIVE's exit code. Refuses what the tenant can correct; throws when the connection broke. */
 export function judgeUpload(exitCode: number, stderr: Buffer): void {
   if (exitCode === 0) return;
   if (exitCode === CUT_SHORT) throw new Error('the connection was lost during an upload');
@@ -104,7 +104,7 @@ export function judgeUpload(exitCode: number, stderr: Buffer): void {
 /** A signal's name without `SIG`, as SSH says it (RFC 4254, section 6.10); Node and ssh2's client say it with. */
 export const nameOfSignal = (signal: string) => signal.replace(/^SIG/, '');
 
-/** What a shell answers for a command that a signal ended: 128 + n. */
+/** A shell's exit code for a command that signal n ended: 128 + n. */
 export const codeOfSignal = (name: string) => 128 + (constants.signals[`SIG${name}` as NodeJS.Signals] ?? 0);
 
 const PATH_CHARACTERS_MAX = 4096;
@@ -130,7 +130,7 @@ export function refusePath(path: string): void {
 /** One argument of a program has at most 128 KiB (Linux, MAX_ARG_STRLEN). */
 const COMMAND_BYTES_MAX = 120 * 1024;
 
-/** Refuses a command that no shell could be given. */
+/** Refuses a command that cannot be passed to a shell. */
 export function refuseCommand(command: string): void {
   if (Buffer.byteLength(command) > COMMAND_BYTES_MAX)
     throw new Refusal('invalid_request', `command: has more than ${COMMAND_BYTES_MAX} bytes.`);

@@ -5,7 +5,7 @@ import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
-import type { SshSettings } from '../../../src/config/compute.ts';
+import type { SshSettings } from '../../../src/compute/backends/ssh/settings.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { until } from '../conformance.ts';
 

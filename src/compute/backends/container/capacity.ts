@@ -1,20 +1,21 @@
-import { type Claim, type ContainerSettings, fit, type Size } from './claim.ts';
+import { type Claim, fit, type Size } from './claim.ts';
 import type { Capacity } from './engine.ts';
+import type { ContainerSettings } from './settings.ts';
 
-/** A create whose outcome nobody knows may still make its container: for so long it keeps what it took. */
+/** A create of unknown outcome may still make its container: it keeps its capacity for this long. */
 const DOUBT_MILLISECONDS = 60_000;
 
-/** What is about to be made beside what is there: two creates that race for the last one do not both get it. */
+/** Capacity counting both existing containers and those about to be made, so that two creates never share the last. */
 export type Room = {
-  /** Takes room for a container that is to carry `tag`, or says what is lacking. Throws when the engine cannot be asked. */
+  /** Reserves capacity for the container `tag`, or says what is lacking. Throws when the engine cannot be asked. */
   take(tag: string, size: Size): Promise<Claim | { lacking: string }>;
-  /** The engine's list speaks for it now, or there is none; in doubt it is kept for a minute. */
+  /** Ends a reservation: the engine lists the container now, or there is none. If in doubt it is kept for a minute. */
   leave(tag: string, doubt?: boolean): void;
-  /** Tells of a size whether there is room for it now. Throws when the engine cannot be asked. */
+  /** Returns a test whether a size fits now. Throws when the engine cannot be asked. */
   look(milliseconds: number): Promise<(size: Size) => boolean>;
 };
 
-/** What a room asks the engine: what its containers claim, of all installations, and how large its machine is. */
+/** The calls to the engine: the claims of its containers, of all installations, and the size of its machine. */
 export type Engines = {
   list(milliseconds?: number): Promise<Claim[]>;
   capacity(milliseconds?: number): Promise<Capacity>;
@@ -25,13 +26,13 @@ export function createRoom(settings: ContainerSettings, prefix: string, engine: 
   let last: Promise<unknown> = Promise.resolve();
 
   async function taken(milliseconds?: number): Promise<Claim[]> {
-    // Read before the list: what arrives on the engine meanwhile is in one of the two, or in both.
+    // Read before the list, so that a container made meanwhile is in at least one of the two.
     const before = [...coming.values()];
     const there = await engine.list(milliseconds);
     return [...there, ...before.filter(({ tag }) => !there.some((it) => it.tag === tag))];
   }
 
-  /** Of all leases of provider_one together: the machine's, unless the operator has said otherwise. */
+  /** For all leases of provider_one together: the machine's capacity, unless the operator configured another. */
   const capacity = async (milliseconds?: number) =>
     'offers' in settings ? undefined : (settings.capacity ?? (await engine.capacity(milliseconds)));
 

@@ -1,14 +1,14 @@
 import { randomBytes } from 'node:crypto';
 import type { Finding } from '../../backend.ts';
-import type { ContainerSettings } from './claim.ts';
 import { cannotLimitDisk } from './describe.ts';
 import { type Engine, podmanOf, statusOf, textOf, type Version } from './engine.ts';
 import { gpuDevices } from './gpus.ts';
 import { lacksImage } from './image.ts';
+import type { ContainerSettings } from './settings.ts';
 
 const LOOK_MILLISECONDS = 5_000;
 
-/** What both engines answer to `GET /info`, as far as it is asked about. */
+/** The parts of both engines' answer to `GET /info` that are used. */
 type Info = {
   Driver: string;
   DriverStatus?: [string, string][] | null;
@@ -22,7 +22,9 @@ type Info = {
 };
 type ImageConfig = { Config?: { Volumes?: Record<string, unknown> | null } | null };
 
-/** What has to be so for a lease. A detail may also name what is as it is and not as one might think: no disk limit. */
+/**
+ * Checks what a lease depends on. A detail may also name a limitation that is no fault, such as a missing disk limit.
+ */
 export async function checkContainers(engine: Engine, settings: ContainerSettings): Promise<Finding[]> {
   const ask = <T>(path: string) => engine.request<T>('GET', path, undefined, LOOK_MILLISECONDS);
   let version: Version;
@@ -110,13 +112,13 @@ function checkUsers({ SecurityOptions }: Info): Finding {
   return { name: 'users', ok: true, detail };
 }
 
-/** Whether `disk_gb` is enforced, tried on a container that is never started and at once removed. Never throws. */
+/** Tries whether `disk_gb` is enforced, on a container that is never started and removed at once. Never throws. */
 export async function checkDisk(engine: Engine, image: string): Promise<{ isEnforced: boolean; detail: string }> {
   const no = (detail: string) => ({ isEnforced: false, detail });
   try {
     const info = await engine.request<Info>('GET', '/info', undefined, LOOK_MILLISECONDS);
     const status = new Map(info.DriverStatus ?? []);
-    // It takes the limit and leaves it out without a word (moby/moby#51222).
+    // Docker accepts the limit and silently ignores it (moby/moby#51222).
     if (/snapshotter/.test(status.get('driver-type') ?? ''))
       return no(`disk_gb is not enforced: the containerd image store (${info.Driver}) has no limits`);
     const driver = [info.Driver, status.get('Backing Filesystem')].filter(Boolean).join(' on ');
@@ -130,7 +132,7 @@ export async function checkDisk(engine: Engine, image: string): Promise<{ isEnfo
   }
 }
 
-/** What the engine says against a container with a disk limit. */
+/** The engine's error for a container with a disk limit, if any. */
 async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {
   const name = `purser-disk-${randomBytes(8).toString('hex')}`;
   const limited = { name, Image: image, Cmd: ['/bin/sh'], HostConfig: { StorageOpt: { size: '1G' } } };

@@ -1,12 +1,10 @@
-import type { ProviderOneSettings, ProviderThreeSettings } from '../../../config/compute.ts';
 import type { Spec, SpecOne, SpecThree } from '../../backend.ts';
 import { offerOf } from '../priced.ts';
 import type { Capacity } from './engine.ts';
 import { gpuDevices } from './gpus.ts';
+import type { ContainerSettings } from './settings.ts';
 
-export type ContainerSettings = ProviderOneSettings | ProviderThreeSettings;
-
-/** How large a container of a spec is. */
+/** The size of a spec's container. */
 export type Size = {
   cpus: number;
   memoryGib: number;
@@ -26,7 +24,7 @@ export function sizeOf(settings: ContainerSettings, spec: Spec): Size {
   return { cpus, memoryGib, gpu, gpus, offer: undefined, diskGb: undefined };
 }
 
-/** What one container takes of its engine. It stands on the container as labels: they are the only memory of it. */
+/** What one container takes of its engine. Recorded as labels on the container, and nowhere else. */
 export type Claim = { tag: string; cpus: number; memoryGib: number; offer: string | undefined; devices: string[] };
 
 export const TAG_LABEL = 'purser.tag';
@@ -56,8 +54,8 @@ export function claimOf(labels: Record<string, string | undefined>): Claim {
 }
 
 /**
- * Room for one more of `size` beside what is `taken`: the devices it gets, or in words what is lacking. Offers and
- * `capacity` are this installation's (`prefix`); a device that any installation holds is held.
+ * Fits one more container of `size` beside what is `taken`. Returns the devices it gets, or what is lacking, in words.
+ * Offers and `capacity` count this installation's containers (`prefix`); devices count those of every installation.
  */
 export function fit(
   settings: ContainerSettings,
@@ -72,7 +70,7 @@ export function fit(
     if (ours.filter((it) => it.offer === id).length < count) return { devices: [] };
     return { lacking: count === 1 ? `${id} is leased` : `all ${count} of ${id} are leased` };
   }
-  // Hundredths are exact: the door admits at most two decimals.
+  // Hundredths are exact: the API admits at most two decimals.
   const hundredths = (value: number) => Math.round(value * 100);
   for (const [name, key] of [
     ['cpus', 'cpus'],

@@ -3,13 +3,14 @@ import type { Backend, Created, Machine, Owned, Quote, Ref, Spec } from '../../b
 import { offersOf, quoteOf } from '../priced.ts';
 import { createRoom } from './capacity.ts';
 import { checkContainers } from './check.ts';
-import { type Claim, type ContainerSettings, claimOf, labelsOf, sizeOf, TAG_LABEL } from './claim.ts';
+import { type Claim, claimOf, labelsOf, sizeOf, TAG_LABEL } from './claim.ts';
 import { makeContainer } from './describe.ts';
 import { openEngine, statusOf, textOf, wasNeverSent } from './engine.ts';
 import { countGpus, gpuDevices, LIST_GPUS } from './gpus.ts';
 import { createPuller, lacksImage } from './image.ts';
 import { findUnlimited, READ_LIMITS } from './limits.ts';
 import { openSession, runInside, uploadInto } from './session.ts';
+import type { ContainerSettings } from './settings.ts';
 import { createDeadlines, hasWatchdog, putWatchdog } from './watchdog.ts';
 
 const CREATED_LABEL = 'purser.created';
@@ -18,13 +19,13 @@ const COUNT_GPUS = { command: LIST_GPUS, timeoutSeconds: 10, streamBytesMax: 64 
 
 type Order = { tag: string; quote: Quote; deadline: number };
 
-/** A container that waits for its image. `failed` says why it will never be. */
+/** A container that waits for its image. `failed` says why it will never be made. */
 type Coming = { wanted: boolean; making: Promise<Created | 'no_image'> | undefined; failed: string | undefined };
 
 /**
- * Containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first process
- * is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the engine may have another.
- * `prefix` is what this installation's tags begin with.
+ * Containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first
+ * process is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the engine may run
+ * on another machine. `prefix` begins all tags of this installation.
  */
 export function openContainerBackend(settings: ContainerSettings, { prefix }: { prefix: string }): Backend {
   const engine = openEngine(settings.socket);
@@ -56,13 +57,13 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     return settle(order.tag, refused(`The image ${settings.image} is not on the engine`));
   }
 
-  /** Whatever came of it, the engine's list speaks for it from now on. */
+  /** Whatever the outcome, the engine's list shows it from now on. */
   function settle(tag: string, made: Created): Created {
     room.leave(tag, made.kind === 'unknown');
     return made;
   }
 
-  /** A pull takes as long as it takes: the machine is provisioning, and is made when the image is there. */
+  /** A pull may take long: the machine is `provisioning` meanwhile, and is made when the image is there. */
   function awaitImage(order: Order, claim: Claim): Created {
     const it: Coming = { wanted: true, making: undefined, failed: undefined };
     coming.set(order.tag, it);
@@ -84,7 +85,7 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     settle(order.tag, outcome);
   }
 
-  /** Makes it and starts it. Throws when nobody knows. */
+  /** Makes a container and starts it. Throws when the outcome is unknown. */
   async function make({ tag, quote, deadline }: Order, claim: Claim): Promise<Created | 'no_image'> {
     const created = String(deadline - quote.spec.max_seconds - settings.provision_seconds);
     let isFresh = true;
@@ -117,7 +118,7 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     return started;
   }
 
-  /** Starts a container that was made. Throws when nobody knows. */
+  /** Starts an existing container. Throws when the outcome is unknown. */
   async function start(tag: string): Promise<Created> {
     try {
       await engine.userOf(tag); // Nobody should pay for a container in which no command can be run.
@@ -161,7 +162,7 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     };
   }
 
-  /** A GPU that is left out silently is not sold: they are counted inside, once, before the machine is called running. */
+  /** Engines may silently leave a GPU out, so they are counted inside, once, before the machine counts as running. */
   async function lackingGpus(ref: Ref, { devices }: Claim): Promise<string | undefined> {
     if (!devices.length || counted.has(ref)) return undefined;
     const { stdout, stderr } = await runInside(engine, ref, COUNT_GPUS);

@@ -8,7 +8,7 @@ import { WATCHDOG_PATH } from './watchdog.ts';
 const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
 
-/** A container as we want it, whatever the engine: limited, unprivileged, with its watchdog as PID 1. */
+/** A container as Purser wants it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
 export type Wanted = {
   name: string;
   image: string;
@@ -26,8 +26,8 @@ export type Wanted = {
 };
 
 /**
- * Makes it, without starting it. Where the storage driver cannot limit a disk the engine says so, and the container is
- * made without: `check` and `config check` tell the operator.
+ * Creates a container without starting it. If the engine says that its storage driver cannot limit a disk, the
+ * container is created without a disk limit; `check` and `config check` tell the operator.
  */
 export async function makeContainer(engine: Engine, wanted: Wanted): Promise<void> {
   const isPodman = await engine.isPodman();
@@ -43,7 +43,7 @@ export async function makeContainer(engine: Engine, wanted: Wanted): Promise<voi
   }
 }
 
-/** Both engines' words for a storage driver or file system without quotas. */
+/** Both engines' error messages for a storage driver or file system without quotas. */
 export const cannotLimitDisk = (error: unknown) =>
   statusOf(error) !== undefined && /storage-opt|quota/i.test(textOf(error));
 
@@ -53,9 +53,9 @@ export const cannotLimitDisk = (error: unknown) =>
  */
 const NO_GPU = { NVIDIA_VISIBLE_DEVICES: 'void' };
 
-/** An eighth of the weight that processes have by default (1024): under load Purser comes before what is leased. */
+/** An eighth of the default CPU weight (1024): under load Purser comes before the leases. */
 const CPU_SHARES = 128;
-/** Where the machine's memory runs out the kernel ends what is leased before Purser (proc(5), oom_score_adj). */
+/** When memory runs out, the kernel kills leased processes before Purser (proc(5), oom_score_adj). */
 const OOM_SCORE = 500;
 
 const USER = `${WATCHDOG_USER}:${WATCHDOG_USER}`;

@@ -1,6 +1,6 @@
-import type { ComputeSettings } from '../../../config/compute.ts';
+import type { ComputeSettings } from '../../settings.ts';
 
-/** Whether the disk that offers promise is kept, asked of the engine: in words, and no fault of the settings. Never throws. */
+/** Asks the engine whether it enforces the disk that offers promise. Returns notes for the operator. Never throws. */
 export async function adviceOnDisk({ provider_three: three }: ComputeSettings): Promise<string[]> {
   if (three?.backend !== 'container') return [];
   const { checkDisk } = await import('./check.ts');

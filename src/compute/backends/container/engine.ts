@@ -3,15 +3,15 @@ import { imageUser } from './user.ts';
 
 const CALL_MILLISECONDS = 30_000;
 
-/** Errors before a byte was sent: the engine heard nothing. */
+/** Errors of connecting to a Unix socket (unix(7)): the engine received nothing. An open connection never has them. */
 const NEVER_SENT = new Set(['ECONNREFUSED', 'ENOENT', 'EACCES']);
 
 type EngineError = Error & { statusCode?: number; code?: string; json?: { message?: string; cause?: string } };
 
-/** The status of the engine's answer, or undefined where none came. */
+/** The status of the engine's answer, or undefined if none came. */
 export const statusOf = (error: unknown) => (error as EngineError).statusCode;
 export const wasNeverSent = (error: unknown) => NEVER_SENT.has((error as EngineError).code ?? '');
-/** What the engine says, or what went wrong on the way to it. */
+/** The engine's message, or the error of reaching it. */
 export const textOf = (error: unknown) => {
   const { json, message } = error as EngineError;
   return (json?.message ?? json?.cause ?? message).trim();
@@ -23,9 +23,9 @@ export type Engine = {
   docker: Docker;
   /** Makes one call with a limit of its own, 30 s unless told otherwise; throws and names what took too long. */
   ask<T>(what: string, call: (abortSignal: AbortSignal) => Promise<T>, milliseconds?: number): Promise<T>;
-  /** One call by its path, for what dockerode has no words for. */
+  /** Makes one call by its path, for what dockerode does not offer. */
   request<T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number): Promise<T>;
-  /** Whether it is Podman, by its own word: what its Docker API leaves out has to be asked of its own. */
+  /** Whether the engine says it is Podman, whose own API offers what its Docker API leaves out. */
   isPodman(): Promise<boolean>;
   /** The architecture of its machine, as Go names it: amd64, arm64. */
   architecture(): Promise<string>;
@@ -44,12 +44,12 @@ const GIB = 1024 ** 3;
 export type Version = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
 export const podmanOf = ({ Components }: Version) => Components?.find((it) => it.Name === 'Podman Engine');
 
-/** `socket` is `unix:///path`. Nothing is asked yet. */
+/** Opens the engine at `socket` (`unix:///path`), without a call. */
 export function openEngine(socket: string): Engine {
   const docker = new Docker({ socketPath: socket.slice('unix://'.length) });
   let version: Version | undefined;
   let capacity: Capacity | undefined;
-  /** By the id of the image: that never changes. */
+  /** By image id: an id's content never changes. */
   const users = new Map<string, string>();
 
   const ask: Engine['ask'] = async (what, call, milliseconds = CALL_MILLISECONDS) => {

@@ -1,11 +1,11 @@
-import type { ProviderOneSettings } from '../../../config/compute.ts';
+import type { SizedSettings } from './settings.ts';
 
 /**
- * The devices of each GPU type. Without `gpu_devices` the only type that has a price has the first `limits.gpus` indexes;
- * the configuration has refused several types without it.
+ * The devices of each GPU type. Without `gpu_devices`, the one type with a price gets the first `limits.gpus` indexes;
+ * the configuration refuses several types without it.
  */
 export function gpuDevices(
-  settings: Pick<ProviderOneSettings, 'prices' | 'limits' | 'gpu_devices'>,
+  settings: Pick<SizedSettings, 'prices' | 'limits' | 'gpu_devices'>,
 ): Record<string, string[]> {
   if (settings.gpu_devices) return settings.gpu_devices;
   const [type] = Object.keys(settings.prices.gpu_hourly_usd);
@@ -19,7 +19,7 @@ export const cdiName = (device: string) => `nvidia.com/gpu=${device}`;
 
 export const LIST_GPUS = 'nvidia-smi -L';
 
-/** How many GPUs `nvidia-smi -L` shows: one a line, and below one that is divided a line for each of its parts instead. */
+/** Counts the GPUs in the output of `nvidia-smi -L`: one per line; of a divided GPU each part counts instead. */
 export function countGpus(listed: string): number {
   let count = 0;
   for (const [block] of listed.matchAll(/^GPU \d+:.*(?:\n\s+MIG .*)*/gm))

@@ -2,11 +2,11 @@ import { type Engine, statusOf, textOf } from './engine.ts';
 
 const PULL_MILLISECONDS = 1_800_000;
 
-/** Docker says 404, Podman's own API 500 with these words. */
+/** Docker answers 404, Podman's own API 500 with these words. */
 export const lacksImage = (error: unknown) =>
   statusOf(error) !== undefined && /no such image|image not known/i.test(textOf(error));
 
-/** Pulls one image, once at a time: whoever asks meanwhile waits for the same pull. */
+/** Pulls one image, once at a time: concurrent callers wait for the same pull. */
 export type Puller = { pull(): Promise<void>; stop(): void };
 
 export function createPuller({ docker }: Engine, image: string): Puller {
@@ -21,7 +21,7 @@ export function createPuller({ docker }: Engine, image: string): Puller {
       docker.modem.followProgress(
         stream,
         (error) => (error ? reject(error) : resolve()),
-        // The status is 200 before anything has come: what went wrong later stands in a line.
+        // The status is 200 before anything was pulled; a later error is a line of the body.
         (line: { error?: string }) => {
           failure ??= line.error;
         },

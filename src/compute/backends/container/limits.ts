@@ -15,8 +15,8 @@ limit CPU cpu.max cpu/cpu.cfs_quota_us`;
 export const READ_LIMITS: ExecOrder = { command: SCRIPT, timeoutSeconds: 10, streamBytesMax: 4096 };
 
 /**
- * In words, what is not limited by what `READ_LIMITS` printed. An engine may say that it limits memory and not do so:
- * rootless Podman with control groups of version 1 does not. What cannot be read says nothing.
+ * Says which limit is missing in the output of `READ_LIMITS`. An engine may claim to limit memory and not do so, as
+ * rootless Podman with control groups of version 1. A limit that cannot be read is not reported.
  */
 export function findUnlimited(printed: string, memoryGib: number): string | undefined {
   const isSet = (name: string, value: string) => {

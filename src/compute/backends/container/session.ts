@@ -18,13 +18,13 @@ const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeou
 
 type Beginning = {
   terminal?: SessionOrder['terminal'] | undefined;
-  /** By default whom the image wants. */
+  /** The user; by default the image's. */
   user?: string;
-  /** Ends the waiting for the command, not the command. */
+  /** Ends the wait for the command, not the command itself. */
   giveUp?: AbortSignal;
 };
 
-/** Starts a command inside; its streams apart, or one with a terminal. */
+/** Starts a command in the container, with separate streams, or with one for a terminal. */
 async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveUp, ...it }: Beginning = {}) {
   const { docker, ask } = engine;
   const user = it.user ?? (await engine.userOf(ref));
@@ -52,7 +52,9 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
   return { exec, stream, stdout, stderr, ended };
 }
 
-/** The exit code: the stream's end tells, or the engine when something in the background keeps the stream open. */
+/**
+ * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open.
+ */
 async function waitForEnd(
   ask: Engine['ask'],
   exec: Docker.Exec,
@@ -88,11 +90,11 @@ async function waitForEnd(
   }
 }
 
-/** Whether a container is gone, and what the engine knew of its commands with it. Podman answers 500 with a cause. */
+/** Whether the error says that the container is gone, and its commands with it. Podman answers 500 with a cause. */
 const wasRemoved = (error: unknown) =>
   statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
 
-/** Runs a program of Purser's own as `user`, and waits for it so long at most. */
+/** Runs a program of Purser's own as `user`, and waits at most `milliseconds` for it. */
 export async function runAs(
   engine: Engine,
   ref: Ref,

@@ -1,4 +1,4 @@
-/** As much of the tar format (POSIX.1-1988, ustar) as an engine's archive calls need: one file. */
+/** The part of the tar format (POSIX.1-1988, ustar) that an engine's archive calls need: one file. */
 
 const BLOCK_BYTES = 512;
 const CHECKSUM = { at: 148, length: 8 };
@@ -24,7 +24,7 @@ export function packFile(name: string, content: Buffer, { mode, owner }: { mode:
   return Buffer.concat([head, content, filling, Buffer.alloc(2 * BLOCK_BYTES)]);
 }
 
-/** The content of the first plain file in an archive, or undefined where there is none. */
+/** The content of the first plain file in an archive, or undefined if there is none. */
 export function unpackFile(archive: Buffer): Buffer | undefined {
   for (let at = 0; at + BLOCK_BYTES <= archive.length && archive[at] !== 0; ) {
     const size = Number.parseInt(archive.toString('latin1', at + 124, at + 136), 8);

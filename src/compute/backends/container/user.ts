@@ -1,11 +1,11 @@
 import { randomBytes } from 'node:crypto';
+import { readBounded } from '../../../net/read-bounded.ts';
 import type { Engine } from './engine.ts';
 import { unpackFile } from './tar.ts';
 
 /**
- * Whom the watchdog runs as: a user that nothing else inside has, so that no tenant can signal it, trace it or open its
- * memory. Not even one who is root in there: without capabilities root may do that to its own processes only
- * (kill(2), ptrace(2)).
+ * The user that the watchdog runs as. Nothing else inside has it, so no tenant can signal it, trace it or open its
+ * memory: without capabilities even root may do that to its own processes only (kill(2), ptrace(2)).
  */
 export const WATCHDOG_USER = 63541;
 const ROOT = '0:0';
@@ -36,14 +36,9 @@ async function lookUp({ ask, docker }: Calls, image: string, name: string): Prom
   try {
     const passwd = await ask('archive', async (abortSignal) => {
       const stream = await docker.getContainer(container).getArchive({ path: '/etc/passwd', abortSignal });
-      const chunks: Buffer[] = [];
-      let bytes = 0;
-      for await (const chunk of stream as AsyncIterable<Buffer>) {
-        bytes += chunk.length;
-        if (bytes > PASSWD_BYTES_MAX) throw new Error('the /etc/passwd of the image is too large');
-        chunks.push(chunk);
-      }
-      return unpackFile(Buffer.concat(chunks));
+      const archive = await readBounded(stream as AsyncIterable<Buffer>, PASSWD_BYTES_MAX);
+      if (!archive) throw new Error('the /etc/passwd of the image is too large');
+      return unpackFile(archive);
     }).catch((error) => {
       if ((error as { statusCode?: number }).statusCode === 404) return undefined;
       throw error;

@@ -11,10 +11,10 @@ import { WATCHDOG_USER } from './user.ts';
  * (docs/decisions/0020-deadline-inside.md).
  */
 
-/** Where the program lies inside. A tenant who is root there may remove it: the process that runs is not affected. */
+/** The program's path inside. A tenant who is root there may remove it; the running process is not affected. */
 export const WATCHDOG_PATH = '/.purser-watchdog';
 
-/** The program that runs as process 1, whatever has become of its file. */
+/** The program that runs as process 1, even if its file was removed. */
 const RUNNING_WATCHDOG = '/proc/1/exe';
 const MOVE_MILLISECONDS = 15_000;
 
@@ -24,7 +24,7 @@ export const hasWatchdog = (architecture: string) => ARCHITECTURES.includes(arch
 /** Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. */
 export async function putWatchdog({ ask, docker }: Engine, container: string, architecture: string): Promise<void> {
   const program = assetBytes(`src/compute/backends/container/watchdog/watchdog-${architecture}`);
-  // It belongs to its own user, so that the tenant's root may not write it either.
+  // Owned by a user of its own, so that the tenant's root cannot write it either.
   const archive = packFile(WATCHDOG_PATH.slice(1), program, { mode: 0o555, owner: WATCHDOG_USER });
   await ask('archive', (abortSignal) => docker.getContainer(container).putArchive(archive, { path: '/', abortSignal }));
 }
@@ -33,9 +33,9 @@ export async function putWatchdog({ ask, docker }: Engine, container: string, ar
 export type Deadlines = {
   /** Notes the deadline that a container was started with. */
   note(ref: Ref, deadline: number): void;
-  /** The deadline of a running container; asked of its watchdog where it is not known. Undefined where that fails. */
+  /** The deadline of a running container. If not known, its watchdog is asked; undefined when that fails. */
   read(ref: Ref): Promise<number | undefined>;
-  /** Moves it. Throws when the engine cannot be asked. */
+  /** Moves the deadline. Throws when the engine cannot be asked. */
   move(ref: Ref, deadline: number): Promise<Extended>;
   forget(ref: Ref): void;
 };

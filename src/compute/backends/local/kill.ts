@@ -1,14 +1,14 @@
 import { readdir, readFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-/** Processes of this machine, found by what stands in their environment (proc(5)). */
+/** Finds processes of this machine by their environment (proc(5)). */
 
-/** Programs of this machine, wherever Purser's own environment looks for them. */
+/** The search path for programs of this machine, the same whatever Purser's own environment says. */
 export const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
 const END_MILLISECONDS = 10_000;
 const LOOK_MILLISECONDS = 20;
-/** One look may miss a process that is just being born: its environment is empty for a moment. */
+/** One pass may miss a process that has just been forked: its environment is empty for a moment. */
 const LOOK_COUNT = 2;
 
 /** Kills the processes that have one of these variables (`NAME=VALUE`), until there are none. Throws if some stay. */

@@ -31,8 +31,8 @@ const END_MILLISECONDS = 10_000;
 
 /**
  * The lease's watchdog: at the deadline in the directory `$1`, or when Purser (the process `$3`) is gone, it ends
- * everything that carries the tag `$2`, and removes the directory. What cannot be read is not a reason to live. It begins
- * only where this machine's grep finds what it will look for.
+ * everything that carries the tag `$2`, and removes the directory. A deadline that cannot be read
+ * counts as passed. It starts only if this machine's grep can find the tag.
  */
 const KEEPER = `directory=$1 tag=$2 owner=$3
 grep -qzxF "${KEEPING}=$tag" "/proc/$$/environ" && echo $$ > "$directory/keeper" && echo ready || exit 1
@@ -62,7 +62,7 @@ export function createLeases(root: string) {
   const { directory } = deadlines;
   const at = (tag: string, name: string) => join(directory(tag), name);
 
-  /** Whether the keeper lives: its number is only believed of a process that says so itself. */
+  /** Whether the keeper is alive. Its process id is trusted only if that process carries the keeper's mark. */
   function isKept(tag: string): boolean {
     try {
       const pid = readFileSync(at(tag, 'keeper'), 'utf8').trim();
@@ -99,7 +99,7 @@ export function createLeases(root: string) {
       renameSync(directory(fresh), directory(tag));
     },
 
-    /** Starts the keeper in a session of its own. Rejects where it does not begin. */
+    /** Starts the keeper in a session of its own. Rejects when it does not start. */
     async keep(tag: string): Promise<void> {
       const keeper = spawn('/bin/sh', ['-c', KEEPER, 'purser', directory(tag), tag, String(process.pid)], {
         cwd: '/',
@@ -143,7 +143,7 @@ export function createLeases(root: string) {
   };
 }
 
-/** A tenant may have left folders that not even he could remove. */
+/** A tenant may have left folders that they made unremovable. */
 async function unlock(directory: string): Promise<void> {
   const options = { cwd: '/', env: { PATH }, timeout: END_MILLISECONDS, killSignal: 'SIGKILL' } as const;
   await promisify(execFile)('chmod', ['-R', 'u+rwx', directory], options).catch(() => {}); // What is left, rm tells.

@@ -1,9 +1,9 @@
-import type { LocalSettings } from '../../../config/compute.ts';
 import type { Backend, Created } from '../../backend.ts';
 import { offersOf, quoteOf } from '../priced.ts';
 import { refuseCommand, refusePath } from '../shell.ts';
 import { createLeases } from './lease.ts';
 import { execute, openSession, receive } from './process.ts';
+import type { LocalSettings } from './settings.ts';
 
 /**
  * Plain processes of this user on this machine, for `purser demo` alone: a directory and a keeper per lease. There is no

@@ -14,9 +14,12 @@ import { killAll } from './kill.ts';
 export type Place = { home: string; env: Record<string, string> };
 type Ended = { code: number } | { signal: string };
 
-/** The guard inside ends a command at its limit; one whose guard was killed is ended from here so much later. */
+/**
+ * The guard inside ends a command at its limit. If the guard was killed, the command is ended from here this much
+ * later.
+ */
 const GRACE_MILLISECONDS = 10_000;
-/** A shell that has ended may have something in the background that holds its streams: then silence is their end. */
+/** Background processes may hold the streams of a shell that has ended; after this much silence they count as ended. */
 const SILENCE_MILLISECONDS = 1000;
 const RESIZE_MILLISECONDS = 10_000;
 const UPLOAD_MILLISECONDS = 120_000;
@@ -49,7 +52,7 @@ function begin({ home, env }: Place, args: readonly string[], variables: Record<
   return { child, stdout, stderr, ended: ended.promise };
 }
 
-/** Lets go of the streams, whoever still holds their other ends. */
+/** Closes the streams, even if another process still holds their other ends. */
 function release(child: ChildProcessWithoutNullStreams): void {
   for (const it of child.stdio) it?.destroy();
 }
@@ -84,7 +87,7 @@ export async function execute(place: Place, { command, timeoutSeconds, ...most }
   };
 }
 
-/** Kills a shell and all that it started, and lets go of it. */
+/** Kills a shell and everything it started, and closes its streams. */
 function kill(child: ChildProcessWithoutNullStreams, marker: string): void {
   child.kill('SIGKILL');
   release(child);

@@ -1,10 +1,10 @@
-import type { SlurmSettings } from '../../../config/compute.ts';
 import type { Finding, Owned } from '../../backend.ts';
 import { finding } from '../../finding.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
+import type { SlurmSettings } from './settings.ts';
 import type { JobUsers } from './user.ts';
 
-/** All that this backend runs, here and on the nodes. */
+/** Every program this backend runs, here and on the nodes. */
 const PROGRAMS = ['sbatch', 'squeue', 'scontrol', 'scancel', 'srun', 'id', 'script'];
 const STRANGERS_SHOWN_MAX = 10;
 const MISSING = 'for it; do command -v "$it" >/dev/null || echo "$it"; done';
@@ -13,15 +13,15 @@ type Record = ReadonlyMap<string, string>;
 
 type Around = {
   users: JobUsers['all'];
-  /** The job of a chip, as sbatch is told of it. */
+  /** The sbatch options of a chip's job. */
   ask(chip: string, user: User): string[];
   /** Jobs of our users that are not this installation's. */
   strangers(): Promise<Owned[]>;
 };
 
 /**
- * Everything that has to be so before a lease can be a job, each by asking Slurm itself. What only weakens the wall between
- * tenants is said and is no fault: a cluster may be made for one.
+ * Checks what a lease depends on, each by asking Slurm itself. What only weakens the isolation of tenants is reported
+ * and is no fault: a cluster may serve a single tenant.
  */
 export async function checkSlurm(
   slurm: SlurmCommands,
@@ -167,7 +167,7 @@ async function checkChip(
   );
 }
 
-/** Whether a tenant could submit a job of his own: the same job, asked for by the user himself. A success is the fault. */
+/** Checks that a tenant cannot submit jobs of their own: a `--test-only` submission as the job user has to fail. */
 async function checkSubmission(slurm: SlurmCommands, user: User, argv: string[]): Promise<string> {
   const [sbatch, ...rest] = argv.filter((it) => !/^--[ug]id=/.test(it)) as [string, ...string[]];
   const said = await slurm.run([sbatch, '--test-only', ...rest], '#!/bin/sh\n', user);

@@ -5,23 +5,23 @@ import { collect } from '../collect.ts';
 
 const CALL_MILLISECONDS = 60_000;
 const STDERR_BYTES_MAX = 64 * 1024;
-/** A list of a quarter of a million jobs; what is longer is cut, and so refused. */
+/** Enough for a list of a quarter of a million jobs. Longer output is cut, and then refused. */
 const STDOUT_BYTES_MAX = 32 * 1024 * 1024;
 
 const PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin';
 
 export type User = { name: string; uid: number; gid: number };
 export type Said = { code: number; stdout: string; stderr: string };
-/** The program was never started, so nobody has heard anything. */
+/** The program was never started, so nothing reached Slurm. */
 export class NeverStarted extends Error {}
 
 export type SlurmCommands = {
   /**
-   * Runs a program to its end, as root or as `user`. Throws when it cannot be started, is killed, takes too long or says
-   * too much.
+   * Runs a program to its end, as root or as `user`. Throws when it cannot be started, is killed, takes too long or
+   * prints too much.
    */
   run(argv: readonly string[], input?: string, user?: User): Promise<Said>;
-  /** Starts a program as another user; somebody else watches it. */
+  /** Starts a program as another user. The caller watches it. */
   start(argv: readonly string[], user: User): ChildProcessWithoutNullStreams;
 };
 
@@ -41,7 +41,7 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
     start: (argv, user) => begin(argv, base, user),
     async run(argv, input = '', user) {
       const what = argv[0] as string;
-      // What sbatch gets goes on into the job.
+      // sbatch passes its environment on to the job.
       const child = begin(argv, what === 'sbatch' ? base : env, user);
       let late = false;
       const over = setTimeout(() => {
@@ -70,6 +70,6 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
   };
 }
 
-/** What a program said of its failure, on one line. */
+/** A failed program's error output, on one line. */
 export const wordsOf = ({ stderr, stdout }: Pick<Said, 'stderr' | 'stdout'>) =>
   (stderr.trim() || stdout.trim()).replace(/\s*\n\s*/g, '; ').slice(0, 300) || 'it said nothing';

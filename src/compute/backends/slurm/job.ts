@@ -1,13 +1,14 @@
 import type { Machine } from '../../backend.ts';
 
-/** A lease as a job: its script, and how `squeue` tells of it. */
+/** A lease as a job: its script, and how to read its state from `squeue`. */
 
-/** Where the job keeps its things: HOME and TMPDIR of all that runs in it. */
+/** The job's directory: HOME and TMPDIR of everything that runs in it. */
 export const directoryOf = (jobId: string) => `/tmp/purser-lease-${jobId}`;
 
 /**
- * Removes what earlier jobs of its user left, and does nothing until it is told to end. Then all that still carries the job's number in its environment is killed, also
- * where the cluster tracks processes by descent and a daemon has slipped away, and the job's directory is removed.
+ * The job's script. It removes what earlier jobs of its user left, then waits until it is told to end. At the end it
+ * kills every process with the job's number in its environment, including daemons that escaped a cluster which tracks
+ * processes by descent, and removes the job's directory.
  */
 export const SCRIPT = `#!/bin/sh
 umask 077
@@ -71,15 +72,15 @@ export type Job = {
   name: string;
   state: Machine['state'] | 'gone';
   submittedAt: number;
-  /** When Slurm ends it: known only of one that runs. */
+  /** When Slurm ends it; known only while it runs. */
   endsAt: number | undefined;
   /** How many GPUs it asked for. */
   gpus: number;
 };
 
 /**
- * The output format for `squeue`. A job's name is its owner's to choose, line breaks included: a mark that nobody can
- * know beforehand begins each record, and the name stands last.
+ * The output format for `squeue`. A job's owner may choose any name, line breaks included, so each record begins with
+ * an unguessable mark, and the name comes last.
  */
 export const formatOf = (mark: string) => `${mark}|%A|%T|%U|%V|%e|%b|%j`;
 
@@ -91,7 +92,7 @@ function gpusOf(gres: string): number {
   return counts.reduce((sum, [, count]) => sum + Number(count ?? 1), 0);
 }
 
-/** Reads what `squeue` said; anything that is not exactly a list of jobs is an error. */
+/** Parses the output of `squeue`. Throws on anything that is not exactly a list of jobs. */
 export function parseJobs(said: string, mark: string): Job[] {
   const [before, ...records] = said.split(mark);
   if (before !== '') throw new Error(`squeue said what cannot be read: ${JSON.stringify(before?.slice(0, 200))}`);

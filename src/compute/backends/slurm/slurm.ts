@@ -1,11 +1,11 @@
 import { randomBytes } from 'node:crypto';
-import type { SlurmSettings } from '../../../config/compute.ts';
 import { formatUsd, Nanos } from '../../../money.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../priced.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
 import { formatOf, type Job, parseJobs, SCRIPT } from './job.ts';
+import type { SlurmSettings } from './settings.ts';
 import { createSteps, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
 
@@ -13,18 +13,18 @@ const MIN_SECONDS = 60;
 const MIB_PER_GIB = 1024;
 const STRANGER_NAME_CHARACTERS_MAX = 100;
 const PROOF = { timeoutSeconds: 20, streamBytesMax: 4096 };
-/** Fails where the vendor's tool is there and shows fewer GPUs than were sold. */
+/** Fails if the vendor's tool is present and shows fewer GPUs than were sold. */
 const HAS_GPUS = `command -v nvidia-smi >/dev/null || exit 0
 seen=$(nvidia-smi -L | grep -c '^GPU ')
 [ "$seen" -ge COUNT ] || { echo "nvidia-smi -L shows $seen of COUNT GPUs" >&2; exit 1; }`;
 
 /**
- * With these words the controller, or sbatch before it asks, says no: there is no job. What is not here is unknown, above
+ * Answers of the controller, or of sbatch itself, which mean that there is no job. Any other failure is unknown, above
  * all `Socket timed out on send/recv operation`, behind which a job was seen to start (Slurm 22.05).
  */
 const SAID_NO: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavailable'][] = [
   [/Unable to contact slurm controller \(connect failure\)/, 'provider_unavailable'],
-  // Of these sbatch itself is the author, before anything is sent: it has no configuration, or munge gives it no credential.
+  // sbatch says these itself, before anything is sent: it has no configuration, or munge gives it no credential.
   [/Could not establish a configuration source/, 'provider_unavailable'],
   [/auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error/, 'provider_unavailable'],
   [/Invalid generic resource \(gres\) specification/, 'provider_unavailable'],
@@ -42,7 +42,7 @@ const SAID_NO: [words: RegExp, code: 'capacity_unavailable' | 'provider_unavaila
   [/Unable to create job record, try again/, 'capacity_unavailable'],
 ];
 const NO_SUCH_JOB = /Invalid job id specified/;
-/** With these words the controller says that the deadline stays as it was. */
+/** Answers of the controller which mean that the deadline was not changed. */
 const NOT_EXTENDED =
   /Invalid job id specified|Job\/step already completing or completed|Job is not running|Job is pending execution|Invalid time (value|specified)|Requested time limit is invalid|Access\/permission denied/i;
 
@@ -59,7 +59,9 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
   const slurm = createSlurmCommands(settings.slurm_conf);
   const steps = createSteps(slurm.start);
   const users = createJobUsers(slurm, settings);
-  /** Jobs in which something has run. RUNNING is no proof: of a dead node Slurm knows after minutes (SlurmdTimeout). */
+  /**
+   * Jobs in which a command has run. RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout).
+   */
   const proved = new Set<string>();
   const proving = new Map<string, Promise<string | undefined>>();
 
@@ -72,7 +74,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     throw new Error(`squeue cannot tell: ${wordsOf(said)}`);
   }
 
-  /** All jobs of our users that are not gone. Of these users only: anybody may name a job as he likes. */
+  /** All jobs of the job users that are not gone. Other users' jobs do not count: anybody may give a job any name. */
   async function liveJobs(): Promise<Job[]> {
     const uids = (await users.all()).map(({ uid }) => uid);
     const all = await jobs(`--user=${uids.join(',')}`);
@@ -86,7 +88,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
       .map((job) => ({ ...machineOf(job), tag: job.name, createdAt: job.submittedAt }));
   }
 
-  /** Jobs of our users that do not carry our tag: a tenant submitted them, or somebody else uses our user. */
+  /** Jobs of the job users without our tag: a tenant submitted them, or somebody else uses the same user. */
   async function strangers(owned: string): Promise<Owned[]> {
     return (await liveJobs())
       .filter((job) => !job.name.startsWith(owned))
@@ -100,7 +102,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
 
   async function endStranger(jobId: string): Promise<void> {
     const names = (await users.all()).map(({ name }) => name);
-    // Each user by name, so that a number which somebody else has now is not enough.
+    // Each user is matched by name: their number may since have been given to another.
     for (const name of names) await cancel(`--user=${name}`, jobId);
   }
 
@@ -111,9 +113,9 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
   }
 
   /**
-   * The job of a reference, or undefined when the controller has none that could still do anything. A cluster that lost
-   * its state counts its jobs from 1 again, and a job may be renamed by its owner: one that lives and does not match is
-   * neither ours to end nor proof that ours is gone.
+   * The job of a reference, or undefined when the controller has none that could still run. A cluster that lost its
+   * state numbers its jobs from 1 again, and an owner may rename a job: a live job that does not match is not ours to
+   * end, and does not prove that ours is gone.
    */
   async function look(ref: string): Promise<Job | undefined> {
     const { jobId, tag } = parseRef(ref);
@@ -132,7 +134,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     return fault === undefined ? machineOf(job) : { ...machineOf(job), state: 'provisioning', note: fault };
   }
 
-  /** Runs something in a job. Answers what is wrong with it, or undefined; several who ask at once share one answer. */
+  /** Tries a command in a job. Returns what is wrong, or undefined. Concurrent calls share one trial. */
   function prove(ref: string, { gpus }: Job): Promise<string | undefined> {
     const tried = (async () => {
       const command = gpus === 0 ? 'true' : HAS_GPUS.replaceAll('COUNT', String(gpus));
@@ -206,7 +208,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     await cancel(job.id);
   }
 
-  /** The job, if it is still the lease's, and whose it is. */
+  /** The job and its user, if it is still this lease's. */
   async function runningJob(ref: string): Promise<RunningJob> {
     const job = await look(ref);
     if (job?.state !== 'running') throw new Error(`job ${parseRef(ref).jobId} does not run`);
@@ -242,7 +244,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
   };
 }
 
-/** A reference names the job and whose it is, so that no number alone is ever trusted. */
+/** A reference names the job and its user, so that a job number alone is never trusted. */
 const refOf = (jobId: string, tag: string) => `${jobId}:${tag}`;
 function parseRef(ref: string): { jobId: string; tag: string } {
   const [, jobId, tag] = /^(\d+):(.+)$/.exec(ref) ?? [];
@@ -270,8 +272,8 @@ function offerOf(settings: SlurmSettings, name: string): Offer {
 }
 
 /**
- * The job as sbatch is told of it. The limit counts from the start, in whole minutes, and is rounded up; `extend` then
- * sets the end to the second. A job that would start too late for Purser to want it is dropped by Slurm itself.
+ * The sbatch options of a job. The limit counts from the start, in whole minutes, rounded up; `extend` then sets the
+ * end to the second. Slurm itself drops a job that would start after its provisioning time.
  */
 function describe(settings: SlurmSettings, tag: string, { spec }: Quote, { uid, gid }: User): string[] {
   const { chip: name, max_seconds: seconds } = spec as SpecTwo;

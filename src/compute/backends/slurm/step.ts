@@ -8,7 +8,7 @@ import { RESIZE, WITH_TERMINAL } from '../terminal.ts';
 import type { SlurmCommands, User } from './command.ts';
 import { directoryOf } from './job.ts';
 
-/** What runs inside a job: one `srun` each. */
+/** Runs commands inside a job, each as one `srun`. */
 
 const UPLOAD_MILLISECONDS = 120_000;
 const BEGIN_MILLISECONDS = 30_000;
@@ -22,8 +22,8 @@ const KILLED = 137;
 const NOISE_BYTES_MAX = 4096;
 
 /**
- * Runs `$3…` in the job's directory `$2`, and tells on standard error where its own words begin and end, and its exit
- * code: `srun` says things of its own there, and its exit code may be its own as well.
+ * Runs `$3…` in the job's directory `$2`. Marks on standard error where the command's own output begins and ends, and
+ * prints its exit code there: `srun` writes messages of its own to it, and its exit code may be its own as well.
  */
 const ENTER = `mark=$1; export HOME="$2" TMPDIR="$2" SHELL=/bin/sh LANG=C.UTF-8; shift 2
 unset SLURM_CONF LC_ALL
@@ -33,7 +33,7 @@ printf '%s{' "$mark" >&2
 "$@"
 printf '%s}%d;' "$mark" "$?" >&2`;
 
-/** A job that runs, and whom it runs as. */
+/** A running job and its user. */
 export type RunningJob = { id: string; user: User };
 
 type StepOrder = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { input: Buffer; milliseconds: number };
@@ -48,7 +48,7 @@ type Step = {
   ended: Promise<number>;
 };
 
-/** Lets through what stands between the two marks, and tells the exit code behind the second. */
+/** Passes on the output between the two marks, and reads the exit code after the second. */
 function between(mark: string, tell: { begun(): void; exitCode(code: number): void; noise(text: string): void }) {
   const [open, shut] = [Buffer.from(`${mark}{`), Buffer.from(`${mark}}`)];
   let held: Buffer = Buffer.alloc(0);
@@ -69,7 +69,7 @@ function between(mark: string, tell: { begun(): void; exitCode(code: number): vo
       }
       if (where === 'inside') {
         const at = held.indexOf(shut);
-        // What may be the beginning of the mark is kept until it is known.
+        // Bytes that may begin the mark are kept back until that is certain.
         const sure = at < 0 ? held.length - partOf(shut, held) : at;
         if (sure > 0) this.push(held.subarray(0, sure));
         held = held.subarray(at < 0 ? sure : at + shut.length);
@@ -89,7 +89,7 @@ function between(mark: string, tell: { begun(): void; exitCode(code: number): vo
   });
 }
 
-/** How many of the last bytes of `bytes` are the first of `mark`. */
+/** How many bytes at the end of `bytes` are the beginning of `mark`. */
 function partOf(mark: Buffer, bytes: Buffer): number {
   for (let length = Math.min(mark.length - 1, bytes.length); length > 0; length--)
     if (bytes.subarray(-length).equals(mark.subarray(0, length))) return length;
@@ -156,7 +156,7 @@ export function createSteps(start: SlurmCommands['start']) {
     return { child, stdout, stderr, begun: begun.promise, ended: ended.promise };
   }
 
-  /** Runs one to its end, with `input` on its standard input. */
+  /** Runs a command to its end, with `input` on its standard input. */
   async function run(
     job: RunningJob,
     argv: readonly string[],
@@ -214,7 +214,7 @@ export function createSteps(start: SlurmCommands['start']) {
       await begun.finally(() => clearTimeout(slow));
       if (terminal) stderr.resume();
       const small = { input: Buffer.alloc(0), streamBytesMax: 0, milliseconds: GRACE_MILLISECONDS };
-      /** The size that is wanted, while one is being set: only the last one counts. */
+      /** The size wanted next while another is being set; only the latest counts. */
       let wanted: { columns: number; rows: number } | undefined;
       let resizing = false;
       async function resize() {
@@ -249,7 +249,7 @@ export function createSteps(start: SlurmCommands['start']) {
   };
 }
 
-/** Lets go of a step: its streams are closed as well, whoever still holds their other ends. */
+/** Abandons a step and closes its streams, even if another process still holds their other ends. */
 function abandon(child: ChildProcessWithoutNullStreams): void {
   child.kill('SIGKILL');
   for (const stream of child.stdio) stream?.destroy();

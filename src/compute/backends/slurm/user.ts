@@ -1,16 +1,16 @@
-import type { SlurmSettings } from '../../../config/compute.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
+import type { SlurmSettings } from './settings.ts';
 
-/** A submission of unknown outcome may still lie in the controller's queue of messages; so long its user is not given again. */
+/** A submission of unknown outcome may still be in the controller's message queue; its user stays claimed this long. */
 const DOUBTED_MILLISECONDS = 120_000;
 
 export type Claim = { user: User; settle(outcome: 'known' | 'unknown'): void };
 export type JobUsers = {
-  /** All of them, the first configured first. Throws when one cannot be found. */
+  /** All job users, in the order configured. Throws when one cannot be found. */
   all(): Promise<readonly [User, ...User[]]>;
   /**
-   * Whom a new job runs as: `job_user`, or the first of `job_users` that has no job and is not claimed. Undefined when
-   * none is free. The claim is to be settled when Slurm has answered; until then nobody else is given that user.
+   * Claims the user for a new job: `job_user`, or the first of `job_users` that has no job and no claim. Undefined when
+   * none is free. The claim has to be settled when Slurm has answered; until then no other job gets that user.
    */
   claim(busy: () => Promise<ReadonlySet<number>>): Promise<Claim | undefined>;
 };
@@ -18,10 +18,10 @@ export type JobUsers = {
 export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users: many }: SlurmSettings): JobUsers {
   const names = many ?? [one as string];
   let found: Promise<User[]> | undefined;
-  /** Until when a user was or is claimed, in milliseconds of the process. */
+  /** Until when each user is or was claimed, in milliseconds of process time. */
   const claimedUntil = new Map<number, number>();
 
-  /** A failure is not kept. */
+  /** A failure is not cached. */
   async function all() {
     found ??= Promise.all(names.map(find)).catch((error) => {
       found = undefined;

@@ -11,15 +11,15 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 
-/** What is so much older than a new lease is of no lease that could still live. */
+/** Records older than this belong to no lease that could still be alive. */
 const KEPT_SECONDS = 90 * 86_400;
 
-/** A host's name, and its `place`: whether it is still that host. An older record has none. */
+/** A host's name, and its `place`, which tells whether it is still that host. Older records have no `place`. */
 export type AskedHost = { name: string; place: string | undefined };
 
 /**
- * Which host was asked to make the machine of a tag: written before the host hears of it. With it a host that is down is
- * in the way only of its own leases. Where a record is missing every host has to be asked.
+ * Records which host was asked to make the machine of a tag, written before the host is asked. With it, a host that is
+ * down blocks only its own leases; without it, every host has to be asked.
  */
 export type Asked = {
   write(tag: string, host: AskedHost, deadline: number): void;

@@ -1,17 +1,17 @@
 import { hash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type { Client } from 'ssh2';
-import type { SshSettings } from '../../../config/compute.ts';
 import { connectSsh, quoted, runOver, type SshAddress, type Within } from './machine.ts';
 import { POOL_SCRIPT, POOL_SCRIPT_NAME } from './script.ts';
+import type { SshSettings } from './settings.ts';
 
 const CALL_MILLISECONDS = 45_000; // A verb waits at most 20 s for a lock, and nvidia-smi has its own limits.
 const SAID_BYTES_MAX = 64 * 1024;
 const RSA_SIGNATURES = ['rsa-sha2-512', 'rsa-sha2-256'];
 
-/** The host cannot be used, and heard nothing of what was asked. */
+/** The host cannot be used, and received nothing of the request. */
 export class HostUnreachable extends Error {}
-/** Somebody else answers at the host's address, or the host was made anew: only the operator can tell. */
+/** The host key differs: another machine answers there, or the host was reinstalled. Only the operator can tell. */
 export class HostKeyMismatch extends HostUnreachable {}
 
 export type HostAnswer = { code: number; said: string; fault: string };
@@ -20,15 +20,18 @@ export type HostAnswer = { code: number; said: string; fault: string };
 export type PoolHost = {
   /** `address:port`. */
   name: string;
-  /** Its host key and state directory, as a hash: under another one its tenant would not be found. */
+  /** A hash of its host key and state directory: if either changes, its tenant would not be found. */
   place: string;
   chip: string;
   gpus: number;
-  /** A connection of one's own. Throws HostUnreachable. */
+  /** Opens a new connection. Throws HostUnreachable. */
   connect(): Promise<Client>;
-  /** One verb of the pool script. Throws HostUnreachable when the host heard nothing of it, and otherwise when it is lost. */
+  /**
+   * Runs one verb of the pool script. Throws HostUnreachable if the host received nothing, another Error if the line
+   * broke.
+   */
   ask(verb: string, args: string[], milliseconds?: number): Promise<HostAnswer>;
-  /** A line of shell as the tenant's user. */
+  /** Wraps a line of shell so that it runs as the tenant's user. */
   within(user: string): Within;
 };
 
@@ -39,7 +42,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
   const script = `${pool}/${POOL_SCRIPT_NAME}`;
   const line = (verb: string, args: string[]) =>
     ['exec /bin/sh', ...[script, pool, verb, ...args].map((it) => quoted(it))].join(' ');
-  // The script is put there once a process; whole or not at all.
+  // The script is uploaded once per process, whole or not at all.
   const install = `set -e; umask 077; mkdir -p ${quoted(pool)}; cat > ${quoted(script)}.$$
     test "$(wc -c < ${quoted(script)}.$$)" -eq ${Buffer.byteLength(POOL_SCRIPT)} && mv -f ${quoted(script)}.$$ ${quoted(script)}`;
   let isInstalled = false;
@@ -57,7 +60,7 @@ export function createPoolHost(settings: SshSettings['hosts'][number]): PoolHost
         port,
         username: user,
         privateKey: await readFile(settings.identity_file, 'utf8'),
-        // The kind that is pinned is asked for; else a host with several keys might show another.
+        // Asks for the pinned kind of key: a host with several might show another.
         algorithms: { serverHostKey: (keyType === 'ssh-rsa' ? RSA_SIGNATURES : [keyType]) as never },
       };
       client = await connectSsh(to, isHost);

@@ -21,15 +21,15 @@ import {
 
 const CONNECT_MILLISECONDS = 10_000;
 const UPLOAD_MILLISECONDS = 120_000;
-/** The machine's own guard ends a command at its limit; a line that is dead for so long after it is given up. */
+/** The machine's own guard ends a command at its limit. A connection silent for this long after it is given up. */
 const GRACE_MILLISECONDS = 30_000;
 const KEEPALIVE_MILLISECONDS = 10_000;
 const KEEPALIVE_COUNT_MAX = 3;
-/** What a process left in its pipes still arrives; what something in the background keeps open is not waited for. */
+/** Waits this long for output left in the pipes; a background process that keeps them open is not waited for. */
 const IDLE_MILLISECONDS = 500;
 const KILLED = codeOfSignal('KILL');
 
-/** How to reach a machine. `isHost` says whether the key that it shows is the machine's. */
+/** How to reach a machine. `isHost` tells whether a host key is the machine's. */
 export type SshAddress = {
   host: string;
   port: number;
@@ -103,7 +103,7 @@ function begin(client: Client, line: string, terminal?: SessionOrder['terminal']
 
 type LineOrder = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { input: Buffer; milliseconds: number };
 
-/** Runs one line of shell with `input` on its standard input, and reads all it says. Throws when the line is lost. */
+/** Runs one line of shell with `input` on standard input and reads its output. Throws when the connection is lost. */
 export async function runOver(
   client: Client,
   line: string,
@@ -141,7 +141,7 @@ export async function runOver(
   }
 }
 
-/** Where whoever logs in is not whoever the line is for: wraps the line. */
+/** Wraps a line of shell so that it runs as the tenant and not as the login user. */
 export type Within = (line: string) => string;
 const asIs: Within = (line) => line;
 
@@ -221,5 +221,5 @@ export async function sessionOver(
   };
 }
 
-/** As one word of a POSIX shell. */
+/** Quotes a text as one word of a POSIX shell. */
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;

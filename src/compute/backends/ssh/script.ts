@@ -1,9 +1,9 @@
 import { hash } from 'node:crypto';
 
-/** What the verbs below answer with their exit code, beside 0. */
+/** Exit codes of the verbs below, other than 0. */
 export const POOL_EXIT = { taken: 10, quarantined: 11, unfit: 12, busy: 13, broken: 14, gone: 20 } as const;
 
-/** Where ids of tenants begin: beyond what people, services, subordinate ids and systemd's own users have. */
+/** The first user id for tenants: above those of people, services, subordinate ids and systemd's own users. */
 const FIRST_UID = 1_900_000_000;
 /** A host whose clock is wrong would end its tenants too soon or too late. */
 const SKEW_SECONDS_MAX = 120;
@@ -275,5 +275,5 @@ case $verb in
 esac
 `;
 
-/** The script's own name has its hash, so that a running one is never changed under its own feet. */
+/** The script's name contains its hash, so that a running script is never overwritten. */
 export const POOL_SCRIPT_NAME = `pool-${hash('sha256', POOL_SCRIPT).slice(0, 16)}.sh`;

@@ -1,6 +1,5 @@
 import { hash } from 'node:crypto';
 import { join } from 'node:path';
-import type { SshSettings } from '../../../config/compute.ts';
 import { formatUsd, Nanos } from '../../../money.ts';
 import { Refusal } from '../../../refusal.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
@@ -9,17 +8,18 @@ import { createAsked } from './claim-records.ts';
 import { createPoolHost, HostUnreachable, type PoolHost } from './host.ts';
 import { execOver, sessionOver, uploadOver } from './machine.ts';
 import { POOL_EXIT } from './script.ts';
+import type { SshSettings } from './settings.ts';
 
 const MIN_SECONDS = 60;
 const END_MILLISECONDS = 120_000;
-/** Offers are asked for often, and asking the hosts takes connections. */
+/** Offers are cached: they are asked for often, and asking the hosts takes connections. */
 const HEALTH_KEPT_MILLISECONDS = 5_000;
 
 /** Exit codes of a claim that left nothing on the host. */
 const CLEAR_NO = new Set<number>([POOL_EXIT.taken, POOL_EXIT.quarantined, POOL_EXIT.unfit, POOL_EXIT.busy]);
 const HEALTH_STATES = ['free', 'taken', 'quarantined'] as const;
 
-/** What a host says of itself. Only a `free` one without faults is leased. */
+/** A host's own report. Only a `free` host without faults is leased. */
 export type HostHealth = {
   host: string;
   chip: string;
@@ -30,7 +30,7 @@ export type SshBackend = Backend & { health(): Promise<HostHealth[]> };
 
 /**
  * A pool of the operator's own hosts, each with one tenant at a time: a throw-away user, and a deadline that the host
- * keeps by itself. What is known of a tenant stands on its host (`ssh-script.ts`). The reference is `address:port/user`.
+ * keeps by itself. The record of a tenant is kept on its host (`script.ts`). The reference is `address:port/user`.
  */
 export function openSshBackend(
   settings: SshSettings,
@@ -203,7 +203,7 @@ export function openSshBackend(
         if (code === POOL_EXIT.busy) return { kind: 'refused', reason: 'the host is busy' };
         return { kind: 'unknown', reason: `the pool host ${host.name} answered ${fault || code}` };
       } catch (error) {
-        // The host heard nothing, so its deadline stands.
+        // The host received nothing, so its deadline stands.
         const kind = error instanceof HostUnreachable ? 'refused' : 'unknown';
         return { kind, reason: (error as Error).message };
       }

@@ -1,15 +1,16 @@
-import { type Dispatcher, Pool } from 'undici';
+import type { Dispatcher } from 'undici';
 import { redact } from '../../../log.ts';
-import { containedConnector } from '../../../net/contained-connector.ts';
-import { readAnswerText } from '../../../net/read-answer.ts';
+import { deadline } from '../../../net/deadline.ts';
+import { readAnswerText } from '../../../net/read-bounded.ts';
+import { openWatchedPool } from '../../../net/watched-pool.ts';
 
-/** What Vast counts apart when it limits how often it may be asked. */
+/** Vast limits the rate of calls for each of these separately. */
 export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
 export type Spacing = Readonly<Record<Endpoint, number>>;
 
 /**
- * Least milliseconds between two calls. Vast has a minimum interval per endpoint and identity, and its 429 carries no
- * Retry-After; `search`, `attach` and `account` are not documented.
+ * The least interval between two calls, in milliseconds. Vast has a minimum interval per endpoint and identity, and its
+ * 429 carries no Retry-After; `search`, `attach` and `account` are not documented.
  */
 export const VAST_SPACING: Spacing = {
   search: 1000,
@@ -21,14 +22,14 @@ export const VAST_SPACING: Spacing = {
   account: 2000,
 };
 
-/** How long an answer is waited for, in milliseconds. */
+/** Time-outs of a call, in milliseconds. */
 export type Patience = { create: number; other: number };
 export const VAST_PATIENCE: Patience = { create: 25_000, other: 15_000 };
 
 const CONNECT_MILLISECONDS = 10_000;
 /**
- * Whoever would wait longer for a turn hears so, and nothing is sent. What somebody waits for is refused early; cleaning
- * up is patient, since whoever comes again later comes after all the others.
+ * The longest wait for a turn; a call that would wait longer fails, and nothing is sent. Calls that a client waits for
+ * fail early. Clean-up waits long, because a repeated call goes to the end of the queue.
  */
 const TURN_MILLISECONDS_MAX: Spacing = {
   search: 15_000,
@@ -41,30 +42,13 @@ const TURN_MILLISECONDS_MAX: Spacing = {
 };
 const ANSWER_BYTES_MAX = 16 * 1024 * 1024;
 const REASON_CHARACTERS_MAX = 300;
-/** A 429 on a read is waited out so often. */
+/** How often a read is tried while Vast answers 429. */
 const READ_ATTEMPTS = 3;
 
-/** Errors that come before a byte of the request was sent: Vast heard nothing, for certain (undici, libuv, OpenSSL). */
-const NEVER_SENT = new Set([
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EAI_AGAIN',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'EADDRNOTAVAIL',
-  'UND_ERR_CONNECT_TIMEOUT',
-  'CERT_HAS_EXPIRED',
-  'DEPTH_ZERO_SELF_SIGNED_CERT',
-  'SELF_SIGNED_CERT_IN_CHAIN',
-  'UNABLE_TO_VERIFY_LEAF_SIGNATURE',
-  'UNABLE_TO_GET_ISSUER_CERT_LOCALLY',
-  'ERR_TLS_CERT_ALTNAME_INVALID',
-]);
-
-/** What Vast answered. `json` is undefined for what is not JSON; a 429 is often plain text. */
+/** Vast's answer. `json` is undefined when the body is not JSON; a 429 is often plain text. */
 export type Answer = { status: number; json: unknown; said: string };
 
-/** No answer. `sent` is false only where Vast certainly heard nothing. */
+/** No answer came. `sent` says whether a byte of the request may have been sent. */
 export class VastUnreachable extends Error {
   readonly sent: boolean;
   constructor(message: string, sent: boolean) {
@@ -74,11 +58,11 @@ export class VastUnreachable extends Error {
 }
 
 export type VastApi = {
-  /** One call, once its turn has come. Throws VastUnreachable. */
+  /** Makes one call as soon as the rate limit allows. Throws VastUnreachable. */
   call(endpoint: Endpoint, method: 'GET' | 'POST' | 'PUT' | 'DELETE', path: string, body?: unknown): Promise<Answer>;
-  /** The same for what changes nothing: a 429 is waited out. */
+  /** The same for a call that changes nothing: it is repeated after a 429. */
   read(endpoint: Endpoint, method: 'GET' | 'POST', path: string, body?: unknown): Promise<Answer>;
-  /** Whether a call of this endpoint would have to wait for its turn. */
+  /** Whether a call of this endpoint would have to wait for the rate limit. */
   isBusy(endpoint: Endpoint): boolean;
   close(): Promise<void>;
 };
@@ -91,10 +75,9 @@ export function openVastApi(
 ): VastApi {
   const { origin, pathname } = new URL(baseUrl);
   const prefix = pathname.replace(/\/$/, '');
-  const connect = containedConnector(CONNECT_MILLISECONDS);
-  const pool = new Pool(origin, { pipelining: 1, connect });
-  // A create gets a fresh connection: one that was kept open and has died would leave it in doubt.
-  const fresh = new Pool(origin, { pipelining: 0, connect });
+  const kept = openWatchedPool(origin, { pipelining: 1, connectMilliseconds: CONNECT_MILLISECONDS });
+  // A create gets a new connection: one that was kept open may have died, and would leave the outcome unknown.
+  const fresh = openWatchedPool(origin, { pipelining: 0, connectMilliseconds: CONNECT_MILLISECONDS });
   const turn = createTurns(spacing);
   const closing = new AbortController();
   const clean = (text: string) => redact(text).replaceAll(apiKey, '[redacted]').slice(0, REASON_CHARACTERS_MAX);
@@ -102,12 +85,13 @@ export function openVastApi(
   async function send(endpoint: Endpoint, method: Dispatcher.HttpMethod, path: string, body: unknown): Promise<Answer> {
     const over = await turn.take(endpoint, closing.signal);
     if (!over) throw new VastUnreachable(`vast: too many calls are waiting (${endpoint})`, false);
-    // What reads may be told to come again; a create may not, so its distance counts from the answer to the one before.
+    // A read may be repeated after a 429; a create may not, so its interval counts from the answer to the last one.
     if (endpoint !== 'create') over();
     const limit = endpoint === 'create' ? patience.create : patience.other;
     const signal = AbortSignal.any([AbortSignal.timeout(limit), closing.signal]);
+    const pool = endpoint === 'create' ? fresh : kept;
     try {
-      const response = await (endpoint === 'create' ? fresh : pool).request({
+      const response = await pool.dispatcher.request({
         path: prefix + path,
         method,
         headers: {
@@ -126,9 +110,13 @@ export function openVastApi(
       return { status, json: parse(text), said: clean(`${status} ${text.replace(/\s+/g, ' ').trim()}`.trim()) };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
-      if (code && NEVER_SENT.has(code)) throw new VastUnreachable(`vast cannot be reached (${code})`, false);
-      const why = signal.aborted && !closing.signal.aborted ? `no answer within ${limit / 1000} s` : code || message;
-      throw new VastUnreachable(`vast: ${endpoint}: ${clean(why)}`, true);
+      const why = closing.signal.aborted
+        ? 'the server is stopping'
+        : signal.aborted
+          ? `no answer within ${limit / 1000} s`
+          : clean(code || message);
+      if (!pool.wasSent(signal)) throw new VastUnreachable(`vast cannot be reached (${why})`, false);
+      throw new VastUnreachable(`vast: ${endpoint}: ${why}`, true);
     } finally {
       over();
     }
@@ -146,26 +134,30 @@ export function openVastApi(
     isBusy: turn.isBusy,
     async close() {
       closing.abort();
-      await Promise.all([pool.destroy(), fresh.destroy()]);
+      await Promise.all([kept.close(), fresh.close()]);
     },
   };
 }
 
-/** Turns per endpoint, one after the other: the next one comes its distance after `over` was called. */
+/** Hands out turns per endpoint, one at a time. The next turn starts its `spacing` after the last one was ended. */
 function createTurns(spacing: Spacing) {
   const lines = new Map<Endpoint, Promise<void>>();
   return {
     isBusy: (endpoint: Endpoint) => lines.has(endpoint),
-    /** Waits for a turn, and answers what ends it; undefined when that would take too long. */
+    /**
+     * Waits for a turn and returns the function that ends it, or undefined when the wait is too long or the API is
+     * closing.
+     */
     async take(endpoint: Endpoint, closing: AbortSignal): Promise<(() => void) | undefined> {
-      const before = lines.get(endpoint);
+      const before = lines.get(endpoint) ?? Promise.resolve();
       const end = Promise.withResolvers<void>();
-      const line = (before ?? Promise.resolve()).then(() => end.promise);
+      const line = before.then(() => end.promise);
       lines.set(endpoint, line);
       void line.then(() => {
         if (lines.get(endpoint) === line) lines.delete(endpoint);
       });
-      if ((before && !(await within(before, TURN_MILLISECONDS_MAX[endpoint], closing))) || closing.aborted) {
+      const come = before.then(() => true);
+      if (!(await deadline(come, TURN_MILLISECONDS_MAX[endpoint], () => false, closing))) {
         end.resolve();
         return undefined;
       }
@@ -178,20 +170,7 @@ function createTurns(spacing: Spacing) {
   };
 }
 
-/** Whether `event` came in time. */
-async function within(event: Promise<void>, milliseconds: number, closing: AbortSignal): Promise<boolean> {
-  const over = Promise.withResolvers<boolean>();
-  const stop = () => over.resolve(false);
-  const timer = setTimeout(stop, milliseconds);
-  closing.addEventListener('abort', stop);
-  void event.then(() => over.resolve(true));
-  const inTime = await over.promise;
-  clearTimeout(timer);
-  closing.removeEventListener('abort', stop);
-  return inTime;
-}
-
-/** Prices are exact: they are kept as the digits that were sent, never as a binary fraction. */
+/** Parses JSON. Prices stay exact: they are kept as the digits that were sent, never as a binary fraction. */
 function parse(text: string): unknown {
   try {
     return JSON.parse(text, ((key: string, value: unknown, context: { source: string }) =>

@@ -3,10 +3,10 @@ import { finding } from '../../finding.ts';
 import type { Answer, VastApi } from './api.ts';
 import { numberOf } from './offers.ts';
 
-/** A label that no instance of Purser's has: the list is asked for, and nothing is in it. */
+/** A label that no instance of Purser has, so that the list is empty. */
 const NO_LABEL = 'purser-doctor-looks';
 
-/** What the account must be able to do before a machine can be rented. Asks only: a machine would cost money. */
+/** Checks what the account must be able to do before a machine can be rented. Rents nothing: that would cost money. */
 export async function checkVast(
   api: VastApi,
   list: (label: { eq: string }) => Promise<unknown[]>,
@@ -54,7 +54,7 @@ async function read<T>(ask: () => Promise<T>): Promise<T> {
   }
 }
 
-/** What Vast said, or that it said nothing, with what to do about it. */
+/** Vast's error or silence as a sentence that says what to do about it. */
 function complaint(said: string): string {
   const [, status] = /(?:^|: )([45]\d\d)(?: |$)/.exec(said) ?? [];
   const what = () => {

@@ -1,18 +1,18 @@
-import type { VastSettings } from '../../../config/compute.ts';
 import { formatUsd, Nanos } from '../../../money.ts';
 import { Refusal } from '../../../refusal.ts';
 import type { Offer, Quote, SpecThree } from '../../backend.ts';
 import type { VastApi } from './api.ts';
+import type { VastSettings } from './settings.ts';
 
 const OFFER_COUNT_MAX = 64;
-/** Vast's least, and its disks cannot grow later. */
+/** The smallest disk that Vast rents. Disks cannot grow later. */
 const DISK_GB_MIN = 8;
-/** What the list of offers speaks of; a quote is for the disk that is asked for. */
+/** The disk that the list of offers is priced with; a quote is for the disk that was asked for. */
 const DISK_GB_LISTED = 16;
 const SECONDS_LISTED = 3600;
 const SECONDS_MIN = 60;
 const SECONDS_MAX = 30 * 86_400;
-/** Many may ask for the list at once; its prices are only binding in a quote. */
+/** The list is cached, because many may ask at once; only a quote's price is binding. */
 const LIST_KEPT_MILLISECONDS = 5_000;
 const HOURLY_MAX = 10n ** 15n; // USD 1,000,000 an hour is a slip of somebody's pen.
 const EXPONENT_MAX = 40;
@@ -33,7 +33,7 @@ type Ask = {
   geolocation?: unknown;
 };
 
-/** What is for rent, and what it costs. */
+/** Machines for rent, and their prices. */
 export function createVastOffers(settings: VastSettings, api: VastApi, now: () => number) {
   let listed: { at: number; offers: Promise<Offer[]> } | undefined;
 
@@ -91,7 +91,10 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
       return listed.offers;
     },
 
-    /** Refuses with `offer_not_found` what cannot be rented (any more), and with `invalid_request` a disk that cannot be. */
+    /**
+     * Refuses with `offer_not_found` if it cannot be rented (any more), and with `invalid_request` for an impossible
+     * disk.
+     */
     async quote(spec: SpecThree): Promise<Quote> {
       const { offer_id: offerId, disk_gb: diskGb } = spec;
       if (!/^\d{1,15}$/.test(offerId)) throw new Refusal('offer_not_found');
@@ -110,8 +113,8 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
 }
 
 /**
- * Nano-dollars an hour with the operator's markup, rounded up once. Exact: from the digits in the JSON text, which may
- * have an exponent. Undefined for what is no believable price.
+ * The price in nano-dollars per hour with the operator's markup, rounded up once. Exact: computed from the digits in
+ * the JSON text, which may have an exponent. Undefined for a price that cannot be right.
  */
 function priceOf({ dph_total: digits }: Ask, markupPercent: number): bigint | undefined {
   const match = /^(\d{1,20})(?:\.(\d{1,60}))?(?:[eE]([+-]?\d{1,4}))?$/.exec(String(digits));
@@ -137,7 +140,7 @@ function wordsOf(ask: Ask): string {
   ].join(', ');
 }
 
-/** An id at Vast: a whole number, as text. */
+/** An id at Vast as text, or undefined if it is not a whole number. */
 export function idOf(value: unknown): string | undefined {
   const text = typeof value === 'number' && Number.isSafeInteger(value) ? String(value) : value;
   return typeof text === 'string' && /^[1-9]\d{0,18}$/.test(text) ? text : undefined;

@@ -6,10 +6,10 @@ const DIRECTORY = '/run/purser';
 const ONSTART_CHARACTERS_MAX = 4096; // Vast's limit, arguments included.
 
 /**
- * What a rented machine does at its start. A dead man's switch: it reads its deadline, and when that has passed it
- * destroys its own rental with the key that Vast gives each container for just that; where this fails again and again it
- * ends all that runs in it, so that at least only the disk is paid for. Whoever rents it is root there: this guards
- * against costs while Purser is down, it is no boundary. A restart keeps the deadline that it has.
+ * The start script of a rented machine: a dead man's switch. Once the deadline in its file has passed, it destroys its
+ * own rental with the key that Vast gives each container for this. If that keeps failing, it ends everything that runs,
+ * so that only the disk is still paid for. The tenant is root there, so this guards against costs while Purser is down
+ * and is no security boundary. A restart keeps the deadline.
  */
 export function onstart(baseUrl: string, deadline: number): string {
   const script = `touch ~/.no_auto_tmux
@@ -37,11 +37,11 @@ setsid nohup sh ${DIRECTORY}/switch < /dev/null > /dev/null 2>&1 &
   return script;
 }
 
-/** One line of shell that sets the deadline and says what then stands there. */
+/** A line of shell that sets the deadline and prints the one in force. */
 export function setDeadline(deadline: number): string {
   const file = `${DIRECTORY}/deadline`;
   return `mkdir -p ${DIRECTORY} && echo ${deadline} > ${file}.new && mv -f ${file}.new ${file} && cat ${file}`;
 }
 
-/** One line of shell that says what deadline the machine has. */
+/** A line of shell that prints the machine's deadline. */
 export const SHOW_DEADLINE = `cat ${DIRECTORY}/deadline`;

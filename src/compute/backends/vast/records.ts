@@ -2,24 +2,24 @@ import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-/** What this backend keeps of one rented machine, beside what Vast knows of it. */
+/** What Purser records about one rented machine, beyond what Vast knows. */
 export type VastRecord = {
   tag: string;
-  /** Unix seconds at which Vast said that it exists, and whether it has been seen since: Vast's lists lag. */
+  /** Unix seconds at which Vast confirmed it, and whether a list has shown it since: Vast's lists lag. */
   madeAt: number;
   seen: boolean;
   /** The seed of its own SSH key, and whether the machine has been given the public half. */
   seed: string;
   attached: boolean;
-  /** The host key that it showed first, base64. */
+  /** The first host key the machine showed, base64. */
   hostKey: string | undefined;
-  /** What stands in the machine's deadline file, where that is known here. */
+  /** The content of the machine's deadline file, if known. */
   deadline: number | undefined;
 };
 
 /**
- * One small file a machine, readable by the owner alone. It may be lost: then the machine gets another key, and is asked
- * for its deadline.
+ * Keeps one small file per machine, readable by the owner only. If one is lost, the machine gets another key and is
+ * asked for its deadline.
  */
 export function createVastRecords(root: string) {
   const file = (ref: string) => join(root, `vast-${ref}.json`);
@@ -49,7 +49,7 @@ export function createVastRecords(root: string) {
         ...change,
       });
     },
-    /** Changes a record that is there. */
+    /** Changes a record if it exists. */
     change(ref: string, change: Partial<VastRecord>): void {
       const known = read(ref);
       if (known) write(ref, { ...known, ...change });

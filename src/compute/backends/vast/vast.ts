@@ -1,5 +1,4 @@
 import type { Client } from 'ssh2';
-import type { VastSettings } from '../../../config/compute.ts';
 import { sshKeyFromSeed } from '../../../ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../../backend.ts';
 import { connectSsh, execOver, runOver, type SshFault, sessionOver, uploadOver } from '../ssh/machine.ts';
@@ -16,18 +15,19 @@ import { checkVast } from './check.ts';
 import { createVastOffers, idOf, numberOf, textOf } from './offers.ts';
 import { onstart, SHOW_DEADLINE, setDeadline } from './onstart.ts';
 import { createVastRecords, type VastRecord } from './records.ts';
+import type { VastSettings } from './settings.ts';
 
 const LIST_LIMIT = 25;
 const PAGE_COUNT_MAX = 400;
-/** A new instance may be missing from every list for a while: so long its absence proves nothing. */
+/** A new instance may be missing from every list for this long; until then its absence proves nothing. */
 const LAG_SECONDS = 60;
 const BATCH_MILLISECONDS = 50;
 const PROBE_MILLISECONDS = 5_000;
 const DEADLINE_MILLISECONDS = 20_000;
-/** A key takes a moment to reach the machine; one that is refused for longer is given again. */
+/** A key takes a moment to reach the machine; if it is still refused after this, it is sent again. */
 const ATTACH_AGAIN_MILLISECONDS = 30_000;
 
-/** The statuses by which Vast says a clear no to a create; of 404 and 410 only with `no_such_ask`. All else is doubt. */
+/** Statuses that refuse a create for certain; 404 and 410 only with `no_such_ask`. Any other leaves it unknown. */
 const SAID_NO = new Set([400, 401, 403, 422]);
 const MAYBE_TAKEN = new Set([404, 410]);
 const GONE = new Set([404, 410]);
@@ -39,12 +39,12 @@ type Instance = {
   state: Machine['state'];
   createdAt: number | undefined;
   endDate: number | undefined;
-  /** Where its SSH server may be, the direct address first. */
+  /** The possible addresses of its SSH server, the direct one first. */
   addresses: { host: string; port: number }[];
 };
 
 export type VastOptions = {
-  /** A directory for what is kept of each machine. */
+  /** The directory for the records of the machines. */
   leases: string;
   now: () => number;
   spacing?: Spacing;
@@ -52,9 +52,9 @@ export type VastOptions = {
 };
 
 /**
- * Machines rented at Vast.ai. The tag is the instance's label, which Vast can search but does not keep unique. Vast ends
- * nothing at a time of our choice: the deadline is a dead man's switch inside the machine, and its own contract's end
- * only stops it. Everything inside goes over SSH, with a key of its own for each machine.
+ * Machines rented at Vast.ai. The tag is the instance's label, which Vast can search but does not keep unique. Vast
+ * cannot end a machine at a chosen time: the deadline is a dead man's switch inside it, and the end of its contract
+ * only stops it. Everything inside goes over SSH, with a separate key for each machine.
  */
 export function openVastBackend(
   settings: VastSettings,
@@ -64,17 +64,17 @@ export function openVastBackend(
   const api = openVastApi(settings.base_url, apiKey, { spacing, patience });
   const catalogue = createVastOffers(settings, api, now);
   const records = createVastRecords(leases);
-  /** Offers that are being bought at this moment. Vast may sell one offer twice, and let the loser fail silently. */
+  /** Offers being bought at this moment. Vast may sell one offer twice and let the second buyer fail silently. */
   const buying = new Set<string>();
-  /** The newest look at each machine, for its address and its contract's end. */
+  /** The latest known state of each machine, for its address and its contract's end. */
   const looks = new Map<string, Instance>();
-  /** Machines whose SSH server has let us in, those that have been destroyed, and when a key was given last. */
+  /** Machines whose SSH server has accepted our key, those that have been destroyed, and when a key was last sent. */
   const reached = new Set<string>();
   const doomed = new Map<string, string>();
   const attachedAt = new Map<string, number>();
   /** When a machine without a start date was seen first. */
   const firstSeen = new Map<string, number>();
-  /** Labels that the next list is going to ask for. */
+  /** The labels that the next list will ask for. */
   let batch: { labels: Set<string>; rows: Promise<Instance[]> } | undefined;
 
   async function create(order: { tag: string; quote: Quote; deadline: number }): Promise<Created> {
@@ -113,7 +113,7 @@ export function openVastBackend(
         return { kind: 'unknown', reason: (error as Error).message };
       return refused('provider_unavailable', 'The provider cannot be reached.', error.message);
     }
-    // First of all, whatever the status: a contract may come together with an error. What then stands there is ended.
+    // Checked first, whatever the status: a contract may come with an error. The machine is then found to have ended.
     const ref = idOf((answer.json as { new_contract?: unknown } | undefined)?.new_contract);
     if (ref !== undefined) {
       records.keep(ref, tag, { madeAt: now(), seen: false, deadline });
@@ -156,14 +156,14 @@ export function openVastBackend(
 
   async function find(tag: string): Promise<Instance[]> {
     const rank = { running: 0, provisioning: 1, ended: 2 };
-    // Of several the first is kept: the one that is furthest, and of those the oldest.
+    // Of several the first is kept: the one furthest in its start, and among equals the oldest.
     return (await list({ eq: tag }))
       .filter((it) => it.label === tag)
       .map(saw)
       .sort((a, b) => rank[a.state] - rank[b.state] || Number(a.ref) - Number(b.ref));
   }
 
-  /** The instance, or undefined when Vast says that there is none. Throws when it says neither. */
+  /** The instance, or undefined when Vast says there is none. Throws when Vast's answer says neither. */
   async function show(ref: string): Promise<Instance | undefined> {
     const answer = await api.read('show', 'GET', `/api/v0/instances/${ref}/`);
     const raw = (answer.json as { instances?: unknown } | undefined)?.instances;
@@ -194,7 +194,7 @@ export function openVastBackend(
     return machineOf(instance, state);
   }
 
-  /** Where nobody here knows the machine's deadline, after a line that died or with a lost record, the machine does. */
+  /** Asks the machine for its deadline when it is not known here: after a lost connection or a lost record. */
   async function readDeadline(ref: string): Promise<void> {
     try {
       const client = await connect(ref, PROBE_MILLISECONDS);
@@ -209,14 +209,14 @@ export function openVastBackend(
     } catch {} // It stays unknown, and whoever needs it waits.
   }
 
-  /** An absence needs two witnesses: a single look may be a reader that lags, or one that is ill. */
+  /** Confirms an absence with a second query: one answer may come from a lagging or faulty replica. */
   async function secondLook(ref: string): Promise<Instance | undefined> {
     const tag = records.read(ref)?.tag || doomed.get(ref);
     const found = (await list(tag ? { eq: tag } : undefined)).find((it) => it.ref === ref);
     return found && saw(found);
   }
 
-  /** One instance; while others wait for the same, many are looked at in one list. */
+  /** Looks up one instance. Look-ups that wait at the same time are batched into one list. */
   async function look(ref: string): Promise<Instance | undefined> {
     const label = looks.get(ref)?.label;
     if (label && api.isBusy('show')) {
@@ -239,7 +239,7 @@ export function openVastBackend(
     return batch.rows;
   }
 
-  /** A machine counts as running once its SSH server has let us in: until then nobody can use it. */
+  /** A machine counts as running once its SSH server has accepted our key; until then nobody can use it. */
   async function stateOf(instance: Instance): Promise<Machine['state']> {
     const { ref, state } = instance;
     if (state !== 'running' || reached.has(ref) || doomed.has(ref)) return state;
@@ -268,7 +268,7 @@ export function openVastBackend(
     if (answer.status === 200 && body?.success === true) return forget(ref);
     if (!GONE.has(answer.status) && body?.error !== 'no_such_instance')
       throw new Error(`vast: instance ${ref} was not destroyed: ${answer.said}`);
-    // One that nobody has seen yet may be only late: its record stays until its absence is believed.
+    // A machine not seen yet may only be late: its record stays until its absence is certain.
     if (records.read(ref)?.seen !== false) forget(ref);
   }
 
@@ -280,7 +280,7 @@ export function openVastBackend(
     const { privateKey } = sshKeyFromSeed(Buffer.from(record.seed, 'base64'), record.tag);
     let fault: unknown = new Error(`vast: instance ${ref} has no address yet`);
     for (const address of instance.addresses) {
-      // Vast does not say what host key a machine has: the first one that it shows is believed, and from then on no other.
+      // Vast does not publish a machine's host key: the first one it shows is trusted, and no other from then on.
       let shown = '';
       const isHost = (key: Buffer) => {
         shown = key.toString('base64');
@@ -302,7 +302,7 @@ export function openVastBackend(
     throw fault;
   }
 
-  /** The machine's record, once its key has been given to it. */
+  /** The machine's record, after making sure that the machine has its key. */
   async function keyOf(ref: string, tag: string): Promise<VastRecord> {
     const record = records.keep(ref, tag);
     if (record.attached) return record;
@@ -396,8 +396,9 @@ function instanceOf(raw: unknown): Instance | undefined {
 }
 
 /**
- * `offline`, `unknown` and `frozen` may become happy again: before a machine was ready its provisioning time decides,
- * after that its lease goes on. What is stopped costs its disk and never comes back by itself: it has ended.
+ * The state of an instance. `offline`, `unknown` and `frozen` may recover: before a machine was ready its provisioning
+ * time decides, after that its lease goes on. A stopped machine costs its disk and never comes back by itself: it has
+ * ended.
  */
 function statusOf(it: Record<string, unknown>): Machine['state'] {
   const { actual_status: status, status_msg: message } = it;

@@ -1,0 +1,9 @@
+/**
+ * The backends that purser.yaml may name, each by the name of its folder. A settings.ts exports `slots` (the schema for
+ * each slot it can serve), `notes` (what the operator should know about given settings) and `open`, which alone loads the
+ * backend's code: commands and idle starts stay quick.
+ */
+export * as container from './container/settings.ts';
+export * as slurm from './slurm/settings.ts';
+export * as ssh from './ssh/settings.ts';
+export * as vast from './vast/settings.ts';
