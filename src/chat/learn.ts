@@ -6,20 +6,22 @@ import type { Ledger } from '../ledger/ledger.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Catalogue, Route } from '../router/catalogue.ts';
 
-/** A server that counts 64 times the bytes of a prompt is broken: holds stay usable. */
+/**
+ * Cap of the raised bound. A server that counts 64 times the bytes of a prompt is broken; the cap keeps holds usable.
+ */
 const PERMILLE_MAX = 64_000;
-/** The largest context_length that the configuration takes. */
+/** The largest context_length that the configuration accepts. */
 const CONTEXT_TOKENS_MAX = 1e8;
 
 export type LearnApp = { ledger: Ledger; clock: Clock; events: Events };
 
-/** The settings of a route that its bound follows from: changing one of them starts anew. */
+/** Returns the settings that a route's bound is computed from; when one of them changes, learning starts over. */
 const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route): string =>
   `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
 
 /**
- * Raises the bound of a route so that `counted` prompt tokens would have been within it. It holds at once, and is kept in
- * the books: it is queued before the settlement that it was found in, so no settlement is on disk without it.
+ * Raises the bound of a route so that `counted` prompt tokens would have been within it. Takes effect at once, and is
+ * stored: the write is queued before the settlement that revealed the count, so no settlement is on disk without it.
  */
 export function learnBound(
   { ledger, clock, events }: LearnApp,
@@ -33,7 +35,7 @@ export function learnBound(
     counted > route.contextLength
       ? Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX)
       : before.contextTokens;
-  // Of a bound that the context length had cut off it is not known what it was: then the context length was wrong.
+  // If the context length had capped the bound, the bound itself is not known to be wrong: the context length was.
   const wasCut = bound >= Math.max(route.contextLength, before.contextTokens);
   const permille = wasCut
     ? before.permille
@@ -52,7 +54,7 @@ export function learnBound(
   ledger.write((tx) => keepLearnedBound(tx, row)).catch((error) => events.failed('learned_bound', error));
 }
 
-/** Gives every route what the books know of it. */
+/** Loads the learned bounds from the database into the routes. */
 export function recallBounds(read: Reader, catalogue: Catalogue): void {
   const rows = listLearnedBounds(read);
   for (const route of catalogue.list.flatMap((model) => model.routes)) {

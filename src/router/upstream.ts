@@ -6,49 +6,49 @@ import { containedConnector } from '../net/contained-connector.ts';
 import type { RefusalCode } from '../refusal.ts';
 import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 
-/** A longer answer is not read to its end: it counts as unreadable. */
+/** Longer answers are not read to the end and count as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
-/** So much of a request may stay in memory for as long as its answer is streamed. */
+/** The largest request body kept in memory while its answer is streamed. */
 const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
 const BUSY_RETRY_SECONDS = 1;
-/** What follows after the end of a stream is waited for no longer than this. */
+/** How long to wait for what follows the end of a stream. */
 const REST_MILLISECONDS = 2000;
 
-/** A clear no. `elsewhere` says that another upstream may do better: it is not the request that is at fault. */
+/** A definite refusal. `elsewhere` means that another upstream may do better, because the request is not at fault. */
 export type Refused = {
   kind: 'refused';
   code: RefusalCode;
   reason: string;
   retryAfterSeconds?: number;
   elsewhere: boolean;
-  /** What the operator has to correct, where the configuration is at fault. For the log, never for the caller. */
+  /** What the operator has to correct if the configuration is at fault. For the log, never for the caller. */
   fault?: string;
 };
-/** What an upstream answered. Only `answered` has cost anything for certain; `unknown` may have. */
+/** The reply of an upstream. Only `answered` has certainly cost something; `unknown` may have. */
 export type Reply =
   | { kind: 'answered'; body: Buffer; json: unknown }
   /**
-   * Its first events have come. What breaks later is thrown while it is read; it has to be read or returned. After
-   * `endSoon` it breaks within two seconds.
+   * The first events have arrived. Later errors are thrown while reading; the events must be read or returned. After
+   * `endSoon`, the stream breaks within two seconds.
    */
   | { kind: 'streaming'; events: AsyncIterable<readonly SseEvent[]>; endSoon: () => void }
   | Refused
   | { kind: 'unknown'; reason: string };
 
-/** The only paths that are ever asked. */
+/** The only upstream paths ever called. */
 export type UpstreamPath = 'chat/completions' | 'embeddings';
 
 export type Upstream = {
-  /** Posts one request. `operationId` goes along as the Idempotency-Key. Never throws. */
+  /** Posts one request, with `operationId` as the Idempotency-Key. Never throws. */
   ask(path: UpstreamPath, body: Buffer, operationId: string, stream?: boolean): Promise<Reply>;
   close(): Promise<void>;
 };
 
 /**
- * Connections to an upstream, and which requests (by their signals) have begun to be written to one. Of every other not a
- * byte was sent, whatever became of it. No error says so: Linux reports EHOSTUNREACH on an established connection too.
+ * A connection pool that records which requests (by their signals) have begun to be written. Of every other request no
+ * byte was sent, whatever became of it. No error code tells: Linux reports EHOSTUNREACH on established connections too.
  */
 function watchedPool(origin: string, connectMilliseconds: number) {
   const begun = new WeakSet<object>();
@@ -57,7 +57,7 @@ function watchedPool(origin: string, connectMilliseconds: number) {
     const begin = handler.onRequestStart?.bind(handler);
     handler.onRequestStart = (...args) => {
       const { signal } = options as Dispatcher.RequestOptions;
-      if (signal instanceof AbortSignal && !signal.aborted) begun.add(signal); // An aborted one ends here.
+      if (signal instanceof AbortSignal && !signal.aborted) begun.add(signal); // An aborted request ends here.
       begin?.(...args);
     };
     return dispatch(options, handler);
@@ -65,7 +65,7 @@ function watchedPool(origin: string, connectMilliseconds: number) {
   return { dispatcher, begun, close: () => pool.destroy() };
 }
 
-/** Statuses that say a time-out somewhere on the way: nobody knows whether anything was generated (design, section 8). */
+/** Statuses of a timeout somewhere on the way: it is unknown whether anything was generated (design, section 8). */
 const TIME_OUTS = new Set([408, 425, 499, 504, 522, 524]);
 
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
@@ -83,12 +83,12 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   };
   const clean = (text: string) => {
     const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
-    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a secret that was cut first would not be recognised.
+    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a truncated secret would not be recognised.
   };
   const name = `upstream ${config.name}`;
   let running = 0;
 
-  function failed(error: unknown, limits: Limits): Reply {
+  function failure(error: unknown, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
     if (!begun.has(limits.signal))
       return {
@@ -129,7 +129,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
           },
           body: body.length > BODY_BYTES_KEPT ? once(body) : body,
           signal: limits.signal,
-          headersTimeout: 0, // The limits are our own, above.
+          headersTimeout: 0, // Replaced by our own limits, above.
           bodyTimeout: 0,
         });
         if (stream && response.statusCode === 200 && isEventStream(response)) {
@@ -140,7 +140,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         limits.firstByte();
         return await read(response, name, clean);
       } catch (error) {
-        return failed(error, limits);
+        return failure(error, limits);
       } finally {
         if (!streams) over();
       }
@@ -148,7 +148,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     close,
   };
 
-  /** Waits for the first event: an error there is a clear no, before anything was forwarded. */
+  /** Waits for the first event: an error there is a definite refusal, before anything was forwarded. */
   async function begin(
     response: Dispatcher.ResponseData,
     limits: Limits,
@@ -160,7 +160,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       const { value: events } = await source.next();
       if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
       const at = events.findIndex(({ data }) => data !== undefined);
-      if (at === -1) continue; // Comments, to keep the connection alive.
+      if (at === -1) continue; // Comments, which keep the connection alive.
       const error = errorIn(parse(events[at]?.data as string));
       if (!error)
         return { kind: 'streaming', events: follow(events.slice(at), source, limits, over), endSoon: limits.endSoon };
@@ -169,7 +169,10 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     }
   }
 
-  /** What was read already, and the rest. By hand: a generator around a generator costs more than a token's way through. */
+  /**
+   * Yields the events read so far, then the rest. Written by hand, because a generator around a generator would cost
+   * more than all other work on a token.
+   */
   function follow(first: SseEvent[], rest: Events, limits: Limits, over: () => void): AsyncIterable<SseEvent[]> {
     let waiting: SseEvent[] | undefined = first;
     const told = (result: IteratorResult<SseEvent[], void>) => {
@@ -194,7 +197,9 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   }
 }
 
-/** For undici, which keeps a body until its answer has ended: of one that it has read through nothing is left. */
+/**
+ * Streams a body once. undici keeps a body until its answer has ended; this one leaves nothing behind once it is read.
+ */
 function once(body: Buffer): Readable {
   let left: Buffer | null = body;
   return new Readable({
@@ -205,11 +210,11 @@ function once(body: Buffer): Readable {
   });
 }
 
-/** The time limits of one call: to its first byte, and for the whole of it. */
+/** The time limits of one call: to its first byte, and as a whole. */
 type Limits = {
   signal: AbortSignal;
   firstByte(): void;
-  /** From now on nothing is waited for longer than two seconds. */
+  /** Limits the rest of the call to two seconds. */
   endSoon(): void;
   exceeded(): string | undefined;
   clear(): void;
@@ -244,10 +249,12 @@ function startLimits(config: UpstreamConfig): Limits {
   };
 }
 
-/** Events as they come: those of one chunk at a time. */
+/** Events as they arrive: those of one chunk at a time. */
 type Events = AsyncGenerator<SseEvent[], void, void>;
 
-/** The events of a body. Leaving it early reads the little that is left, so that the connection can be used again. */
+/**
+ * Yields the events of a body. When left early, it reads the little that remains, so that the connection can be reused.
+ */
 async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits): Events {
   const splitter = createEventSplitter();
   try {
@@ -270,7 +277,7 @@ const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
 async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
   const { statusCode: status, headers } = response;
   const reading = readUpTo(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
-  // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
+  // The status of a redirect or a 4xx is enough, even if its body breaks off; a server error must be complete.
   const bytes = await (status >= 300 && status < 500 ? reading.catch(() => undefined) : reading);
   const json = bytes && parse(bytes.toString('utf8'));
   if (status === 200) {
@@ -287,16 +294,16 @@ async function read(response: Dispatcher.ResponseData, name: string, clean: (tex
   });
 }
 
-/** Whether there is something in it that was generated, or an embedding. */
+/** Returns whether the body contains generated output or an embedding. */
 function hasAnswer(json: unknown): boolean {
   const { choices, data } = (json ?? {}) as { choices?: unknown; data?: unknown };
   return [choices, data].some((it) => Array.isArray(it) && it.length > 0);
 }
 
-/** A status 200 with an error in the place of an answer: a refusal, by the status that it names, if any. */
+/** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */
 function errorReply(error: object, name: string, clean: (text: string) => string): Refused {
   const status = Number(codeIn(error));
-  // One that has timed out may still be at work: it is not paid for, and not asked of anybody else either.
+  // A request that timed out may still be running: it is not charged, and no other upstream is asked.
   const elsewhere = !TIME_OUTS.has(status);
   if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(messageIn(error)), name);
   const reason = 'The model server refused to answer. Nothing was charged.';
@@ -306,11 +313,11 @@ function errorReply(error: object, name: string, clean: (text: string) => string
 type Told = { retryAfter?: number | undefined; location?: string | undefined };
 
 /**
- * A complete answer with a status from 300 up and nothing generated in it: a clear no, whoever wrote it. The caller hears
- * what it can mend; the rest is between the operator and the upstream.
+ * Maps a complete answer with a status from 300 up and no generated output to a definite refusal, whichever server sent
+ * it. The caller learns what they can fix; the rest is between the operator and the upstream.
  */
-function refusal(status: number, said: string, name: string, { retryAfter, location }: Told = {}): Refused {
-  const told = said ? `: ${said}` : '.';
+function refusal(status: number, message: string, name: string, { retryAfter, location }: Told = {}): Refused {
+  const told = message ? `: ${message}` : '.';
   const request = { kind: 'refused', elsewhere: false } as const;
   const server = { kind: 'refused', elsewhere: true } as const;
   if (status === 400 || status === 422)
@@ -336,20 +343,20 @@ function refusal(status: number, said: string, name: string, { retryAfter, locat
   return { ...server, code, reason: `The model server answered ${status}. Nothing was charged.` };
 }
 
-/** Where a redirect leads, without what may be secret in an address. */
+/** Returns the target of a redirect without the parts of a URL that may be secret. */
 function addressIn(location: string | string[] | undefined, clean: (text: string) => string): string | undefined {
   if (typeof location !== 'string' || !URL.canParse(location)) return undefined;
   const { origin, pathname } = new URL(location);
   return clean(origin + pathname);
 }
 
-/** The body, or undefined when it is longer than `most` or ends early. What is too long is not read on. */
-async function readUpTo(body: Dispatcher.ResponseData['body'], most: number): Promise<Buffer | undefined> {
+/** Reads the body; undefined when it is longer than `max` or ends early. Stops reading when it is too long. */
+async function readUpTo(body: Dispatcher.ResponseData['body'], max: number): Promise<Buffer | undefined> {
   const chunks: Buffer[] = [];
   let length = 0;
   for await (const chunk of body as AsyncIterable<Buffer>) {
     length += chunk.length;
-    if (length > most) return undefined;
+    if (length > max) return undefined;
     chunks.push(chunk);
   }
   return chunks.length === 1 ? (chunks[0] as Buffer) : Buffer.concat(chunks);
@@ -363,7 +370,7 @@ function parse(text: string): unknown {
   }
 }
 
-/** The sentence in an error body, in the shapes that model servers use; empty when there is none. */
+/** Returns the message in an error body, in the shapes that model servers use; empty when there is none. */
 function messageIn(json: unknown): string {
   const body = json as { error?: unknown; message?: unknown; detail?: unknown } | undefined;
   const error = body?.error as { message?: unknown } | string | undefined;
@@ -372,7 +379,7 @@ function messageIn(json: unknown): string {
   return '';
 }
 
-/** The code in an error body: a status, a word, or nothing. */
+/** Returns the code in an error body: a status, a word, or nothing. */
 function codeIn(json: object): unknown {
   const { error, code } = json as { error?: { code?: unknown } | string; code?: unknown };
   return typeof error === 'object' ? error.code : code;
