@@ -47,7 +47,10 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     if (drift > FORWARD_JUMP_SECONDS) {
       if (jumpedAt === undefined) {
         jumpedAt = monotonic;
-        log.warn({ event: 'clock.forward', seconds: Math.round(drift) }, 'the wall clock leapt forward; holds wait');
+        log.warn(
+          { event: 'clock.forward', seconds: Math.round(drift) },
+          'the wall clock jumped forward; new holds wait',
+        );
       }
       if (monotonic - jumpedAt < QUARANTINE_SECONDS * 1000) return at;
     }
@@ -58,7 +61,7 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
       behindSeconds = Math.min(behindSeconds, behind);
     } else if (behindUntil === undefined) {
       behindUntil = at;
-      log.warn({ event: 'clock.backward', seconds: Math.round(behind) }, 'the wall clock is behind; holds wait');
+      log.warn({ event: 'clock.backward', seconds: Math.round(behind) }, 'the wall clock is behind; new holds wait');
     } else if (wall >= behindUntil) {
       behindUntil = undefined;
       behindSeconds = behind;
@@ -72,7 +75,7 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     now: () => Math.floor(read()),
     holdsBlocked() {
       read();
-      if (jumpedAt !== undefined) return 'the clock of this machine has just leapt forward by more than five minutes';
+      if (jumpedAt !== undefined) return 'the clock of this machine has just jumped forward by more than five minutes';
       if (behindUntil !== undefined) return 'the clock of this machine is behind the time of the last journal entry';
       return undefined;
     },

@@ -74,7 +74,7 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
   }
   return {
     kind: 'unknown',
-    reason: reply.kind === 'unknown' ? reply.reason : 'a stream came where none was asked for',
+    reason: reply.kind === 'unknown' ? reply.reason : 'the upstream streamed although no stream was requested',
     ...(model.routes.length > 1 ? { upstream: route.upstream } : {}),
   };
 }

@@ -91,7 +91,7 @@ async function pass(
 ): Promise<Passed> {
   const reader = createStreamReader(choices);
   let usageEvent: Buffer | undefined;
-  let broken = 'the stream ended before its end';
+  let broken = 'the stream ended early';
   let pending: Buffer[] = [];
   const flush = () => {
     const [one] = pending;
@@ -114,7 +114,7 @@ async function pass(
           return passed();
         } else if (reading === 'error' && !hasFailed) {
           hasFailed = true;
-          broken = 'the upstream told of an error in the middle of its stream';
+          broken = 'the upstream reported an error in the middle of its stream';
           await flush();
           if (reader.heard().isWhole) return passed();
           endSoon();

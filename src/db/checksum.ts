@@ -147,7 +147,7 @@ function forEachBadChecksum(
 
 /** Reports every row whose checksum does not match. Reads all rows and writes nothing. */
 export function findBadChecksums(client: Client, fault: (text: string) => void): void {
-  forEachBadChecksum(client, ({ table }, _, [id]) => fault(`${table} ${id} was changed: its seal does not fit it`));
+  forEachBadChecksum(client, ({ table }, _, [id]) => fault(`${table} ${id} was changed: its checksum does not match`));
 }
 
 /**

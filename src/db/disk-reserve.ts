@@ -81,7 +81,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
     const { free, reserve } = space();
     const needed = freeNeeded(reserve, made) + inFlight() * IN_FLIGHT_BYTES;
     if (free >= needed) return undefined;
-    return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for what is under way`;
+    return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for requests in flight`;
   }
   function shortage(): string | undefined {
     const at = performance.now();
@@ -189,7 +189,7 @@ export function attachReserve(tx: Tx, reserve: DiskReserve): void {
 export function refuseOnLowDisk(tx: Tx): void {
   const shortage = reserves.get(tx)?.shortage();
   if (shortage)
-    throw new Refusal('read_only', `Nothing new can be begun: ${shortage}. Retry later.`, {
+    throw new Refusal('read_only', `No new work can be started: ${shortage}. Retry later.`, {
       retryAfterSeconds: RETRY_SECONDS,
     });
 }

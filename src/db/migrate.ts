@@ -34,10 +34,12 @@ export function pendingMigrations(client: Client, all: readonly Migration[] = kn
     const known = all[i];
     if (known?.name !== ran.name)
       throw new Error(
-        `The database was written by a newer Purser: it has ${ran.name}, which this one does not know. Use the newer one, or a backup of before.`,
+        `The database was written by a newer Purser: it has ${ran.name}, which this one does not know. Use the newer version, or an earlier backup.`,
       );
     if (sha256(known.sql) !== ran.sha256)
-      throw new Error(`The database had another ${ran.name} than this Purser knows. Use the Purser that wrote it.`);
+      throw new Error(
+        `The database was migrated with another ${ran.name} than this Purser has. Use the version that wrote it.`,
+      );
   });
   return all.slice(done.length);
 }

@@ -95,7 +95,7 @@ function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeco
   if (isInDoubt)
     throw new Refusal(
       'operation_uncertain',
-      'An earlier extension of this lease is not decided yet, so its end is not known. Nothing was held for this one: retry it.',
+      'An earlier extension of this lease is not resolved yet, so its end is not known. Nothing was held for this one: retry it.',
       { retryAfterSeconds: RETRY_SECONDS },
     );
   if (row.expiresAt !== quoted.expiresAt)

@@ -26,7 +26,7 @@ export function describeReportOnly(read: Reader): (ReportOnly & { leases: number
   const state = reportOnlyOf(read);
   if (!state) return undefined;
   const leases = quarantinedResources(read).length;
-  const count = `${leases} live ${leases === 1 ? 'lease' : 'leases'} of before`;
+  const count = `${leases} live ${leases === 1 ? 'lease' : 'leases'} from before`;
   const sentence = `report only: ${state.reason}; ${count} and every orphan are left alone until \`purser resource reconcile --apply\``;
   return { ...state, leases, sentence };
 }

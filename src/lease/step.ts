@@ -265,7 +265,7 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
   const now = app.clock.now();
   const expiresAt = now + row.purchasedSeconds;
   const tightened = await backend.extend(row.ref as string, expiresAt);
-  if (tightened.kind !== 'done') throw new Error(`the backend did not take the deadline: ${tightened.reason}`);
+  if (tightened.kind !== 'done') throw new Error(`the backend did not accept the deadline: ${tightened.reason}`);
   const operation = operationOf(app.ledger.read, row.operationId);
   const outcome: Outcome<null> = { kind: 'done', charge: operation.hold, usage: null, answer: null };
   let isSettledNow = false;

@@ -26,6 +26,6 @@ export function refuseStranded(read: Reader, slots: Slots): void {
   const lines = [...missing].map(([where, ids]) => `  ${where}, which these live leases need: ${ids.join(', ')}`);
   throw new Error(
     `The configuration lacks what live leases need, and nobody would end them:\n${lines.join('\n')}\n` +
-      'Put it back until they have ended. If their machines are gone for good, let go of each: purser resource abandon ID --reason "…"',
+      'Put it back until they have ended. If their machines are gone for good, abandon each: purser resource abandon ID --reason "…"',
   );
 }

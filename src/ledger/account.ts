@@ -111,7 +111,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   if (availableCents < 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account has ${account.availableCents} cents available; ${order.amountCents} were to be taken.`,
+      `The account has ${account.availableCents} cents available, less than the ${order.amountCents} to debit.`,
     );
   if (availableCents + account.reservedCents + account.spentCents > CENTS_MAX)
     throw new Refusal('conflict', `An account holds at most ${CENTS_MAX} cents over its life.`);

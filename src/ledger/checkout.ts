@@ -121,7 +121,7 @@ export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkou
   if (reads(tx).waiting.all({ accountId: order.accountId }).length >= WAITING_COUNT_MAX)
     throw new Refusal(
       'rate_limited',
-      `${WAITING_COUNT_MAX} checkouts of this account wait to be paid. Pay one of them, or let them expire.`,
+      `This account has ${WAITING_COUNT_MAX} unpaid checkouts. Pay one of them, or let them expire.`,
       { retryAfterSeconds: WAITING_RETRY_SECONDS },
     );
   const checkout = withChecksum(checkouts, {
@@ -267,8 +267,8 @@ export function reportPayment(tx: Tx, report: PaymentReport, now: number): Repor
   const paymentIntent = known.paymentIntent ?? report.paymentIntent;
   if (known.status === 'paid') {
     if (paymentIntent === known.paymentIntent) return { kind: 'known', before: 'paid', checkout: known, movedCents: 0 };
-    const told = changeCheckout(tx, known, { paymentIntent });
-    return { kind: 'known', before: 'paid', ...settleReversals(tx, told, now) };
+    const updated = changeCheckout(tx, known, { paymentIntent });
+    return { kind: 'known', before: 'paid', ...settleReversals(tx, updated, now) };
   }
   const checkout = changeCheckout(tx, known, {
     status,

@@ -137,7 +137,7 @@ function findLoss(read: Reader, name: string, mark: CommitMark): string | undefi
   if (seq < mark.seq)
     return `the journal ends at entry ${seq}, but entry ${mark.seq} was on disk: entries ${seq + 1} to ${mark.seq} are lost`;
   if (mark.seq > 0 && reads(read).bySeq.get({ seq: mark.seq })?.hash.toString('hex') !== mark.hash)
-    return `entry ${mark.seq} is not the one that was on disk: its hash is another than in ${name}`;
+    return `entry ${mark.seq} is not the one that was on disk: its hash differs from the one in ${name}`;
   const { quietCommits } = installationOf(read);
   if (quietCommits < mark.quietCommits)
     return `${mark.quietCommits - quietCommits} commits that moved no money are lost: ${name} counts ${mark.quietCommits} of them, the database ${quietCommits}`;

@@ -332,9 +332,9 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   if (outcome.kind === 'unknown') {
     if (operation.state === 'uncertain') return true;
     const usage = outcome.upstream === undefined ? null : JSON.stringify({ upstream: outcome.upstream });
-    const doubt = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
+    const change = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
-      .set(withNewChecksum(operations, operation, doubt))
+      .set(withNewChecksum(operations, operation, change))
       .where(eq(operations.id, id))
       .run();
     return true;

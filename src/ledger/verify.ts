@@ -80,7 +80,7 @@ function verifySnapshot(client: Client): Verdict {
   for (const row of rows.iterate() as IterableIterator<EntryRow>) {
     const [seq, at, causeId, debit, credit, amount, prevHash, hash] = row;
     if (seq !== expected) fault(`entries ${expected} to ${seq - 1n} are missing`);
-    if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash is another`);
+    if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash differs`);
     if (hashEntryHex(prevHash, seq, { at, causeId, debit, credit, amount: amount as never }) !== hash)
       fault(`entry ${seq} was changed: its hash does not match its fields`);
     if (at < lastAt) fault(`entry ${seq} is earlier than the one before it`);

@@ -207,7 +207,7 @@ export function openWallet(
   if (account.owedCents > 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account owes ${account.owedCents} cents of payments that were taken back; no new wallet before they are paid.`,
+      `The account owes ${account.owedCents} cents of reversed payments; no new wallets until they are paid.`,
     );
   if (account.availableCents < order.budgetCents)
     throw new Refusal(

@@ -21,7 +21,7 @@ import {
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
-import { windUp } from '../wallet/close.ts';
+import { tryClose } from '../wallet/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Interval between sweeps for orphans. */
@@ -112,7 +112,7 @@ export async function recoverLeft(app: ReaperApp): Promise<void> {
 export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   for (let after = ''; ; ) {
     const page = endingWallets(app.ledger.read, after);
-    const results = await Promise.allSettled(page.map(({ id }) => windUp(app, id)));
+    const results = await Promise.allSettled(page.map(({ id }) => tryClose(app, id)));
     for (const it of results)
       tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
     after = page.at(-1)?.id ?? '';

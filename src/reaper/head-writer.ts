@@ -9,7 +9,7 @@ const HEAD_MILLISECONDS = 1000;
  * Keeps `ledger.tip` at the newest commit and `ledger.head` at most a second behind it; both are exact after `flush`
  * (design, section 6).
  */
-export type HeadKeeper = {
+export type HeadWriter = {
   /** Call after a commit: writes the tip now and the head within a second. */
   committed(): void;
   flush(): Promise<void>;
@@ -21,7 +21,7 @@ export function createHeadWriter(
   ledger: () => Pick<Ledger, 'read'>,
   events: Pick<Events, 'failed'>,
   health: () => Health,
-): HeadKeeper {
+): HeadWriter {
   let timer: NodeJS.Timeout | undefined;
   let stopped = false;
   let written = '';
@@ -56,7 +56,7 @@ export function createHeadWriter(
     writing = writing.then(write);
     return writing;
   }
-  const keeper: HeadKeeper = {
+  const writer: HeadWriter = {
     committed() {
       if (tip && !health().fault) markTip();
       if (stopped || timer) return;
@@ -66,7 +66,7 @@ export function createHeadWriter(
           writing = Promise.resolve();
           if (!isFailing) events.failed('head', error);
           isFailing = true;
-          keeper.committed(); // Try again in a second.
+          writer.committed(); // Try again in a second.
         });
       }, HEAD_MILLISECONDS);
       timer.unref();
@@ -83,5 +83,5 @@ export function createHeadWriter(
       tip = undefined;
     },
   };
-  return keeper;
+  return writer;
 }

@@ -23,7 +23,7 @@ export async function backUp(
   version: string,
   now: number,
 ): Promise<Backup> {
-  const taken = () => new Refusal('conflict', `${file} is there already. A backup overwrites nothing.`);
+  const taken = () => new Refusal('conflict', `${file} already exists. A backup never overwrites a file.`);
   if (existsSync(file)) throw taken();
   if (!statSync(dirname(file), { throwIfNoEntry: false })?.isDirectory())
     throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);

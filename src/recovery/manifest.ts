@@ -64,7 +64,7 @@ export function compareWithManifest(client: Client, manifest: Manifest): void {
     | undefined;
   const { seq, hash } = manifest.head;
   if (Number(head?.seq ?? 0) !== seq || (head && head.hash !== hash))
-    throw new Error(`its newest entry is ${head?.seq ?? 0}, and not the one that its manifest names`);
+    throw new Error(`its newest entry is ${head?.seq ?? 0}, not the one in its manifest`);
   const counts = countsOf(client);
   for (const [table, count] of Object.entries(manifest.counts))
     if (counts[table] !== count)

@@ -53,7 +53,7 @@ export async function restore(
   if (existsSync(`${file}-wal`) && statSync(`${file}-wal`).size)
     throw refused(
       file,
-      'a write-ahead log lies beside it: it is a database in use, or a copy of one. Use `purser backup`',
+      'there is a write-ahead log beside it: it is a database in use, or a copy of one. Use `purser backup`',
     );
   prepareDirectory(config.dataDirectory, true);
   await using opening = new AsyncDisposableStack();
@@ -106,12 +106,12 @@ function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | 
     const fault = client.prepare('pragma integrity_check(1)').pluck().get();
     if (fault !== 'ok') throw new Error(`it is damaged: ${fault}`);
     if (!client.prepare("select 1 from sqlite_schema where name = 'migration'").get())
-      throw new Error('it is no database of Purser’s');
+      throw new Error('it is not a Purser database');
     const pending = pendingMigrations(client);
     const manifest = takeManifest(client);
     if (!manifest && !force)
       throw new Error(
-        'it has no manifest, so `purser backup` did not make it. With --force it is taken for what it is, such as a file that Litestream restored',
+        'it has no manifest, so `purser backup` did not make it. Use --force if it is a complete database, for example one that Litestream restored',
       );
     if (manifest) compareWithManifest(client, manifest);
     dropLitestream(client);
@@ -171,7 +171,7 @@ async function begin(
     if (!force && before.installationId !== undefined && before.installationId !== installationId)
       throw refused(
         file,
-        `it is of the installation ${installationId}, and the books here are of ${before.installationId}. With --force it replaces them all the same`,
+        `it belongs to the installation ${installationId}, and the books here to ${before.installationId}. With --force it replaces them anyway`,
       );
     const now = createClock(systemTime, lastJournalAt(ledger.read), log).now();
     const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);

@@ -66,7 +66,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
   const path = model.kind === 'chat' ? 'chat/completions' : 'embeddings';
   const reply = await upstream.ask(path, bounded.bodyFor(route), newId('op'));
   if (reply.kind !== 'answered') {
-    const fault = reply.kind === 'streaming' ? 'It streams where no stream was asked for.' : reply.reason;
+    const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;
     return { said: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
   }
   if (model.kind === 'chat') await tryStream(upstream, boundChat(model, ask, true).bodyFor(route), faults);
@@ -143,7 +143,7 @@ export function contextFault(contextLength: number, stated: StatedModel | undefi
   const theirs = stated?.contextLength;
   if (theirs === undefined || theirs === contextLength) return undefined;
   if (contextLength < theirs)
-    return `context_length is ${contextLength}, and it takes ${theirs} tokens: what a prompt has above ${contextLength} is given away. To limit prompts, limit them there.`;
+    return `context_length is ${contextLength}, and it takes ${theirs} tokens: prompt tokens above ${contextLength} are given away. To limit prompts, limit them there.`;
   return `context_length is ${contextLength}, and it takes ${theirs} tokens: longer prompts are held for, and then refused there.`;
 }
 
@@ -160,7 +160,7 @@ export function describeLearned({ learned, contextLength }: Route): string | und
     ...(contextTokens ? [`It counted a prompt of ${contextTokens} tokens, above context_length ${contextLength}`] : []),
   ];
   if (said.length === 0) return undefined;
-  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts anew.`;
+  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts over.`;
 }
 
 /**

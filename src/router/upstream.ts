@@ -106,7 +106,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         return {
           kind: 'refused',
           code: 'rate_limited',
-          reason: `The model server has ${running} requests in flight, as many as it may. Nothing was charged.`,
+          reason: `The model server has ${running} requests in flight, the most that it may have. Nothing was charged.`,
           retryAfterSeconds: BUSY_RETRY_SECONDS,
           elsewhere: true,
         };
@@ -175,7 +175,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
    */
   function follow(first: SseEvent[], rest: Events, limits: Limits, over: () => void): AsyncIterable<SseEvent[]> {
     let waiting: SseEvent[] | undefined = first;
-    const told = (result: IteratorResult<SseEvent[], void>) => {
+    const checkEnd = (result: IteratorResult<SseEvent[], void>) => {
       if (result.done) over();
       return result;
     };
@@ -186,12 +186,12 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     };
     const iterator: AsyncIterator<SseEvent[], void> = {
       next() {
-        if (!waiting) return rest.next().then(told, broke);
+        if (!waiting) return rest.next().then(checkEnd, broke);
         const value = waiting;
         waiting = undefined;
         return Promise.resolve({ value, done: false });
       },
-      return: () => rest.return().then(told, broke),
+      return: () => rest.return().then(checkEnd, broke),
     };
     return { [Symbol.asyncIterator]: () => iterator };
   }
@@ -310,25 +310,25 @@ function errorReply(error: object, name: string, clean: (text: string) => string
   return { kind: 'refused', code: 'gateway_unavailable', reason, elsewhere };
 }
 
-type Told = { retryAfter?: number | undefined; location?: string | undefined };
+type ReplyHeaders = { retryAfter?: number | undefined; location?: string | undefined };
 
 /**
  * Maps a complete answer with a status from 300 up and no generated output to a definite refusal, whichever server sent
  * it. The caller learns what they can fix; the rest is between the operator and the upstream.
  */
-function refusal(status: number, message: string, name: string, { retryAfter, location }: Told = {}): Refused {
-  const told = message ? `: ${message}` : '.';
+function refusal(status: number, message: string, name: string, { retryAfter, location }: ReplyHeaders = {}): Refused {
+  const detail = message ? `: ${message}` : '.';
   const request = { kind: 'refused', elsewhere: false } as const;
   const server = { kind: 'refused', elsewhere: true } as const;
   if (status === 400 || status === 422)
-    return { ...request, code: 'invalid_request', reason: `The model server refused the request${told}` };
+    return { ...request, code: 'invalid_request', reason: `The model server refused the request${detail}` };
   if (status === 413)
-    return { ...request, code: 'payload_too_large', reason: `The model server finds the request too large${told}` };
+    return { ...request, code: 'payload_too_large', reason: `The model server finds the request too large${detail}` };
   if (status === 404)
-    return { ...server, code: 'model_not_found', reason: `The model server does not know the model${told}` };
+    return { ...server, code: 'model_not_found', reason: `The model server does not know the model${detail}` };
   if (status === 429) {
     const retryAfterSeconds = retryAfter ?? 5;
-    return { ...server, code: 'rate_limited', reason: `The model server is busy${told}`, retryAfterSeconds };
+    return { ...server, code: 'rate_limited', reason: `The model server is busy${detail}`, retryAfterSeconds };
   }
   const code = 'gateway_unavailable';
   const operator = 'That is for the operator of this gateway to correct. Nothing was charged.';

@@ -66,7 +66,7 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
     const own = countOf.get(walletId) ?? 0;
     if (byKey.size < max && own < max * WALLET_SHARE) return;
     const whose = byKey.size < max ? ' of this wallet' : '';
-    throw new Refusal('rate_limited', `As many requests${whose} are in flight as may be. Nothing was charged.`, {
+    throw new Refusal('rate_limited', `Too many requests${whose} are in flight. Nothing was charged.`, {
       retryAfterSeconds: BUSY_RETRY_SECONDS,
     });
   }

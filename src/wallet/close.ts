@@ -30,17 +30,17 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
   const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
   await endLeases(app, walletId, secondsLeft());
-  const wallet = await windUp(app, walletId);
+  const wallet = await tryClose(app, walletId);
   if (wallet.status === 'closed') return wallet;
   await app.inFlight.whenWalletIdle(walletId, secondsLeft());
   for (;;) {
     await endLeases(app, walletId, secondsLeft());
-    const wound = await windUp(app, walletId);
-    if (wound.status === 'closed') return wound;
+    const attempted = await tryClose(app, walletId);
+    if (attempted.status === 'closed') return attempted;
     const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.quarantinedAt !== null);
     if (isHeldBack || secondsLeft() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
-      return wound;
+      return attempted;
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
   }
@@ -59,7 +59,7 @@ async function endLeases(app: CloseApp, walletId: string, seconds: number): Prom
  * Makes one attempt to close a frozen wallet: resolves the chats that no evidence will ever resolve, and closes it if
  * nothing is left. Attempts driven by this process are left to end on their own.
  */
-export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
+export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.inFlight.drives(it.id));
   // A lease waits for evidence; a reserved operation is about to be driven, or to be found uncertain.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
