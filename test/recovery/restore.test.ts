@@ -159,7 +159,7 @@ test('a file without a manifest is taken only with --force; one that is in use n
   const { database } = files(house.directory);
   const raw = join(temporaryDirectory(t), 'raw.db');
   copyFileSync(database, raw);
-  await assert.rejects(restoreIn(house.directory, raw), conflict(/it has no manifest.*With --force/));
+  await assert.rejects(restoreIn(house.directory, raw), conflict(/it has no manifest.*Use --force/));
   const restored = await restoreIn(house.directory, raw, { force: true });
   assert.equal(restored.manifest, null);
   await house.reopen();
@@ -183,12 +183,12 @@ const WRONG: [what: string, damage: (client: Client.Database) => void, said: Reg
   [
     'entries that are missing',
     (it) => it.exec('drop trigger entry_is_never_deleted; delete from entry where seq > 2'),
-    /its newest entry is 2, and not the one/,
+    /its newest entry is 2, not the one in its manifest/,
   ],
   [
     'a row that was changed',
     (it) => it.exec(`update account set name = 'mine'`),
-    /account acct_\w+ was changed: its seal/,
+    /account acct_\w+ was changed: its checksum/,
   ],
   [
     'a balance that was changed',
