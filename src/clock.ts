@@ -1,41 +1,42 @@
 import type { Log } from './log.ts';
 
-/** A wall clock that runs ahead by more than this is not believed at once (design, section 6). */
+/** A forward jump of the wall clock by more than this is quarantined (design, section 6). */
 const FORWARD_JUMP_SECONDS = 5 * 60;
-/** So long a jump has to last before it is taken for the time. */
+/** How long a forward jump must last before it is accepted as the time. */
 const QUARANTINE_SECONDS = 5 * 60;
-/** A wall clock that is set back by more than this stops new holds until it has come to the same time again. */
+/** A backward jump of the wall clock by more than this blocks new holds until it has caught up. */
 const BACKWARD_JUMP_SECONDS = 60;
 
 export type Clock = {
-  /** Unix seconds, whole, never going back. */
+  /** Returns whole Unix seconds; never goes back. */
   now(): number;
-  /** Why nothing new may be held at the moment, or undefined. */
+  /** Returns why new holds are blocked at the moment, or undefined. */
   holdsBlocked(): string | undefined;
-  /** Whether expiry and destroying wait because the wall clock has just leapt forward. */
+  /** Returns whether expiry and destruction wait because the wall clock has just jumped forward. */
   expiryBlocked(): boolean;
 };
 
 export type TimeSource = {
   /** Milliseconds of the wall clock since 1970. */
   wall(): number;
-  /** Milliseconds that only ever grow. */
+  /** Milliseconds of a clock that only moves forward. */
   monotonic(): number;
 };
 
 export const systemTime: TimeSource = { wall: () => Date.now(), monotonic: () => performance.now() };
 
 /**
- * The time rule of design section 6. `now` is the larger of the last journal time and the wall clock at the start, plus
- * monotonic time since; the wall clock moves it forward only. A leap forward is held in quarantine: until it has lasted
- * five minutes, `now` goes on as if it had not happened, nothing new is held and nothing expires. After a leap back
- * `now` goes on too, and stays ahead of the wall clock; nothing new is held until the wall clock has been there before.
+ * Creates the clock by the time rule of design, section 6. `now` is the later of the last journal time and the wall
+ * clock at the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined:
+ * until it has lasted five minutes, `now` continues as if it had not happened, and there are no new holds and no
+ * expiry. After a backward jump `now` continues too, ahead of the wall clock, and there are no new holds until the wall
+ * clock has caught up.
  */
 export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<Log, 'warn'>): Clock {
   let anchor = { at: Math.max(lastJournalAt, time.wall() / 1000), monotonic: time.monotonic() };
-  let leaptAt: number | undefined; // monotonic milliseconds
-  let behindUntil: number | undefined; // the time that the wall clock showed before it was set back
-  let behindSeconds = 0; // by how much the wall clock is behind for good
+  let jumpedAt: number | undefined; // Monotonic milliseconds.
+  let behindUntil: number | undefined; // The wall-clock time at which the clock was set back.
+  let behindSeconds = 0; // The lag of the wall clock that has been accepted as permanent.
 
   function read(): number {
     const monotonic = time.monotonic();
@@ -44,20 +45,23 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     const drift = wall - at;
 
     if (drift > FORWARD_JUMP_SECONDS) {
-      if (leaptAt === undefined) {
-        leaptAt = monotonic;
-        log.warn({ event: 'clock.forward', seconds: Math.round(drift) }, 'the wall clock leapt forward; holds wait');
+      if (jumpedAt === undefined) {
+        jumpedAt = monotonic;
+        log.warn(
+          { event: 'clock.forward', seconds: Math.round(drift) },
+          'the wall clock jumped forward; new holds wait',
+        );
       }
-      if (monotonic - leaptAt < QUARANTINE_SECONDS * 1000) return at;
+      if (monotonic - jumpedAt < QUARANTINE_SECONDS * 1000) return at;
     }
-    leaptAt = undefined;
+    jumpedAt = undefined;
     const behind = Math.max(0, -drift);
     if (behind <= behindSeconds + BACKWARD_JUMP_SECONDS) {
       behindUntil = undefined;
       behindSeconds = Math.min(behindSeconds, behind);
     } else if (behindUntil === undefined) {
       behindUntil = at;
-      log.warn({ event: 'clock.backward', seconds: Math.round(behind) }, 'the wall clock is behind; holds wait');
+      log.warn({ event: 'clock.backward', seconds: Math.round(behind) }, 'the wall clock is behind; new holds wait');
     } else if (wall >= behindUntil) {
       behindUntil = undefined;
       behindSeconds = behind;
@@ -71,13 +75,13 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     now: () => Math.floor(read()),
     holdsBlocked() {
       read();
-      if (leaptAt !== undefined) return 'the clock of this machine has just leapt forward by more than five minutes';
+      if (jumpedAt !== undefined) return 'the clock of this machine has just jumped forward by more than five minutes';
       if (behindUntil !== undefined) return 'the clock of this machine is behind the time of the last journal entry';
       return undefined;
     },
     expiryBlocked() {
       read();
-      return leaptAt !== undefined;
+      return jumpedAt !== undefined;
     },
   };
 }

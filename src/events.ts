@@ -28,25 +28,25 @@ export function createEvents(log: Log) {
   const counter = <L extends string>(name: string, help: string, labelNames: L[] = []) =>
     new Counter({ name: `purser_${name}`, help, labelNames, registers: [registry] });
 
-  const operations = counter('operations_total', 'Operations by kind and how they ended.', ['kind', 'outcome']);
+  const operations = counter('operations_total', 'Operations by kind and outcome.', ['kind', 'outcome']);
   const charged = counter('charged_usd_total', 'Charged to wallets.', ['kind']);
   const boundExceeded = counter(
     'bound_exceeded_total',
-    'Answers whose usage was above the bound; they were charged by it, at most their hold.',
+    'Answers whose usage was above the bound; charged by usage, at most the hold.',
   );
   const estimated = counter(
     'usage_missing_total',
-    'Answers without a usage that can be read, charged by an estimate: the model server reported none, or broke off.',
+    'Answers without readable usage, charged by an estimate: the model server reported none, or broke off.',
   );
-  const boundsLearned = counter('bounds_learned_total', 'Prompt bounds raised by a count above them.', ['upstream']);
+  const boundsLearned = counter('bounds_learned_total', 'Prompt bounds raised after a count above them.', ['upstream']);
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
-  const leases = counter('leases_total', 'What became of leases.', ['slot', 'event']);
-  const checkouts = counter('checkouts_total', 'What became of checkouts.', ['event']);
+  const leases = counter('leases_total', 'Lease events.', ['slot', 'event']);
+  const checkouts = counter('checkouts_total', 'Checkout events.', ['event']);
   const clawedBack = counter('clawed_back_cents_total', 'Taken back by refunds and disputes.');
   const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
-  const cutOff = counter('connections_cut_off_total', 'Connections ended on our side, by reason.', ['reason']);
-  const failures = counter('failures_total', 'Things that went wrong on our side.', ['where']);
+  const cutOff = counter('connections_cut_off_total', 'Connections closed by the server, by reason.', ['reason']);
+  const failures = counter('failures_total', 'Internal failures, by place.', ['where']);
 
   return {
     registry,
@@ -119,7 +119,7 @@ export function createEvents(log: Log) {
       else
         log.error(
           { event: `checkout.${outcome}`, ...facts, reason: it.lastError },
-          'the payment provider made no checkout that we know of',
+          'the payment provider did not confirm a checkout',
         );
     },
     checkoutMoved(it: Checkout) {
@@ -127,7 +127,7 @@ export function createEvents(log: Log) {
       const facts = { event: `checkout.${it.status}`, ...factsOf(it) };
       if (it.status === 'mismatch' || it.status === 'abandoned') {
         failures.inc({ where: 'checkout' });
-        log.error({ ...facts, reason: it.lastError }, 'a checkout needs a person: nothing was credited');
+        log.error({ ...facts, reason: it.lastError }, 'a checkout needs the operator: nothing was credited');
       } else log.info(facts, 'checkout');
     },
     paymentUnknown(it: PaymentReport, account: string | undefined) {
@@ -135,7 +135,7 @@ export function createEvents(log: Log) {
       const facts = { session: it.sessionId, checkout: it.checkoutId, account, cents: it.amountCents };
       log.error(
         { event: 'checkout.unknown', ...facts, currency: it.currency },
-        'a payment came that these books cannot credit: look at it, and credit it by hand',
+        'a payment arrived that matches no checkout: check it, and credit it by hand',
       );
     },
     reversed(it: Checkout, movedCents: number, by?: ReversalReport) {
@@ -143,14 +143,14 @@ export function createEvents(log: Log) {
       const facts = { ...factsOf(it), moved_cents: movedCents, taken_cents: it.takenCents };
       log.warn(
         { event: 'checkout.reversed', ...facts, ...(by ? { kind: by.kind, id: by.id, state: by.state } : {}) },
-        'a payment was refunded or disputed, or that was undone',
+        'a payment was refunded or disputed, or a refund or dispute was undone',
       );
     },
     webhookRefused(requestId: string, error: unknown) {
       failures.inc({ where: 'webhook' });
       log.warn(
         { event: 'webhook.refused', request_id: requestId, reason: (error as Error).message },
-        'a webhook whose signature is not right: is webhook_secrets the one of this endpoint?',
+        'a webhook has a wrong signature: does webhook_secrets belong to this endpoint?',
       );
     },
     held(operation: Operation) {
@@ -176,7 +176,7 @@ export function createEvents(log: Log) {
         failures.inc({ where: 'late_evidence' });
         log.error(
           { event: 'operation.late', ...facts, outcome: outcome.kind },
-          'an answer came after the operation had been decided',
+          'an answer arrived after the operation had been resolved',
         );
       } else if (outcome.kind === 'done') {
         operations.inc({ kind: operation.kind, outcome: 'charged' });
@@ -197,7 +197,7 @@ export function createEvents(log: Log) {
         operations.inc({ kind: operation.kind, outcome: 'uncertain' });
         log.warn(
           { event: 'operation.uncertain', ...facts, hold_usd: formatUsd(operation.hold), reason: outcome.reason },
-          'the outcome is not known; the hold stays',
+          'the outcome is unknown; the hold stays',
         );
       }
     },
@@ -211,7 +211,7 @@ export function createEvents(log: Log) {
           hold_usd: formatUsd(operation.hold),
           reason: operation.reason,
         },
-        'the outcome is not known; the hold stays',
+        'the outcome is unknown; the hold stays',
       );
     },
     decided(operation: Operation) {
@@ -228,14 +228,14 @@ export function createEvents(log: Log) {
           charge_usd: formatUsd(operation.charge as Nanos),
           reason: operation.reason,
         },
-        'an uncertain operation was decided',
+        'an uncertain operation was resolved',
       );
     },
     passedOver(operation: Operation, upstream: string, reason: string) {
       failures.inc({ where: 'upstream' });
       log.warn(
         { event: 'upstream.passed_over', operation: operation.id, subject: operation.subject, upstream, reason },
-        'an upstream refused; the next one is asked',
+        'an upstream refused; the next one is tried',
       );
     },
     boundExceeded(operation: Operation, usage: string) {
@@ -248,7 +248,7 @@ export function createEvents(log: Log) {
           usage,
           hold_usd: formatUsd(operation.hold),
         },
-        'the usage was above the bound; the charge is by the usage, at most the hold. `purser models check` says what to set',
+        'the usage was above the bound; it was charged, up to the hold. Run `purser models check` to see what to set',
       );
     },
     estimated(operation: Operation, usage: string) {
@@ -261,7 +261,7 @@ export function createEvents(log: Log) {
           usage,
           hold_usd: formatUsd(operation.hold),
         },
-        'no usage came that can be read; charged is the bound of the prompt and what was delivered',
+        'no readable usage; charged the bound of the prompt and what was delivered',
       );
     },
     misconfigured(operation: Operation, fault: string) {
@@ -285,7 +285,7 @@ export function createEvents(log: Log) {
           bound_factor: learned.permille / 1000,
           context_tokens: learned.contextTokens,
         },
-        'a prompt had more tokens than its bound: from now on this route is bounded by more. Set prompt_overhead_tokens, tokens_per_byte or context_length',
+        'a prompt had more tokens than its bound, so the bound of this route was raised. Set prompt_overhead_tokens, tokens_per_byte or context_length',
       );
     },
     refused(code: string, requestId: string, message: string, path: string) {
@@ -294,7 +294,7 @@ export function createEvents(log: Log) {
     },
     cutOff(reason: 'no_room' | 'pipelined' | 'stalled') {
       cutOff.inc({ reason });
-      log.debug({ event: 'connection.cut_off', reason }, 'a connection was ended');
+      log.debug({ event: 'connection.cut_off', reason }, 'a connection was closed');
     },
     leaseReady(it: Resource) {
       leases.inc({ slot: it.slot, event: 'ready' });
@@ -337,34 +337,34 @@ export function createEvents(log: Log) {
       leases.inc({ slot: it.slot, event: 'abandoned' });
       log.error(
         { event: 'lease.abandoned', resource: it.id, wallet: it.walletId, backend: it.backend, ref: it.ref, reason },
-        'the operator let go of a lease: nobody confirmed that its machine is gone',
+        'the operator abandoned a lease: nobody confirmed that its machine is gone',
       );
     },
     orphan(backend: string, ref: string, tag: string) {
       leases.inc({ slot: 'none', event: 'orphan' });
-      log.error({ event: 'lease.orphan', backend, ref, tag }, 'a machine of ours that no row knows was destroyed');
+      log.error({ event: 'lease.orphan', backend, ref, tag }, 'an orphaned machine was destroyed');
     },
     orphanSeen(backend: string, ref: string, tag: string) {
       leases.inc({ slot: 'none', event: 'orphan_seen' });
-      log.warn({ event: 'lease.orphan_seen', backend, ref, tag }, 'a machine of ours that no row knows was left alone');
+      log.warn({ event: 'lease.orphan_seen', backend, ref, tag }, 'an orphaned machine was left alone');
     },
     leaseHeldBack(it: Resource, reason: string) {
       leases.inc({ slot: it.slot, event: 'held_back' });
       log.warn(
         { event: 'lease.held_back', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref, reason },
-        'a lease is to end, and its machine was left alone: it may be another installation’s',
+        'a lease has to end, but its machine was left alone: it may belong to another installation',
       );
     },
     reportOnly(reason: string, leaseCount: number) {
       log.warn(
         { event: 'report_only', reason, leases: leaseCount },
-        'orphans and leases of before are only reported; `purser resource reconcile` shows them, --apply ends this state',
+        'orphans and existing leases are only reported; `purser resource reconcile` shows them, --apply ends this state',
       );
     },
     trusted(leaseCount: number) {
       log.warn(
         { event: 'report_only.over', leases: leaseCount },
-        'the operator has looked: orphans and leases are ended again',
+        'the operator ended the report-only state: orphans and leases are ended again',
       );
     },
     leaseTrouble(it: Resource, error: string, attempts: number) {
@@ -380,7 +380,7 @@ export function createEvents(log: Log) {
           attempts,
           error,
         },
-        'a lease could not be looked after; it is tried again',
+        'a step of a lease failed; it will be retried',
       );
     },
     rotated(previous: string, next: string, from: string) {
@@ -392,16 +392,16 @@ export function createEvents(log: Log) {
     },
     diskLow(reason: string) {
       failures.inc({ where: 'disk' });
-      log.warn({ event: 'disk.low', reason }, 'nothing new is begun until there is room');
+      log.warn({ event: 'disk.low', reason }, 'no new work is started until there is disk space');
     },
     diskEnough(freeBytes: number) {
-      log.info({ event: 'disk.enough', free_bytes: freeBytes }, 'there is room again');
+      log.info({ event: 'disk.enough', free_bytes: freeBytes }, 'there is disk space again');
     },
     reserveMade(bytes: number) {
-      log.info({ event: 'disk.reserve_made', bytes }, 'space for settlements is set aside');
+      log.info({ event: 'disk.reserve_made', bytes }, 'disk space for settlements is reserved');
     },
     reserveUsed() {
-      log.warn({ event: 'disk.reserve_used' }, 'the disk is full; what is under way is settled from the reserve');
+      log.warn({ event: 'disk.reserve_used' }, 'the disk is full; requests in flight are settled from the reserve');
     },
     failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
       failures.inc({ where });

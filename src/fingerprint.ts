@@ -1,6 +1,9 @@
 import { hash } from 'node:crypto';
 
-/** JSON with sorted keys and no spaces: two bodies that mean the same give the same text (design 2.7). */
+/**
+ * Serializes JSON with sorted keys and no spaces, so that two bodies with the same meaning give the same text (design
+ * 2.7).
+ */
 export function canonicalJson(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(canonicalJson).join(',')}]`;
   if (typeof value !== 'object' || value === null) return JSON.stringify(value);
@@ -10,7 +13,10 @@ export function canonicalJson(value: unknown): string {
   return `{${members.join(',')}}`;
 }
 
-/** SHA-256 of the canonical JSON of a parsed body, before defaults. The body's nesting is limited by the door. */
+/**
+ * Returns the SHA-256 of the canonical JSON of a parsed body, before defaults are applied. The HTTP layer limits the
+ * nesting.
+ */
 export function fingerprint(body: unknown): Buffer {
   return hash('sha256', canonicalJson(body), 'buffer');
 }

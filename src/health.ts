@@ -1,6 +1,9 @@
-/** Whether the books may be served. A fault is a sentence; while there is one, `readyz` is red and `/v1` answers 503. */
+/**
+ * The server's state of health. `fault` is a sentence saying why the books may not be served; while there is one,
+ * `readyz` is red and `/v1` answers 503.
+ */
 export type Health = {
   fault: string | undefined;
-  /** The server is stopping: nobody should send it anything new. */
+  /** The server is stopping: clients should send no new requests. */
   stopping?: boolean;
 };

@@ -1,19 +1,19 @@
 import { randomFillSync } from 'node:crypto';
 
-/** What an id names (design, section 1). */
+/** Prefix that tells the kind of object (design, section 1). */
 export type IdPrefix = 'acct' | 'key' | 'wal' | 'op' | 'res' | 'chk' | 'evt' | 'req' | 'inst' | 'trial';
 
-const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'; // Crockford's base 32 sorts as its values do.
+const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'; // Crockford's base 32 sorts in the order of its values.
 const TIME_CHARACTERS = 10;
 const RANDOM_CHARACTERS = 16;
 
-// One system call fills randomness for many ids.
+// Filled by one system call for many ids.
 const pool = new Uint8Array(4096);
 let used = pool.length;
 
 /**
- * A new id: prefix, then 48 bits of milliseconds and 80 random bits in base 32, so that ids made later sort later.
- * The order is for locality in indexes only; nothing about money depends on it.
+ * Returns a new id: the prefix, then 48 bits of milliseconds and 80 random bits in base 32, so that later ids sort
+ * later. The order only serves locality in indexes; nothing about money depends on it.
  */
 export function newId(prefix: IdPrefix): string {
   if (used + RANDOM_CHARACTERS > pool.length) {

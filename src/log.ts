@@ -5,28 +5,28 @@ export type Log = Logger;
 export const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-// Ours, and what begins like a payment provider's: a person may put one in the wrong place.
+// Our own tokens, and prefixes of a payment provider's secrets: a person may paste one in the wrong place.
 const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_|[rs]k_(?:live|test)_|whsec_)[0-9A-Za-z]{8,}/g;
-// No backslash: in a line of JSON it may be what escapes the quote behind it.
+// No backslash: in a line of JSON it may escape the quote behind it.
 const BEARER = /(bearer\s+)[^\s"',\\]+/gi;
 
-/** A signed token of an identity provider, or as much of it as a sentence that was cut has left. */
+/** A signed token of an identity provider, or as much of it as a truncated sentence has left. */
 const JWT = /\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}/g;
 
-/** The text with every token of ours and every signed token struck out. */
+/** Redacts our own tokens and all signed tokens. */
 export function redactTokens(text: string): string {
   return text.replace(TOKEN, '$1[redacted]').replace(JWT, '[redacted]');
 }
 
-/** The same, and with whatever stands behind the word bearer. */
+/** Redacts like `redactTokens`, and also whatever follows the word bearer. */
 export function redact(text: string): string {
   return redactTokens(text).replace(BEARER, '$1[redacted]');
 }
 
 /**
- * The logger: JSON lines on stderr, written at once, so that the last line before a crash is there. Tokens are struck
- * out here, where the logger is made, and not where it is called. `secrets` are literal strings that must never appear
- * (keys of upstreams, the master key).
+ * Creates the logger: JSON lines on stderr, written synchronously, so that the last line before a crash is there.
+ * Tokens are redacted here, where the logger is made, and not where it is called. `secrets` are literal strings that
+ * must never appear, such as upstream keys and the master key.
  */
 export function createLog(level: LogLevel, secrets: readonly string[] = [], write = writeStderr): Log {
   const literal = secrets.filter((secret) => secret.length >= 4);

@@ -1,6 +1,6 @@
 /**
- * Money. Inside, an amount is `Nanos`: a whole number of nano-dollars in a bigint (INTEGER in SQLite). The account side
- * speaks whole cents, the agent side exact decimal USD strings (interface, section 1). Every conversion lives here, with
+ * Money. Internally an amount is `Nanos`: a whole number of nano-dollars in a bigint (INTEGER in SQLite). The account
+ * API uses whole cents, the agent API exact decimal USD strings (interface, section 1). Every conversion is here, with
  * its rounding in its name.
  */
 declare const nanos: unique symbol;
@@ -19,25 +19,25 @@ const NANOS_PER_CENT = 10_000_000n;
 const USD_DECIMALS = 9;
 const DECIMAL = /^(\d{1,12})(?:\.(\d{1,18}))?$/;
 
-/** Whole cents as nano-dollars, exactly. Throws RangeError for anything but a safe integer. */
+/** Converts whole cents to nano-dollars, exactly. Throws RangeError for anything but a safe integer. */
 export function centsToNanos(cents: number): Nanos {
   if (!Number.isSafeInteger(cents)) throw new RangeError(`not a whole number of cents: ${cents}`);
   return Nanos(BigInt(cents) * NANOS_PER_CENT);
 }
 
-/** The smallest whole number of cents that is not less than `amount` (amount >= 0). */
+/** Rounds `amount` (>= 0) up to whole cents. */
 export function nanosToCentsUp(amount: Nanos): number {
   return Number((amount + NANOS_PER_CENT - 1n) / NANOS_PER_CENT);
 }
 
-/** The largest whole number of cents that is not more than `amount` (amount >= 0). */
+/** Rounds `amount` (>= 0) down to whole cents. */
 export function nanosToCentsDown(amount: Nanos): number {
   return Number(amount / NANOS_PER_CENT);
 }
 
 /**
- * A plain decimal ("12", "0.5", "0.0000001") as an integer scaled by 10^decimals, exactly.
- * Throws RangeError for any other notation, and for digits that the scale cannot hold.
+ * Parses a plain decimal ("12", "0.5", "0.0000001") as an integer scaled by 10^decimals, exactly. Throws RangeError for
+ * any other notation, and for more digits than the scale holds.
  */
 export function parseDecimal(text: string, decimals: number): bigint {
   const match = DECIMAL.exec(text);
@@ -47,26 +47,32 @@ export function parseDecimal(text: string, decimals: number): bigint {
   return BigInt(match[1] + fraction.padEnd(decimals, '0'));
 }
 
-/** An exact decimal USD string as nanos. Throws RangeError as `parseDecimal` does. */
+/** Parses an exact decimal USD string as nanos. Throws RangeError as `parseDecimal` does. */
 export function parseUsd(text: string): Nanos {
   return Nanos(parseDecimal(text, USD_DECIMALS));
 }
 
-/** Nanos as a decimal USD string: plain notation, at least two decimals, no zeros beyond them, at most nine (design 2.1). */
+/**
+ * Formats nanos as a decimal USD string: plain notation, two to nine decimals, no trailing zeros beyond the second
+ * (design 2.1).
+ */
 export function formatUsd(amount: Nanos): string {
   return formatDecimal(amount, USD_DECIMALS, 2);
 }
 
-/** An integer scaled by 10^decimals as a plain decimal string with at least `least` decimals and no zeros beyond them. */
-export function formatDecimal(scaled: bigint, decimals: number, least: number): string {
+/**
+ * Formats an integer scaled by 10^decimals as a plain decimal string with at min `min` decimals and no further
+ * trailing zeros.
+ */
+export function formatDecimal(scaled: bigint, decimals: number, min: number): string {
   const sign = scaled < 0n ? '-' : '';
   const digits = (scaled < 0n ? -scaled : scaled).toString().padStart(decimals + 1, '0');
   const whole = digits.slice(0, -decimals);
-  const fraction = digits.slice(-decimals).replace(/0+$/, '').padEnd(least, '0');
+  const fraction = digits.slice(-decimals).replace(/0+$/, '').padEnd(min, '0');
   return fraction ? `${sign}${whole}.${fraction}` : `${sign}${whole}`;
 }
 
-/** The sum of any number of amounts, checked again to fit. */
+/** Returns the sum of the amounts. Throws RangeError when it does not fit. */
 export function sum(...amounts: bigint[]): Nanos {
   return Nanos(amounts.reduce((total, amount) => total + amount, 0n));
 }

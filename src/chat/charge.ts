@@ -7,8 +7,9 @@ import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
 /**
- * Charges an answer by its usage. Where there is none that can be read it is an estimate that is never too low: the bound
- * of the prompt and `tokensDelivered`. Never above the hold (design, section 8).
+ * Returns the charge for an answer by its usage, and the usage as text. Without readable usage it charges an estimate
+ * that is never too low: the prompt's bound and `tokensDelivered`. Never charges more than the hold (design, section
+ * 8).
  */
 export function charge(
   app: LearnApp,
@@ -18,20 +19,20 @@ export function charge(
   usage: Usage | undefined,
   tokensDelivered: number,
 ): { charge: Nanos; usage: string } {
-  const most = bounded.most(route);
-  const { promptTokens, images } = most;
+  const max = bounded.most(route);
+  const { promptTokens, images } = max;
   const upstream = model.routes.length > 1 ? route.upstream : undefined;
   if (!usage) {
-    const completionTokens = Math.min(tokensDelivered, most.completionTokens);
-    const cost = holdOf(route.price, { ...most, completionTokens });
+    const completionTokens = Math.min(tokensDelivered, max.completionTokens);
+    const cost = holdOf(route.price, { ...max, completionTokens });
     const counts = { promptTokens, completionTokens, cacheReadTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0 };
     const estimate = describeUsage(counts, { images, upstream, estimated: true });
     app.events.estimated(operation, estimate);
     return { charge: atMost(cost, operation.hold), usage: estimate };
   }
   const counted = describeUsage(usage, { images, upstream });
-  // A count above its bound says that the bound is none, whatever the sum comes to. It never raises the bill.
-  if (usage.promptTokens > promptTokens || usage.completionTokens > most.completionTokens)
+  // A count above its bound means that the bound is wrong, whatever the total. It never raises the bill.
+  if (usage.promptTokens > promptTokens || usage.completionTokens > max.completionTokens)
     app.events.boundExceeded(operation, counted);
   if (usage.promptTokens > promptTokens) learnBound(app, operation, route, bounded, usage.promptTokens, promptTokens);
   return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: counted };

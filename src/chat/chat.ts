@@ -6,7 +6,8 @@ import { spendOnModel } from './metered.ts';
 import type { ChatApp, ChatRequest } from './quote.ts';
 
 /**
- * One metered request to a model, answered in one piece: the upstream's body, unchanged. Refuses as `spendOnModel` does.
+ * Runs one metered request to a model and returns the upstream's body unchanged, in one piece. Throws as `spendOnModel`
+ * does.
  */
 export function chat(app: ChatApp, request: ChatRequest): Promise<Answered<Buffer>> {
   return spendOnModel(app, request, false, ({ operation, detail, route, reply }) => {

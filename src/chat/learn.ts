@@ -7,14 +7,16 @@ import type { Operation } from '../ledger/operation.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Route } from '../router/catalogue.ts';
 
-/** A server that counts 64 times the bytes of a prompt is broken: holds stay usable. */
+/**
+ * Cap of the raised bound. A server that counts 64 times the bytes of a prompt is broken; the cap keeps holds usable.
+ */
 const PERMILLE_MAX = 64_000;
-/** The largest context_length that the configuration takes. */
+/** The largest context_length that the configuration accepts. */
 const CONTEXT_TOKENS_MAX = 1e8;
 
 export type LearnApp = { ledger: Ledger; clock: Clock; events: Events };
 
-/** The settings of a route that its bound follows from: changing one of them starts anew. */
+/** Returns the settings that a route's bound is computed from; when one of them changes, learning starts over. */
 const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route): string =>
   `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
 
@@ -57,7 +59,7 @@ export function learnBound(
   ledger.write((tx) => keepLearnedBound(tx, row)).catch((error) => events.failed('learned_bound', error));
 }
 
-/** Gives every route what the books know of it. */
+/** Loads the learned bounds from the database into the routes. */
 export function recallBounds(read: Reader, catalogue: Catalogue): void {
   const rows = listLearnedBounds(read);
   for (const route of catalogue.list.flatMap((model) => model.routes)) {

@@ -8,14 +8,14 @@ import type { Refused, Reply } from '../router/upstream.ts';
 import { type Answered, type Called, type NotDone, spend, UNCERTAIN_RETRY_SECONDS } from '../spend/spend.ts';
 import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.ts';
 
-/** An answer of a model server that can be charged, and the route by which it came. */
+/** A chargeable answer of a model server, and the route it came by. */
 export type Answering = { operation: Operation; detail: Detail; route: Route; reply: Exclude<Reply, Silent> };
 type Silent = { kind: 'refused' | 'unknown' };
 
 /**
- * One metered request to a model: holds the bound, asks the routes in order, and settles by what `take` makes of the
- * answer. Refuses with `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, what the
- * model server clearly refused with, and PAID_REFUSALS.
+ * Runs one metered request to a model: holds the bound, asks the routes in order, and settles what `take` makes of the
+ * answer. Throws `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, definite
+ * refusals of the model server, and PAID_REFUSALS.
  */
 export function spendOnModel<A extends Buffer | null>(
   app: ChatApp,
@@ -45,7 +45,7 @@ const unreachable = () => {
   throw new Error('only an outcome that is done has an answer');
 };
 
-/** Asks the routes in order. Whatever goes wrong on the way is an unknown outcome. */
+/** Asks the routes in order. Any error on the way is an unknown outcome. */
 async function ask(
   app: ChatApp,
   operation: Operation,
@@ -66,7 +66,7 @@ async function ask(
   }
 }
 
-/** The outcome of a reply that cannot be charged. */
+/** Returns the outcome of a reply that cannot be charged. */
 function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): NotDone {
   if (reply.kind === 'refused') {
     const { elsewhere: _, fault: __, ...outcome } = reply;
@@ -74,7 +74,7 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
   }
   return {
     kind: 'unknown',
-    reason: reply.kind === 'unknown' ? reply.reason : 'a stream came where none was asked for',
+    reason: reply.kind === 'unknown' ? reply.reason : 'the upstream streamed although no stream was requested',
     ...(model.routes.length > 1 ? { upstream: route.upstream } : {}),
   };
 }
@@ -86,17 +86,17 @@ function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
   return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }
 
-/** Reads the stored answer of an operation that is not running any more. */
+/** Returns the stored answer of an operation that is no longer running. Throws a refusal if there is none. */
 function replay(app: ChatApp, operation: Operation): Buffer {
   if (operation.state !== 'settled') throw uncertainChat(app, operation);
   const answer = findAnswer(app.ledger.read, operation.id, app.clock.now());
   if (answer) return answer;
-  // Of an answer that came whole there is no reason to tell: it is only not kept any more.
+  // A complete answer settles without a reason, so it was stored and has expired.
   if (operation.settledBy === 'answer' && operation.reason === null) throw new Refusal('idempotency_key_expired');
   throw lost(operation.charge as Nanos);
 }
 
-/** An answer that never came whole, or at all, and was charged. */
+/** Returns the refusal for an answer that was charged but never arrived completely. */
 export function lost(charge: Nanos): Refusal {
   return new Refusal(
     'answer_lost',
@@ -104,7 +104,7 @@ export function lost(charge: Nanos): Refusal {
   );
 }
 
-/** The outcome of this request is not known: says what becomes of its hold, and when. */
+/** Returns the refusal for an unknown outcome: says what will happen to the hold, and when. */
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
   const { after_seconds: seconds, policy } = uncertainPolicyOf(app.config.router, operation);
   const end = policy === 'charge' ? 'charged' : 'given back';

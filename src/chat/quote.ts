@@ -14,16 +14,22 @@ export type ChatApp = PaidApp & {
   config: Pick<Config, 'router'>;
 };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {
-  /** Finds the model and bounds the request; refuses what is not offered, malformed or not priced. Not asked for a replay. */
+  /**
+   * Finds the model and bounds the request; throws a refusal if it is not offered, malformed or not priced. Not called
+   * for a replay.
+   */
   prepare: () => { model: Model; bounded: Bounded };
-  /** The most that one request may cost, where the caller's key has such a limit. */
+  /** The price limit of one request, if the caller's key has one. */
   maxPrice?: Nanos | undefined;
-  /** Whether the answer is kept for replays: a key that was made up for one request is never sent again. */
+  /**
+   * Whether to store the answer for replays. Not needed for a key that was generated for one request and is never sent
+   * again.
+   */
   keep?: boolean;
 };
 export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean };
 
-/** Prices a request at the dearest of the model's routes: any of them may be the one that answers. */
+/** Prices a request at the most expensive of the model's routes, because any of them may answer. */
 export function quoteChat(
   { model, bounded }: ReturnType<ChatRequest['prepare']>,
   keep: boolean,
@@ -33,11 +39,11 @@ export function quoteChat(
   const order = () => {
     const { hold, most } = model.routes
       .map((route) => ({ most: bounded.most(route), hold: holdOf(route.price, bounded.most(route)) }))
-      .reduce((dearest, it) => (it.hold > dearest.hold ? it : dearest));
+      .reduce((costliest, it) => (it.hold > costliest.hold ? it : costliest));
     const bounds = `"bound_prompt_tokens":${most.promptTokens},"bound_completion_tokens":${most.completionTokens}`;
     return { hold, price: `${model.priceText},${bounds}}`, outputTokens: most.completionTokens / choices };
   };
-  // With fewer output tokens another route may be the dearest: it has to fit all of them.
+  // With fewer output tokens another route may be the most expensive: the answer must be affordable on all.
   const affordable = (left: Nanos) =>
     Math.min(
       ...model.routes.map((route) =>

@@ -9,22 +9,23 @@ import { charge } from './charge.ts';
 import { lost, spendOnModel } from './metered.ts';
 import type { ChatApp, ChatRequest } from './quote.ts';
 
-/** Whoever the answer is streamed to. It may go away at any time: that changes nothing here. */
+/** The client that an answer is streamed to. It may disconnect at any time, which changes nothing here. */
 export type Listener = {
-  /** From now on the answer is a stream. */
+  /** Starts the stream: from now on the answer is one. */
   begin(): void;
-  /** Resolves when more can be taken, at once when nobody listens any more. */
+  /** Resolves when more can be written; at once when the client has disconnected. */
   write(bytes: Buffer): Promise<void> | undefined;
 };
 export type StreamRequest = ChatRequest & {
-  /** Whether the caller asked for the chunk with the usage (stream_options.include_usage). */
+  /** Whether the caller asked for the usage chunk (stream_options.include_usage). */
   includeUsage: boolean;
 };
 
 /**
- * One metered chat completion as a stream: the hold stands before the first byte, and the end of the stream is told only
- * when the charge is on disk. Answers the packed transcript, or null when none was kept. What is refused before the stream
- * begins is thrown as ever. One that breaks afterwards is charged for what came of it, and thrown as `answer_lost`.
+ * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is
+ * sent only when the charge is on disk. Returns the packed transcript, or null when none was kept. Refusals before the
+ * stream begins are thrown as usual. A stream that breaks later is charged for what was delivered, and `answer_lost` is
+ * thrown.
  */
 export function streamChat(
   app: ChatApp,
@@ -38,7 +39,7 @@ export function streamChat(
       return listener.write(bytes);
     };
     listener.begin();
-    // An upstream that does not stream has answered in one piece: its stream is made here.
+    // An upstream that does not stream has answered in one piece; the stream is made here.
     const isStream = reply.kind === 'streaming';
     const source = isStream ? reply.events : eventsOfOnePiece(reply.json);
     const endSoon = isStream ? reply.endSoon : () => {};
@@ -67,20 +68,20 @@ export function streamChat(
 
 type Passed = {
   heard: Heard;
-  /** The event that says nothing but the usage, held back until the charge is on disk. */
+  /** The event with nothing but the usage, held back until the charge is on disk. */
   usageEvent: Buffer | undefined;
-  /** Why the stream did not come to its end, if it did not. */
+  /** Why the stream broke off, if it did. */
   broken: string;
 };
 
-/** A stream that is made here: what cannot be told of in chunks breaks it. */
+/** Makes a stream of one completion. Breaks if the completion cannot be expressed in chunks. */
 async function* eventsOfOnePiece(completion: unknown): AsyncGenerator<readonly SseEvent[], void, void> {
   yield eventsOfCompletion(completion);
 }
 
 /**
- * Passes a stream on until it ends, and reads what it says of its usage. What came at once goes on at once: most events are
- * a word each. Nobody reads faster than the listener. After an error a usage may still follow, and is waited for a moment.
+ * Forwards a stream until it ends and reads its usage. Events that arrived in one chunk are forwarded in one write.
+ * Back-pressure: reads no faster than the client. After an error, waits a moment for the usage, which may still follow.
  */
 async function pass(
   source: AsyncIterable<readonly SseEvent[]>,
@@ -90,13 +91,13 @@ async function pass(
 ): Promise<Passed> {
   const reader = createStreamReader(choices);
   let usageEvent: Buffer | undefined;
-  let broken = 'the stream ended before its end';
-  let untold: Buffer[] = [];
-  const tellAll = () => {
-    const [one] = untold;
+  let broken = 'the stream ended early';
+  let pending: Buffer[] = [];
+  const flush = () => {
+    const [one] = pending;
     if (!one) return undefined;
-    const bytes = untold.length === 1 ? one : Buffer.concat(untold);
-    untold = [];
+    const bytes = pending.length === 1 ? one : Buffer.concat(pending);
+    pending = [];
     return tell(bytes);
   };
   const passed = (): Passed => ({ heard: reader.heard(), usageEvent, broken });
@@ -106,20 +107,20 @@ async function pass(
       for (const event of events) {
         const reading = reader.read(event);
         if (reading === 'pass') {
-          if (!hasFailed) untold.push(event.raw);
+          if (!hasFailed) pending.push(event.raw);
         } else if (reading === 'usage') usageEvent = event.raw;
         else if (reading === 'end') {
-          await tellAll();
+          await flush();
           return passed();
         } else if (reading === 'error' && !hasFailed) {
           hasFailed = true;
-          broken = 'the upstream told of an error in the middle of its stream';
-          await tellAll();
+          broken = 'the upstream reported an error in the middle of its stream';
+          await flush();
           if (reader.heard().isWhole) return passed();
           endSoon();
         }
       }
-      const full = tellAll();
+      const full = flush();
       if (full) await full;
     }
   } catch (error) {
@@ -128,7 +129,10 @@ async function pass(
   return passed();
 }
 
-/** The transcript of an earlier request with the same key. Refuses one that was too long to be kept. */
+/**
+ * Returns the transcript of an earlier request with the same key. Throws `idempotency_key_expired` for one that was too
+ * long to be stored.
+ */
 export function transcriptOf(answer: Buffer | null): Buffer {
   if (!answer) throw new Refusal('idempotency_key_expired');
   return answer;

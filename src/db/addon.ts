@@ -6,16 +6,17 @@ import Client from 'better-sqlite3';
 
 let loaded: object | undefined;
 
-/** Opens an SQLite file as it is, without any of our settings. `directory` is where the addon is unpacked. */
+/** Opens an SQLite file without any of our settings. `directory` is where the addon gets unpacked. */
 export function connect(file: string, options: Client.Options = {}, directory = dirname(file)): Client.Database {
   const addon = sqliteAddon(directory);
   return new Client(file, { ...options, ...(addon ? { nativeBinding: addon as unknown as string } : {}) });
 }
 
 /**
- * The SQLite addon for better-sqlite3's `nativeBinding`. From source, undefined: the package finds its own prebuilt file.
- * In the executable a `.node` file cannot be loaded from inside, so the asset is written once into `directory` under its
- * hash, and each later copy is checked by that hash before it is loaded (design, section 5).
+ * Returns the SQLite addon for better-sqlite3's `nativeBinding`, or undefined when running from source, where the
+ * package finds its own prebuilt file. A `.node` file cannot be loaded from inside the executable, so the asset is
+ * written into `directory` once under its hash; later starts check that copy by its hash before loading it (design,
+ * section 5).
  */
 function sqliteAddon(directory: string): object | undefined {
   if (!sea.isSea()) return undefined;

@@ -2,13 +2,13 @@ import type { Database as Client } from 'better-sqlite3';
 import { connect } from './addon.ts';
 import { knownMigrations, migrate } from './migrate.ts';
 
-/** So many faults of one file say enough. */
+/** Limit of the faults that SQLite reports for one file. */
 const FAULT_COUNT_MAX = 100;
 
 /**
- * What SQLite itself finds wrong: pages, indexes against their tables, CHECKs; and what of our tables, indexes and
- * triggers is missing or was changed. What is not ours, such as Litestream's tables, is nobody's fault, but for a trigger
- * on a table of ours: it would write what no command of ours wrote.
+ * Reports what SQLite's integrity check finds (pages, indexes against their tables, CHECKs), and any of our tables,
+ * indexes or triggers that is missing or changed. Foreign objects, such as Litestream's tables, are no fault, except a
+ * trigger on one of our tables: it would write what no command of ours wrote.
  */
 export function findDamage(client: Client, fault: (text: string) => void): void {
   for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
@@ -32,7 +32,7 @@ function schemaOf(client: Client): Map<string, string> {
   return new Map(rows.map(({ type, name, sql }) => [`${type} ${name}`, sql]));
 }
 
-/** The same for a whole run of the program, and some 30 ms of work. */
+/** Cached for the life of the process: computing it takes some 30 ms. */
 let known: Map<string, string> | undefined;
 
 function knownSchema(): Map<string, string> {

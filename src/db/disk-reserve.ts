@@ -6,40 +6,43 @@ import { isReadOnly, READ_ONLY } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import type { Tx } from './handle.ts';
 
-/** The reserve takes an eighth of a small disk, and never more than this: some thousands of settlements. */
+/** The reserve takes an eighth of a small disk and at most this much, enough for some thousands of settlements. */
 const RESERVE_BYTES_MAX = 16 * 1024 * 1024;
 const RESERVE_PART = 8;
-/** This part of the reserve has to be free beside it before anything new is begun. */
+/** This fraction of the reserve must be free besides it before new work is started. */
 const MARGIN_PART = 4;
-/** What the settlement of one request in flight is counted with: its rows, its log pages and an ordinary answer. */
+/** Space counted for settling one request in flight: its rows, its log pages and an ordinary answer. */
 const IN_FLIGHT_BYTES = 64 * 1024;
-/** How long one look at the disk is believed. */
-const LOOK_MILLISECONDS = 100;
-/** Also how long a server runs before it makes its reserve: one that has just started is busy, and may be gone at once. */
-const LOOK_AGAIN_MILLISECONDS = 2000;
+/** How long one disk check stays valid. */
+const CHECK_VALID_MILLISECONDS = 100;
+/**
+ * Interval between disk checks while space or the reserve is missing. Also the delay after the start before the reserve
+ * is made: a server that has just started is busy, and may stop at once.
+ */
+const CHECK_INTERVAL_MILLISECONDS = 2000;
 const SLICE_BYTES = 1024 * 1024;
 const RETRY_SECONDS = 5;
 
 /**
- * The space that settlements need (docs/decisions/0017). Beside the database lies a file of real blocks, the reserve. What
- * begins something new needs free space beside it, and is refused early; what ends something gets the reserve when it
- * finds the disk full.
+ * The disk space reserved for settlements (docs/decisions/0017): a file of real blocks beside the database. Starting
+ * new work needs free space besides the reserve and is refused early; settling work gets the reserve when the disk
+ * turns out to be full.
  */
 export type DiskReserve = {
-  /** Why nothing new may be begun, or undefined. */
+  /** Returns why no new work may be started, or undefined. */
   shortage(): string | undefined;
-  /** The disk was found full: gives the reserve to what has to be written. False when it is used up already. */
+  /** Frees the reserve after a write found the disk full. Returns false when it is already used up. */
   release(): boolean;
-  /** Whether the file system takes no writes any more, asked of it now. */
+  /** Returns whether the file system is read-only; asks it each time. */
   isReadOnly(): boolean;
-  /** Makes the reserve, now or as soon as there is space again. */
+  /** Makes the reserve, now or as soon as there is space. */
   start(): void;
   stop(): Promise<void>;
   freeBytes(): number;
 };
 
 export type DiskReserveEvents = {
-  /** Nothing new is begun any more, for this reason. */
+  /** No new work is started any more, for this reason. */
   diskLow(reason: string): void;
   diskEnough(freeBytes: number): void;
   reserveMade(bytes: number): void;
@@ -47,17 +50,20 @@ export type DiskReserveEvents = {
   failed(where: string, error: unknown): void;
 };
 
-/** How large the reserve is on a disk of so many bytes. */
+/** Returns the size of the reserve on a disk of this size. */
 export function reserveOn(diskBytes: number): number {
   const part = Math.floor(diskBytes / RESERVE_PART / SLICE_BYTES) * SLICE_BYTES;
   return Math.min(RESERVE_BYTES_MAX, Math.max(SLICE_BYTES, part));
 }
 
-/** What has to be free before anything new is begun, when so much of the reserve is made and nothing is in flight. */
+/**
+ * Returns how many bytes must be free before new work is started, with `madeBytes` of the reserve made and nothing in
+ * flight.
+ */
 export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
   reserveBytes / MARGIN_PART + Math.max(0, reserveBytes - madeBytes);
 
-/** `file` is the reserve; `inFlight` says how many requests will want to be settled. */
+/** Creates the reserve at `file`. `inFlight` returns how many requests still have to be settled. */
 export function createDiskReserve(file: string, inFlight: () => number, events: DiskReserveEvents): DiskReserve {
   const directory = dirname(file);
   const space = () => {
@@ -68,55 +74,55 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   let making: { handle: FileHandle; ended: Promise<void> } | undefined;
   let timer: NodeJS.Timeout | undefined;
   let started = false;
-  let seen: { at: number; lack: string | undefined } | undefined;
+  let seen: { at: number; shortage: string | undefined } | undefined;
 
-  function look(): string | undefined {
+  function check(): string | undefined {
     if (isReadOnly(directory)) return READ_ONLY;
     const { free, reserve } = space();
     const needed = freeNeeded(reserve, made) + inFlight() * IN_FLIGHT_BYTES;
     if (free >= needed) return undefined;
-    return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for what is under way`;
+    return `the disk has ${mebibytes(free)} MiB free and needs ${mebibytes(needed)} for requests in flight`;
   }
-  function lack(): string | undefined {
+  function shortage(): string | undefined {
     const at = performance.now();
-    if (seen && at - seen.at < LOOK_MILLISECONDS) return seen.lack;
-    const before = seen?.lack;
-    seen = { at, lack: look() };
-    if (seen.lack && !before) {
-      events.diskLow(seen.lack);
-      lookLater();
+    if (seen && at - seen.at < CHECK_VALID_MILLISECONDS) return seen.shortage;
+    const before = seen?.shortage;
+    seen = { at, shortage: check() };
+    if (seen.shortage && !before) {
+      events.diskLow(seen.shortage);
+      checkLater();
     }
-    if (!seen.lack && before) events.diskEnough(space().free);
-    return seen.lack;
+    if (!seen.shortage && before) events.diskEnough(space().free);
+    return seen.shortage;
   }
 
   function release(): boolean {
     seen = undefined;
     if (!made) return false;
-    // One that is being made is open: its blocks are free when it is cut, not when its name is gone.
+    // A file being written is still open: truncating frees its blocks, deleting its name does not.
     if (making && making.handle.fd >= 0) ftruncateSync(making.handle.fd);
     rmSync(file, { force: true });
     made = 0;
     events.reserveUsed();
-    lookLater();
+    checkLater();
     return true;
   }
 
-  /** While something is missing, space or the reserve, the disk is looked at again and again. */
-  function lookLater() {
+  /** Keeps checking the disk while space or the reserve is missing. */
+  function checkLater() {
     if (!started || timer) return;
     timer = setTimeout(() => {
       timer = undefined;
-      if (making || lack()) return lookLater();
+      if (making || shortage()) return checkLater();
       make().catch((error) => {
         events.failed('reserve', error);
-        lookLater();
+        checkLater();
       });
-    }, LOOK_AGAIN_MILLISECONDS);
+    }, CHECK_INTERVAL_MILLISECONDS);
     timer.unref();
   }
 
-  /** Random bytes, written for real: a file system that packs or shares blocks would make no reserve of zeros. */
+  /** Writes random bytes: on a file system that compresses or shares blocks, zeros would reserve nothing. */
   async function make(): Promise<void> {
     const { reserve } = space();
     if (made >= reserve) return;
@@ -126,7 +132,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
     made = 0;
     try {
       const slice = Buffer.alloc(SLICE_BYTES);
-      // Released meanwhile, or stopped: it ends here.
+      // Ends early if the reserve was released or stopped in the meantime.
       for (let at = 0; at < reserve && started && made === at; at += SLICE_BYTES) {
         await handle.write(randomFillSync(slice), 0, SLICE_BYTES, at);
         if (made === at) made += SLICE_BYTES;
@@ -145,16 +151,16 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
     if (made) events.reserveMade(made);
   }
 
-  // To open the database on a full disk takes space, too.
+  // Opening the database on a full disk takes space, too.
   if (made && space().free < SLICE_BYTES) release();
 
   return {
-    shortage: lack,
+    shortage: shortage,
     release,
     isReadOnly: () => isReadOnly(directory),
     start() {
       started = true;
-      lookLater();
+      checkLater();
     },
     async stop() {
       started = false;
@@ -172,18 +178,18 @@ function sizeOf(file: string): number {
 
 const mebibytes = (bytes: number) => (bytes / 1024 / 1024).toFixed(1);
 
-const rooms = new WeakMap<object, DiskReserve>();
+const reserves = new WeakMap<object, DiskReserve>();
 
-/** From now on what is begun in this database needs room. */
-export function attachReserve(tx: Tx, room: DiskReserve): void {
-  rooms.set(tx, room);
+/** Makes new work in this database subject to the reserve. */
+export function attachReserve(tx: Tx, reserve: DiskReserve): void {
+  reserves.set(tx, reserve);
 }
 
-/** Refuses with `read_only` where the disk has only its reserve left: for whatever begins something new. */
+/** Throws `read_only` when the disk has only its reserve left. Called by everything that starts new work. */
 export function refuseOnLowDisk(tx: Tx): void {
-  const lack = rooms.get(tx)?.shortage();
-  if (lack)
-    throw new Refusal('read_only', `Nothing new can be begun: ${lack}. Retry later.`, {
+  const shortage = reserves.get(tx)?.shortage();
+  if (shortage)
+    throw new Refusal('read_only', `No new work can be started: ${shortage}. Retry later.`, {
       retryAfterSeconds: RETRY_SECONDS,
     });
 }

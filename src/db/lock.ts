@@ -4,21 +4,25 @@ import { isReadOnly, LockedError } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import { connect } from './addon.ts';
 
-/** So long a command waits for another that holds the lock for a moment. */
+/** How long a command waits for another that holds the lock briefly. */
 const WAIT_MILLISECONDS = 5000;
 const TRY_MILLISECONDS = 50;
 
-/** How a server waits: a command may have to ask a machine's backend that hangs, and nobody may be there to start it again. */
+/**
+ * How long a server waits for the lock. A command may be waiting for a backend that hangs, and nobody may be there to
+ * start the server again.
+ */
 export type Patience = {
   milliseconds: number;
-  /** Hears of it once, when it takes longer than usual. */
+  /** Called once when the wait takes longer than usual. */
   waits(holder: string): void;
 };
 
 /**
- * Takes the data directory for this process: one writer, always (design, section 4). The lock is SQLite's own file lock
- * on a file beside the database, so the kernel frees it however the process ends. Throws LockedError when another
- * process keeps it; `who` is what that process is told of us. Refuses with `read_only` where nothing can be written.
+ * Locks the data directory for this process: there is only ever one writer (design, section 4). The lock is SQLite's
+ * own lock on a file beside the database, so the kernel releases it however the process ends. Throws LockedError when
+ * another process holds it (`who` is what that process is told about this one), and `read_only` when the file system
+ * cannot be written.
  */
 export async function takeLock(file: string, who: string, patience?: Patience): Promise<{ release(): void }> {
   const directory = dirname(file);
@@ -33,7 +37,7 @@ export async function takeLock(file: string, who: string, patience?: Patience): 
   for (;;) {
     const client = connect(file, { timeout: 0 });
     try {
-      client.pragma('journal_mode = MEMORY'); // Nothing is ever written: no journal file beside it.
+      client.pragma('journal_mode = MEMORY'); // Nothing is ever written, so there is no journal file beside it.
       client.exec('begin exclusive');
       name(file, `${who} (process ${process.pid})\n`);
       return {
@@ -57,14 +61,17 @@ export async function takeLock(file: string, who: string, patience?: Patience): 
   }
 }
 
-/** Says who has the lock. On a full or read-only disk nobody is told: the lock itself is taken, or free, all the same. */
+/** Records who holds the lock. Failing to write is harmless: the lock itself does not depend on it. */
 function name(file: string, who: string): void {
   try {
     writeFileSync(`${file}.holder`, who, { mode: 0o600 });
   } catch {}
 }
 
-/** A server keeps the lock for as long as it lives. One that was killed has left its name: whoever has the lock now is another. */
+/**
+ * Returns whether the holder is a running server, which keeps the lock for as long as it lives. A killed server leaves
+ * its name behind, and then another process holds the lock.
+ */
 function isServing(holder: string): boolean {
   const pid = /^purser serve \(process (\d+)\)$/.exec(holder)?.[1];
   if (pid === undefined) return false;

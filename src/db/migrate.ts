@@ -5,11 +5,14 @@ import { assetText, sourceNames } from '../files/asset.ts';
 import { addEveryChecksum } from './checksum.ts';
 
 export type Migration = { name: string; sql: string };
-/** What SQL cannot do: run after the migration of that name, in the same transaction. */
+/** Steps that SQL cannot express: run after the migration of that name, in the same transaction. */
 const THEN: [name: RegExp, then: (client: Client) => void][] = [[/_seals\.sql$/, addEveryChecksum]];
 const sha256 = (text: string) => createHash('sha256').update(text).digest('hex');
 
-/** Every migration this program knows, in order: an asset of the executable, the folder `migrations/` from source. */
+/**
+ * Returns every migration that this program knows, in order: from an asset in the executable, from the folder
+ * `migrations/` otherwise.
+ */
 export function knownMigrations(): Migration[] {
   if (sea.isSea()) return JSON.parse(assetText('migrations.json')) as Migration[];
   const names = sourceNames('migrations').filter((name) => name.endsWith('.sql'));
@@ -17,8 +20,8 @@ export function knownMigrations(): Migration[] {
 }
 
 /**
- * The migrations that `client` still lacks. Throws when the database was written by a newer Purser, or when a migration
- * was changed after it ran; nothing has been touched then.
+ * Returns the migrations that `client` still lacks. Throws, before changing anything, when the database was written by
+ * a newer Purser or when a migration was changed after it ran.
  */
 export function pendingMigrations(client: Client, all: readonly Migration[] = knownMigrations()): Migration[] {
   const exists = client.prepare("select 1 from sqlite_schema where type = 'table' and name = 'migration'").get();
@@ -31,20 +34,25 @@ export function pendingMigrations(client: Client, all: readonly Migration[] = kn
     const known = all[i];
     if (known?.name !== ran.name)
       throw new Error(
-        `The database was written by a newer Purser: it has ${ran.name}, which this one does not know. Use the newer one, or a backup of before.`,
+        `The database was written by a newer Purser: it has ${ran.name}, which this one does not know. Use the newer version, or an earlier backup.`,
       );
     if (sha256(known.sql) !== ran.sha256)
-      throw new Error(`The database had another ${ran.name} than this Purser knows. Use the Purser that wrote it.`);
+      throw new Error(
+        `The database was migrated with another ${ran.name} than this Purser has. Use the version that wrote it.`,
+      );
   });
   return all.slice(done.length);
 }
 
-/** Runs `pending` in order, each in a transaction of its own: an interruption leaves before or after, never between. */
+/**
+ * Runs `pending` in order, each in its own transaction, so that an interruption leaves the state before or after one,
+ * never between.
+ */
 export function migrate(client: Client, pending: readonly Migration[]): void {
   client.exec(
     'create table if not exists migration (name text primary key, sha256 text not null, at integer not null) strict',
   );
-  client.pragma('foreign_keys = OFF'); // Outside the transaction, else it is ignored.
+  client.pragma('foreign_keys = OFF'); // Must be outside the transaction; inside, SQLite ignores it.
   try {
     for (const { name, sql } of pending) {
       client

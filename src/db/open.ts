@@ -8,22 +8,22 @@ import type { Reader, Tx } from './handle.ts';
 import { migrate, pendingMigrations } from './migrate.ts';
 import * as schema from './schema.ts';
 
-/** Litestream asks for at least five seconds; a checkpoint of another process is over long before. */
+/** Litestream asks for at least five seconds; a checkpoint by another process takes far less. */
 const BUSY_MILLISECONDS = 5000;
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
-/** SQLite's own page cache, in KiB; the rest of the file is the operating system's to cache. */
+/** SQLite's own page cache in KiB; the operating system caches the rest of the file. */
 const PAGE_CACHE_KIB = 16 * 1024;
 
 export type Database = {
   client: Client.Database;
   read: Reader;
-  /** Only the writer may hand this on (docs/decisions/0002). */
+  /** Passed on only by the writer (docs/decisions/0002). */
   tx: Tx;
 };
 
 /**
- * Opens the one SQLite file: WAL, synchronous=FULL, foreign keys, safe integers. With `migrate`, a missing file is
- * created, and before an older one is changed a verified copy is laid beside it (`<file>.before-<migration>`).
+ * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file
+ * is created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`).
  * Throws when the file is missing (without `migrate`), newer than this program, damaged, or not durable.
  */
 export function openDatabase(file: string, options: { migrate: boolean; readonly?: boolean }): Database {
@@ -40,7 +40,7 @@ export function openDatabase(file: string, options: { migrate: boolean; readonly
     client.pragma('trusted_schema = OFF');
     client.pragma(`journal_size_limit = ${WAL_BYTES_KEPT}`);
     client.pragma(`cache_size = ${-PAGE_CACHE_KIB}`);
-    // better-sqlite3 is compiled to fall back to NORMAL in WAL mode, and says so only after the first statement.
+    // better-sqlite3 is compiled to fall back to NORMAL in WAL mode, and reports it only after the first statement.
     client.prepare('select count(*) from sqlite_schema').get();
     assertDurable(client, options.readonly ?? false);
 
@@ -69,8 +69,8 @@ function assertDurable(client: Client.Database, readonly: boolean): void {
 }
 
 /**
- * A whole copy before a migration, checked: if the migration turns out wrong, the way back is this file. One of an earlier
- * attempt is replaced: the database may have been in use since.
+ * Saves a verified copy before a migration, as the way back if the migration turns out wrong. Replaces the copy of an
+ * earlier attempt, because the database may have been used since.
  */
 function copyBefore(client: Client.Database, file: string, migration: string): void {
   const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;

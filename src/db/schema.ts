@@ -17,7 +17,7 @@ export const count = customType<{ data: number; driverData: bigint }>({
   dataType: () => 'integer',
   fromDriver: Number,
   toDriver(value: number | null) {
-    // drizzle keeps a null from the encoder in a value, but not in a placeholder of a prepared statement.
+    // drizzle keeps a null from the encoder for a value, but not for a placeholder of a prepared statement.
     if (value === null) return null as never;
     if (!Number.isSafeInteger(value)) throw new TypeError(`a whole number is expected: ${value}`);
     return BigInt(value);
@@ -26,10 +26,10 @@ export const count = customType<{ data: number; driverData: bigint }>({
 
 const hash = (name: string) => blob(name, { mode: 'buffer' });
 
-/** The row's seal (src/db/checksum.ts). */
+/** The row's checksum (src/db/checksum.ts). */
 const seal = () => count().notNull();
 
-/** One row: what this installation is. */
+/** One row: the state of this installation. */
 export const installation = sqliteTable(
   'installation',
   {
@@ -39,12 +39,12 @@ export const installation = sqliteTable(
     defaultAccountId: text('default_account_id'),
     masterKeyId: text('master_key_id').notNull(),
     frozenAt: count('frozen_at'),
-    /** Since when, and why, leases of before are only reported and none is ended (docs/decisions/0010). */
+    /** Since when, and why, existing leases are only reported and none is ended (docs/decisions/0010). */
     reportOnlySince: count('report_only_since'),
     reportOnlyReason: text('report_only_reason'),
-    /** Of the machine that the last start was on; null until one was known. */
+    /** Hash of the machine of the last start; null until one was known. */
     machineHash: hash('machine_hash'),
-    /** How many commits moved no money: with the journal's head they tell every commit from the one before it. */
+    /** Number of commits that moved no money: with the journal's head it tells every commit from the one before it. */
     quietCommits: count('quiet_commits').notNull(),
     seal: seal(),
   },
@@ -54,7 +54,7 @@ export const installation = sqliteTable(
   ],
 );
 
-/** Master keys by fingerprint. A retired one is kept, sealed under its successor, while a live wallet needs it. */
+/** Master keys by fingerprint. A retired key is kept, wrapped with its successor, while a live wallet needs it. */
 export const masterKeys = sqliteTable('master_key', {
   id: text().primaryKey(),
   createdAt: count('created_at').notNull(),
@@ -64,13 +64,13 @@ export const masterKeys = sqliteTable('master_key', {
   seal: seal(),
 });
 
-/** Where a stretch of the journal begins that makes no promise about what was before it. */
+/** Where a new part of the journal begins, with no promise about what came before it. */
 export const epochs = sqliteTable('epoch', {
   number: count().primaryKey(),
   afterSeq: count('after_seq').notNull(),
   startedAt: count('started_at').notNull(),
   reason: text().notNull(),
-  /** With how many faults of the books it began: only more than these are new. */
+  /** Number of faults in the books when it began: only faults beyond these are new. */
   acceptedFaults: count('accepted_faults').notNull(),
   seal: seal(),
 });
@@ -87,7 +87,7 @@ export const accounts = sqliteTable(
     owedCents: count('owed_cents').notNull(),
     createdAt: count('created_at').notNull(),
     suspendedAt: count('suspended_at'),
-    /** Since when a payment of this account is disputed and nobody has decided it: no new wallets. */
+    /** Since when a payment of this account is disputed and undecided: no new wallets. */
     disputedAt: count('disputed_at'),
     seal: seal(),
   },
@@ -101,7 +101,7 @@ export const accounts = sqliteTable(
   ],
 );
 
-/** Who signs in as whom: an account by issuer and subject, never by an e-mail address (design 2.13). */
+/** Sign-in identities: an account by issuer and subject, never by e-mail address (design 2.13). */
 export const identities = sqliteTable(
   'identity',
   {
@@ -163,7 +163,7 @@ export const fundings = sqliteTable(
   },
   (t) => [
     uniqueIndex('funding_key').on(t.accountId, t.key).where(sql`${t.key} is not null`),
-    // However often and in whatever order a payment is reported: one credit for one session.
+    // However often and in whatever order a payment is reported: one credit per session.
     uniqueIndex('funding_checkout').on(t.sessionId).where(sql`${t.kind} = 'checkout'`),
     index('funding_session').on(t.sessionId).where(sql`${t.sessionId} is not null`),
     index('funding_account').on(t.accountId, t.id),
@@ -188,7 +188,7 @@ export const CHECKOUT_STATUSES = [
   'abandoned',
 ] as const;
 
-/** A hosted checkout: written before the payment provider hears of it; what is credited is the amount that stands here. */
+/** Hosted checkouts. The row is written before the payment provider hears of it; its amount is what is credited. */
 export const checkouts = sqliteTable(
   'checkout',
   {
@@ -198,20 +198,20 @@ export const checkouts = sqliteTable(
       .references(() => accounts.id),
     amountCents: count('amount_cents').notNull(),
     status: text({ enum: CHECKOUT_STATUSES }).notNull(),
-    /** What refunds and disputes have taken back of it. */
+    /** Cents that refunds and disputes have taken back. */
     takenCents: count('taken_cents').notNull(),
     sessionId: text('session_id'),
-    /** Where to pay; null once nobody can. */
+    /** The payment URL; null once it can no longer be paid. */
     url: text(),
     paymentIntent: text('payment_intent'),
-    /** Null when the provider clearly refused: then the key is free again (design 2.7). */
+    /** Null after a definite refusal by the provider: the key is free again (design 2.7). */
     idempotencyKey: text('idempotency_key'),
     fingerprint: hash('fingerprint').notNull(),
     requestId: text('request_id').notNull(),
     createdAt: count('created_at').notNull(),
     expiresAt: count('expires_at').notNull(),
     paidAt: count('paid_at'),
-    /** When the provider is asked after it next; null when there is nothing more to learn. */
+    /** Next poll of the provider; null when there is nothing more to learn. */
     dueAt: count('due_at'),
     lastError: text('last_error'),
     seal: seal(),
@@ -241,7 +241,7 @@ export const checkouts = sqliteTable(
 
 export const REVERSAL_STATES = ['inquiry', 'taken', 'lost', 'returned'] as const;
 
-/** A refund or a dispute of a payment, as the payment provider last told of it. */
+/** Refunds and disputes of payments, as last reported by the payment provider. */
 export const reversals = sqliteTable(
   'reversal',
   {
@@ -249,11 +249,13 @@ export const reversals = sqliteTable(
     id: text().primaryKey(),
     kind: text({ enum: ['refund', 'dispute'] }).notNull(),
     paymentIntent: text('payment_intent').notNull(),
-    /** Null while no checkout of ours is known to have been paid by it: it may come first, or be none of ours. */
+    /**
+     * Null while no checkout is known to have been paid by it: it may be reported before the payment, or not be ours.
+     */
     checkoutId: text('checkout_id').references(() => checkouts.id),
     amountCents: count('amount_cents').notNull(),
     state: text({ enum: REVERSAL_STATES }).notNull(),
-    /** When the provider said so: an older word changes nothing. */
+    /** Time of the provider's report: an older report changes nothing. */
     asOf: count('as_of').notNull(),
     createdAt: count('created_at').notNull(),
     seal: seal(),
@@ -269,17 +271,17 @@ export const reversals = sqliteTable(
   ],
 );
 
-/** Events of the payment provider that concerned us, each taken once. What stood in them is not kept. */
+/** Relevant events of the payment provider, each processed once. Their content is not kept. */
 export const paymentEvents = sqliteTable('payment_event', {
   id: text().primaryKey(),
   type: text().notNull(),
-  /** The session, refund or dispute that it was about. */
+  /** The session, refund or dispute of the event. */
   subject: text().notNull(),
   receivedAt: count('received_at').notNull(),
   seal: seal(),
 });
 
-/** One row: how far the provider's own list of events has been read, in Unix seconds. */
+/** One row: how far the provider's event list has been read, in Unix seconds. */
 export const paymentFeed = sqliteTable(
   'payment_feed',
   {
@@ -341,7 +343,9 @@ export const wallets = sqliteTable(
   ],
 );
 
-/** Gateway keys of wallets: chat and models only. The secret is derived from the row; `options` bind the key. */
+/**
+ * Gateway keys of wallets, for chat and models only. The secret is derived from the row, and `options` are part of it.
+ */
 export const routerKeys = sqliteTable(
   'router_key',
   {
@@ -354,7 +358,7 @@ export const routerKeys = sqliteTable(
       .references(() => masterKeys.id),
     tokenHash: hash('token_hash').notNull(),
     last4: text().notNull(),
-    /** Canonical JSON: the same options answer the same key. */
+    /** Canonical JSON: the same options give the same key. */
     options: text().notNull(),
     createdAt: count('created_at').notNull(),
     revokedAt: count('revoked_at'),
@@ -369,10 +373,10 @@ export const routerKeys = sqliteTable(
 export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
-/** What decided an operation: the answer from outside, the stated policy, or the operator. */
+/** What settled an operation: the answer to its call, the policy, or the operator. */
 export const SETTLED_BY = ['answer', 'policy', 'operator'] as const;
 
-/** One attempt at a paid request: its idempotency key, its hold and its outcome in one row. */
+/** Paid operations: the idempotency key, hold and outcome of one attempt in one row. */
 export const operations = sqliteTable(
   'operation',
   {
@@ -381,7 +385,7 @@ export const operations = sqliteTable(
       .notNull()
       .references(() => wallets.id),
     kind: text({ enum: OPERATION_KINDS }).notNull(),
-    /** The interface's path below /v1: with the wallet and the key, the scope of idempotency (design 2.7). */
+    /** The path below /v1: with the wallet and the key, the scope of idempotency (design 2.7). */
     route: text().notNull(),
     idempotencyKey: text('idempotency_key').notNull(),
     fingerprint: hash('fingerprint').notNull(),
@@ -391,26 +395,28 @@ export const operations = sqliteTable(
     settledBy: text('settled_by', { enum: SETTLED_BY }),
     hold: nanos('hold_nanos').notNull(),
     charge: nanos('charge_nanos'),
-    /** The price used and what was counted, as JSON: enough to compute hold and charge again. */
+    /** The price used and the bounds, as JSON: enough to compute hold and charge again. */
     price: text().notNull(),
     usage: text(),
-    /** What the caller asked for, in a word: the model, or the slot. */
+    /** What was requested: the model, or the slot. */
     subject: text().notNull(),
-    /** The lease it makes or extends. */
+    /** The lease that it creates or extends. */
     resourceId: text('resource_id'),
-    /** Of an extension: the absolute new end of the lease, Unix seconds. */
+    /** For an extension: the absolute new end of the lease, Unix seconds. */
     targetAt: count('target_at'),
-    /** Why it was refused, became uncertain, or was decided by hand. */
+    /** Why it was refused, became uncertain, or was resolved by hand. */
     reason: text(),
     createdAt: count('created_at').notNull(),
     uncertainAt: count('uncertain_at'),
     settledAt: count('settled_at'),
-    /** When a create was first answered 200, before its price was captured: from then on the key stays with the resource. */
+    /**
+     * When a create was first answered 200 before its price was captured: from then on the key stays with the resource.
+     */
     answeredAt: count('answered_at'),
     seal: seal(),
   },
   (t) => [
-    // Unique over what is unresolved, effective or answered 200: only a definite refusal frees the key (design 2.7).
+    // Unique among unresolved, charged or 200-answered operations: only a definite refusal frees the key (design 2.7).
     uniqueIndex('operation_idempotency')
       .on(t.walletId, t.route, t.idempotencyKey)
       .where(sql`${t.state} <> 'settled' or ${t.outcome} = 'charged' or ${t.answeredAt} is not null`),
@@ -431,7 +437,7 @@ export const operations = sqliteTable(
   ],
 );
 
-/** The stored answer of a charged chat, for replays; pruned after 72 hours. */
+/** Stored answers of charged chats, for replays; pruned after 72 hours. */
 export const answers = sqliteTable(
   'answer',
   {
@@ -445,19 +451,22 @@ export const answers = sqliteTable(
   (t) => [index('answer_kept').on(t.keptUntil)],
 );
 
-/** What a count above its bound taught of a way to a model: from then on its prompts are bounded by more. */
+/**
+ * Bounds raised because a model server counted more tokens than the bound; later prompts to that model are bounded by
+ * these.
+ */
 export const learnedBounds = sqliteTable(
   'learned_bound',
   {
     upstream: text().notNull(),
     upstreamModel: text('upstream_model').notNull(),
-    /** The settings that the bound was computed from: what was learned under others is not used. */
+    /** The settings that the bound was computed from; ignored once they change. */
     basis: text().notNull(),
     /** Thousandths of the bound by those settings. */
     permille: count().notNull(),
-    /** The longest prompt that was counted, where it is above the context length of the settings; else 0. */
+    /** The longest prompt counted, if above the configured context length; else 0. */
     contextTokens: count('context_tokens').notNull(),
-    /** The operation that taught it last. */
+    /** The operation that raised it last. */
     operationId: text('operation_id')
       .notNull()
       .references(() => operations.id),
@@ -474,7 +483,7 @@ export const learnedBounds = sqliteTable(
 export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
 export const END_REASONS = ['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed'] as const;
 
-/** What compute/create made: a machine at a backend, and the time it was paid for. */
+/** Leases made by compute/create: a machine at a backend and the time it was paid for. */
 export const resources = sqliteTable(
   'resource',
   {
@@ -495,29 +504,29 @@ export const resources = sqliteTable(
     priceHourly: nanos('price_hourly_nanos').notNull(),
     charged: nanos('charged_nanos').notNull(),
     purchasedSeconds: count('purchased_seconds').notNull(),
-    /** The longest it may last in all, and the provider's own end date. */
+    /** The longest total duration, and the provider's own end date. */
     maxSeconds: count('max_seconds').notNull(),
     endsBy: count('ends_by'),
     createdAt: count('created_at').notNull(),
-    /** Not ready by then: destroyed and released. */
+    /** If not ready by then, it is destroyed and released. */
     readyBy: count('ready_by').notNull(),
     readyAt: count('ready_at'),
     /** The end of the paid time; while provisioning, the backend's first deadline. */
     expiresAt: count('expires_at').notNull(),
-    /** Why it is to end; null while it may live. */
+    /** Why it has to end; null while it may live. */
     endWanted: text('end_wanted', { enum: END_REASONS }),
     endReason: text('end_reason', { enum: END_REASONS }),
     endedAt: count('ended_at'),
-    /** The next time somebody looks after it, and what went wrong last. */
+    /** The time of its next step; below, the last error. */
     dueAt: count('due_at').notNull(),
     attempts: count().notNull(),
     lastError: text('last_error'),
-    /** Consecutive lists without it, and when the first was. */
+    /** Number of consecutive lists without it, and the time of the first. */
     absentCount: count('absent_count').notNull(),
     absentSince: count('absent_since'),
-    /** Let go by the operator: nobody confirmed that it is gone. */
+    /** Set when the operator abandoned it: nobody confirmed that its machine is gone. */
     abandonedReason: text('abandoned_reason'),
-    /** Since when its machine may be another installation's: nothing is done to it (docs/decisions/0010). */
+    /** Since when its machine may belong to another installation, so nothing is done to it (docs/decisions/0010). */
     quarantinedAt: count('questioned_at'),
     seal: seal(),
   },
@@ -545,7 +554,7 @@ export const entries = sqliteTable(
   {
     seq: count().primaryKey(),
     at: count().notNull(),
-    /** What moved it: the id of an operation, a wallet or a funding. */
+    /** The cause: the id of an operation, a wallet or a funding. */
     causeId: text('cause_id').notNull(),
     debit: text().notNull(),
     credit: text().notNull(),

@@ -5,7 +5,10 @@ import { Column, is, Param, Placeholder, SQL } from 'drizzle-orm';
 type Values = Record<string, unknown>;
 type Codec = { mapToDriverValue(value: unknown): unknown; mapFromDriverValue(value: unknown): unknown };
 
-/** What drizzle-orm 0.45 keeps in a prepared query of better-sqlite3. Not in its types: test/db/statement.test.ts holds it. */
+/**
+ * The private fields of a prepared better-sqlite3 query in drizzle-orm 0.45. They are not in its types:
+ * test/db/statement.test.ts checks them.
+ */
 type Prepared = {
   stmt: Statement;
   query: { params: unknown[] };
@@ -16,10 +19,10 @@ type Prepared = {
 };
 
 /**
- * Makes a prepared query of drizzle's fast, in place: what it finds out anew on each call (which parameter is a
- * placeholder, which field a column, how each is encoded) is found out once. The answers are the same.
+ * Speeds up a prepared drizzle query in place: what drizzle works out on each call (which parameter is a placeholder,
+ * which field is a column, how each is encoded) is worked out once. The results are the same.
  */
-export function quicken(prepared: object): void {
+export function precompile(prepared: object): void {
   const query = prepared as Prepared;
   const { fields } = query;
   const { stmt, params } = withLiteralLimit(query.stmt, query.query.params);
@@ -28,7 +31,7 @@ export function quicken(prepared: object): void {
     query.run = (values) => stmt.run(bind(values));
     return;
   }
-  if (!fields || fields.some(({ path }) => path.length > 1)) return; // A join of whole tables: none of ours.
+  if (!fields || fields.some(({ path }) => path.length > 1)) return; // A join of whole tables, which this project does not use.
   const toRow = mapper(fields);
   stmt.raw();
   query.get = (values) => {
@@ -39,8 +42,8 @@ export function quicken(prepared: object): void {
 }
 
 /**
- * SQLite compiles a statement anew whenever its LIMIT is bound, since the plan depends on it: that is ten times the cost of
- * reading one row. As a literal it is part of the statement.
+ * Puts a bound LIMIT into the statement as a literal. SQLite recompiles a statement whenever its LIMIT is bound,
+ * because the plan depends on it; that costs ten times as much as reading one row.
  */
 function withLiteralLimit(
   stmt: Statement,
@@ -51,7 +54,10 @@ function withLiteralLimit(
   return { stmt: stmt.database.prepare(`${stmt.source.slice(0, -1)}${limit}`), params: params.slice(0, -1) };
 }
 
-/** What a statement is run with: constants, and values by the name of their placeholder. Throws where one is missing. */
+/**
+ * Returns a function that fills in a statement's parameters: constants, and values by placeholder name. Throws when a
+ * value is missing.
+ */
 function binder(params: readonly unknown[]): (values: Values | undefined) => unknown[] {
   const slots = params.map((it) => {
     if (is(it, Placeholder)) return { name: it.name as string };
@@ -76,7 +82,7 @@ function mapper(fields: NonNullable<Prepared['fields']>): (row: unknown[]) => Va
     const codec = (
       is(field, Column) ? field : is(field, SQL) ? decoderOf(field) : decoderOf((field as { sql: SQL }).sql)
     ) as Codec;
-    // Texts and blobs are taken as they are: most columns.
+    // Most columns are texts and blobs, which need no decoding.
     const isAsIs = codec.mapFromDriverValue === Column.prototype.mapFromDriverValue;
     return { name: path[0] as string, codec: isAsIs ? undefined : codec };
   });

@@ -36,21 +36,21 @@ export type LeaseApp = PaidApp & {
   slots: Slots;
   leaseMutex: KeyedMutex;
   installationId: string;
-  /** `create` answers within so many seconds, ready or not (design 2.18). */
+  /** `create` answers within this many seconds, ready or not (design 2.18). */
   answerSeconds: number;
 };
 
 const POLL_MILLISECONDS = 250;
-/** So long a backend may think about a price: nothing is held yet, and `create` has to answer. */
+/** How long a backend may take to quote a price: nothing is held yet, and `create` has to answer. */
 const QUOTE_SECONDS = 20;
 
 export type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
 type Detail = { configured: ConfiguredSlot; quote: BackendQuote };
 
 /**
- * Prepays a lease: hold the whole price with the resource's row, ask the backend, capture when the machine is ready.
- * Answers the resource: `running` if it is ready within 30 s, else as it then is, mostly `provisioning`; the backend's
- * create goes on under its driver, and then the reaper.
+ * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the
+ * price when the machine is ready. Returns the resource: `running` if it is ready within `answerSeconds`, else in its
+ * current state, usually `provisioning`; the backend's create then continues under its driver and the reaper.
  */
 export async function createLease(
   app: LeaseApp,
@@ -63,7 +63,7 @@ export async function createLease(
     {
       quote() {
         const configured = app.slots.find(slot);
-        // Told at once, not after a provider was asked for a price; the hold looks again.
+        // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
         return quoteLease(app, configured, spec);
       },
@@ -101,7 +101,7 @@ export async function createLease(
       replay: (operation) => replayCreate(app, operation),
     },
   );
-  // Whoever joins an attempt that has answered already hears how things are now.
+  // A caller that joins an attempt which has answered already gets the current state.
   return { answer: findResource(app.ledger.read, answer.id) as Resource, replayed };
 }
 
@@ -129,7 +129,7 @@ async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec)
     resourceId: newId('res'),
     detail: { configured, quote },
     limits: (_, wallet) => {
-      // The lease is sold from when it is ready, so the time it may take until then has to fit too.
+      // The lease is sold from when it is ready, so the provisioning time has to fit as well.
       const end = app.clock.now() + configured.provisionSeconds + seconds;
       if (wallet.expiresAt !== null && end > wallet.expiresAt)
         throw new Refusal(
@@ -151,8 +151,8 @@ type Waiting = Waiters<Resource> & {
 };
 
 /**
- * Asks the backend for the machine and notes its reference the moment it is known: no step of the lease comes between. A
- * machine that was made is not settled here; its lease captures the price when it is ready.
+ * Asks the backend for the machine and records its reference as soon as it is known; holds the lease's lock, so that no
+ * step comes between. A machine that was made is not settled here: its lease captures the price when it is ready.
  */
 async function startLease(
   app: LeaseApp,
@@ -201,12 +201,16 @@ async function ask(backend: Backend, { tag, expiresAt }: Resource, quote: Backen
   }
 }
 
-/** The operator gets what the backend itself said with the reason, which may name sockets and addresses; callers do not. */
+/**
+ * Adds the backend's own message to the operator's reason; it may name sockets and addresses, so callers do not get it.
+ */
 function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outcome<never> {
   return { ...refused, reason: words ? `${refused.reason} (${words})` : refused.reason, told: refused.reason };
 }
 
-/** A clear no ends the row of the lease; after doubt its machine is looked for at once. */
+/**
+ * After a definite refusal, ends the row of the lease; after an unknown outcome, has its machine searched for at once.
+ */
 function noteFailure(tx: Tx, { resourceId }: Operation, outcome: Outcome<Buffer | null>, now: number): void {
   const id = resourceId as string;
   if (outcome.kind === 'unknown') updateIfLive(tx, id, { status: 'unknown', lastError: outcome.reason, dueAt: now });
@@ -215,10 +219,13 @@ function noteFailure(tx: Tx, { resourceId }: Operation, outcome: Outcome<Buffer 
   updateIfLive(tx, id, { ...failed, endedAt: now, lastError: outcome.reason });
 }
 
-/** Steps a lease until it is ready or has ended, at most until `answerAt`, in milliseconds of the monotonic clock. */
+/**
+ * Takes steps of a lease until it is ready or has ended, at most until `answerAt`, in milliseconds of the monotonic
+ * clock.
+ */
 async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<Resource> {
   for (;;) {
-    // What cannot be written at the moment is not known to the row either: it is provisioning, and looked at again.
+    // A step that cannot be written leaves the row as it was: provisioning, and due again.
     const resource = await advance(app, id).catch(() => findResource(app.ledger.read, id) as Resource);
     if (resource.readyAt !== null || resource.endedAt !== null) return resource;
     if (performance.now() > answerAt || app.inFlight.isCutOff()) return resource;
@@ -227,8 +234,9 @@ async function untilReady(app: LeaseApp, id: string, answerAt: number): Promise<
 }
 
 /**
- * The resource as the answer of its create. What has not been captured yet may still be released; that it was answered
- * 200 is written first, so that its key rents no second machine (design 2.7). Refuses where it was released before.
+ * Returns the resource as the answer of its create. An uncaptured price may still be released, so the fact that it was
+ * answered 200 is written first; its key then rents no second machine (design 2.7). Throws a refusal if it was already
+ * released.
  */
 async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<Resource> {
   const { outcome, answeredAt } = operationOf(app.ledger.read, operationId);
@@ -241,13 +249,13 @@ async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<R
   return resource;
 }
 
-/** A 200 that cannot be written is not given: the caller repeats the request under its key. */
+/** Withholds a 200 that cannot be recorded: the caller repeats the request with its key. */
 function unwritten(error: unknown): never {
   throw error instanceof Refusal && error.code === 'read_only' ? uncertain() : error;
 }
 
 function neverReady(resource: Resource): Refusal {
-  // What the backend said is in the log and on the operation: it may name sockets and addresses.
+  // The backend's message is in the log and on the operation only: it may name sockets and addresses.
   return new Refusal(
     'provider_unavailable',
     `The machine never became ready (${resource.endReason}), and nothing was charged.`,
@@ -255,21 +263,24 @@ function neverReady(resource: Resource): Refusal {
   );
 }
 
-/** Leases answer from their current rows; a doubtful one is looked for first (design 2.9). */
+/**
+ * Replays a create from the lease's current row. If the create is uncertain, searches for its machine first (design
+ * 2.9).
+ */
 async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resource> {
   const resource = resourceOfOperation(app.ledger.read, operation.id);
   assert(resource, 'a create writes its resource with its hold');
   if (operation.state === 'settled') return resource;
-  const looked =
+  const current =
     (await app.inFlight.waitFor(advance(app, resource.id), app.answerSeconds)) ??
     (findResource(app.ledger.read, resource.id) as Resource);
-  if (operation.answeredAt === null && looked.endedAt === null && looked.ref === null) throw uncertain();
-  return answered(app, looked);
+  if (operation.answeredAt === null && current.endedAt === null && current.ref === null) throw uncertain();
+  return answered(app, current);
 }
 
 /**
- * Ends a lease early, without a refund. That it is to end is written at once, whatever the backend is busy with; then one
- * step is waited for, at most `close_wait_seconds`, and the reaper goes on. Idempotent.
+ * Ends a lease early, without a refund. Records that it is to end at once, even if the backend is busy; then waits for
+ * one step, at most `close_wait_seconds`, and the reaper continues. Idempotent.
  */
 export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
   const now = app.clock.now();
@@ -280,7 +291,10 @@ export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
   return stepped ?? (findResource(app.ledger.read, id) as Resource);
 }
 
-/** Ends the row of a lease by the operator's word alone; what was never captured is released. The alarm stays in the log. */
+/**
+ * Ends the row of a lease on the operator's word alone, without confirmation from the backend. Releases what was never
+ * captured, and logs an error.
+ */
 export async function abandonLease(app: LeaseApp, id: string, reason: string): Promise<Resource> {
   return app.leaseMutex(id, async () => {
     const resource = findResource(app.ledger.read, id) as Resource;

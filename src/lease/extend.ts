@@ -13,13 +13,15 @@ import { advance } from './step.ts';
 
 export type ExtendRequest = Omit<PaidRequest, 'kind'> & { resource: Resource; additionalSeconds: number };
 
-/** An extension that is in doubt is decided by the next look at the backend, or by a few. */
+/** An uncertain extension is resolved by the next few queries of the backend. */
 const RETRY_SECONDS = 10;
 
 /**
- * Prepays more seconds on a running lease, as an operation of its own. The absolute new deadline is fixed on it, so that
- * an extension in doubt is decided by reading the backend's deadline. Hold, call and settlement have one turn among all
- * that is done with the lease: each extension starts from where the one before it ended.
+ * Prepays more seconds on a running lease, as an operation of its own. Records the absolute new deadline, so that an
+ * uncertain extension is resolved by reading the backend's deadline. Holds the lease's lock from hold to settlement, so
+ * that each extension starts where the one before it ended. Throws `extension_not_supported`,
+ * `provider_not_configured`, `resource_not_active`, `lease_limit_exceeded`, `read_only`, `operation_uncertain`, and
+ * PAID_REFUSALS.
  */
 export function extendLease(
   app: LeaseApp,
@@ -31,11 +33,11 @@ export function extendLease(
     app,
     { ...request, kind: 'compute_extend' },
     {
-      serialize: async (walk) => {
-        if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported'); // No turn is needed to say so.
+      serialize: async (run) => {
+        if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported'); // Known without the lock.
         return app.leaseMutex(id, async () => {
-          if (app.inFlight.isCutOff()) throw uncertain(); // Whoever asked has heard so; nothing was begun.
-          return walk();
+          if (app.inFlight.isCutOff()) throw uncertain(); // The caller has been told; nothing was started.
+          return run();
         });
       },
       quote: () => quoteExtension(app, current(), additionalSeconds),
@@ -46,7 +48,7 @@ export function extendLease(
       judge: judgeExtension,
       settleRows(tx, operation, outcome, now) {
         if (outcome.kind === 'done') applyExtension(tx, operation);
-        if (outcome.kind === 'unknown') updateIfLive(tx, id, { dueAt: now }); // Its machine can be asked.
+        if (outcome.kind === 'unknown') updateIfLive(tx, id, { dueAt: now }); // The machine's deadline resolves it.
       },
       refuse: (_, outcome) => (outcome.kind === 'unknown' ? uncertain() : notExtended()),
       async replay(operation) {
@@ -75,7 +77,10 @@ function quoteExtension(app: LeaseApp, resource: Resource, additionalSeconds: nu
   };
 }
 
-/** Refuses what the lease, its wallet or its provider does not allow. `quoted` is the row that the price and the end are of. */
+/**
+ * Throws a refusal for what the lease, its wallet or its provider does not allow. `quoted` is the row that the price
+ * and the end were computed from.
+ */
 function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeconds: number, now: number): void {
   const row = findResource(tx, quoted.id) as Resource;
   if (row.readyAt === null || row.endedAt !== null || row.endWanted !== null || row.expiresAt <= now)
@@ -90,7 +95,7 @@ function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeco
   if (isInDoubt)
     throw new Refusal(
       'operation_uncertain',
-      'An earlier extension of this lease is not decided yet, so its end is not known. Nothing was held for this one: retry it.',
+      'An earlier extension of this lease is not resolved yet, so its end is not known. Nothing was held for this one: retry it.',
       { retryAfterSeconds: RETRY_SECONDS },
     );
   if (row.expiresAt !== quoted.expiresAt)
@@ -105,11 +110,11 @@ function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeco
     throw limit(`A lease lasts at most ${row.maxSeconds} s in all; ${row.purchasedSeconds} are bought.`);
 }
 
-/** What the backend said is in the log and on the operation: it may name sockets and addresses. */
+/** The backend's message is in the log and on the operation only: it may name sockets and addresses. */
 const notExtended = () =>
   new Refusal('resource_not_active', 'The lease has ended, or its provider did not extend it. Nothing was charged.');
 
-/** A lease that has ended since its hold, or whose time has run out, is not extended any more. */
+/** Asks the backend to extend. A lease that has ended since the hold, or whose time has run out, is refused instead. */
 async function ask(backend: Backend, resource: Resource, targetAt: number, now: number): Promise<ExtensionResult> {
   const { ref, endedAt, endWanted, expiresAt } = resource;
   if (ref === null || endedAt !== null || endWanted !== null || expiresAt <= now)

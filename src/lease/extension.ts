@@ -10,20 +10,20 @@ export type ExtensionResult =
   | { kind: 'refused'; reason: string }
   | { kind: 'unknown'; reason: string };
 
-/** The extensions of a lease that nobody drives and nobody has decided. */
+/** Returns the unresolved extensions of a lease that this process is not driving. */
 export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
   return openOperations(app.ledger.read, resource.walletId).filter(
     (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !app.inFlight.drives(it.id),
   );
 }
 
-/** An extension in doubt, and what the backend's deadline says of it. */
+/** An uncertain extension, and what the backend's deadline says about it. */
 export type Verdict = { operation: Operation; result: ExtensionResult };
 
 /**
- * Reads off the deadline that the backend shows what became of extensions in doubt. A deadline that cannot be read decides
- * nothing; one that has not moved says no only `settleSeconds` after the doubt began, because what was sent may still
- * arrive.
+ * Resolves uncertain extensions from the deadline that the backend shows. A deadline that cannot be read resolves
+ * nothing; one that has not moved means a refusal only `settleSeconds` after the extension became uncertain, because
+ * the request may still arrive.
  */
 export function verdictsOn(
   app: LeaseApp,
@@ -35,8 +35,8 @@ export function verdictsOn(
   if (deadline === undefined || machine?.state === 'ended') return [];
   return openExtensions(app, resource).flatMap((operation): Verdict[] => {
     if (deadline >= (operation.targetAt as number)) return [{ operation, result: { kind: 'done' } }];
-    const doubtedSeconds = app.clock.now() - (operation.uncertainAt ?? Number.POSITIVE_INFINITY);
-    if (doubtedSeconds < settleSeconds) return [];
+    const uncertainSeconds = app.clock.now() - (operation.uncertainAt ?? Number.POSITIVE_INFINITY);
+    if (uncertainSeconds < settleSeconds) return [];
     return [{ operation, result: { kind: 'refused', reason: 'the backend did not move the deadline' } }];
   });
 }
@@ -56,14 +56,14 @@ export function settleExtensionIn(
   return { operation, outcome, moved, row: moved && outcome.kind === 'done' ? applyExtension(tx, operation) : row };
 }
 
-/** The outcome of what a backend answered: an extension that happened costs its whole hold. */
+/** Returns the outcome of a backend's reply: an extension that took place costs its whole hold. */
 export function extensionOutcome(operation: Operation, result: ExtensionResult): Outcome<null> {
   if (result.kind === 'done') return { kind: 'done', charge: operation.hold, usage: null, answer: null };
   if (result.kind === 'unknown') return result;
   return { kind: 'refused', code: 'resource_not_active', reason: result.reason };
 }
 
-/** An extension settles only if its lease still runs; else it is released (design, section 7). */
+/** Releases an extension whose lease no longer runs (design, section 7). */
 export function judgeExtension<O extends Outcome<Buffer | null>>(
   tx: Tx,
   operation: Operation,
@@ -74,20 +74,23 @@ export function judgeExtension<O extends Outcome<Buffer | null>>(
   return { kind: 'refused', code: 'resource_not_active', reason: 'the lease has ended' };
 }
 
-/** Tells the log and the reaper of an extension whose settlement is on disk. */
+/** Logs an extension whose settlement is on disk, and wakes the reaper for the lease. */
 export function announceSettled(app: LeaseApp, { operation, outcome, moved, row }: SettledExtension): void {
   app.events.settled(operation, outcome, moved);
   app.wakeAt(row.dueAt);
 }
 
-/** What the operator's word means for the lease: an extension that he charged has happened; the rest its next step finds. */
+/**
+ * Applies the operator's resolution to the lease: a charged extension counts as done; the lease's next step finds the
+ * rest.
+ */
 export function applyResolution(tx: Tx, operation: Operation, now: number): void {
   if (operation.resourceId === null) return;
   if (operation.kind === 'compute_extend' && operation.outcome === 'charged') applyExtension(tx, operation);
   updateIfLive(tx, operation.resourceId, { dueAt: now });
 }
 
-/** Moves the end of a lease to where its extension, which has just been charged, says. */
+/** Moves the end of a lease to the target of its extension, which has just been charged. */
 export function applyExtension(tx: Tx, operation: Operation): Resource {
   const row = findResource(tx, operation.resourceId as string) as Resource;
   if (row.endedAt !== null) return row;

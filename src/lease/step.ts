@@ -30,42 +30,46 @@ const WATCH_SECONDS = 60;
 const BACK_OFF_SECONDS_MAX = 300;
 
 /**
- * The states of a lease that has not ended, read off its row by `stateOf`:
- * `searching`: a create is in doubt, and the reference of its machine is not known;
- * `starting`: the machine is known and its price is not captured yet;
- * `running`: its price is captured;
- * `ending`: it has to end, and the backend has not confirmed yet that its machine is gone.
+ * The states of a lease that has not ended, derived from its row by `stateOf`:
+ * - `searching`: its create is uncertain, and the reference of its machine is not known;
+ * - `starting`: the machine is known and its price is not captured yet;
+ * - `running`: its price is captured;
+ * - `ending`: it has to end, and the backend has not confirmed yet that its machine is gone.
  */
 export type LeaseState = 'searching' | 'starting' | 'running' | 'ending';
 
 /**
- * What the backend shows of a lease's machine. `missing` is an absence that is not proven yet (see `Backend.absence`),
- * `absent` one that is; `ended` still has to be destroyed; `unreachable` is every failure to find out.
+ * What the backend reports about a lease's machine. `missing` is an absence that is not proven yet (see
+ * `Backend.absence`), `absent` a proven one; an `ended` machine still has to be destroyed; `unreachable` covers every
+ * failure to find out.
  */
 export type Finding = 'unreachable' | 'missing' | 'absent' | 'starting' | 'running' | 'ended';
 
-/** What follows from a finding: the one write of a step, and what is told once it is on disk. */
+/** The consequence of a finding: the one write of a step, and what is announced once it is on disk. */
 type Transition = {
   write: (tx: Tx) => Resource;
   announce?: (row: Resource) => void;
-  /** Whether the row that was written has a step to be taken at once. */
+  /** Returns whether the written row needs another step at once. */
   again?: (row: Resource) => boolean;
 };
 
-/** Everything an action may look at: the row, what the backend showed of its machines, and why it could not be asked. */
+/**
+ * The input of an action: the row, what the backend reported about its machines, and the error if it could not be
+ * asked.
+ */
 type Observed = {
   app: LeaseApp;
   backend: Backend;
   row: Resource;
   finding: Finding;
-  /** The machines that were found, the furthest first. */
+  /** The machines that were found, the furthest along first. */
   machines: Machine[];
-  /** Why the backend could not be asked, where the finding is `unreachable`. */
+  /** The error, if the finding is `unreachable`. */
   error?: Error;
 };
 type Action = (observed: Observed) => Transition | Promise<Transition>;
 
-/** Every state and every finding has one action (design, section 7). */
+/** The action for every state and finding (design, section 7). */
 export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   searching: {
     unreachable: backOff,
@@ -101,12 +105,12 @@ export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   },
 };
 
-/** Takes the next steps of a lease when it is its turn. Callers that wait for the same turn share one pass. */
+/** Takes the next steps of a lease, serialized with everything else done to it. Waiting callers share one run. */
 export function advance(app: LeaseApp, id: string): Promise<Resource> {
   return app.leaseMutex.shared(id, () => takeSteps(app, id));
 }
 
-/** Reads the state of a lease that has not ended off its row. */
+/** Returns the state of a lease that has not ended, from its row. */
 export function stateOf(row: Resource): LeaseState {
   if (row.ref === null) return 'searching';
   if (row.endWanted !== null) return 'ending';
@@ -114,9 +118,8 @@ export function stateOf(row: Resource): LeaseState {
 }
 
 /**
- * Takes one step after the other until there is none to be taken at once, each from the rows alone, so that any step can
- * be taken again after a crash. A step that fails is noted on the row, which is due again later; throws only where that
- * cannot be written either.
+ * Takes steps until none is due at once. Each starts from the rows alone, so that any step can be repeated after a
+ * crash. A failed step is recorded on the row and retried later; throws only if that cannot be written either.
  */
 async function takeSteps(app: LeaseApp, id: string): Promise<Resource> {
   for (;;) {
@@ -127,7 +130,7 @@ async function takeSteps(app: LeaseApp, id: string): Promise<Resource> {
       const { row: written, again } = await commit(app, await nextTransition(app, row));
       if (!again) return written;
     } catch (error) {
-      // What is noted is the row as the failed step left it: an ending that began stays begun.
+      // Re-read the row as the failed step left it: an ending that began stays begun.
       const failed = findResource(app.ledger.read, id) as Resource;
       return (await commit(app, retryLater(app, failed, error as Error))).row;
     }
@@ -141,11 +144,11 @@ async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Res
   return { row, again: transition.again?.(row) ?? false };
 }
 
-/** Decides by the rows first, which need nobody, and then by what the backend shows. */
+/** Returns the next transition: decided by the rows alone if possible, else by what the backend reports. */
 async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition> {
   const backend = app.slots.backendOf(row);
   const end = whyToEnd(app, row);
-  // An extension in doubt is decided while its machine can still show its deadline: it may have moved the end.
+  // Resolve an uncertain extension while its machine can still show its deadline: it may have moved the end.
   const mayMoveEnd = row.endWanted !== null || end === 'lease_expired';
   if (mayMoveEnd && backend && row.ref !== null && row.quarantinedAt === null) {
     const settleSeconds = row.endWanted === null ? backend.absence.apartSeconds : Number.POSITIVE_INFINITY;
@@ -162,9 +165,9 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
   return ACTIONS[state][observed.finding](observed);
 }
 
-/** How the machine of a lease is looked at, by its state. Each throws when the backend cannot be asked. */
+/** How each state observes its machine. Throws when the backend cannot be asked. */
 const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resource) => Promise<Observed>> = {
-  /** Asks for the tag: an earlier create may have left a machine, several, or none. */
+  /** Queries by tag: an uncertain create may have left one machine, several, or none. */
   async searching(app, backend, row) {
     const machines = (await backend.find(row.tag)).toSorted(
       (a, b) => FURTHEST_FIRST.indexOf(a.state) - FURTHEST_FIRST.indexOf(b.state),
@@ -176,15 +179,15 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
   starting: inspect,
   running: inspect,
   /**
-   * Destroys, and then asks whether it is gone. Of a create that was once in doubt a second machine may be left, so the
-   * tag is asked for too; otherwise the reference is all there ever was.
+   * Destroys the machine, then checks that it is gone. If the create was ever uncertain, a second machine may exist, so
+   * the tag is queried too; otherwise the reference is all there ever was.
    */
   async ending(app, backend, row) {
     const ref = row.ref as string;
     await backend.destroy(ref);
     const machine = await backend.inspect(ref);
-    const wasDoubted = operationOf(app.ledger.read, row.operationId).uncertainAt !== null;
-    const others = wasDoubted ? (await backend.find(row.tag)).filter((it) => it.ref !== ref) : [];
+    const wasUncertain = operationOf(app.ledger.read, row.operationId).uncertainAt !== null;
+    const others = wasUncertain ? (await backend.find(row.tag)).filter((it) => it.ref !== ref) : [];
     for (const other of others) await backend.destroy(other.ref);
     const machines = machine ? [machine, ...others] : others;
     return { app, backend, row, finding: machines[0] ? findingOf(machines[0]) : 'absent', machines };
@@ -200,7 +203,9 @@ const FURTHEST_FIRST: Machine['state'][] = ['running', 'provisioning', 'ended'];
 const findingOf = ({ state }: Machine): 'starting' | 'running' | 'ended' =>
   state === 'provisioning' ? 'starting' : state;
 
-/** The empty lists that prove an absence, this one included; those too close to the one before are not counted. */
+/**
+ * Counts the empty lists that prove an absence, including this one. Lists too close to the one before are not counted.
+ */
 function countedAbsence(row: Resource, { absence }: Backend, now: number) {
   const absentSince = row.absentSince ?? now;
   const isApart = row.absentCount === 0 || now - absentSince >= absence.apartSeconds * row.absentCount;
@@ -216,18 +221,20 @@ function change(row: Resource, values: Parameters<typeof updateIfLive>[2]): Tran
   return { write: (tx) => updateIfLive(tx, row.id, values) };
 }
 
-/** Nothing was found, and that proves nothing yet: it is looked for again. Evidence decides, never a timer. */
+/** Nothing was found, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */
 function countAbsence({ app, backend, row }: Observed): Transition {
   const now = app.clock.now();
   return change(row, { ...countedAbsence(row, backend, now), dueAt: now + backend.absence.apartSeconds });
 }
 
-/** The lease is over: nothing is there any more, or nothing ever was. */
+/** Ends the lease: its machine is gone or never existed. */
 function endAsGone({ app, row }: Observed): Transition {
   return ending(app, row, row.endWanted ?? 'create_failed');
 }
 
-/** One machine of a create in doubt is kept, the rest destroyed; what cannot be destroyed now is left to the sweep. */
+/**
+ * Keeps one machine of an uncertain create and destroys the rest; the sweep retries those that cannot be destroyed now.
+ */
 async function adopt({ app, backend, row, machines }: Observed): Promise<Transition> {
   const [machine, ...others] = machines as [Machine, ...Machine[]];
   await Promise.allSettled(others.map(({ ref }) => backend.destroy(ref)));
@@ -235,7 +242,7 @@ async function adopt({ app, backend, row, machines }: Observed): Promise<Transit
   return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
 }
 
-/** Its machine has ended by itself, or was ended by its provider: what is left of it has to be removed. */
+/** The machine has ended by itself or by its provider: begins to remove what is left of it. */
 function beginEnding({ app, row, machines: [machine] }: Observed): Transition {
   const now = app.clock.now();
   const endWanted = row.readyAt === null ? 'create_failed' : now >= row.expiresAt ? 'lease_expired' : 'provider_ended';
@@ -250,26 +257,26 @@ function waitUntilReady({ app, row, machines: [machine] }: Observed): Transition
   return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: machine?.note ?? null });
 }
 
-/** The paid time starts now: the backend's deadline is tightened first, then the whole price is captured (design 2.18). */
+/** Starts the paid time: first tightens the backend's deadline, then captures the whole price (design 2.18). */
 async function captureWhenReady(observed: Observed): Promise<Transition> {
   const { app, backend, row } = observed;
-  // While the clock is doubted its paid time cannot begin: nobody knows what deadline to give the machine.
+  // While the clock is quarantined the paid time cannot begin: the right deadline is not known.
   if (app.clock.expiryBlocked()) return waitUntilReady(observed);
   const now = app.clock.now();
   const expiresAt = now + row.purchasedSeconds;
   const tightened = await backend.extend(row.ref as string, expiresAt);
-  if (tightened.kind !== 'done') throw new Error(`the backend did not take the deadline: ${tightened.reason}`);
+  if (tightened.kind !== 'done') throw new Error(`the backend did not accept the deadline: ${tightened.reason}`);
   const operation = operationOf(app.ledger.read, row.operationId);
   const outcome: Outcome<null> = { kind: 'done', charge: operation.hold, usage: null, answer: null };
   let isSettledNow = false;
   return {
     write(tx) {
       const current = findResource(tx, row.id) as Resource;
-      // It was stopped, or its wallet closed, while it became ready: it is not paid for, and the next step ends it.
+      // It was stopped, or its wallet closed, while it became ready: it is not charged, and the next step ends it.
       if (current.endedAt !== null || current.endWanted !== null || reasonToEnd(app, tx, current) !== null)
         return current;
       isSettledNow = settle(tx, operation.id, outcome, 'answer', now);
-      const { charge } = operationOf(tx, operation.id); // The operator may have charged it meanwhile.
+      const { charge } = operationOf(tx, operation.id); // The operator may have charged it in the meantime.
       const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
       const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
       return updateIfLive(tx, row.id, { ...ready, dueAt, attempts: 0, lastError: null });
@@ -282,7 +289,7 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
   };
 }
 
-/** A lease whose machine lives: its extensions in doubt are decided by the deadline that the backend shows. */
+/** Resolves the uncertain extensions of a running lease by the deadline that the backend reports. */
 function keepWatch({ app, backend, row, machines }: Observed): Transition {
   const { apartSeconds } = backend.absence;
   const verdicts = verdictsOn(app, row, machines[0], apartSeconds);
@@ -295,7 +302,7 @@ function backOff({ app, row, error }: Observed): Transition {
   return retryLater(app, row, error as Error);
 }
 
-/** A failed step is retried for ever, ever more slowly, and every failure is told. */
+/** Schedules a retry of a failed step, for ever and with growing delays, and logs each failure. */
 function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   const attempts = row.attempts + 1;
   const delay = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
@@ -304,14 +311,16 @@ function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
   return change(row, { attempts, dueAt: app.clock.now() + delay, lastError });
 }
 
-/** The machine may be another installation's (docs/decisions/0010): what would be done is only said. */
+/**
+ * The machine may belong to another installation (docs/decisions/0010): reports the pending action and does nothing.
+ */
 function reportOnly(app: LeaseApp, row: Resource): Transition {
   const lastError = row.endWanted && `${row.endWanted}: ${REPORT_ONLY}`;
   if (lastError && lastError !== row.lastError) app.events.leaseHeldBack(row, lastError);
   return change(row, { lastError, dueAt: app.clock.now() + WATCH_SECONDS });
 }
 
-// What actions and rules share.
+// Shared by actions and rules.
 
 async function askForVerdicts(
   app: LeaseApp,
@@ -323,7 +332,10 @@ async function askForVerdicts(
   return verdictsOn(app, row, await backend.inspect(row.ref as string), settleSeconds);
 }
 
-/** Settles extensions in one write with the row, which is due again `nextSeconds` later, or where it ends before that. */
+/**
+ * Settles extensions in one write with the row, which is due again after `nextSeconds`, or at its end if that is
+ * earlier.
+ */
 function settleVerdicts(
   app: LeaseApp,
   row: Resource,
@@ -346,16 +358,18 @@ function settleVerdicts(
   };
 }
 
-/** The reason why a lease has to end, or would have to if it were not quarantined; null while it may live. */
+/** Returns the reason why a lease has to end, or would have to if it were not quarantined; null while it may live. */
 export const whyToEnd = (app: LeaseApp, row: Resource): EndReason | null =>
   row.endWanted ?? reasonToEnd(app, app.ledger.read, row);
 
-/** The reason why a lease has to end by what is written, whatever its row says already. */
+/**
+ * Returns the reason why a lease has to end, from the wallet, the operation and the times alone; ignores `endWanted`.
+ */
 function reasonToEnd(app: LeaseApp, read: Reader, row: Resource): EndReason | null {
   const now = app.clock.now();
   const wallet = findWallet(read, row.walletId);
   assert(wallet, 'a resource belongs to a wallet');
-  // The operator released what nobody knew: a machine that turns up afterwards is not paid for.
+  // The operator released an uncertain create: a machine that turns up afterwards is not paid for.
   if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
   if (app.clock.expiryBlocked()) return wallet.status === 'active' ? null : 'wallet_closed';
   if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
@@ -364,7 +378,7 @@ function reasonToEnd(app: LeaseApp, read: Reader, row: Resource): EndReason | nu
   return null;
 }
 
-/** Ends the row of a lease whose machine is gone; what was never captured is released. */
+/** Ends the row of a lease whose machine is gone; releases what was never captured. */
 export async function markEnded(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 'operator' = 'answer') {
   return (await commit(app, ending(app, row, reason, by))).row;
 }

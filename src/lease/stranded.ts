@@ -2,7 +2,7 @@ import type { Slots } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
 import { allLiveResources, type Resource } from '../ledger/resource.ts';
 
-/** What of the configuration a live resource needs and no longer has, in words. */
+/** Returns the part of the configuration that a live resource needs and that is missing, in words. */
 function missedBy(resource: Resource, slots: Slots): string | undefined {
   const backend = slots.backendOf(resource);
   if (!backend) return `the backend ${resource.backend}`;
@@ -10,9 +10,9 @@ function missedBy(resource: Resource, slots: Slots): string | undefined {
 }
 
 /**
- * A backend with live resources cannot be removed from the configuration (design, section 7): nobody would end them, and
- * another backend would take what it does not find for gone. Throws what is missing, which resources need it, and the
- * ways out. Asks nobody outside.
+ * Throws when a backend with live resources is missing from the configuration (design, section 7): nobody would end
+ * them, and another backend would take a lease that it does not find for gone. The message names what is missing, which
+ * resources need it, and the remedies. Makes no external calls.
  */
 export function refuseStranded(read: Reader, slots: Slots): void {
   const missing = new Map<string, string[]>();
@@ -26,6 +26,6 @@ export function refuseStranded(read: Reader, slots: Slots): void {
   const lines = [...missing].map(([where, ids]) => `  ${where}, which these live leases need: ${ids.join(', ')}`);
   throw new Error(
     `The configuration lacks what live leases need, and nobody would end them:\n${lines.join('\n')}\n` +
-      'Put it back until they have ended. If their machines are gone for good, let go of each: purser resource abandon ID --reason "…"',
+      'Put it back until they have ended. If their machines are gone for good, abandon each: purser resource abandon ID --reason "…"',
   );
 }

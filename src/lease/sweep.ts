@@ -3,19 +3,22 @@ import { reportOnlyOf } from '../ledger/installation.ts';
 import { findResource } from '../ledger/resource.ts';
 import type { LeaseApp } from './create.ts';
 
-/** What was made a moment ago may not have its row's reference yet; it is spared. */
+/** Machines younger than this are spared: their rows may not have the reference yet. */
 const GRACE_SECONDS = 300;
-/** So many at most in one pass: a mistake of ours must not empty a cluster. */
+/** Limit per sweep: a mistake of ours must not empty a cluster. */
 const KILL_COUNT_MAX = 10;
 
 export type Orphan = Owned & { destroyed: boolean };
 
 /**
- * One look at all backends: two slots may have one engine behind them, and what the first has seen is its affair. With
- * `showStrangers` those are told of as well that the backend may not end.
+ * State of one sweep over all backends. Two slots may share an engine, so machines already seen are skipped. With
+ * `showStrangers`, machines that the backend may not end are reported as well.
  */
 export type Pass = { showStrangers: boolean; seen: Set<string>; killsLeft: number; graceSeconds: number };
-/** `report` looks only, and destroys nothing: so it also tells of what was made a moment ago, before a restore perhaps. */
+/**
+ * Starts a sweep. With `report` it destroys nothing, so it also reports machines made a moment ago, perhaps before a
+ * restore.
+ */
 export const newPass = ({ report = false, showStrangers = false } = {}): Pass => ({
   showStrangers,
   seen: new Set(),
@@ -24,9 +27,9 @@ export const newPass = ({ report = false, showStrangers = false } = {}): Pass =>
 });
 
 /**
- * Lists the backend by this installation's tag and destroys what no live row knows: older than a grace period, a few in
- * one pass, nothing when the list failed or is partial (design, section 7), and nothing while the installation only
- * reports. Strangers that the backend may end are treated alike.
+ * Lists the backend's machines with this installation's tag and destroys those that no live row knows (design, section
+ * 7): only machines older than a grace period, only a few per sweep, nothing if the list failed or is partial, and
+ * nothing while the installation is in report-only mode. Strangers that the backend may end are treated the same.
  */
 export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: Pass): Promise<Orphan[]> {
   const prefix = tagPrefix(app.installationId);
@@ -53,7 +56,7 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
   return orphans;
 }
 
-/** One that cannot be destroyed hides no other: it is tried again in the next pass. */
+/** Destroys one orphan. A failure does not stop the sweep; the next one tries again. */
 async function destroy(
   app: LeaseApp,
   backend: Backend,

@@ -30,22 +30,24 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
+/** Returns the account with this id, or undefined. */
 export function findAccount(read: Reader, id: string): Account | undefined {
   return reads(read).byId.get({ id });
 }
 
-/** The account with this id. Refuses with `not_found`. */
+/** Returns the account with this id. Throws `not_found`. */
 export function accountOf(read: Reader, id: string): Account {
   const account = findAccount(read, id);
   if (!account) throw new Refusal('not_found', `There is no account ${id}.`);
   return account;
 }
 
+/** Returns all accounts, oldest first. */
 export function listAccounts(read: Reader): Account[] {
   return reads(read).all.all();
 }
 
-/** Opens an account without credit. Refuses a name that is taken with `conflict`. */
+/** Opens an account without credit. Throws `invalid_request` for a bad name and `conflict` for one that is taken. */
 export function openAccount(tx: Tx, name: string, now: number): Account {
   if (!name || [...name].length > 80) throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
   const taken = reads(tx).byName.get({ name });
@@ -76,15 +78,17 @@ export type FundingOrder = {
   reason: string | null;
   /** Makes a scripted credit safe to repeat. */
   key: string | null;
-  /** The payment provider's session, of what came by way of it. */
+  /** The payment provider's session id, for money that came through a checkout. */
   sessionId?: string;
 };
 
 const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sums still fit an INTEGER
 
 /**
- * Credits or debits an account. What is owed is paid first. The same key with the same order is the same funding, once;
- * with another it is a `conflict`. A debit is bounded by what is available (`insufficient_funds`).
+ * Credits or debits an account. A credit pays off what the account owes first. Repeating an order with the same key has
+ * no further effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad
+ * amount, `insufficient_funds` for a debit above the available credit, and `conflict` above the lifetime limit of an
+ * account.
  */
 export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   const account = accountOf(tx, order.accountId);
@@ -99,7 +103,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
       );
     return account;
   }
-  // What was paid outside is taken also on a disk that is nearly full: it has come already.
+  // A payment made through the provider is credited even when the disk is nearly full: the money has already arrived.
   if (order.kind === 'credit' || order.kind === 'welcome') refuseOnLowDisk(tx);
   const isDebit = order.kind === 'debit';
   const debtCents = isDebit ? 0 : Math.min(account.owedCents, order.amountCents);
@@ -107,7 +111,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   if (availableCents < 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account has ${account.availableCents} cents available; ${order.amountCents} were to be taken.`,
+      `The account has ${account.availableCents} cents available, less than the ${order.amountCents} to debit.`,
     );
   if (availableCents + account.reservedCents + account.spentCents > CENTS_MAX)
     throw new Refusal('conflict', `An account holds at most ${CENTS_MAX} cents over its life.`);
@@ -133,8 +137,8 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
 }
 
 /**
- * Takes back what a payment had brought: what is available at once, and the rest is owed (design, section 6). `cents` is
- * above 0. Refuses nothing: the payment provider has taken it already.
+ * Takes back money that a payment had brought: available credit first; the rest is recorded as owed (design, section
+ * 6). `cents` is above 0. Never refuses, because the payment provider has already taken the money.
  */
 export function clawBack(
   tx: Tx,
@@ -162,8 +166,9 @@ export function clawBack(
 }
 
 /**
- * Suspends or resumes an account: no new wallets, holds or keys while suspended; cleanup goes on. Resuming also lifts what
- * a dispute blocks; what it took stays taken until it is decided.
+ * Suspends or resumes an account. A suspended account gets no new wallets, holds or keys; cleanup continues. Resuming
+ * also lifts the block that an open dispute puts on the account; money taken by that dispute stays taken until it is
+ * decided. Throws `not_found`.
  */
 export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | null): Account {
   const account = accountOf(tx, accountId);
@@ -175,7 +180,10 @@ export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | nu
   return { ...account, ...change };
 }
 
-/** Notes that a payment of the account is disputed, or that none is any more. */
+/**
+ * Records that a payment of the account is disputed (since `disputedAt`, Unix seconds), or with null that none is any
+ * more.
+ */
 export function setDisputed(tx: Tx, accountId: string, disputedAt: number | null): void {
   const change = withNewChecksum(accounts, accountOf(tx, accountId), { disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
@@ -201,14 +209,14 @@ const writes = prepare((tx: Tx) => ({
     .prepare(),
 }));
 
-/** Sets a budget aside on the account row. The caller has checked that it is available and posts the entry. */
+/** Reserves a budget on the account row. The caller has checked that it is available and posts the entry. */
 export function reserveBudget(tx: Tx, accountId: string, cents: number): void {
   writes(tx).reserve.run({ id: accountId, cents: BigInt(cents) });
 }
 
 /**
- * Ends a reservation on the account row: `spent + returned` is the budget. What returns pays what is owed first; answers
- * how much of it did, in cents. The caller posts the entries.
+ * Ends a reservation on the account row: `spent + returned` is the budget. The returned part pays off what the account
+ * owes first. Returns the cents that went to that debt. The caller posts the entries.
  */
 export function settleBudget(tx: Tx, accountId: string, cents: { spent: number; returned: number }): number {
   assert(cents.spent >= 0 && cents.returned >= 0, 'a wallet cannot have spent more than its budget');

@@ -7,12 +7,16 @@ import { currentEpoch } from './installation.ts';
 import { GENESIS } from './journal.ts';
 import { type Verdict, verifyLedger } from './verify.ts';
 
-/** Indexes are walked in the order of their tables: with the usual cache most of their pages would be read many times. */
+/**
+ * Page cache for an audit. Indexes are checked in table order, so with the usual cache most of their pages would be
+ * read many times.
+ */
 const CACHE_KIB = 64 * 1024;
 
 /**
- * Everything that can be said of the books from their file alone: its structure, then the journal, every balance and every
- * seal. One snapshot; writes nothing. A file that cannot be read to its end is a fault like any other, and not thrown.
+ * Verifies everything that the database file alone can prove: its structure, the journal, every balance and every
+ * checksum. Reads one snapshot and writes nothing. A file that cannot be read to its end is reported as a problem, not
+ * thrown.
  */
 export function audit(client: Client): Verdict {
   return client.transaction(() => auditSnapshot(client)).deferred();
@@ -32,14 +36,14 @@ function auditSnapshot(client: Client): Verdict {
 }
 
 /**
- * `audit` of a data directory's books as they are now, and what the files beside them remember. Throws where the database
- * cannot be opened at all.
+ * Runs `audit` on the current database of a data directory and compares it with the head and tip files beside it.
+ * Throws when the database cannot be opened at all.
  */
 export async function auditFiles(at: { database: string; head: string; tip: string }): Promise<Verdict> {
   const { client, read } = openDatabase(at.database, { migrate: false, readonly: true });
   try {
     client.pragma(`cache_size = ${-CACHE_KIB}`);
-    const tip = readTip(at.tip); // Before the books: those may go on meanwhile, never back.
+    const tip = readTip(at.tip); // Before the books: meanwhile they may move forward, but never back.
     const head = await readHeadFile(at.head).catch((error: Error) => error);
     const verdict = audit(client);
     const gap = head instanceof Error ? head.message : gapIn(() => findGap(read, head, tip));
@@ -50,17 +54,17 @@ export async function auditFiles(at: { database: string; head: string; tip: stri
   }
 }
 
-function gapIn(look: () => string | undefined): string | undefined {
+function gapIn(find: () => string | undefined): string | undefined {
   try {
-    return look();
+    return find();
   } catch (error) {
     return `the newest entries cannot be read: ${(error as Error).message}`;
   }
 }
 
 /**
- * Why books with these problems may not be served, or undefined: those that an operator accepted with a loss stay named by
- * `ledger verify`, and only more than so many count.
+ * Returns why books with these problems may not be served, or undefined. Faults that the operator accepted with a loss
+ * are still listed by `ledger verify`; only faults beyond that number count.
  */
 export function newFault(read: Reader, problems: readonly string[]): string | undefined {
   const { acceptedFaults } = currentEpoch(read);

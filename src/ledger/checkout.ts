@@ -13,7 +13,7 @@ import { LIST_COUNT_MAX } from './wallet.ts';
 export type Checkout = typeof checkouts.$inferSelect;
 export type CheckoutStatus = (typeof CHECKOUT_STATUSES)[number];
 
-/** So many of an account may wait to be paid at once: each is a session outside, and is asked after. */
+/** Limit of unpaid checkouts per account: each is a session at the provider that has to be polled. */
 export const WAITING_COUNT_MAX = 20;
 const WAITING_RETRY_SECONDS = 60;
 
@@ -73,33 +73,37 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
+/** Returns the checkout with this id, or undefined. */
 export function findCheckout(read: Reader, id: string): Checkout | undefined {
   return reads(read).byId.get({ id });
 }
 
-/** The checkout that an idempotency key of this account made; a clear refusal has freed its key. */
+/** Returns the checkout that this idempotency key of the account made. A definite refusal has freed its key. */
 export function findCheckoutByKey(read: Reader, accountId: string, key: string): Checkout | undefined {
   return reads(read).byKey.get({ accountId, key });
 }
 
-/** The latest 100 checkouts of all accounts, newest first. */
+/** Returns the latest 100 checkouts of all accounts, newest first. */
 export function listCheckouts(read: Reader): Checkout[] {
   return reads(read).latest.all();
 }
 
-/** Those that a person has to look at: paid otherwise than was asked, or never heard of again. */
+/**
+ * Returns up to 100 checkouts that need the operator: paid with another amount or currency than requested, or given up
+ * without a final word.
+ */
 export function troubledCheckouts(read: Reader): Checkout[] {
   return reads(read).trouble.all();
 }
 
 export type CheckoutCursor = Pick<Checkout, 'id' | 'dueAt'>;
 
-/** Checkouts that the provider is to be asked after by now, earliest first, at most 100, after `cursor`. */
+/** Returns the checkouts due to be polled by `now`, earliest first, at most 100, after `cursor`. */
 export function dueCheckouts(read: Reader, now: number, cursor: CheckoutCursor = { id: '', dueAt: -1 }): Checkout[] {
   return reads(read).due.all({ now, afterAt: cursor.dueAt, afterId: cursor.id });
 }
 
-/** Unix seconds of the next time that one is to be asked after. */
+/** Returns the Unix seconds of the next poll, or undefined when none is due. */
 export function nextDueCheckout(read: Reader): number | undefined {
   return reads(read).nextDue.get()?.at ?? undefined;
 }
@@ -109,15 +113,15 @@ export type CheckoutOrder = Pick<Checkout, 'accountId' | 'amountCents' | 'finger
 };
 
 /**
- * Writes down a checkout before anybody outside hears of it. Refuses with `rate_limited` where too many of the account
- * wait to be paid. A suspended account may pay.
+ * Records a checkout before the provider hears of it. Throws `rate_limited` when too many checkouts of the account are
+ * unpaid. A suspended account may pay.
  */
 export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkout {
   refuseOnLowDisk(tx);
   if (reads(tx).waiting.all({ accountId: order.accountId }).length >= WAITING_COUNT_MAX)
     throw new Refusal(
       'rate_limited',
-      `${WAITING_COUNT_MAX} checkouts of this account wait to be paid. Pay one of them, or let them expire.`,
+      `This account has ${WAITING_COUNT_MAX} unpaid checkouts. Pay one of them, or let them expire.`,
       { retryAfterSeconds: WAITING_RETRY_SECONDS },
     );
   const checkout = withChecksum(checkouts, {
@@ -137,15 +141,15 @@ export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkou
   return checkout;
 }
 
-/** What asking the provider for a session came to. */
+/** The outcome of asking the provider for a session. */
 export type Creation =
   | { kind: 'created'; sessionId: string; url: string }
   | { kind: 'refused'; reason: string }
   | { kind: 'unknown'; reason: string };
 
 /**
- * Writes down what asking for the session came to. A refusal frees the key; what is unknown stays `creating`. Somebody
- * may have told of the session meanwhile: then that stands.
+ * Records the outcome of asking for a session. A refusal frees the idempotency key; an unknown outcome leaves the
+ * checkout `creating`. If the provider has reported the session in the meantime, that report stands.
  */
 export function settleCreation(tx: Tx, id: string, creation: Creation, now: number): Checkout {
   const checkout = findCheckout(tx, id);
@@ -156,7 +160,7 @@ export function settleCreation(tx: Tx, id: string, creation: Creation, now: numb
       status: 'open' as const,
       sessionId,
       url,
-      dueAt: nextLook('open', checkout, now),
+      dueAt: nextPollAt('open', checkout, now),
       lastError: null,
     }),
     refused: ({ reason }: { reason: string }) => ({
@@ -177,19 +181,22 @@ function changeCheckout(tx: Tx, checkout: Checkout, change: Partial<Checkout>): 
   return { ...checkout, ...after };
 }
 
-/** What the provider says of a session, by an event or because it was asked. */
+/** The provider's report on a session, from an event or a query. */
 export type PaymentReport = {
   sessionId: string;
-  /** What the session says it was made for. */
+  /** The checkout id in the session's metadata. */
   checkoutId: string | null;
-  /** `pending` is promised and on its way: a delayed method of payment. */
+  /** `pending`: the payer has promised the money and it is on its way (a delayed payment method). */
   outcome: 'open' | 'pending' | 'paid' | 'failed' | 'expired';
   currency: string | null;
   amountCents: number | null;
   paymentIntent: string | null;
 };
 
-/** What becomes of a checkout by what is said of it. Reports come twice, late, and in any order; money that came counts. */
+/**
+ * The next status for each reported outcome. Reports arrive twice, late and in any order; money that arrived always
+ * counts.
+ */
 export const AFTER: Record<CheckoutStatus, Record<PaymentReport['outcome'] | 'wrong', CheckoutStatus>> = {
   creating: { open: 'open', pending: 'pending', paid: 'paid', failed: 'failed', expired: 'expired', wrong: 'mismatch' },
   open: { open: 'open', pending: 'pending', paid: 'paid', failed: 'failed', expired: 'expired', wrong: 'mismatch' },
@@ -238,15 +245,16 @@ export const AFTER: Record<CheckoutStatus, Record<PaymentReport['outcome'] | 'wr
 };
 
 export type Reported =
-  /** `movedCents`: what refunds and disputes that were known before it have taken of it at once. */
+  /** `movedCents`: the part that refunds and disputes reported before the payment took back at once. */
   | { kind: 'known'; before: CheckoutStatus; checkout: Checkout; movedCents: number }
-  /** The checkout has another session: a second one of it cannot be. */
+  /** The checkout already has a different session; it cannot have two. */
   | { kind: 'stray'; checkout: Checkout }
   | { kind: 'not_ours' };
 
 /**
- * Takes what is said of a session. Paid with the amount that stands in our own row, in USD, it is credited, once for each
- * session however often, late or disordered it is told; paid otherwise it is a `mismatch`, and nothing is credited.
+ * Applies a report on a session. If it was paid in USD with exactly the amount in our row, the account is credited once
+ * per session, however often or in whatever order it is reported. Any other payment is a `mismatch`, and nothing is
+ * credited.
  */
 export function reportPayment(tx: Tx, report: PaymentReport, now: number): Reported {
   const { sessionId } = report;
@@ -259,8 +267,8 @@ export function reportPayment(tx: Tx, report: PaymentReport, now: number): Repor
   const paymentIntent = known.paymentIntent ?? report.paymentIntent;
   if (known.status === 'paid') {
     if (paymentIntent === known.paymentIntent) return { kind: 'known', before: 'paid', checkout: known, movedCents: 0 };
-    const told = changeCheckout(tx, known, { paymentIntent });
-    return { kind: 'known', before: 'paid', ...settleReversals(tx, told, now) };
+    const updated = changeCheckout(tx, known, { paymentIntent });
+    return { kind: 'known', before: 'paid', ...settleReversals(tx, updated, now) };
   }
   const checkout = changeCheckout(tx, known, {
     status,
@@ -268,7 +276,7 @@ export function reportPayment(tx: Tx, report: PaymentReport, now: number): Repor
     paymentIntent,
     url: status === 'open' ? known.url : null,
     paidAt: status === 'paid' ? now : null,
-    dueAt: status === known.status ? known.dueAt : nextLook(status, known, now),
+    dueAt: status === known.status ? known.dueAt : nextPollAt(status, known, now),
     lastError:
       status === 'mismatch' && known.status !== 'mismatch'
         ? `paid ${report.amountCents} ${report.currency}, not ${known.amountCents} usd`
@@ -280,37 +288,37 @@ export function reportPayment(tx: Tx, report: PaymentReport, now: number): Repor
   return { kind: 'known', before: known.status, ...settleReversals(tx, checkout, now) };
 }
 
-const LOOK_SECONDS = { least: 15, open: 600, late: 3600, pending: 21_600 };
-/** How long after its end a checkout is asked after that the provider says nothing final about; bank debits take weeks. */
+const POLL_SECONDS = { min: 15, open: 600, late: 3600, pending: 21_600 };
+/** How long after `expiresAt` a checkout without a final report is still polled. Bank debits take weeks. */
 const PATIENCE_SECONDS = 90 * 86_400;
 
 /**
- * When the provider is asked next: soon at first, since people pay at once, then ever more rarely; right after its end once
- * more. Null when there is nothing to learn any more.
+ * Returns when to poll the provider next (Unix seconds): soon at first, because most people pay at once, then less and
+ * less often, and once right after `expiresAt`. Null when there is nothing more to learn.
  */
-function nextLook(status: CheckoutStatus, it: Pick<Checkout, 'createdAt' | 'expiresAt'>, now: number): number | null {
+function nextPollAt(status: CheckoutStatus, it: Pick<Checkout, 'createdAt' | 'expiresAt'>, now: number): number | null {
   if (status === 'creating') return it.expiresAt;
   if (status !== 'open' && status !== 'pending') return null;
   const isLate = now >= it.expiresAt;
-  const most = status === 'pending' ? LOOK_SECONDS.pending : isLate ? LOOK_SECONDS.late : LOOK_SECONDS.open;
-  const next = now + Math.min(Math.max(Math.floor((now - it.createdAt) / 4), LOOK_SECONDS.least), most);
-  return status === 'open' && !isLate ? Math.min(next, it.expiresAt + LOOK_SECONDS.least) : next;
+  const max = status === 'pending' ? POLL_SECONDS.pending : isLate ? POLL_SECONDS.late : POLL_SECONDS.open;
+  const next = now + Math.min(Math.max(Math.floor((now - it.createdAt) / 4), POLL_SECONDS.min), max);
+  return status === 'open' && !isLate ? Math.min(next, it.expiresAt + POLL_SECONDS.min) : next;
 }
 
 /**
- * After the provider was asked, or could not be (`error`): sets the next time. What nobody has told of for too long ends:
- * as `expired` where nobody ever got its address, else as `abandoned`, for a person to look at.
+ * Records a poll, or with `error` a failed one, and schedules the next. A checkout with no final report for too long is
+ * given up: `expired` if its URL was never handed out, else `abandoned`, which needs the operator.
  */
 export function lookAgain(tx: Tx, id: string, error: string | null, now: number): Checkout {
   const checkout = findCheckout(tx, id);
   assert(checkout, 'checkouts are kept');
-  if (checkout.dueAt === null) return checkout; // Somebody told of it meanwhile.
+  if (checkout.dueAt === null) return checkout; // It was reported in the meantime.
   const isOver = now >= checkout.expiresAt + (checkout.status === 'creating' ? 0 : PATIENCE_SECONDS);
   const status = isOver ? (checkout.status === 'creating' ? 'expired' : 'abandoned') : checkout.status;
   return changeCheckout(tx, checkout, {
     status,
     url: status === 'open' ? checkout.url : null,
-    dueAt: nextLook(status, checkout, now),
+    dueAt: nextPollAt(status, checkout, now),
     lastError: error ?? checkout.lastError,
   });
 }

@@ -12,8 +12,8 @@ import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
 /**
- * Freezes spending: `active` becomes `closing`, or `expired` when that is the reason. From any other status it changes
- * nothing, so closing is idempotent.
+ * Freezes spending: `active` becomes `closing`, or `expired` when that is the reason. Does nothing in any other status,
+ * so closing is idempotent.
  */
 export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
   const wallet = findWallet(tx, id);
@@ -27,9 +27,9 @@ export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: numbe
 }
 
 /**
- * Settles a frozen wallet: what was spent, rounded up to a cent, stays; the rest returns to the account, where it pays what
- * is owed first; the difference is a `rounding` line in the journal (design 2.1). Asserts that nothing is unresolved.
- * Closing a closed one does nothing.
+ * Settles a frozen wallet (design 2.1): the spent amount, rounded up to a cent, is kept; the rest returns to the
+ * account, where it pays off debt first; the difference is a `rounding` line in the journal. Asserts that no operation
+ * is unresolved. Does nothing for a closed wallet.
  */
 export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const wallet = findWallet(tx, id);
@@ -57,7 +57,7 @@ export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   return { ...wallet, ...closed };
 }
 
-/** Notes why a wallet could not be closed yet; the reaper goes on. */
+/** Records why a wallet could not be closed yet; the reaper tries again. */
 export function noteCleanup(tx: Tx, id: string, error: string | null): void {
   tx.update(wallets)
     .set({ cleanupAttempts: sql`${wallets.cleanupAttempts} + 1`, cleanupError: error })

@@ -7,8 +7,8 @@ const PAGE_COUNT = 1000;
 const COLUMNS = ['seq', 'at', 'cause_id', 'debit', 'credit', 'amount_usd', 'prev_hash', 'hash'] as const;
 
 /**
- * The journal as lines, in order: JSON objects or CSV with a heading. Read by pages, so that no long read keeps the
- * write-ahead log from being reset.
+ * Yields the journal in order as lines of JSON or CSV; CSV starts with a heading. Reads page by page, because one long
+ * read would keep the write-ahead log from being reset.
  */
 export function* exportEntries(read: Reader, format: 'jsonl' | 'csv'): Generator<string> {
   if (format === 'csv') yield COLUMNS.join(',');
@@ -25,7 +25,7 @@ export function* exportEntries(read: Reader, format: 'jsonl' | 'csv'): Generator
         prev_hash: entry.prevHash.toString('hex'),
         hash: entry.hash.toString('hex'),
       };
-      // No value holds a comma or a quote: ids, book names, figures.
+      // Values are ids, book names and figures: none holds a comma or a quote.
       yield format === 'csv' ? COLUMNS.map((name) => row[name]).join(',') : JSON.stringify(row);
     }
     const last = page.at(-1);

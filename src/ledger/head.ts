@@ -8,14 +8,14 @@ import { writeDurably } from '../files/durable-file.ts';
 import { currentEpoch, installationOf } from './installation.ts';
 import { GENESIS, type Head, hashEntry, journalHead } from './journal.ts';
 
-/** How many of the newest entries are checked before anything is served; `ledger verify` and the background check all. */
+/** How many of the newest entries are checked before serving; `ledger verify` and the background check cover all. */
 const TAIL_COUNT = 10_000;
 
 /**
- * The newest commit known to be on disk, kept outside the database (design, section 6): the newest entry, and how many
- * commits moved no money. Two files say it. `ledger.head` is written whole and synced at most a second later; it is never
- * ahead. `ledger.tip` is overwritten after every commit and not synced: exact after a death of the process, and after a
- * power cut whatever reached the disk (docs/decisions/0013).
+ * The newest commit known to be on disk, kept outside the database (design, section 6): the newest entry and the number
+ * of commits that moved no money. Two files hold it. `ledger.head` is replaced and synced at most a second later, and
+ * is never ahead of the database. `ledger.tip` is overwritten after every commit and never synced: it is exact after
+ * the process dies, and holds whatever reached the disk after a power cut (docs/decisions/0013).
  */
 export type CommitMark = { seq: number; hash: string; epoch: number; quietCommits: number };
 
@@ -50,11 +50,11 @@ const lineOf = ({ seq, hash, epoch, quietCommits }: CommitMark) => `${seq} ${has
 function parse(line: string): CommitMark | undefined {
   const [found, seq, hash, epoch, quiet] = /^(\d+) ([0-9a-f]{64}) (\d+)(?: (\d+))?$/.exec(line) ?? [];
   if (!found) return undefined;
-  // Before there were seals, commits without money were not counted.
+  // Files written before rows had checksums lack the count of commits without money.
   return { seq: Number(seq), hash: hash as string, epoch: Number(epoch), quietCommits: Number(quiet ?? 0) };
 }
 
-/** The head file's content, undefined when there is none. Throws when it cannot be read as one. */
+/** Reads the head file; undefined when there is none. Throws when it is damaged. */
 export async function readHeadFile(file: string): Promise<CommitMark | undefined> {
   let text: string;
   try {
@@ -68,15 +68,18 @@ export async function readHeadFile(file: string): Promise<CommitMark | undefined
   return head;
 }
 
-/** Replaces the head file whole: a crash leaves the one before or the one after, and a power cut never a journal without one. */
+/**
+ * Replaces the head file atomically: a crash leaves the old one or the new one, and a power cut never leaves the
+ * journal without one.
+ */
 export function writeHeadFile(file: string, head: CommitMark): Promise<void> {
   return writeDurably(file, `${lineOf(head)}\n`);
 }
 
-/** One sector: no write of it is ever torn by a death of the process. */
+/** Less than one sector, so that the death of the process never leaves a torn write. */
 const TIP_BYTES = 160;
 
-/** The tip file's content. Undefined when there is none, or it is damaged: it is never synced, so it proves only what it says. */
+/** Reads the tip file; undefined when it is missing or damaged. It is never synced, so its absence proves nothing. */
 export function readTip(file: string): CommitMark | undefined {
   try {
     const [line = '', sum] = readFileSync(file, 'utf8').trimEnd().split(' #');
@@ -88,7 +91,7 @@ export function readTip(file: string): CommitMark | undefined {
 
 const sumOf = (line: string) => crc32(line).toString(16).padStart(8, '0');
 
-/** Opens the tip file to be overwritten after each commit. Throws when the disk has no room for it. */
+/** Opens the tip file, to be overwritten after each commit. Throws when the disk is full. */
 export function openTip(file: string): { write(head: CommitMark): void; close(): void } {
   const handle = openSync(file, 'w', 0o600);
   return {
@@ -100,7 +103,7 @@ export function openTip(file: string): { write(head: CommitMark): void; close():
   };
 }
 
-/** What the head file should say now. On the hot path: after every commit. */
+/** Returns what the head file should say now. On the hot path: runs after every commit. */
 export function headOf(read: Reader): CommitMark {
   const { hash = GENESIS.hash, ...mark } = reads(read).mark.get() ?? {
     seq: 0,
@@ -111,8 +114,8 @@ export function headOf(read: Reader): CommitMark {
 }
 
 /**
- * Why this database may not be served, or undefined. A database that is behind its head file or its tip has lost commits
- * that were acknowledged, and SQLite's own check cannot see that (design, section 6).
+ * Returns why this database may not be served, or undefined. A database behind its head or tip file has lost
+ * acknowledged commits, which SQLite's own check cannot see (design, section 6).
  */
 export function findGap(read: Reader, head: CommitMark | undefined, tip?: CommitMark): string | undefined {
   const epoch = currentEpoch(read);
@@ -129,19 +132,22 @@ export function findGap(read: Reader, head: CommitMark | undefined, tip?: Commit
 function findLoss(read: Reader, name: string, mark: CommitMark): string | undefined {
   const epoch = currentEpoch(read).number;
   if (mark.epoch > epoch) return `${name} is of epoch ${mark.epoch}, the database of epoch ${epoch}`;
-  if (mark.epoch < epoch) return undefined; // That epoch's loss was accepted; the file is written anew.
+  if (mark.epoch < epoch) return undefined; // The loss of that epoch was accepted; the file gets rewritten.
   const { seq } = journalHead(read);
   if (seq < mark.seq)
     return `the journal ends at entry ${seq}, but entry ${mark.seq} was on disk: entries ${seq + 1} to ${mark.seq} are lost`;
   if (mark.seq > 0 && reads(read).bySeq.get({ seq: mark.seq })?.hash.toString('hex') !== mark.hash)
-    return `entry ${mark.seq} is not the one that was on disk: its hash is another than in ${name}`;
+    return `entry ${mark.seq} is not the one that was on disk: its hash differs from the one in ${name}`;
   const { quietCommits } = installationOf(read);
   if (quietCommits < mark.quietCommits)
     return `${mark.quietCommits - quietCommits} commits that moved no money are lost: ${name} counts ${mark.quietCommits} of them, the database ${quietCommits}`;
   return undefined;
 }
 
-/** Follows the chain from `seq` for at most `count` entries. Says where it breaks, and where to go on. */
+/**
+ * Follows the hash chain from `seq` for at most `count` entries. Returns where it breaks, if it does, and where to
+ * continue.
+ */
 export function findBreak(
   read: Reader,
   seq: number,

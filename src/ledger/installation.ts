@@ -12,19 +12,19 @@ const reads = prepare((read: Reader) => ({
   epoch: read.select().from(epochs).orderBy(desc(epochs.number)).limit(1).prepare(),
 }));
 
-/** What this installation is, or undefined before the first start has finished. */
+/** Returns the installation row, or undefined before the first start has finished. */
 export function findInstallation(read: Reader): Installation | undefined {
   return reads(read).one.get();
 }
 
-/** What this installation is. */
+/** Returns the installation row. Asserts that the first start has written it. */
 export function installationOf(read: Reader): Installation {
   const found = findInstallation(read);
   assert(found, 'the first start writes it');
   return found;
 }
 
-/** Writes what a new installation is, with its first epoch. */
+/** Writes the row of a new installation, with its master key and first epoch. */
 export function install(tx: Tx, masterKeyId: string, now: number): Installation {
   const first = { number: 1, afterSeq: 0, startedAt: now, reason: 'installed', acceptedFaults: 0 };
   const row = { id: 1, installationId: newId('inst'), createdAt: now, masterKeyId, quietCommits: 0 };
@@ -51,12 +51,12 @@ export function setMasterKey(tx: Tx, masterKeyId: string): void {
   change(tx, { masterKeyId });
 }
 
-/** Whether the operator has stopped all new holds. */
+/** Returns whether the operator has stopped all new holds. */
 export function isFrozen(read: Reader): boolean {
   return installationOf(read).frozenAt !== null;
 }
 
-/** Stops new holds from `frozenAt` on (Unix seconds), or allows them again with null. */
+/** Stops new holds from `frozenAt` on (Unix seconds); null allows them again. */
 export function setFrozen(tx: Tx, frozenAt: number | null): Installation {
   const before = installationOf(tx);
   if ((before.frozenAt === null) === (frozenAt === null)) return before;
@@ -65,6 +65,7 @@ export function setFrozen(tx: Tx, frozenAt: number | null): Installation {
 
 export type Epoch = typeof epochs.$inferSelect;
 
+/** Returns the newest epoch. */
 export function currentEpoch(read: Reader): Epoch {
   const epoch = reads(read).epoch.get();
   assert(epoch, 'the first start writes the first epoch');
@@ -72,8 +73,8 @@ export function currentEpoch(read: Reader): Epoch {
 }
 
 /**
- * Begins a stretch of the journal that makes no promise about what was before it (design, section 6). Its number is above
- * every one that was used: in the database and, with `above`, in the files beside it.
+ * Begins a new epoch: the journal from `afterSeq` on, with no promise about what came before (design, section 6). Its
+ * number is above every number used before, in the database and, through `above`, in the files beside it.
  */
 export function beginEpoch(
   tx: Tx,
@@ -85,15 +86,16 @@ export function beginEpoch(
   return tx.insert(epochs).values(withChecksum(epochs, epoch)).returning().get();
 }
 
-/** Counts a commit that posts no entry, so that no commit can vanish unseen (docs/decisions/0013). */
+/** Counts a commit that posts no entry, so that the loss of any commit can be detected (docs/decisions/0013). */
 export function countQuietCommit(tx: Tx): void {
   const before = findInstallation(tx);
   if (before) change(tx, { quietCommits: before.quietCommits + 1 });
 }
 
-/** Why leases of before are only reported, and since when (Unix seconds); undefined when nothing is in question. */
+/** The report-only state: why existing leases are only reported and not acted on, and since when (Unix seconds). */
 export type ReportOnly = { since: number; reason: string };
 
+/** Returns the report-only state, or undefined when the installation acts on its leases. */
 export function reportOnlyOf(read: Reader): ReportOnly | undefined {
   const { reportOnlySince: since, reportOnlyReason: reason } = installationOf(read);
   return since === null || reason === null ? undefined : { since, reason };
@@ -103,7 +105,7 @@ export function setReportOnly(tx: Tx, state: ReportOnly | null): void {
   change(tx, { reportOnlySince: state?.since ?? null, reportOnlyReason: state?.reason ?? null });
 }
 
-/** Notes on which machine this installation runs. */
+/** Records the machine on which this installation runs. */
 export function setMachineHash(tx: Tx, machineHash: Buffer): void {
   change(tx, { machineHash });
 }

@@ -18,7 +18,7 @@ export const book = {
 export type Movement = { at: number; causeId: string; debit: string; credit: string; amount: Nanos };
 export type Head = { seq: number; at: number; hash: Buffer };
 
-/** What the first entry is chained to. */
+/** The head of an empty journal; the first entry is chained to it. */
 export const GENESIS: Head = { seq: 0, at: 0, hash: Buffer.alloc(32) };
 
 const reads = prepare((read: Reader) => ({
@@ -50,7 +50,9 @@ const scratch = Buffer.alloc(1024); // Ids and book names are short: an entry's 
 
 type Hashed = Omit<Movement, 'at'> & { at: number | bigint };
 
-/** What is hashed: the previous hash and the entry's fields, each on a line of its own. No field can hold a line feed. */
+/**
+ * Returns the bytes to hash: the previous hash, then the entry's fields on a line each. No field can hold a line feed.
+ */
 function bytesOf(prevHash: Buffer | string, seq: number | bigint, movement: Hashed): Buffer {
   const { at, causeId, debit, credit, amount } = movement;
   const text = `${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`;
@@ -60,29 +62,29 @@ function bytesOf(prevHash: Buffer | string, seq: number | bigint, movement: Hash
   return bytes.subarray(0, start + bytes.write(text, start));
 }
 
-/** SHA-256 over the previous hash and the entry's fields. */
+/** Returns the SHA-256 over the previous hash and the entry's fields. */
 export function hashEntry(prevHash: Buffer, seq: number | bigint, movement: Hashed): Buffer {
   return hash('sha256', bytesOf(prevHash, seq, movement), 'buffer');
 }
 
-/** The same in hexadecimal digits: reading a million hashes as text costs a third of reading them as buffers. */
+/** `hashEntry` in hexadecimal: reading a million hashes as text costs a third of reading them as buffers. */
 export function hashEntryHex(prevHash: string, seq: number | bigint, movement: Hashed): string {
   return hash('sha256', bytesOf(prevHash, seq, movement), 'hex');
 }
 
-/** The newest entry's number and hash. */
+/** Returns the number, time and hash of the newest entry. */
 export function journalHead(read: Reader): Head {
   return reads(read).head.get() ?? GENESIS;
 }
 
-/** Unix seconds of the newest entry, 0 for an empty journal. */
+/** Returns the Unix seconds of the newest entry; 0 for an empty journal. */
 export function lastJournalAt(read: Reader): number {
   return journalHead(read).at;
 }
 
 /**
- * Appends movements to the journal, chained. Movements of nothing are left out. Recorded time never decreases: a closure
- * that waited in the queue may carry an earlier `at` than the one before it.
+ * Appends movements to the journal, chained. Movements of 0 are skipped. Recorded time never decreases: a closure that
+ * waited in the queue may carry an earlier `at` than the entry before it.
  */
 export function post(tx: Tx, movements: readonly Movement[]): void {
   let head: Head | undefined;

@@ -6,12 +6,12 @@ export type LearnedBound = Omit<typeof learnedBounds.$inferSelect, 'seal'>;
 
 const reads = prepare((read: Reader) => ({ all: read.select().from(learnedBounds).prepare() }));
 
-/** What was learned of every way to a model. */
+/** Returns the learned bound of every upstream model. */
 export function listLearnedBounds(read: Reader): LearnedBound[] {
   return reads(read).all.all();
 }
 
-/** Keeps what was learned, in the place of what was known of that way before. */
+/** Stores a learned bound and replaces the earlier one of the same upstream model. */
 export function keepLearnedBound(tx: Tx, row: LearnedBound): void {
   const values = withChecksum(learnedBounds, row);
   tx.insert(learnedBounds)

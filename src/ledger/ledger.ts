@@ -6,10 +6,10 @@ import { createWriter, type Writer } from '../db/writer.ts';
 import { countQuietCommit } from './installation.ts';
 import { journalHead } from './journal.ts';
 
-/** The open books: read freely, write through the one queue. */
+/** The open database: read anywhere, write through the one queue. */
 export type Ledger = Pick<Writer, 'write' | 'commitCount' | 'failure'> & {
   read: Reader;
-  /** The connection itself, for `verify` and for statistics. */
+  /** The database connection, for `verify` and for statistics. */
   client: Client;
   close(): Promise<void>;
 };
@@ -17,11 +17,11 @@ export type Ledger = Pick<Writer, 'write' | 'commitCount' | 'failure'> & {
 export type LedgerOptions = {
   /** Creates the file when it is missing and brings an older one up to date. */
   migrate: boolean;
-  /** The space for settlements: what is begun needs more than that. */
+  /** Disk space reserved for settlements; starting new work requires more than that. */
   room?: DiskReserve;
-  /** After each commit, before its promises resolve. */
+  /** Called after each commit, before its promises resolve. */
   committed?: () => void;
-  /** A COMMIT or fsync failed: stop the process and answer nothing. */
+  /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
 };
 

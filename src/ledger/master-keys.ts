@@ -5,12 +5,12 @@ import { masterKeys, wallets } from '../db/schema.ts';
 import { setMasterKey } from './installation.ts';
 
 /**
- * A master key by its fingerprint. `sealed` is the key itself, encrypted under the one that `sealedBy` names: a retired key
- * under the current one, and the current one under the key that the configuration still gives.
+ * A master key, identified by its fingerprint. `sealed` is the key itself, wrapped with the key that `sealedBy` names:
+ * retired keys are wrapped with the current one, and the current one with the key that the configuration still gives.
  */
 export type MasterKeyRow = typeof masterKeys.$inferSelect;
 
-/** So many wallets are looked at in a moment. */
+/** How many wallets one query examines, so that it takes only a moment. */
 const WALLETS_A_PAGE = 10_000;
 
 const reads = prepare((read: Reader) => {
@@ -40,17 +40,18 @@ const reads = prepare((read: Reader) => {
   };
 });
 
+/** Returns every master key, oldest first. */
 export function masterKeyRows(read: Reader): MasterKeyRow[] {
   return reads(read).all.all();
 }
 
 export type Rotation = {
   next: { id: string; sealed: Buffer; sealedBy: string };
-  /** Every key that is kept, each sealed under the next one. */
+  /** Every retained key, wrapped with the next one. */
   kept: readonly { id: string; sealed: Buffer }[];
 };
 
-/** Makes `next` the key of these books. Everything of the rotation is in this one commit. */
+/** Makes `next` the master key. The whole rotation is one commit. */
 export function rotateMasterKey(tx: Tx, { next, kept }: Rotation, now: number): void {
   tx.insert(masterKeys)
     .values(withChecksum(masterKeys, { ...next, createdAt: now }))
@@ -59,7 +60,10 @@ export function rotateMasterKey(tx: Tx, { next, kept }: Rotation, now: number): 
   setMasterKey(tx, next.id);
 }
 
-/** Drops the encrypted copy of a key: of a retired one that no live wallet needs, or of the current one that is given now. */
+/**
+ * Deletes the wrapped copy of a key: of a retired key that no open wallet needs, or of the current key once the
+ * configuration gives it.
+ */
 export function dropSealedKey(tx: Tx, id: string): void {
   change(tx, id, { sealed: null, sealedBy: null });
 }
@@ -75,8 +79,8 @@ function change(tx: Tx, id: string, what: Pick<MasterKeyRow, 'sealed' | 'sealedB
 }
 
 /**
- * Looks for the first wallet from `walletId` on that is not closed and was made with this master key, among so many wallets
- * as a moment takes. `needed` is its id; `next` is where to go on looking; neither means that there is none.
+ * Finds the first wallet from `walletId` on that is not closed and was made with this master key. Examines one page of
+ * wallets: `needed` is the id found; `next` is where to continue. Both undefined means there is none.
  */
 export function walletNeeding(
   read: Reader,

@@ -15,20 +15,23 @@ export type Operation = typeof operations.$inferSelect;
 export type OperationKind = (typeof OPERATION_KINDS)[number];
 export type SettledBy = (typeof SETTLED_BY)[number];
 
-/** 72 hours: a bug shipped on a Friday is found on a Monday, and a day is left to repair what it broke. */
+/**
+ * How long answers are kept. 72 hours: a bug shipped on a Friday is found on a Monday, which leaves a day to repair the
+ * damage.
+ */
 export const ANSWER_KEPT_SECONDS = 72 * 60 * 60;
-/** A hold that is short only because of others in flight is worth another try after about this long. */
+/** Suggested wait when a hold fails only because other requests in flight hold the money. */
 const FUNDS_HELD_RETRY_SECONDS = 2;
 
-/** What came back from outside. `unknown` never gives money back (design, section 6). */
+/** The outcome of an external call. `unknown` never gives money back (design, section 6). */
 export type Outcome<A> =
   | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; reason?: string }
-  /** `told` is the sentence for the caller, where the reason says what is the operator's alone. */
+  /** `told` is the caller's message when `reason` is meant for the operator only. */
   | { kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number }
-  /** `upstream` says which one was asked, where there was a choice. */
+  /** `upstream` names the upstream that was asked, where there was a choice. */
   | { kind: 'unknown'; reason: string; upstream?: string };
 
-/** What may follow what. Nothing leads back, and what is settled stays settled. */
+/** The state that follows each outcome. Nothing leads back, and a settled operation stays settled. */
 export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Operation['state'] | 'too_late'>> = {
   reserved: { done: 'settled', refused: 'settled', unknown: 'uncertain' },
   uncertain: { done: 'settled', refused: 'settled', unknown: 'uncertain' },
@@ -49,12 +52,12 @@ const reads = prepare((read: Reader) => ({
         eq(operations.walletId, sql.placeholder('walletId')),
         eq(operations.route, sql.placeholder('route')),
         eq(operations.idempotencyKey, sql.placeholder('key')),
-        // the words of the partial index
+        // must match the partial index's condition
         sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged' or ${operations.answeredAt} is not null)`,
       ),
     )
     .prepare(),
-  // Ordered by +id: by the bare column SQLite would walk all operations of the wallet instead of the few that are open.
+  // Ordered by +id: with the bare column SQLite would scan all operations of the wallet instead of the few open ones.
   open: read
     .select()
     .from(operations)
@@ -72,7 +75,7 @@ const reads = prepare((read: Reader) => ({
     .from(operations)
     .where(
       and(
-        sql`${operations.state} <> 'settled'`, // the words of the partial index
+        sql`${operations.state} <> 'settled'`, // must match the partial index's condition
         sql`${operations.state} = 'reserved'`,
         sql`+${operations.id} > ${sql.placeholder('after')}`,
       ),
@@ -164,49 +167,60 @@ const writes = prepare((tx: Tx) => ({
     .prepare(),
 }));
 
+/** Returns the operation with this id, or undefined. */
 export function findOperation(read: Reader, id: string): Operation | undefined {
   return reads(read).byId.get({ id });
 }
 
-/** The operation with this id. Refuses with `not_found`. */
+/** Returns the operation with this id. Throws `not_found`. */
 export function operationOf(read: Reader, id: string): Operation {
   const operation = findOperation(read, id);
   if (!operation) throw new Refusal('not_found', `There is no operation ${id}.`);
   return operation;
 }
 
-/** The operation that holds this key, if any: unresolved, charged, or answered 200. A definite refusal frees the key. */
+/**
+ * Returns the operation that owns this key, if any: unresolved, charged, or answered 200. A definite refusal frees the
+ * key.
+ */
 export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
   return reads(read).byKey.get({ walletId, route, key });
 }
 
-/** The stored body of a charged answer, while it is kept: a late reaper changes no answer. */
+/** Returns the stored body of a charged answer until `keptUntil`, even if the reaper is late in deleting it. */
 export function findAnswer(read: Reader, operationId: string, now: number): Buffer | undefined {
   return reads(read).answer.get({ id: operationId, now })?.body;
 }
 
-/** The operations of a wallet that still hold money, oldest first. */
+/** Returns the operations of a wallet that still hold money, oldest first. */
 export function openOperations(read: Reader, walletId: string): Operation[] {
   return reads(read).open.all({ walletId });
 }
 
+/** Returns whether a wallet has unresolved operations. */
 export function hasOpenOperations(read: Reader, walletId: string): boolean {
   return reads(read).anyOpen.get({ walletId }) !== undefined;
 }
 
-/** Operations in `reserved`, by id, at most 100, after `after`: at start, whatever a crash left in flight. */
+/**
+ * Returns operations in `reserved`, by id, at most 100, after `after`. At start, these are the ones a crash left in
+ * flight.
+ */
 export function reservedOperations(read: Reader, after = ''): { id: string }[] {
   return reads(read).reserved.all({ after });
 }
 
-/** The latest 100 operations, newest first. */
+/** Returns the latest 100 operations, newest first. */
 export function listOperations(read: Reader): Operation[] {
   return reads(read).latest.all();
 }
 
 export type UncertainCursor = { id: string; uncertainAt: number | null };
 
-/** Operations uncertain since `until` or longer, oldest first, at most 100, after `cursor`. */
+/**
+ * Returns operations that became uncertain at or before `until` (Unix seconds), oldest first, at most 100, after
+ * `cursor`.
+ */
 export function uncertainOperations(
   read: Reader,
   until: number,
@@ -215,13 +229,13 @@ export function uncertainOperations(
   return reads(read).uncertain.all({ until, afterAt: cursor.uncertainAt, afterId: cursor.id });
 }
 
-/** The operations of a wallet in the order they were made, at most 100, after `after`. */
+/** Returns the operations of a wallet, oldest first, at most 100, after `after`. */
 export function operationsOfWallet(read: Reader, walletId: string, after = ''): Operation[] {
   return reads(read).ofWallet.all({ walletId, after });
 }
 
 export type HoldOrder = {
-  /** Chosen before the write, so that whoever drives it is known before anybody can see it. */
+  /** Chosen before the write, so that the operation is registered as in flight before anybody can see it. */
   id: string;
   walletId: string;
   kind: OperationKind;
@@ -234,19 +248,19 @@ export type HoldOrder = {
   /** The price snapshot, as JSON. */
   price: string;
   subject: string;
-  /** The lease it makes or extends. */
+  /** The lease that the operation creates or extends. */
   resourceId?: string;
-  /** Of an extension: the new end of the lease, Unix seconds. */
+  /** For an extension: the new end of the lease, Unix seconds. */
   targetAt?: number;
-  /** A sentence that helps whoever cannot pay, for a given amount that is left. */
+  /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (left: Nanos) => string;
-  /** A smaller order for a wallet that has only `left`, where there can be one. */
+  /** Returns a smaller order for a wallet that has only `left`, where one is possible. */
   reduce?: (left: Nanos) => { hold: Nanos; price: string } | undefined;
-  /** Refuses what the state of the wallet does not allow; looked at before the money. */
+  /** Throws a refusal for what the wallet's state does not allow. Runs before the funds are checked. */
   limits?: (tx: Tx, wallet: Wallet) => void;
 };
 
-/** What `placeHold` refuses with, beside `read_only`. */
+/** The refusals of `placeHold`, besides `read_only`. */
 export const HOLD_REFUSALS = [
   'wallet_closed',
   'wallet_expired',
@@ -256,15 +270,16 @@ export const HOLD_REFUSALS = [
 ] as const satisfies readonly RefusalCode[];
 
 /**
- * Sets the maximum price aside. The order of the checks is the documented order of answers: state, then money. What stops
- * all new holds, the operator's freeze or `blocked` (a sentence about the clock), is a state of the installation.
+ * Reserves the maximum price. Checks run in the documented order of refusals: state first, then money. Throws
+ * `HOLD_REFUSALS`, and `read_only` when all new holds are stopped: by the operator's freeze, a full disk, or `blocked`
+ * (a sentence about the clock).
  */
 export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: string): Operation {
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
   const wallet = findWallet(tx, order.walletId);
   assert(wallet, 'a wallet token is only ever issued for a wallet that exists');
   const holder = findOperationByKey(tx, order.walletId, order.route, order.idempotencyKey);
-  assert(!holder, 'the road looks for the key, and drives one attempt per key at a time');
+  assert(!holder, 'the paid path looks the key up first and runs one attempt per key at a time');
   refuseInactive(wallet, now);
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
   if (isFrozen(tx))
@@ -306,8 +321,8 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
 }
 
 /**
- * Moves an operation on by what came back (the table AFTER). `done` charges at most the hold and gives the rest back;
- * `refused` gives all back; `unknown` keeps the hold. What is settled stays as it is: false says that it was too late.
+ * Settles an operation by the outcome of its call (table AFTER). `done` charges at most the hold and releases the rest;
+ * `refused` releases all of it; `unknown` keeps the hold. Returns false when the operation was already settled.
  */
 export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: SettledBy, now: number): boolean {
   const operation = findOperation(tx, id);
@@ -318,9 +333,9 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   if (outcome.kind === 'unknown') {
     if (operation.state === 'uncertain') return true;
     const usage = outcome.upstream === undefined ? null : JSON.stringify({ upstream: outcome.upstream });
-    const doubt = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
+    const change = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
-      .set(withNewChecksum(operations, operation, doubt))
+      .set(withNewChecksum(operations, operation, change))
       .where(eq(operations.id, id))
       .run();
     return true;
@@ -359,8 +374,8 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
 }
 
 /**
- * Notes that an operation is being answered 200 while its outcome is still open: from now on its key is never free again,
- * whatever becomes of it. False when it was released before: then the key is free already, and 200 would be no answer.
+ * Records that an operation is being answered 200 while its outcome is still open: from then on its key is never free
+ * again. Returns false if the operation was already released; its key is free then, and a 200 would be wrong.
  */
 export function keepKey(tx: Tx, id: string, now: number): boolean {
   const operation = operationOf(tx, id);
@@ -374,8 +389,8 @@ export function keepKey(tx: Tx, id: string, now: number): boolean {
 }
 
 /**
- * Decides an operation without an answer: by the stated policy, or by the operator's word. The whole hold is charged, or
- * all of it released. What is settled already stays as it is (`moved` is false).
+ * Resolves an operation without an answer, by policy or by the operator's decision. Charges the whole hold or releases
+ * it. Leaves a settled operation as it is (`moved` is false). Throws `not_found`.
  */
 export function decide(
   tx: Tx,
@@ -394,14 +409,14 @@ export function decide(
   return { operation: operationOf(tx, id), moved };
 }
 
-/** Deletes stored answers whose time is over, at most 100. Returns how many went. */
+/** Deletes expired stored answers, at most 100. Returns how many were deleted. */
 export function pruneAnswers(tx: Tx, now: number): number {
   const stale = reads(tx).stale.all({ now });
   for (const { operationId } of stale) tx.delete(answers).where(eq(answers.operationId, operationId)).run();
   return stale.length;
 }
 
-/** Unix seconds at which the oldest stored answer may go. */
+/** Returns the Unix seconds at which the oldest stored answer expires. */
 export function nextStaleAnswer(read: Reader): number | undefined {
   return reads(read).nextStale.get()?.at;
 }

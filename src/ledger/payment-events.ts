@@ -20,19 +20,19 @@ const reads = prepare((read: Reader) => ({
 
 export type PaymentEvent = { id: string; type: string; subject: string };
 
-/** Whether this event was taken before. */
+/** Returns whether this event has been processed. */
 export function isKnownEvent(read: Reader, id: string): boolean {
   return reads(read).event.get({ id }) !== undefined;
 }
 
-/** Notes that an event was taken; with what it changed, in one write. */
+/** Records that an event was processed, in the same write as the changes it caused. */
 export function noteEvent(tx: Tx, { id, type, subject }: PaymentEvent, now: number): void {
   tx.insert(paymentEvents)
     .values(withChecksum(paymentEvents, { id, type, subject, receivedAt: now }))
     .run();
 }
 
-/** How far the provider's own list of events has been read, and when it is read again, in Unix seconds. */
+/** How far the provider's event list has been read, and when it is read next (Unix seconds). */
 export type Feed = { readTo: number; dueAt: number };
 
 export function findFeed(read: Reader): Feed | undefined {
@@ -44,7 +44,7 @@ export function setFeed(tx: Tx, feed: Feed): void {
   tx.insert(paymentFeed).values(row).onConflictDoUpdate({ target: paymentFeed.id, set: row }).run();
 }
 
-/** Whether any checkout was paid after `since`, so that it may still be refunded or disputed. */
+/** Returns whether any checkout was paid after `since` (Unix seconds), so that it may still be refunded or disputed. */
 export function hasPaymentsSince(read: Reader, since: number): boolean {
   return reads(read).paidSince.get({ since }) !== undefined;
 }

@@ -9,7 +9,7 @@ import { Refusal } from '../refusal.ts';
 export type Resource = typeof resources.$inferSelect;
 export type EndReason = (typeof END_REASONS)[number];
 
-/** Pages and lists hold at most 100 rows (interface, section 8). */
+/** Page size of lists (interface, section 8). */
 export const PAGE_COUNT = 100;
 
 const reads = prepare((read: Reader) => ({
@@ -67,33 +67,36 @@ const reads = prepare((read: Reader) => ({
   latest: read.select().from(resources).orderBy(desc(resources.id)).limit(PAGE_COUNT).prepare(),
 }));
 
+/** Returns the resource with this id, or undefined. */
 export function findResource(read: Reader, id: string): Resource | undefined {
   return reads(read).byId.get({ id });
 }
 
-/** A resource of this wallet. Somebody else's and an unknown one are both `not_found` (design 2.5). */
+/**
+ * Returns a resource of this wallet. Throws `not_found` alike for an unknown id and for another wallet's (design 2.5).
+ */
 export function resourceOf(read: Reader, walletId: string, id: string): Resource {
   const resource = findResource(read, id);
   if (!resource || resource.walletId !== walletId) throw new Refusal('not_found', 'There is no such resource.');
   return resource;
 }
 
-/** The resource that a compute_create operation made. */
+/** Returns the resource that a compute_create operation made. */
 export function resourceOfOperation(read: Reader, operationId: string): Resource | undefined {
   return reads(read).byOperation.get({ operationId });
 }
 
-/** The latest 100 resources of a wallet, newest first. */
+/** Returns the latest 100 resources of a wallet, newest first. */
 export function listResourcesOfWallet(read: Reader, walletId: string): Resource[] {
   return reads(read).ofWallet.all({ walletId });
 }
 
-/** The wallet's resources whose end nobody has confirmed. */
+/** Returns the wallet's resources that have not been confirmed as ended. */
 export function liveResources(read: Reader, walletId: string): Resource[] {
   return reads(read).liveOfWallet.all({ walletId });
 }
 
-/** Everything that lives, on every backend. */
+/** Returns the live resources of all backends. */
 export function allLiveResources(read: Reader): Resource[] {
   return reads(read).live.all();
 }
@@ -102,14 +105,14 @@ export function liveResourcesOfSlot(read: Reader, slot: Slot): Resource[] {
   return reads(read).liveOfSlot.all({ slot });
 }
 
-/** The latest 100 resources of all wallets, newest first. */
+/** Returns the latest 100 resources of all wallets, newest first. */
 export function latestResources(read: Reader): Resource[] {
   return reads(read).latest.all();
 }
 
 /**
- * One page of an account's resources, newest first: those before `before`, of one wallet or of all. `next` is the id
- * that the next page comes before; undefined on the last page, a full one included.
+ * Returns one page of an account's resources, newest first: those before `before`, of one wallet or of all. `next` is
+ * the cursor of the next page; undefined on the last page, even if that one is full.
  */
 export function pageResources(
   read: Reader,
@@ -138,12 +141,12 @@ export function pageResources(
 
 export type DueResource = { id: string; dueAt: number };
 
-/** Live resources that somebody has to look after by `now`, earliest first, at most 100, after `cursor`. */
+/** Returns live resources due for a step by `now`, earliest first, at most 100, after `cursor`. */
 export function dueResources(read: Reader, now: number, cursor: DueResource = { id: '', dueAt: -1 }): DueResource[] {
   return reads(read).due.all({ now, afterAt: cursor.dueAt, afterId: cursor.id });
 }
 
-/** Unix seconds at which the next live resource is due. */
+/** Returns the Unix seconds at which the next live resource is due. */
 export function nextDueResource(read: Reader): number | undefined {
   return reads(read).nextDue.get()?.at;
 }
@@ -152,7 +155,7 @@ export function insertResource(tx: Tx, row: Omit<typeof resources.$inferInsert, 
   tx.insert(resources).values(withChecksum(resources, row)).run();
 }
 
-/** Changes a live resource. What has ended is final: the database refuses. */
+/** Updates a live resource. An ended resource is final: the database rejects the update. */
 export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
   const before = findResource(tx, id);
   assert(before, 'only resources that are there are changed');
@@ -161,8 +164,8 @@ export function updateResource(tx: Tx, id: string, change: Partial<typeof resour
 }
 
 /**
- * Changes a lease by what somebody found out who looked at it a while ago. What has ended meanwhile stays as it is; what
- * is to end is `stopping` until then, and keeps the reason that came first.
+ * Updates a lease with a finding that may be out of date. A lease that has ended stays as it is. A lease that is to end
+ * is `stopping` until then and keeps its first end reason.
  */
 export function updateIfLive(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
   const row = findResource(tx, id) as Resource;
@@ -172,25 +175,25 @@ export function updateIfLive(tx: Tx, id: string, change: Partial<typeof resource
   return updateResource(tx, id, { ...change, endWanted, status });
 }
 
-/** Notes of every lease of a wallet that it is to end. */
+/** Marks every live lease of a wallet to be ended. */
 export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {
   for (const { id, endWanted } of liveResources(tx, walletId))
     if (endWanted === null) updateIfLive(tx, id, { endWanted: reason, dueAt: now, attempts: 0 });
 }
 
-/** Puts every lease that lives into question: its machine may be another installation's (docs/decisions/0010). */
+/** Quarantines every live lease: its machine may belong to another installation (docs/decisions/0010). */
 export function quarantineResources(tx: Tx, now: number): void {
   for (const { id, quarantinedAt } of allLiveResources(tx))
     if (quarantinedAt === null) updateResource(tx, id, { quarantinedAt: now });
 }
 
-/** Takes every lease out of question: each is looked after at once. */
+/** Releases every lease from quarantine; each is due at once. */
 export function releaseResources(tx: Tx, now: number): void {
   for (const { id } of quarantinedResources(tx))
     updateResource(tx, id, { quarantinedAt: null, dueAt: now, attempts: 0, lastError: null });
 }
 
-/** The live leases that are in question. */
+/** Returns the live leases in quarantine. */
 export function quarantinedResources(read: Reader): Resource[] {
   return allLiveResources(read).filter((it) => it.quarantinedAt !== null);
 }

@@ -8,18 +8,18 @@ type Checkout = typeof checkouts.$inferSelect;
 export type Reversal = typeof reversals.$inferSelect;
 export type ReversalState = (typeof REVERSAL_STATES)[number];
 
-/** What the provider says of a refund or a dispute. */
+/** The provider's report on a refund or a dispute. */
 export type ReversalReport = {
   id: string;
   kind: Reversal['kind'];
   paymentIntent: string;
   amountCents: number;
   /**
-   * `inquiry`: asked about, nothing taken · `taken`: the money went back, or is on its way · `lost`: a dispute that was
-   * decided so · `returned`: it failed, was withdrawn, or was won.
+   * `inquiry`: questioned, nothing taken · `taken`: the money went back or is on its way · `lost`: a dispute decided
+   * against us · `returned`: failed, withdrawn or won.
    */
   state: ReversalState;
-  /** When the provider said so, Unix seconds. */
+  /** Time of the provider's report, Unix seconds. */
   asOf: number;
 };
 
@@ -53,13 +53,13 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** What comes later in the life of a refund or dispute. Within one second only this tells which word is the newer. */
+/** Order of states in the life of a refund or dispute. Decides between two reports of the same second. */
 const RANK: Record<ReversalState, number> = { inquiry: 0, taken: 1, lost: 2, returned: 3 };
 
-/** Whether what is said is newer than what is known. What was given back stays so. */
-function isNews(known: Reversal, said: ReversalReport): boolean {
+/** Returns whether a report is newer than the known state. Returned money stays returned. */
+function isNews(known: Reversal, report: ReversalReport): boolean {
   if (known.state === 'returned') return false;
-  return said.asOf > known.asOf || (said.asOf === known.asOf && RANK[said.state] > RANK[known.state]);
+  return report.asOf > known.asOf || (report.asOf === known.asOf && RANK[report.state] > RANK[known.state]);
 }
 
 const isUndecided = (it: Pick<Reversal, 'kind' | 'state'>) =>
@@ -67,26 +67,26 @@ const isUndecided = (it: Pick<Reversal, 'kind' | 'state'>) =>
 
 export type Reversed = {
   checkout: Checkout;
-  /** Cents that were taken back by this, or, below 0, given back. */
+  /** Cents taken back from the account; negative when given back. */
   movedCents: number;
 };
 
 /**
- * Takes what is said of a refund or dispute, in any order and however often. What it takes from the account follows from
- * all that is known of the payment. Undefined when it is no news, or when no checkout of ours was paid by that payment, as
- * far as is known: then it waits for that.
+ * Applies a report on a refund or dispute, in any order and however often. The amount taken from the account follows
+ * from everything known about the payment. Returns undefined when the report is no news, or when no checkout is known
+ * to have been paid by that payment; the report is then kept until one is.
  */
-export function reportReversal(tx: Tx, said: ReversalReport, now: number): Reversed | undefined {
-  const known = reads(tx).byId.get({ id: said.id });
-  if (known && !isNews(known, said)) return undefined;
-  const checkout = reads(tx).paidBy.get({ paymentIntent: said.paymentIntent });
-  const { amountCents, state, asOf } = said;
+export function reportReversal(tx: Tx, report: ReversalReport, now: number): Reversed | undefined {
+  const known = reads(tx).byId.get({ id: report.id });
+  if (known && !isNews(known, report)) return undefined;
+  const checkout = reads(tx).paidBy.get({ paymentIntent: report.paymentIntent });
+  const { amountCents, state, asOf } = report;
   if (known) changeReversal(tx, known, { amountCents, state, asOf });
   else
     tx.insert(reversals)
-      .values(withChecksum(reversals, { ...said, checkoutId: null, createdAt: now }))
+      .values(withChecksum(reversals, { ...report, checkoutId: null, createdAt: now }))
       .run();
-  return checkout && settleReversals(tx, checkout, now, `${said.kind} ${said.id}`);
+  return checkout && settleReversals(tx, checkout, now, `${report.kind} ${report.id}`);
 }
 
 function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): void {
@@ -97,8 +97,8 @@ function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): 
 }
 
 /**
- * Takes from the account what the refunds and disputes of a paid checkout ask for, never more than it brought, or gives back
- * what they no longer ask for. While a dispute is undecided the account gets no new wallets.
+ * Takes from the account what the refunds and disputes of a paid checkout claim, at most what it brought, or gives back
+ * what they no longer claim. While a dispute is undecided the account gets no new wallets.
  */
 export function settleReversals(
   tx: Tx,

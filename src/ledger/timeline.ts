@@ -25,18 +25,18 @@ export type Step = {
   at: number;
   what: 'opened' | 'held' | 'charged' | 'released' | 'returned' | 'rounded';
   amount: Nanos;
-  /** What the wallet could still spend afterwards. */
+  /** What the wallet could spend afterwards. */
   available: Nanos;
   operationId: string | null;
   requestId: string;
-  /** The model or the resource, and what was counted. */
+  /** The model or the resource, and what was metered. */
   subject: string | null;
   usage: string | null;
   settledBy: string | null;
   reason: string | null;
 };
 
-/** Every movement of a wallet's money from its first cent to its last, in order: why is my $3.20 gone? */
+/** Returns every movement of a wallet's money in order, from opening to closing: why is my $3.20 gone? */
 export function timeline(read: Reader, wallet: Wallet): Step[] {
   let available = ZERO;
   return reads(read)
@@ -49,7 +49,7 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
       return {
         seq: entry.seq,
         at: entry.at,
-        what: whatItIs(entry.debit, entry.credit, own),
+        what: describe(entry.debit, entry.credit, own),
         amount: entry.amount,
         available,
         operationId: operation?.id ?? null,
@@ -62,7 +62,7 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
     });
 }
 
-function whatItIs(debit: string, credit: string, own: string): Step['what'] {
+function describe(debit: string, credit: string, own: string): Step['what'] {
   if (credit.startsWith('hold:')) return 'held';
   if (credit.startsWith('sales:')) return 'charged';
   if (credit === book.rounding) return 'rounded';

@@ -2,7 +2,7 @@ import type { Database as Client } from 'better-sqlite3';
 
 type Row = { id: string; amount: bigint; credited: bigint; credits: bigint; taken: bigint; clawed: bigint };
 
-/** What each checkout says of itself against the fundings of its session: credited once if paid, never otherwise. */
+/** Compares each checkout with the fundings of its session: credited exactly once if paid, otherwise never. */
 export function verifyCheckouts(client: Client, fault: (text: string) => void): void {
   const sumOf = (kinds: string) =>
     `coalesce(sum(f.amount_cents) filter (where f.kind in (${kinds}) and f.account_id = c.account_id), 0)`;

@@ -3,8 +3,8 @@ import type { Database as Client } from 'better-sqlite3';
 type Row = { id: string; charged: bigint; paid: bigint };
 
 /**
- * Rebuilds what each lease says it was charged from its operations: nothing before its machine is ready, then its creation
- * and every extension that was charged.
+ * Compares each lease's recorded charge with its operations: nothing before its machine is ready, then its creation and
+ * every charged extension.
  */
 export function verifyResources(client: Client, fault: (text: string) => void): void {
   const rows = client.prepare(`

@@ -4,7 +4,7 @@ import { book, GENESIS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyResources } from './verify-resources.ts';
 
-/** More than so many faults are not listed; they are counted. */
+/** Cap of listed faults; the rest are only counted. */
 const PROBLEM_COUNT_MAX = 1000;
 
 export type Verdict = { ok: boolean; entries: number; head: { seq: number; hash: string }; problems: string[] };
@@ -40,8 +40,8 @@ type AccountRow = {
 const NANOS_PER_CENT = 10_000_000n;
 
 /**
- * Rebuilds every balance from the journal and names every fault: the chain, the numbering, the time, and each operation,
- * wallet, funding, checkout and account against what the entries say. Reads one snapshot; writes nothing.
+ * Rebuilds every balance from the journal and lists every fault: the chain, the numbering, the timestamps, and each
+ * operation, wallet, funding, checkout and account against its entries. Reads one snapshot and writes nothing.
  */
 export function verifyLedger(client: Client): Verdict {
   return client.transaction(() => verifySnapshot(client)).deferred();
@@ -58,14 +58,14 @@ function verifySnapshot(client: Client): Verdict {
   const balance = new Map<string, bigint>();
   const sold = new Map<string, bigint>(); // by the hold book it came from
   const add = (map: Map<string, bigint>, name: string, amount: bigint) => map.set(name, (map.get(name) ?? 0n) + amount);
-  /** What the entries of an operation say so far; forgotten when its row agreed. */
+  /** What the entries of each unsettled operation add up to; dropped once its row agrees. */
   const open = new Map<string, { walletId: string; hold: bigint; charge: bigint; released: bigint }>();
   const operationRow = client
     .prepare('select wallet_id, state, outcome, hold_nanos, charge_nanos from operation where id = ?')
     .raw();
   const fundingRow = client.prepare('select account_id, kind, amount_cents from funding where id = ?').raw();
   let operationCount = 0;
-  /** What the entries of a funding say so far: one part may go into what is owed, or come from it. */
+  /** What the entries of each funding add up to. One part may pay off debt or be taken as debt. */
   const parts = new Map<string, bigint>();
   let fundingCount = 0;
 
@@ -80,7 +80,7 @@ function verifySnapshot(client: Client): Verdict {
   for (const row of rows.iterate() as IterableIterator<EntryRow>) {
     const [seq, at, causeId, debit, credit, amount, prevHash, hash] = row;
     if (seq !== expected) fault(`entries ${expected} to ${seq - 1n} are missing`);
-    if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash is another`);
+    if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash differs`);
     if (hashEntryHex(prevHash, seq, { at, causeId, debit, credit, amount: amount as never }) !== hash)
       fault(`entry ${seq} was changed: its hash does not match its fields`);
     if (at < lastAt) fault(`entry ${seq} is earlier than the one before it`);
@@ -130,7 +130,7 @@ function verifySnapshot(client: Client): Verdict {
     if (settled !== (state === 'settled'))
       fault(`operation ${id} is ${state}, its entries say ${settled ? 'settled' : 'open'}`);
     if (settled && charge !== seen.charge) fault(`operation ${id} charged ${charge} nanos, its entries ${seen.charge}`);
-    // A key that was freed by mistake would buy a second effect (design 2.7).
+    // A key freed by mistake would allow a second effect (design 2.7).
     if (settled && seen.charge > 0n && outcome !== 'charged')
       fault(`operation ${id} is ${outcome}, its entries say charged`);
   }
@@ -158,7 +158,7 @@ function verifySnapshot(client: Client): Verdict {
     fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
     fundingCount++;
   }
-  // An operation that holds 0 moves nothing, so it has no entries.
+  // An operation with a hold of 0 moves nothing, so it has no entries.
   const priced = client.prepare('select count(*) from operation where hold_nanos > 0').pluck().get() as bigint;
   if (priced !== BigInt(operationCount))
     fault(`${priced} operations hold money, ${operationCount} of them are in the journal`);

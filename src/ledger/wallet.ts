@@ -109,40 +109,47 @@ const writes = prepare((tx: Tx) => ({
     .prepare(),
 }));
 
+/** Returns the wallet with this id, or undefined. */
 export function findWallet(read: Reader, id: string): Wallet | undefined {
   return reads(read).byId.get({ id });
 }
 
+/** Returns the wallet whose token has this hash, or undefined. */
 export function findWalletByToken(read: Reader, tokenHash: Buffer): Wallet | undefined {
   return reads(read).byToken.get({ tokenHash });
 }
 
-/** The wallet that an idempotency key of this account already made. */
+/** Returns the wallet that this idempotency key of the account made. */
 export function findWalletByKey(read: Reader, accountId: string, key: string): Wallet | undefined {
   return reads(read).byKey.get({ accountId, key });
 }
 
-/** A wallet of this account. Somebody else's and an unknown one are both `not_found` (design 2.5). */
+/**
+ * Returns a wallet of this account. Throws `not_found` alike for an unknown id and for another account's (design 2.5).
+ */
 export function walletOf(read: Reader, accountId: string, id: string): Wallet {
   const wallet = findWallet(read, id);
   if (!wallet || wallet.accountId !== accountId) throw new Refusal('not_found', 'There is no such wallet.');
   return wallet;
 }
 
-/** The latest 100 wallets, newest first: of one account, or of all for the operator. */
+/** Returns the latest 100 wallets, newest first: of one account, or of all accounts for the operator. */
 export function listWallets(read: Reader, accountId?: string): Wallet[] {
   return accountId === undefined ? reads(read).latestOfAll.all() : reads(read).latest.all({ accountId });
 }
 
 export const available = (wallet: Wallet): Nanos => Nanos(wallet.budget - wallet.held - wallet.spent);
 
-/** The status that counts at `now`: expiry is a predicate, so a late reaper never changes an answer (design, section 9). */
+/**
+ * Returns the effective status at `now`: expiry is computed, so a late reaper never changes an answer (design, section
+ * 9).
+ */
 export function statusAt(wallet: Wallet, now: number): Wallet['status'] {
   const expired = wallet.status === 'active' && wallet.expiresAt !== null && wallet.expiresAt <= now;
   return expired ? 'expired' : wallet.status;
 }
 
-/** Refuses with `wallet_closed` or `wallet_expired` unless the wallet may spend at `now`. */
+/** Throws `wallet_closed` or `wallet_expired` unless the wallet may spend at `now`. */
 export function refuseInactive(wallet: Wallet, now: number): void {
   const status = statusAt(wallet, now);
   if (status === 'active') return;
@@ -169,8 +176,9 @@ export type WalletOrder = {
 };
 
 /**
- * Sets part of an account's credit aside as a wallet's budget. Asking twice with the same key and body is the same
- * wallet; what a replay may see of it is the caller's affair.
+ * Opens a wallet: reserves part of an account's credit as its budget. Repeating the order with the same key and body
+ * returns the same wallet; the caller decides what a replay may show. Throws `idempotency_conflict`,
+ * `account_suspended`, `read_only`, `insufficient_funds` and `not_found`.
  */
 export function openWallet(
   tx: Tx,
@@ -199,7 +207,7 @@ export function openWallet(
   if (account.owedCents > 0)
     throw new Refusal(
       'insufficient_funds',
-      `The account owes ${account.owedCents} cents of payments that were taken back; no new wallet before they are paid.`,
+      `The account owes ${account.owedCents} cents of reversed payments; no new wallets until they are paid.`,
     );
   if (account.availableCents < order.budgetCents)
     throw new Refusal(
@@ -222,29 +230,29 @@ export function openWallet(
   return { wallet, isNew: true };
 }
 
-/** Raises what the wallet row holds. The caller has checked that it fits and posts the entry. */
+/** Raises the held amount on the wallet row. The caller has checked that it fits and posts the entry. */
 export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
   writes(tx).hold.run({ id: walletId, amount });
 }
 
-/** Turns a hold into a charge and gives the rest back, on the wallet row. The caller posts the entries. */
+/** Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. */
 export function settleHeld(tx: Tx, walletId: string, hold: Nanos, charge: Nanos): void {
   writes(tx).settle.run({ id: walletId, hold, charge });
 }
 
 export type DueCursor = { id: string; expiresAt: number | null };
 
-/** Active wallets whose expiry has come, earliest first, at most 100, after `cursor`. */
+/** Returns active wallets whose expiry has come, earliest first, at most 100, after `cursor`. */
 export function dueWallets(read: Reader, now: number, cursor: DueCursor = { id: '', expiresAt: -1 }): DueCursor[] {
   return reads(read).due.all({ now, afterAt: cursor.expiresAt, afterId: cursor.id });
 }
 
-/** Unix seconds of the earliest expiry of an active wallet. */
+/** Returns the Unix seconds of the earliest expiry of an active wallet. */
 export function nextExpiry(read: Reader): number | undefined {
   return reads(read).nextExpiry.get()?.at ?? undefined;
 }
 
-/** Wallets that are frozen and not settled yet, by id, at most 100, after `cursor`. */
+/** Returns wallets that are frozen and not yet settled, by id, at most 100, after `after`. */
 export function endingWallets(read: Reader, after = ''): { id: string }[] {
   return reads(read).ending.all({ after });
 }

@@ -8,24 +8,27 @@ import type { Health } from '../health.ts';
 import { newFault } from '../ledger/audit.ts';
 import type { Verdict } from '../ledger/verify.ts';
 
-/** The start has examined small books whole; large ones are soon, and then all of them once a day. */
+/**
+ * Delay of the first examination. Small books are examined completely at the start; large ones soon after, and all of
+ * them daily.
+ */
 const FIRST_MILLISECONDS = 60_000;
 const AGAIN_MILLISECONDS = 24 * 60 * 60 * 1000;
-/** A hundred million entries take less; what takes longer hangs. */
+/** Time limit: a hundred million entries take less, so anything longer hangs. */
 const LIMIT_MILLISECONDS = 60 * 60 * 1000;
-/** The lowest priority but one: whoever waits for an answer comes first. */
+/** The lowest priority but one: requests come first. */
 const NICENESS = 18;
 
 export type BooksWatch = {
   start(): void;
-  /** Resolves when no examination runs any more. */
+  /** Resolves when no examination is running. */
   stop(): Promise<void>;
   /** Examines the books now. Rejects when the examination could not be carried out. */
   runOnce(): Promise<Verdict>;
 };
 
 /**
- * Lets `purser ledger verify` examine the books from time to time, in a process of its own: it reads for minutes, and needs
+ * Runs `purser ledger verify` on the books periodically, in a separate process: it reads for minutes, and needs the
  * memory only then. A new fault turns `readyz` red and stops service, as a broken chain does.
  */
 export function watchBooks(
@@ -78,7 +81,9 @@ export function watchBooks(
   };
 }
 
-/** The verdict of `purser ledger verify` on this data directory. Its environment is empty: it needs none of our secrets. */
+/**
+ * Returns the verdict of `purser ledger verify` on this data directory. Its environment is empty: it needs no secrets.
+ */
 function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdict> {
   const self = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
   const child = spawn(process.execPath, [...self, '--data', directory, '--json', 'ledger', 'verify'], {

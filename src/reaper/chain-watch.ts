@@ -4,13 +4,15 @@ import type { Health } from '../health.ts';
 import { findBreak } from '../ledger/head.ts';
 import { currentEpoch } from '../ledger/installation.ts';
 
-/** One slice takes about 5 ms, a pause ten times as long: requests do not feel it, a million entries take a minute. */
+/**
+ * A slice takes about 5 ms and a pause ten times as long: requests do not notice, and a million entries take a minute.
+ */
 const SLICE_COUNT = 1000;
 const PAUSE_MILLISECONDS = 50;
 
 /**
- * Follows the whole chain once in the background, from the epoch's first entry; the start has checked the newest ones
- * only. A break turns `readyz` red and stops service.
+ * Checks the whole hash chain once in the background, from the epoch's first entry; at the start only the newest
+ * entries were checked. A break turns `readyz` red and stops service.
  */
 export function watchChain(
   read: Reader,

@@ -21,23 +21,25 @@ import {
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
-import { windUp } from '../wallet/close.ts';
+import { tryClose } from '../wallet/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
-/** Orphans are looked for this often. */
+/** Interval between sweeps for orphans. */
 const SWEEP_SECONDS = 60;
-/** So long a chore waits for a backend. One that hangs goes on by itself, and holds up nothing of the others. */
+/** How long a chore waits for a backend. Work on one that hangs continues on its own and does not delay the others. */
 const WAIT_SECONDS = 15;
-/** Steps that an earlier pass has waited for in vain. */
+/** Steps that an earlier pass waited for in vain. */
 const hung = new WeakSet<object>();
 /** Backends whose last sweep has not ended yet. */
 const sweeping = new WeakSet<Backend>();
-/** The other chores wait no longer than this for the payment provider. */
+/** How long a pass waits for the payment provider. */
 const PAYMENTS_WAIT_SECONDS = 5;
 
-/** The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing hides no other. */
+/**
+ * The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing does not block the others.
+ */
 
-/** `active` becomes `expired` when the time has come. Expiry is a predicate anyway: this only tidies. */
+/** Turns `active` wallets past their expiry into `expired`. Expiry is computed anyway; this is only tidying. */
 export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (app.clock.expiryBlocked()) return;
   const now = app.clock.now();
@@ -57,7 +59,7 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   }
 }
 
-/** Looks after every lease that is due: ends those whose time is over, captures those that are ready. */
+/** Steps every lease that is due: ends those whose time is over, captures those that are ready. */
 export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
   for (let cursor: DueResource | undefined; ; ) {
@@ -72,7 +74,7 @@ export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<v
   }
 }
 
-/** Destroys what carries this installation's tag and no live row knows. */
+/** Destroys machines with this installation's tag that no live row knows. */
 export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
   if (!app.slots.list.length || now < app.state.sweepAt || app.clock.expiryBlocked()) return;
@@ -98,24 +100,27 @@ async function sweepOne(app: ReaperApp, reaped: Reaped, { slot, backend }: Confi
   }
 }
 
-/** What is `reserved` and driven by nobody became doubtful when its driver ended: it waits for its policy. */
+/**
+ * Marks operations as uncertain that are `reserved` and not driven: their driver has ended, and they wait for their
+ * policy.
+ */
 export async function recoverLeft(app: ReaperApp): Promise<void> {
   await recover(app);
 }
 
-/** Drives `closing` and `expired` wallets to `closed`; their leases have just been looked after, those that were due. */
+/** Drives `closing` and `expired` wallets to `closed`. Runs after their due leases were stepped. */
 export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
   for (let after = ''; ; ) {
     const page = endingWallets(app.ledger.read, after);
-    const wound = await Promise.allSettled(page.map(({ id }) => windUp(app, id)));
-    for (const it of wound)
+    const results = await Promise.allSettled(page.map(({ id }) => tryClose(app, id)));
+    for (const it of results)
       tally(app, reaped, it, it.status === 'fulfilled' && it.value.status !== 'closed' ? 'pending' : 'closed');
     after = page.at(-1)?.id ?? '';
     if (page.length < LIST_COUNT_MAX) return;
   }
 }
 
-/** Decides uncertain chats by their stated policy when its time has come; what this process is driving is left alone. */
+/** Resolves uncertain chats by policy when they are due; those driven by this process are left alone. */
 export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<void> {
   const { router } = app.config;
   const now = app.clock.now();
@@ -140,7 +145,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
   }
 }
 
-/** Asks the payment provider after what is due. One that hangs holds up nothing of the others: the pass goes on by itself. */
+/** Polls the payment provider for what is due. If it hangs, the pass goes on without it. */
 export async function askAfterPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (!app.paymentPoller || app.paymentPoller.nextDue() > app.clock.now()) return;
   const looked = await app.inFlight.waitFor(app.paymentPoller.pass(), PAYMENTS_WAIT_SECONDS);
@@ -148,7 +153,7 @@ export async function askAfterPayments(app: ReaperApp, reaped: Reaped): Promise<
   reaped.failed += looked?.failed ?? 0;
 }
 
-/** Deletes stored answers whose 72 hours are over. */
+/** Deletes stored answers after their 72 hours. */
 export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
   for (;;) {
@@ -157,12 +162,12 @@ export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void
   }
 }
 
-/** Drops the encrypted copies of master keys that were rotated away, once no live wallet needs them. */
+/** Deletes the wrapped copies of rotated master keys that no live wallet needs any more. */
 export async function dropKeys(app: ReaperApp, reaped: Reaped): Promise<void> {
   reaped.keysDropped += await dropRetiredKeys(app, app.keysWalked);
 }
 
-/** Unix seconds of the next thing that will be due. */
+/** Returns the Unix seconds of the next deadline. */
 export function nextDue(app: ReaperApp): number {
   const uncertain = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER).filter((it) => it.kind === 'chat');
   return Math.min(
@@ -174,7 +179,10 @@ export function nextDue(app: ReaperApp): number {
   );
 }
 
-/** How each has ended within the time of one chore; undefined is what still runs. What hung in an earlier pass is not waited for again. */
+/**
+ * Waits for the runs, at most for the time of one chore. Returns how each ended; undefined for one that is still
+ * running. Runs that hung in an earlier pass are not waited for again.
+ */
 async function inTime<T>(app: ReaperApp, runs: Promise<T>[]): Promise<(PromiseSettledResult<T> | undefined)[]> {
   const results = runs.map((): PromiseSettledResult<T> | undefined => undefined);
   const all = runs.map(async (run, i) => {

@@ -6,8 +6,8 @@ import type { Ledger } from '../ledger/ledger.ts';
 const HEAD_MILLISECONDS = 1000;
 
 /**
- * Keeps `ledger.tip` at the newest commit and `ledger.head` at most a second behind it, exact after `flush` (design,
- * section 6).
+ * Keeps `ledger.tip` at the newest commit and `ledger.head` at most a second behind it; both are exact after `flush`
+ * (design, section 6).
  */
 export type HeadWriter = {
   /** After a commit: the tip is written now, the head within a second. */
@@ -27,7 +27,7 @@ export function createHeadWriter(
   let written = '';
   let writing = Promise.resolve();
   let tip: ReturnType<typeof openTip> | undefined;
-  let isFailing = false; // On a full disk it fails every second: that is said once.
+  let isFailing = false; // On a full disk it fails every second, which is logged once.
 
   async function write() {
     if (health.fault) return; // A head that the database may be behind is evidence.
@@ -37,9 +37,11 @@ export function createHeadWriter(
     await writeHeadFile(at.head, head);
     written = state;
     isFailing = false;
-    markTip(); // From now on: only now is nothing in it needed any more.
+    markTip(); // Only now is the old content of the tip no longer needed.
   }
-  /** A tip that cannot be written is no tip: the head is at most a second older. Tried again with the next head. */
+  /**
+   * Writes the tip. Without one, the head is at most a second older. A failed tip is opened again with the next head.
+   */
   function markTip() {
     try {
       tip ??= openTip(at.tip);
@@ -64,7 +66,7 @@ export function createHeadWriter(
           writing = Promise.resolve();
           if (!isFailing) events.failed('head', error);
           isFailing = true;
-          keeper.committed(); // Again in a second.
+          writer.committed(); // Try again in a second.
         });
       }, HEAD_MILLISECONDS);
       timer.unref();
@@ -74,11 +76,12 @@ export function createHeadWriter(
       stopped = true;
       clearTimeout(timer);
       timer = undefined;
-      // Without room for the head it stays at most a second behind, and the tip is exact: nothing to end with an error for.
+      // If the disk has no space for the head, it stays at most a second behind and the tip is exact, so shutdown does
+      // not fail.
       await flush().catch((error) => events.failed('head', error));
       tip?.close();
       tip = undefined;
     },
   };
-  return keeper;
+  return writer;
 }

@@ -28,13 +28,13 @@ export type ReaperApp = CloseApp & {
   /** Asks the payment provider, where one is configured. */
   paymentPoller: PaymentPoller | undefined;
   keyring: Keyring;
-  /** By retired master key: up to which wallet none needs it. */
+  /** By retired master key: the wallet up to which none needs it. */
   keysWalked: Map<string, string>;
 };
 
-/** Even with nothing due, the reaper looks at the clock this often: a wall clock may have moved. */
+/** Longest sleep, even with nothing due: the wall clock may have moved. */
 const SLEEP_SECONDS_MAX = 60;
-/** A wallet that could not be closed is tried again after this long. */
+/** Delay before closing a wallet is tried again. */
 const AGAIN_SECONDS = 2;
 
 export type Reaped = {
@@ -44,7 +44,7 @@ export type Reaped = {
   closed: number;
   pending: number;
   resolved: number;
-  /** Sessions and lists that the payment provider was asked for. */
+  /** Number of sessions and lists requested from the payment provider. */
   asked: number;
   pruned: number;
   keysDropped: number;
@@ -53,11 +53,11 @@ export type Reaped = {
 
 export type Reaper = {
   start(): void;
-  /** Resolves when no pass runs any more. Safe before `start`, and twice. */
+  /** Resolves when no pass is running. Safe to call before `start`, and twice. */
   stop(): Promise<void>;
-  /** One pass over everything that is due. */
+  /** Runs one pass over everything that is due. */
   runOnce(): Promise<Reaped>;
-  /** Something is due at `at` (Unix seconds): be awake by then. */
+  /** Makes sure that the reaper is awake at `at` (Unix seconds). */
   wakeAt(at: number): void;
 };
 
@@ -74,7 +74,7 @@ const nothing = (): Reaped => ({
   failed: 0,
 });
 
-/** `runOnce` with a clock around it: it sleeps until the earliest deadline, or until somebody wakes it (design, section 9). */
+/** Creates the reaper: runs a pass, then sleeps until the earliest deadline or until woken (design, section 9). */
 export function createReaper(app: ReaperApp): Reaper {
   let timer: NodeJS.Timeout | undefined;
   let timerAt = Number.POSITIVE_INFINITY;
@@ -103,7 +103,7 @@ export function createReaper(app: ReaperApp): Reaper {
         app.events.failed('reaper', error, { chore: chore.name });
       }
     }
-    // Worth a commit, but not the reserve.
+    // Worth a commit, but not the disk reserve.
     if (app.keysUsed.size && !app.diskReserve.shortage()) {
       const used = new Map(app.keysUsed);
       app.keysUsed.clear();
@@ -135,14 +135,14 @@ export function createReaper(app: ReaperApp): Reaper {
         running = undefined;
         const now = app.clock.now();
         const retry = again ? now + AGAIN_SECONDS : Number.POSITIVE_INFINITY;
-        // What was due and could not be done (a leaping clock) is not tried in a tight circle.
+        // Due work that cannot be done now (after a clock jump) is not retried in a tight loop.
         sleepUntil(
           Math.min(retry, Math.max(due, now + 1), wanted ?? Number.POSITIVE_INFINITY, now + SLEEP_SECONDS_MAX),
         );
       });
   }
 
-  /** While a pass runs, the next one waits for its end: never two at once. */
+  /** During a pass the wake-up is kept for its end: two passes never run at once. */
   function wakeAt(at: number) {
     if (running) wanted = Math.min(wanted ?? at, at);
     else sleepUntil(at);

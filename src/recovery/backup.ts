@@ -11,10 +11,11 @@ import { dropLitestream, type Manifest, manifestOf, writeManifest } from './mani
 export type Backup = Manifest & { file: string; bytes: number };
 
 /**
- * Writes a whole copy of the books to `file`, while the server goes on: one snapshot, read by this process, so that nobody
- * waits for it. It is verified before it has its name, and nothing is left under that name otherwise. Refuses with
- * `conflict` what is there already, and throws when the books are damaged or behind their head file, and LockedError while
- * another backup is made: both would write the same unfinished file.
+ * Writes a complete copy of the books to `file` while the server runs: one snapshot, read by this process, so that
+ * nothing waits for it. The copy gets its name only once it is verified; on failure nothing is left under that name.
+ * Throws `conflict` when the file exists, `not_found` when its directory does not, LockedError while another backup is
+ * being made (both would write the same unfinished file), and an error when the books are damaged or behind their head
+ * file.
  */
 export async function backUp(
   at: { database: string; head: string; tip: string; backupLock: string },
@@ -22,7 +23,7 @@ export async function backUp(
   version: string,
   now: number,
 ): Promise<Backup> {
-  const taken = () => new Refusal('conflict', `${file} is there already. A backup overwrites nothing.`);
+  const taken = () => new Refusal('conflict', `${file} already exists. A backup never overwrites a file.`);
   if (existsSync(file)) throw taken();
   if (!statSync(dirname(file), { throwIfNoEntry: false })?.isDirectory())
     throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);
@@ -30,9 +31,9 @@ export async function backUp(
   opening.adopt(await takeLock(at.backupLock, 'purser backup'), (it) => it.release());
   const part = `${file}.part`;
   try {
-    if (existsSync(file)) throw taken(); // By one that this one has waited for.
-    removeDatabase(part); // Left by one that was killed.
-    const marks = { tip: readTip(at.tip), head: await readHeadFile(at.head) }; // Before the copy: it is never older.
+    if (existsSync(file)) throw taken(); // Made by the backup that this one waited for.
+    removeDatabase(part); // Left by a backup that was killed.
+    const marks = { tip: readTip(at.tip), head: await readHeadFile(at.head) }; // Before the copy, so that the copy is never older.
     closeSync(openSync(part, 'wx', 0o600));
     copy(at.database, part);
     const manifest = finish(part, version, now);
@@ -59,7 +60,7 @@ function copy(database: string, part: string): void {
   }
 }
 
-/** Makes the copy a backup: without Litestream's tables, with its manifest, and in one file. */
+/** Turns the copy into a backup: without Litestream's tables, with its manifest, and in one file. */
 function finish(part: string, version: string, now: number): Manifest {
   const { client, read } = openDatabase(part, { migrate: false });
   try {
@@ -70,14 +71,14 @@ function finish(part: string, version: string, now: number): Manifest {
       return manifest;
     });
     const manifest = write.immediate();
-    client.pragma('journal_mode = DELETE'); // Nothing of it stays beside it.
+    client.pragma('journal_mode = DELETE'); // Leaves no other file beside it.
     return manifest;
   } finally {
     client.close();
   }
 }
 
-/** Reads the finished backup as whoever restores it will. */
+/** Checks the finished backup as a restore would. */
 function check(part: string, marks: { head: CommitMark | undefined; tip: CommitMark | undefined }): void {
   const { client, read } = openDatabase(part, { migrate: false, readonly: true });
   try {

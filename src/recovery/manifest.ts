@@ -6,9 +6,9 @@ import { installationOf } from '../ledger/installation.ts';
 
 type Client = Database['client'];
 
-/** What a backup says of itself, in a table of its own that no running database has. */
+/** The description of a backup, in a table of its own that no running database has. */
 const Manifest = v.strictObject({
-  /** The version of the Purser that made it. */
+  /** The version of Purser that made it. */
   version: v.string(),
   /** Unix seconds. */
   created_at: v.number(),
@@ -41,7 +41,7 @@ export function writeManifest(client: Client, manifest: Manifest): void {
   client.prepare(`insert into ${TABLE} values (1, ?)`).run(JSON.stringify(manifest));
 }
 
-/** The manifest of a backup, taken out of it. Undefined when it has none; throws when it cannot be read as one. */
+/** Removes the manifest from a backup and returns it. Undefined when it has none; throws when it is damaged. */
 export function takeManifest(client: Client): Manifest | undefined {
   const isThere = client.prepare('select 1 from sqlite_schema where name = ?').get(TABLE);
   if (!isThere) return undefined;
@@ -54,21 +54,24 @@ export function takeManifest(client: Client): Manifest | undefined {
   }
 }
 
-/** Throws when the database is not what its manifest says. By plain SQL: it may be older than this program. */
+/**
+ * Throws when the database does not match its manifest. Uses plain SQL, because the database may be older than this
+ * program.
+ */
 export function compareWithManifest(client: Client, manifest: Manifest): void {
   const head = client.prepare('select seq, lower(hex(hash)) as hash from entry order by seq desc limit 1').get() as
     | { seq: bigint; hash: string }
     | undefined;
   const { seq, hash } = manifest.head;
   if (Number(head?.seq ?? 0) !== seq || (head && head.hash !== hash))
-    throw new Error(`its newest entry is ${head?.seq ?? 0}, and not the one that its manifest names`);
+    throw new Error(`its newest entry is ${head?.seq ?? 0}, not the one in its manifest`);
   const counts = countsOf(client);
   for (const [table, count] of Object.entries(manifest.counts))
     if (counts[table] !== count)
       throw new Error(`it has ${counts[table] ?? 0} rows of ${table}, its manifest ${count}`);
 }
 
-/** Tables of ours: neither SQLite's nor Litestream's, whose own belong to the replica of the file they are in. */
+/** Returns the names of tables that match a LIKE pattern. */
 function tablesOf(client: Client, like: string): string[] {
   return client
     .prepare(`select name from sqlite_schema where type = 'table' and name like ? escape '\\' order by name`)
@@ -86,7 +89,7 @@ function countsOf(client: Client): Record<string, number> {
 
 const LITESTREAM = '\\_litestream\\_%';
 
-/** What Litestream wrote into a file says which replica that file has; a copy has none. */
+/** Deletes Litestream's tables. They say which replica a file has; a copy has none. */
 export function dropLitestream(client: Client): void {
   for (const name of tablesOf(client, LITESTREAM)) client.exec(`drop table "${name}"`);
 }

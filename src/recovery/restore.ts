@@ -20,7 +20,7 @@ import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
 
-/** So long others that have the database open may take to be done: a command that reads, for instance. */
+/** How long other processes may keep the database open, for example a command that reads. */
 const OTHERS_MILLISECONDS = 5000;
 
 export type Restored = {
@@ -28,17 +28,18 @@ export type Restored = {
   manifest: Manifest | null;
   installation_id: string;
   head: { seq: number; hash: string; epoch: number };
-  /** The database that was there, under its new name. */
+  /** The new name of the database that was replaced, if any. */
   kept: string | null;
-  /** The newest entry that was known here and is not in the restored books. */
+  /** The newest entry that was known here and is missing in the restored books. */
   lost_to_seq: number | null;
 };
 
 /**
- * Puts a backup in the place of the database (docs/decisions/0015). Everything is done to a copy beside it; the change is
- * one rename. The restored books begin a new epoch and only report about machines until `resource reconcile --apply`.
- * Refuses with `conflict` another master key, a newer or damaged file, and without `force` a file without a manifest and
- * books of another installation. Throws LockedError while a server runs.
+ * Replaces the database with a backup (docs/decisions/0015). All work is done on a copy beside it; the replacement is
+ * one rename. The restored books begin a new epoch and are report-only until `resource reconcile --apply`. Throws
+ * `not_found` when there is no such file; `conflict` for another master key, a newer or damaged file, a database in
+ * use, and, without `force`, a file without a manifest or books of another installation; LockedError while a server
+ * runs.
  */
 export async function restore(
   config: Config,
@@ -52,14 +53,14 @@ export async function restore(
   if (existsSync(`${file}-wal`) && statSync(`${file}-wal`).size)
     throw refused(
       file,
-      'a write-ahead log lies beside it: it is a database in use, or a copy of one. Use `purser backup`',
+      'there is a write-ahead log beside it: it is a database in use, or a copy of one. Use `purser backup`',
     );
   prepareDirectory(config.dataDirectory, true);
   await using opening = new AsyncDisposableStack();
   opening.adopt(await takeLock(at.lock, 'purser restore'), (it) => it.release());
 
   const fresh = `${at.database}.restored`;
-  removeDatabase(fresh); // Left by one that was killed.
+  removeDatabase(fresh); // Left by a restore that was killed.
   opening.defer(() => removeDatabase(fresh));
   copyBeside(file, fresh);
   chmodSync(fresh, 0o600);
@@ -97,7 +98,7 @@ function copyBeside(file: string, fresh: string): void {
 
 const refused = (file: string, why: string) => new Refusal('conflict', `${file} is not restored: ${why}.`);
 
-/** Checks the copy against its manifest and migrates it. Answers the manifest, which is no longer in it. */
+/** Checks the copy against its manifest and migrates it. Returns the manifest, which is removed from the copy. */
 function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | undefined {
   const client = connect(fresh);
   try {
@@ -105,12 +106,12 @@ function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | 
     const fault = client.prepare('pragma integrity_check(1)').pluck().get();
     if (fault !== 'ok') throw new Error(`it is damaged: ${fault}`);
     if (!client.prepare("select 1 from sqlite_schema where name = 'migration'").get())
-      throw new Error('it is no database of Purser’s');
+      throw new Error('it is not a Purser database');
     const pending = pendingMigrations(client);
     const manifest = takeManifest(client);
     if (!manifest && !force)
       throw new Error(
-        'it has no manifest, so `purser backup` did not make it. With --force it is taken for what it is, such as a file that Litestream restored',
+        'it has no manifest, so `purser backup` did not make it. Use --force if it is a complete database, for example one that Litestream restored',
       );
     if (manifest) compareWithManifest(client, manifest);
     dropLitestream(client);
@@ -128,7 +129,10 @@ const KNOWN = `select installation_id as id, (select max(number) from epoch) as 
 
 type Before = { installationId: string | undefined; epoch: number; seq: number };
 
-/** What this data directory knows of the books that were in it: from its own files, and from a database that can be read. */
+/**
+ * Returns what is known here about the books to be replaced: from the files beside them, and from the database if it
+ * can be read.
+ */
 async function remember(at: { database: string; head: string; tip: string }): Promise<Before> {
   const marks = [await readHeadFile(at.head).catch(() => undefined), readTip(at.tip)].filter((it) => it !== undefined);
   let known: { id: string; epoch: number; seq: number } | undefined;
@@ -140,7 +144,7 @@ async function remember(at: { database: string; head: string; tip: string }): Pr
       } finally {
         client.close();
       }
-    } catch {} // It is replaced because it cannot be read: the files beside it have to do.
+    } catch {} // It is being replaced because it cannot be read: the files beside it have to do.
   }
   return {
     installationId: known?.id,
@@ -167,7 +171,7 @@ async function begin(
     if (!force && before.installationId !== undefined && before.installationId !== installationId)
       throw refused(
         file,
-        `it is of the installation ${installationId}, and the books here are of ${before.installationId}. With --force it replaces them all the same`,
+        `it belongs to the installation ${installationId}, and the books here to ${before.installationId}. With --force it replaces them anyway`,
       );
     const now = createClock(systemTime, lastJournalAt(ledger.read), log).now();
     const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);
@@ -185,7 +189,7 @@ async function begin(
   }
 }
 
-/** A key that does not open these books would leave every wallet without its token. */
+/** Throws `conflict` when the configured master key does not fit these books: every wallet would lose its token. */
 function refuseOtherKey(ledger: Ledger, secrets: Secrets, file: string): Keyring {
   try {
     return openKeyring(ledger.read, readMasterKey(secrets.masterKey, { create: false }));
@@ -196,8 +200,8 @@ function refuseOtherKey(ledger: Ledger, secrets: Secrets, file: string): Keyring
 }
 
 /**
- * Gives the database that is there another name beside its own, so that the rename which replaces it is the only step that
- * counts. Its write-ahead log is folded in first: left lying, it would be taken for the new database's.
+ * Links the old database under another name, so that the rename which replaces it is the only step that counts. Its
+ * write-ahead log is checkpointed first: left behind, it would be taken for the new database's.
  */
 function setAside(database: string): string {
   const stamp = new Date().toISOString().replace(/[-:]|\.\d+/g, '');
@@ -214,14 +218,14 @@ function setAside(database: string): string {
       if (isFolded) removeDatabase(`${database}${suffix}`);
       else renameSync(database + suffix, kept + suffix);
     }
-  syncDirectory(dirname(database)); // Else a power cut might keep the coming rename, and the old log beside the new database.
+  syncDirectory(dirname(database)); // Without this, a power cut might keep the coming rename and the old log beside the new database.
   return kept;
 }
 
 /**
- * Folds the log into the database. False where that is too damaged to be opened: then its log stays beside it. Whoever has
- * the database open holds a lock on it, also between two transactions: Litestream would go on with the old file's pages
- * and the new one's log.
+ * Checkpoints the write-ahead log into the database. Returns false if the database is too damaged to be opened; its log
+ * then stays beside it. Throws `conflict` while another process has the database open, even between transactions:
+ * Litestream would continue with the old file's pages and the new file's log.
  */
 function foldLog(database: string): boolean {
   try {

@@ -5,9 +5,9 @@ import type { Most } from './price.ts';
 import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
 /**
- * Prompt tokens beside the values of a request: what the template writes around them. Per request: a preamble of the
- * template (the date, a short default system prompt) and the opening of the answer. For tools: the words that explain how
- * to call them (Claude: up to 530). What a server adds beyond is `prompt_overhead_tokens`.
+ * Prompt tokens besides the values of a request, which the template writes around them. Per request: a preamble (the
+ * date, a short default system prompt) and the opening of the answer. For tools: the explanation of how to call them
+ * (Claude: up to 530). Anything a server adds beyond that is `prompt_overhead_tokens`.
  */
 const TOKENS_PER_REQUEST = 128;
 const TOKENS_PER_MESSAGE = 40;
@@ -16,12 +16,18 @@ const TOKENS_FOR_TOOLS = 640;
 const TOKENS_PER_TOOL = 64;
 const TOKENS_PER_INPUT = 8;
 const CHOICE_COUNT_MAX = 128;
-/** An answer shorter than this is of no use to a caller who named no limit. */
+/** An answer shorter than this is useless to a caller who set no limit. */
 const OUTPUT_TOKENS_MIN = 256;
-/** Bytes of a token in prose. For a decision that need not be exact: how much room a prompt leaves for its answer. */
+/**
+ * Bytes per token in prose. Used where precision is not needed: to estimate how much context a prompt leaves for its
+ * answer.
+ */
 const TYPICAL_BYTES_PER_TOKEN = 4;
 
-/** What may go upstream and costs nothing but its bytes. All else is refused: a field that is not priced breaks the bound. */
+/**
+ * Fields that may be forwarded and cost nothing but their bytes. All others are refused: a field without a price breaks
+ * the bound.
+ */
 const FORWARDED = new Set([
   'messages',
   'tools',
@@ -45,8 +51,8 @@ const FORWARDED = new Set([
   'reasoning_effort',
 ]);
 /**
- * Read here and written anew, or accepted with the one value that changes nothing. `metadata` is accepted and kept here: a
- * model server may choose by it where a request goes (LiteLLM's tags).
+ * Fields that are read here and written anew, or accepted only with their neutral value. `metadata` is accepted and not
+ * forwarded: a model server may use it to route requests (LiteLLM's tags).
  */
 const HANDLED = new Set([
   'model',
@@ -80,25 +86,25 @@ export type Prompt = {
 
 /** A request with a true upper bound of what it can use, by each of its model's routes (design, section 8). */
 export type Bounded = {
-  /** How many answers were asked for. */
+  /** The number of answers requested. */
   choices: number;
   images: number;
   most(route: Route): Most;
   prompt(route: Route): Prompt;
   /** Output tokens of one answer, and how few they may become; undefined where the caller named the limit. */
   reducible: { outputTokens: number; outputTokensMin: number } | undefined;
-  /** Reserves for answers of at most so many tokens, from now on. */
+  /** Lowers the limit of output tokens per answer. */
   reduceTo(outputTokens: number): void;
-  /** The body as it goes upstream by this route. */
+  /** Returns the body to send upstream by this route. */
   bodyFor(route: Route): Buffer;
-  /** Lets go of the bodies: nobody else will be asked. */
+  /** Frees the bodies once no other route will be asked. */
   release(): void;
 };
 
 /**
- * Bounds a chat completion. What is bounded is the prompt as a model server renders it (rendered.ts); the output limit
- * that is reserved for is written into the body. With `stream` the upstream is told to stream, its usage included.
- * Refuses with `unsupported_parameter` what is not priced and with `invalid_request` what is malformed.
+ * Bounds a chat completion. The bound covers the prompt as a model server renders it (rendered.ts); the output limit of
+ * the reservation is written into the body. With `stream`, asks the upstream to stream, with usage. Throws
+ * `unsupported_parameter` for what is not priced and `invalid_request` for what is malformed.
  */
 export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded {
   const request = withoutNulls(raw);
@@ -111,7 +117,8 @@ export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded 
   if (request.functions !== undefined && !Array.isArray(request.functions))
     throw invalid('functions', 'must be an array');
   const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
-  // What makes the upstream remember, or costs another price. The harmless value is passed on, so that it is obeyed.
+  // Would make the upstream store the request, or changes the price. The neutral value is forwarded, so that it is
+  // obeyed.
   if (request.store !== undefined && request.store !== false) throw unsupported('store');
   if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
   for (const name of ['store', 'service_tier'] as const)
@@ -139,13 +146,13 @@ export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded 
     TOKENS_PER_MESSAGE * request.messages.length +
     (tools && TOKENS_FOR_TOOLS + TOKENS_PER_TOOL * tools);
   const imageTokens = images * (model.imageTokens ?? 0);
-  // Where the caller named none: a model server refuses a limit that does not fit its context beside the prompt. How long
-  // the prompt is, it alone knows; should the estimate be too low, it refuses, and that costs nothing.
+  // Without a limit by the caller: a model server refuses a limit that does not fit its context beside the prompt. Only
+  // the server knows the prompt's length; if the estimate is too low, it refuses, which costs nothing.
   const estimate = Math.ceil(bytes / TYPICAL_BYTES_PER_TOKEN) + imageTokens;
   const outputOf = (route: Route) => {
     if (isNamed) return perChoice;
-    const room = route.contextLength - estimate - route.promptOverheadTokens;
-    return Math.min(perChoice, Math.max(outputTokensMin, room));
+    const free = route.contextLength - estimate - route.promptOverheadTokens;
+    return Math.min(perChoice, Math.max(outputTokensMin, free));
   };
   const prompt = promptsOf(model, imageTokens, (route) => [bytes * route.tokensPerByte + frame]);
   return {
@@ -166,7 +173,10 @@ export function boundChat(model: Model, raw: ChatBody, stream = false): Bounded 
   };
 }
 
-/** Bytes of the prompt: texts as they are, what is structured by its values; images apart, since bytes bound none. */
+/**
+ * Returns the bytes of the rendered prompt: texts as they are, structured values by their parts. Images are counted
+ * apart, because bytes do not bound them.
+ */
 function renderedBytes(
   messages: readonly Record<string, unknown>[],
   others: Record<string, unknown>,
@@ -192,7 +202,7 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
     if (typeof it !== 'string') bytes += valueBytes(it, enough);
     else bytes += name === 'refusal' || REASONING.includes(name) ? textBytes(it, enough) : quotedBytes(it, enough);
   }
-  // What a tool answered may be rendered as text, or as JSON.
+  // A tool's result may be rendered as text or as JSON.
   const isOfTool = rest.role === 'tool' || rest.role === 'function';
   if (typeof content === 'string')
     return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
@@ -238,7 +248,7 @@ function promptsOf(model: Model, imageTokens: number, computed: (route: Route) =
 const withoutNulls = <T extends object>(raw: T): T =>
   Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
 
-/** Bodies by route, each made once: they differ in a name or two. */
+/** Builds the body for each route, once in a row for the same route. The bodies differ in a member or two. */
 function bodies(
   forwarded: Record<string, unknown>,
   own: (route: Route) => Record<string, unknown>,
@@ -248,7 +258,7 @@ function bodies(
   return {
     bodyFor(route) {
       if (last?.route === route) return last.body;
-      assert(common, 'nobody is asked after the release');
+      assert(common, 'no upstream is asked after the release');
       const body = Buffer.from(JSON.stringify({ ...common, ...own(route), model: route.upstreamModel }));
       last = { route, body };
       return body;
@@ -275,17 +285,20 @@ function invalid(field: string, what: string): Refusal {
 function wholeNumber(
   request: Readonly<Record<string, unknown>>,
   name: string,
-  most = Number.MAX_SAFE_INTEGER,
+  max = Number.MAX_SAFE_INTEGER,
 ): number | undefined {
   const value = request[name];
   if (value === undefined) return undefined;
-  if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= most) return value as number;
-  throw invalid(name, `must be a whole number from 1${most < 1e6 ? ` to ${most}` : ''}`);
+  if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= max) return value as number;
+  throw invalid(name, `must be a whole number from 1${max < 1e6 ? ` to ${max}` : ''}`);
 }
 
-/** What models that think aloud answer beside the content, and what clients send back in a loop of tools: text. */
+/** Fields in which reasoning models answer besides the content, and which clients send back in tool loops: text. */
 const REASONING = ['reasoning_content', 'reasoning'];
-/** What a message, a part of its content and a tool may hold; an answer of a model can be sent back as it came. */
+/**
+ * Allowed members of a message, of a part of its content and of a tool. An answer of a model can be sent back
+ * unchanged.
+ */
 const MESSAGE = new Set([
   ...['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal'],
   ...REASONING,
@@ -293,11 +306,13 @@ const MESSAGE = new Set([
 const PART = new Set(['type', 'text', 'refusal']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
-/** Refuses members that are not known to be text: bytes bound text only, not images, audio, files or cache orders. */
+/**
+ * Refuses members that are not known to be text: bytes bound only text, not images, audio, files or cache directives.
+ */
 function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string): void {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(where, 'must be an object');
   for (const [name, it] of Object.entries(value)) {
-    const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // As stock clients send an answer back.
+    const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // Stock clients send answers back this way.
     if (!allowed.has(name) && !isEmpty) throw unsupported(`${where}.${name}`);
   }
 }
@@ -305,7 +320,7 @@ function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: stri
 const IMAGE = new Set(['type', 'image_url']);
 const IMAGE_URL = new Set(['url', 'detail']);
 
-/** Looks at every message. Returns how many images there are, where images are sold. */
+/** Checks every message. Returns the number of images, if images are sold. */
 function refuseContent(messages: readonly Record<string, unknown>[], model: Model): number {
   let images = 0;
   messages.forEach((message, i) => {
@@ -331,20 +346,23 @@ function refuseContent(messages: readonly Record<string, unknown>[], model: Mode
   return images;
 }
 
-/** The kinds of images that model servers take. Of an address on the network nobody here knows what it leads to. */
+/** The image types that model servers accept. The content behind a network URL is unknown here. */
 const DATA_IMAGE = /^data:image\/(png|jpeg|webp|gif)[;,]/;
 
-function refuseImage(part: Record<string, unknown>, where: string, takesAddresses: boolean): void {
+function refuseImage(part: Record<string, unknown>, where: string, takesUrls: boolean): void {
   refuseMembers(part, IMAGE, where);
   const image = part.image_url;
   refuseMembers(image, IMAGE_URL, `${where}.image_url`);
   const { url } = image as { url?: unknown };
-  if (typeof url === 'string' && (DATA_IMAGE.test(url) || (takesAddresses && /^https?:\/\//.test(url)))) return;
-  const also = takesAddresses ? ', or an http(s) address' : '; this model takes no addresses';
+  if (typeof url === 'string' && (DATA_IMAGE.test(url) || (takesUrls && /^https?:\/\//.test(url)))) return;
+  const also = takesUrls ? ', or an http(s) address' : '; this model takes no addresses';
   throw invalid(`${where}.image_url.url`, `must be data:image/png, jpeg, webp or gif${also}`);
 }
 
-/** Tools that the caller runs are text; tools that the provider runs have a price of their own. */
+/**
+ * Checks the tools and returns their number. Tools run by the caller are text; tools run by the provider have a price
+ * of their own and are refused.
+ */
 function refuseTools(tools: unknown): number {
   if (tools === undefined) return 0;
   if (!Array.isArray(tools)) throw invalid('tools', 'must be an array');
@@ -357,11 +375,14 @@ function refuseTools(tools: unknown): number {
   return tools.length;
 }
 
-/** What may go upstream of a request for embeddings. */
+/** Fields of an embeddings request that may be forwarded. */
 const EMBEDDED = new Set(['input', 'encoding_format', 'dimensions', 'user']);
 const INPUT_COUNT_MAX = 2048;
 
-/** Bounds a request for embeddings: texts by their bytes, token lists by their length, each at most one context. */
+/**
+ * Bounds an embeddings request: texts by their bytes, token lists by their length, each at most one context. Throws as
+ * `boundChat` does.
+ */
 export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unknown>>): Bounded {
   const request = withoutNulls(raw);
   const forwarded: Record<string, unknown> = { model: '' };
@@ -385,7 +406,7 @@ export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unkno
   };
 }
 
-/** A text, a list of texts, a list of tokens, or a list of such lists. */
+/** Parses the input: a text, a list of texts, a list of tokens, or a list of such lists. */
 function inputsOf(input: unknown, enough: number): { bytes: number; tokens: number }[] {
   const isTokens = (it: unknown): it is number[] =>
     Array.isArray(it) && it.length > 0 && it.every((token) => Number.isSafeInteger(token) && token >= 0);

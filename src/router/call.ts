@@ -5,9 +5,9 @@ import type { Refused, Reply, Upstream, UpstreamPath } from './upstream.ts';
 const PATHS: Record<Model['kind'], UpstreamPath> = { chat: 'chat/completions', embeddings: 'embeddings' };
 
 /**
- * Asks the routes of a model in their order, once each: the next one only after a clear no that is not about the request
- * itself, never after an unknown outcome. Answers the reply that counts, and whose it is. `refused` hears of each that
- * was passed over.
+ * Asks the routes of a model in order, once each. Moves on only after a definite refusal that is not about the request
+ * itself, never after an unknown outcome. Returns the reply that counts and its route. Calls `passedOver` for each
+ * route skipped.
  */
 export async function callInOrder(
   upstreams: ReadonlyMap<string, Upstream>,

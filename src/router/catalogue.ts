@@ -4,34 +4,37 @@ import { Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { describePrice, type Price, type Rates } from './price.ts';
 
-/** One way to a model: an upstream, the name it has there, and what it takes and costs there. */
+/** A route to a model: an upstream, the model's name there, its limits and its price. */
 export type Route = {
   upstream: string;
   upstreamModel: string;
   outputLimit: 'max_tokens' | 'max_completion_tokens';
-  /** Prompt and answer together. */
+  /** Limit of prompt and answer together. */
   contextLength: number;
   tokensPerByte: number;
   /** Prompt tokens that the server adds by itself. */
   promptOverheadTokens: number;
   price: Price;
-  /** Members that every chat carries, so that the settings of an account there decide neither. */
+  /** Members sent with every chat, so that the account's settings at the upstream do not decide them. */
   forced: Readonly<Record<string, unknown>>;
-  /** What counts above the bound have taught (src/chat/learn.ts); changes while the server runs. */
+  /** Learned from counts above the bound (src/chat/learn.ts); changes while the server runs. */
   learned: Learned;
 };
 
-/** The bound is `permille` thousandths of what is computed, and reaches up to `contextTokens` where that is more. */
+/**
+ * A learned bound: `permille` thousandths of the computed one, capped at `contextTokens` if that is above the context
+ * length.
+ */
 export type Learned = { permille: number; contextTokens: number };
 export const NOTHING_LEARNED: Learned = { permille: 1000, contextTokens: 0 };
 
-/** The most prompt tokens by this route of a prompt that is `tokens` by its bytes, and images beside it. */
+/** Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images come on top. */
 export function promptBound(route: Route, tokens: number, imageTokens: number): number {
   const all = Math.ceil((tokens * route.learned.permille) / 1000) + imageTokens + route.promptOverheadTokens;
   return Math.min(all, contextOf(route));
 }
 
-/** The most tokens that a prompt by this route can have. */
+/** Returns the largest number of tokens that a prompt on this route can have. */
 export const contextOf = ({ contextLength, learned }: Route): number => Math.max(contextLength, learned.contextTokens);
 
 export type Model = {
@@ -40,27 +43,27 @@ export type Model = {
   contextLength: number;
   /** 0 for embeddings. */
   maxOutputTokens: number;
-  /** Of one answer, where the caller names no limit. */
+  /** Limit of one answer if the caller sets none. */
   defaultOutputTokens: number;
-  /** The most prompt tokens that one image can become. Undefined: images are not sold. */
+  /** Upper bound of the prompt tokens of one image. Undefined if images are not sold. */
   imageTokens: number | undefined;
-  /** Whether an image may be an http(s) address, which the model server fetches. */
+  /** Whether an image may be an http(s) URL, which the model server fetches. */
   imageUrls: boolean;
-  /** In the order in which they are asked; at least one. */
+  /** In the order in which they are tried; at least one. */
   routes: readonly [Route, ...Route[]];
-  /** The prices of all routes, for the rows of operations: JSON without its closing brace. */
+  /** The prices of all routes for the operation rows, as JSON without its closing brace. */
   priceText: string;
 };
 
 export type Catalogue = {
   list: readonly Model[];
-  /** The model with this id. Refuses with `model_not_found`; with `kind`, also one of another kind. */
+  /** Returns the model with this id. Throws `model_not_found`, with `kind` also for a model of another kind. */
   find(id: string, kind?: Model['kind']): Model;
 };
 
 const DEFAULT_OUTPUT_TOKENS = 4096;
 
-/** The models on offer: those of the configuration that have a price. What has no price is not offered. */
+/** Creates the catalogue of the configured models that have a price. Models without a price are not offered. */
 export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
   const list = config.router.models.flatMap((it) => toModel(it, config.router.upstreams) ?? []);
   const byId = new Map(list.map((model) => [model.id, model]));
@@ -76,7 +79,10 @@ export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
   };
 }
 
-/** What OpenAI's own API takes from the settings of a project where a request does not say it; others may not know it. */
+/**
+ * Members that OpenAI's own API takes from a project's settings if a request lacks them; other servers may not know
+ * them.
+ */
 const OPENAI_FORCED = { store: false, service_tier: 'default' };
 const OPENAI_HOST = /(^|\.)api\.openai\.com$/;
 
@@ -145,7 +151,7 @@ function toPrice({ tiers, request = 0n, image = 0n, ...plain }: PricingConfig): 
   };
 }
 
-/** A special rate that is not given is the plain one. */
+/** Converts configured rates; a special rate that is not given is the plain one. */
 function toRates(it: Omit<PricingConfig, 'tiers' | 'request' | 'image'>): Rates {
   const { prompt = 0n, completion = 0n } = it;
   return {

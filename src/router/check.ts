@@ -10,19 +10,21 @@ import { createStreamReader } from './stream-reader.ts';
 import type { Upstream } from './upstream.ts';
 import { readUsage } from './usage.ts';
 
-/** What a request of one token showed of a model: `detail` says what is so, or what is wrong and what to do about it. */
+/**
+ * The result of a one-token request to a model. `detail` describes what was found, or what is wrong and how to fix it.
+ */
 export type ModelCheck = { name: string; ok: boolean; detail: string };
 
 const LIST_MILLISECONDS = 10_000;
-/** A model may have to be loaded before its first token; one that takes longer is not waited for. */
+/** Time limit per route. A model may have to be loaded before its first token. */
 const ROUTE_SECONDS = 60;
 const NANOS_PER_MILLION_FROM_TOKEN = 15;
 const PROBE = { role: 'user', content: 'Say ok.' };
 
 /**
- * Sends a request of one token, and a chat once more as a stream, to every model by each of its routes, outside of any
- * wallet. Compares what was counted with the bound, and the price and the context length with those that the upstream
- * states, if it does. It costs what such requests cost. A route that has not answered within `routeSeconds` is a fault.
+ * Sends a one-token request to every route of every model, outside any wallet; chats are sent once more as a stream.
+ * Compares the token counts with the bound, and the price and context length with those that the upstream states, if it
+ * does. Costs what such requests cost. A route that does not answer within `routeSeconds` is reported as a fault.
  */
 export async function checkModels(
   catalogue: Catalogue,
@@ -64,7 +66,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
   const path = model.kind === 'chat' ? 'chat/completions' : 'embeddings';
   const reply = await upstream.ask(path, bounded.bodyFor(route), newId('op'));
   if (reply.kind !== 'answered') {
-    const fault = reply.kind === 'streaming' ? 'It streams where no stream was asked for.' : reply.reason;
+    const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;
     return { said: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
   }
   if (model.kind === 'chat') await tryStream(upstream, boundChat(model, ask, true).bodyFor(route), faults);
@@ -89,7 +91,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
 
 const ESTIMATED = 'an answer is charged at the bound of its prompt and the bytes of its text.';
 
-/** The same as a stream: whether it has an end, and a usage. */
+/** Sends the request as a stream and checks that it has an end and a usage. */
 async function tryStream(upstream: Upstream, body: Buffer, faults: string[]): Promise<void> {
   const reply = await upstream.ask('chat/completions', body, newId('op'), true);
   if (reply.kind === 'answered') {
@@ -115,7 +117,7 @@ async function tryStream(upstream: Upstream, body: Buffer, faults: string[]): Pr
   if (!usage) faults.push(`Its stream reports no readable usage (stream_options.include_usage): ${ESTIMATED}`);
 }
 
-/** Prices are the operator's: one below what the upstream states sells at a loss, and is said. */
+/** Reports a price below what the upstream states: it would sell at a loss. */
 function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void {
   const { rates } = tiers[0] as Price['tiers'][number];
   for (const name of ['prompt', 'completion'] as const) {
@@ -124,7 +126,7 @@ function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void
     try {
       theirs = parseDecimal(String(text), NANOS_PER_MILLION_FROM_TOKEN);
     } catch {
-      continue; // It states none, or one that is not exact.
+      continue; // It states no price, or one that is not exact.
     }
     if (theirs > rates[name])
       faults.push(
@@ -133,19 +135,22 @@ function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void
   }
 }
 
-/** What an upstream states of a model in its list of models. */
+/** What an upstream's model list states about a model. */
 export type StatedModel = { pricing: unknown; contextLength: number | undefined };
 
-/** Says what is wrong with a context length, beside the one that the upstream states. */
+/** Describes a context length that differs from the one the upstream states; undefined if they agree. */
 export function contextFault(contextLength: number, stated: StatedModel | undefined): string | undefined {
   const theirs = stated?.contextLength;
   if (theirs === undefined || theirs === contextLength) return undefined;
   if (contextLength < theirs)
-    return `context_length is ${contextLength}, and it takes ${theirs} tokens: what a prompt has above ${contextLength} is given away. To limit prompts, limit them there.`;
+    return `context_length is ${contextLength}, and it takes ${theirs} tokens: prompt tokens above ${contextLength} are given away. To limit prompts, limit them there.`;
   return `context_length is ${contextLength}, and it takes ${theirs} tokens: longer prompts are held for, and then refused there.`;
 }
 
-/** What a count above the bound has taught of a route, and what to set instead. */
+/**
+ * Describes what was learned about a route from counts above its bound, and what to set instead; undefined if nothing
+ * was.
+ */
 export function describeLearned({ learned, contextLength }: Route): string | undefined {
   const { permille, contextTokens } = learned;
   const said = [
@@ -155,13 +160,16 @@ export function describeLearned({ learned, contextLength }: Route): string | und
     ...(contextTokens ? [`It counted a prompt of ${contextTokens} tokens, above context_length ${contextLength}`] : []),
   ];
   if (said.length === 0) return undefined;
-  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts anew.`;
+  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts over.`;
 }
 
-/** The names of the context length in the lists of OpenRouter, vLLM and SGLang, Groq, LM Studio, and llama.cpp (`meta`). */
+/**
+ * Names of the context length in the model lists of OpenRouter, vLLM and SGLang, Groq, LM Studio, and llama.cpp
+ * (`meta`).
+ */
 const CONTEXT_NAMES = ['context_length', 'max_model_len', 'context_window', 'max_context_length', 'n_ctx'];
 
-/** What an upstream states of its models, by their names there; empty when it states nothing. */
+/** Fetches what an upstream states about its models, by their names there; empty when it states nothing or fails. */
 export async function statedModels(
   config: UpstreamConfig,
   apiKey: string | undefined,
@@ -173,11 +181,11 @@ export async function statedModels(
     });
     return readStatedModels(await response.body.json());
   } catch {
-    return new Map(); // What is wrong with the upstream is told by the request of one token.
+    return new Map(); // The one-token request reports what is wrong with the upstream.
   }
 }
 
-/** Reads the answer of GET /models. */
+/** Parses the response of GET /models. */
 export function readStatedModels(answer: unknown): Map<string, StatedModel> {
   const data = (answer as { data?: unknown } | null)?.data;
   const list = Array.isArray(data) ? (data as ({ id?: unknown; pricing?: unknown; meta?: object } | null)[]) : [];

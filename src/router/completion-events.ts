@@ -3,25 +3,25 @@ import { DONE, DONE_EVENT, eventOf, type SseEvent } from './sse.ts';
 type Json = Record<string, unknown>;
 
 /**
- * A whole chat completion as the events of a stream, for an upstream that does not stream: a chunk for each choice, one
- * for how it finished, and one for the usage. Throws where there are no choices: then nothing was answered that could be
- * told of in chunks.
+ * Converts a complete chat completion into stream events, for an upstream that does not stream: a content chunk and a
+ * finish chunk for each choice, then one for the usage. Throws if there are no choices: such an answer cannot be
+ * expressed in chunks.
  */
 export function eventsOfCompletion(completion: unknown): SseEvent[] {
   const { choices, usage, object: _, ...head } = completion as Json;
   if (!Array.isArray(choices)) throw new Error('the upstream answered without choices');
   const chunk = (rest: Json) => toEvent({ ...head, object: 'chat.completion.chunk', ...rest });
-  const told = (choices as (Json | null)[]).flatMap((choice) => {
+  const chunks = (choices as (Json | null)[]).flatMap((choice) => {
     const { message, finish_reason: reason, index = 0, ...rest } = choice ?? {};
     return [
       chunk({ choices: [{ index, delta: toDelta(message), ...rest, finish_reason: null }] }),
       chunk({ choices: [{ index, delta: {}, finish_reason: reason ?? 'stop' }] }),
     ];
   });
-  return [...told, ...(usage === undefined ? [] : [chunk({ choices: [], usage })]), { raw: DONE_EVENT, data: DONE }];
+  return [...chunks, ...(usage === undefined ? [] : [chunk({ choices: [], usage })]), { raw: DONE_EVENT, data: DONE }];
 }
 
-/** In a stream tool calls carry their number: clients put their pieces together by it. */
+/** Numbers the tool calls: in a stream, clients assemble them by index. */
 function toDelta(message: unknown): unknown {
   if (typeof message !== 'object' || message === null) return {};
   const { tool_calls: calls } = message as { tool_calls?: unknown };

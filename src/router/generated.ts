@@ -1,8 +1,8 @@
 type Json = Record<string, unknown>;
 
 /**
- * The bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and the arguments of
- * tools. A token covers at least one byte, so they bound the completion tokens of what was delivered.
+ * Returns the bytes of text that a model generated in an answer or a chunk: content, refusals, reasoning and tool
+ * arguments. A token covers at least one byte, so this bounds the completion tokens of what was delivered.
  */
 export function generatedBytes(answer: unknown): number {
   const choices = (answer as { choices?: unknown } | null)?.choices;
@@ -15,7 +15,7 @@ export function generatedBytes(answer: unknown): number {
 function bytesOfMessage(message: unknown): number {
   if (typeof message !== 'object' || message === null) return 0;
   const { content, refusal, reasoning, reasoning_content, tool_calls: calls, function_call: call } = message as Json;
-  // Some servers say the same reasoning under both names.
+  // Some servers send the same reasoning under both names.
   let bytes = bytesOf(content) + bytesOf(refusal) + Math.max(bytesOf(reasoning), bytesOf(reasoning_content));
   if (Array.isArray(calls))
     for (const it of calls as (Json | null)[]) bytes += bytesOfArguments(it?.function) + bytesOfArguments(it?.custom);
@@ -29,7 +29,7 @@ function bytesOfArguments(call: unknown): number {
   return bytesOf(given) + bytesOf(input);
 }
 
-/** A text, or a list of parts that have one (Mistral's thinking has parts of its own). */
+/** Counts a text, or a list of parts with text (Mistral's thinking has parts of its own). */
 function bytesOf(value: unknown): number {
   if (typeof value === 'string') return Buffer.byteLength(value);
   if (Array.isArray(value)) return value.reduce((sum: number, it) => sum + bytesOf(it), 0);

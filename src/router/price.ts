@@ -11,22 +11,29 @@ export type Rates = {
   cacheWrite: bigint;
   reasoning: bigint;
 };
-/** `tiers` ascend from one above 0: a prompt longer than `above` is charged at its rates, completion and all. */
+/**
+ * A price. `tiers` ascend from one with `above` 0: a prompt longer than `above` is charged at that tier's rates,
+ * completion included.
+ */
 export type Price = {
   tiers: readonly { above: number; rates: Rates }[];
   request: Nanos;
   image: Nanos;
 };
-/** What a request can come to at most. */
+/** The largest possible usage of a request. */
 export type Most = { promptTokens: number; completionTokens: number; images: number };
 
-/** The most it can cost: each token at the dearest rate that it can have. Rounded up to one nano, once (design 2.1). */
+/**
+ * Returns the largest possible cost: each token at its most expensive rate. Rounded up to one nano, once (design 2.1).
+ */
 export function holdOf(price: Price, { promptTokens, completionTokens, images }: Most): Nanos {
-  const { prompt, completion } = worst(price, promptTokens);
+  const { prompt, completion } = highestRates(price, promptTokens);
   return Nanos(nanosOf(prompt * BigInt(promptTokens) + completion * BigInt(completionTokens)) + fixed(price, images));
 }
 
-/** What was counted costs, in nano-dollars, however absurd the figures: for a comparison, before it is money. */
+/**
+ * Returns the cost of a usage in nano-dollars, however absurd the figures: for a comparison, before it becomes money.
+ */
 export function costOf(price: Price, usage: Usage, images: number): bigint {
   const { rates } = price.tiers.findLast(
     ({ above }) => above === 0 || usage.promptTokens > above,
@@ -44,13 +51,15 @@ export function costOf(price: Price, usage: Usage, images: number): bigint {
   );
 }
 
-/** How many completion tokens `left` pays for beside the rest of `most`; 0 when not even one. */
+/**
+ * Returns how many completion tokens `left` pays for besides the rest of the request; 0 if it does not cover the rest.
+ */
 export function affordableCompletion(
   price: Price,
   { promptTokens, images }: Omit<Most, 'completionTokens'>,
   left: Nanos,
 ): number {
-  const { prompt, completion } = worst(price, promptTokens);
+  const { prompt, completion } = highestRates(price, promptTokens);
   const forTokens = (left - fixed(price, images)) * MILLION - prompt * BigInt(promptTokens);
   if (forTokens < 0n) return 0;
   if (completion === 0n) return Number.MAX_SAFE_INTEGER;
@@ -58,8 +67,8 @@ export function affordableCompletion(
   return count < Number.MAX_SAFE_INTEGER ? Number(count) : Number.MAX_SAFE_INTEGER;
 }
 
-/** The dearest rates that a prompt of at most so many tokens can meet. */
-function worst({ tiers }: Price, promptTokens: number): { prompt: bigint; completion: bigint } {
+/** Returns the most expensive rates that can apply to a prompt of at most `promptTokens`. */
+function highestRates({ tiers }: Price, promptTokens: number): { prompt: bigint; completion: bigint } {
   let [prompt, completion] = [0n, 0n];
   for (const { above, rates } of tiers) {
     if (above > 0 && promptTokens <= above) break;
@@ -69,11 +78,11 @@ function worst({ tiers }: Price, promptTokens: number): { prompt: bigint; comple
   return { prompt, completion };
 }
 
-const max = (...values: bigint[]) => values.reduce((most, it) => (it > most ? it : most));
+const max = (...values: bigint[]) => values.reduce((largest, it) => (it > largest ? it : largest));
 const nanosOf = (millionths: bigint) => (millionths + MILLION - 1n) / MILLION;
 const fixed = ({ request, image }: Price, images: number): bigint => request + image * BigInt(images);
 
-/** A price in words for an operation's row: with the bound and the usage, enough to compute hold and charge again. */
+/** Describes a price for an operation's row: with the bound and the usage, enough to compute hold and charge again. */
 export function describePrice({ tiers, request, image }: Price): Record<string, unknown> {
   const [{ rates: plain }, ...longer] = tiers as [Price['tiers'][number], ...Price['tiers'][number][]];
   return {

@@ -1,32 +1,38 @@
 /**
  * Upper bounds of the bytes that a model server can make of a value when it renders the prompt. Every tokenizer in use
- * makes at most one token of a byte, so these bound tokens, too. A server does not tokenize the request's bytes: it parses
- * the JSON, and its chat template writes values again, with other spacing, other escapes and other forms of numbers.
+ * makes at most one token per byte, so these also bound tokens. A server does not tokenize the request's bytes: it
+ * parses the JSON, and its chat template writes the values again, with other spacing, escapes and number formats.
  */
 
-/** A chunk of text, in UTF-16 units, that is normalized at once: some forms are eleven times as long as the text. */
+/**
+ * The size of the chunks in which text is normalized, in UTF-16 units: some normal forms are eleven times as long as
+ * the text.
+ */
 const CHUNK_UNITS = 16_384;
 /** The longest double. */
 const NUMBER_BYTES_MAX = 25;
-/** Python gives a whole one a ".0", and an exponent two digits; no other form is longer than ours. */
+/** Python adds ".0" to a whole number and writes exponents with two digits; no other format is longer than ours. */
 const NUMBER_BYTES_MORE = 3;
 /** `false`, `False`. */
 const LITERAL_BYTES = 5;
 const INDENT_BYTES = 4;
-/** The tags around one argument of a call in templates that write XML, the longest of those known (GLM-4.5: 44). */
+/** The longest known tags around one call argument in templates that write XML (GLM-4.5: 44). */
 const ARGUMENT_TAG_BYTES = 48;
-/** As deep as the body of a request may be. */
+/** The nesting limit of a request body. */
 const NESTING_MAX = 100;
 
-/** What a walk through a value has come to; at `enough` it stops, since no more than that is ever counted. */
+/** The running total of a traversal. It stops at `enough`, because more is never counted. */
 type Sum = { bytes: number; readonly enough: number };
 
-/** Tells of JSON in a string that is nested deeper than any honest request has. */
+/** Thrown for JSON in a string that is nested deeper than any honest request. */
 export class TooDeep extends Error {}
 
-/** Bytes of a text as it is, or in the normal form that a tokenizer brings it to first (NFC: Qwen; NFKC: SentencePiece). */
+/**
+ * Returns the bytes of a text as it is, or in the normal form that a tokenizer applies first (NFC: Qwen; NFKC:
+ * SentencePiece).
+ */
 export function textBytes(text: string, enough = Number.POSITIVE_INFINITY): number {
-  if (Buffer.byteLength(text) === text.length) return text.length; // ASCII is every form of itself.
+  if (Buffer.byteLength(text) === text.length) return text.length; // ASCII is its own normal form.
   let bytes = 0;
   for (let at = 0; at < text.length && bytes < enough; at += CHUNK_UNITS) {
     const chunk = text.slice(at, at + CHUNK_UNITS);
@@ -40,7 +46,7 @@ export function textBytes(text: string, enough = Number.POSITIVE_INFINITY): numb
 }
 
 /**
- * Bytes of a text between the quotes of a JSON string. Beside what JSON demands, Jinja's own `tojson` and Go's
+ * Returns the bytes of a text inside a JSON string. Besides what JSON requires, Jinja's `tojson` and Go's
  * `json.Marshal` write `<`, `>`, `&` and `'` in 6 bytes, and Python by default everything beyond ASCII.
  */
 export function quotedBytes(text: string, enough = Number.POSITIVE_INFINITY): number {
@@ -55,14 +61,14 @@ export function quotedBytes(text: string, enough = Number.POSITIVE_INFINITY): nu
   return escapes + Math.max(text.length + 5 * beyondAscii, textBytes(text, enough));
 }
 
-/** What an ASCII character takes beside its one byte. */
+/** Extra bytes of each ASCII character when escaped. */
 const ESCAPE_BYTES = Uint8Array.from({ length: 128 }, (_, unit) => {
   const character = String.fromCharCode(unit);
   if ('"\\\n\r\t'.includes(character)) return 1;
   return unit < 0x20 || unit === 0x7f || "<>&'".includes(character) ? 5 : 0;
 });
 
-/** Bytes of a value as a template writes it, as JSON with an indentation of four or as XML. Throws TooDeep. */
+/** Returns the bytes of a value as a template writes it: as JSON indented by four, or as XML. Throws TooDeep. */
 export function valueBytes(value: unknown, enough = Number.POSITIVE_INFINITY): number {
   const sum = { bytes: 0, enough };
   add(sum, value, 1);
@@ -89,14 +95,14 @@ function add(sum: Sum, value: unknown, depth: number): void {
         sum.bytes += Math.max(keyBytes + 4 + line, 2 * keyBytes + 6); // "key": …, or <key>…</key>
         if (key === 'arguments' && typeof it === 'string') addArguments(sum, it, depth + 1);
         else add(sum, it, depth + 1);
-        if (key === 'name') add(sum, it, depth); // A call's answer may be rendered under the function's name again.
+        if (key === 'name') add(sum, it, depth); // The tool's result may be rendered with the function's name again.
       }
   }
 }
 
 /**
- * The arguments of a call, which are JSON in a string. vLLM, Ollama and llama.cpp parse them, and the template writes the
- * values; what cannot be parsed, or is not, stays a text.
+ * Adds the arguments of a call, which are JSON in a string. vLLM, Ollama and llama.cpp parse them, and the template
+ * writes the values; arguments that cannot be parsed, or are not, stay text.
  */
 function addArguments(sum: Sum, text: string, depth: number): void {
   const quoted = 2 + quotedBytes(text, sum.enough);

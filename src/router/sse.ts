@@ -1,27 +1,27 @@
-/** One server-sent event: as it came, and what its data lines say (undefined for a comment), read when it is asked for. */
+/** A server-sent event: its bytes, and its data lines (undefined for a comment), decoded on access. */
 export type SseEvent = { readonly raw: Buffer; readonly data: string | undefined };
 
-/** A longer event is no event of a model server. */
+/** A longer event does not come from a model server. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
 const [LF, CR] = [10, 13];
-/** The end of an event has at most four bytes: three of them may have come with the chunk before. */
-const SEAM_BYTES = 3;
+/** The end of an event has at most four bytes, so up to three of them may be in the previous chunk. */
+const TAIL_BYTES = 3;
 
 export type EventSplitter = {
   push(chunk: Buffer): SseEvent[];
-  /** What the stream ended with, where the last blank line is missing. Throws when that is half an event. */
+  /** Returns the last event if its final blank line is missing. Throws when that event is incomplete. */
   end(): SseEvent | undefined;
 };
 
 /**
- * Cuts a stream of bytes into server-sent events at their blank lines (WHATWG HTML, 9.2.6; lines end in LF or CRLF),
- * whatever the chunks. Throws when one is longer than 8 MiB.
+ * Splits a byte stream into server-sent events at their blank lines (WHATWG HTML, 9.2.6; lines end in LF or CRLF),
+ * however it is chunked. Throws when an event is longer than 8 MiB.
  */
 export function createEventSplitter(): EventSplitter {
-  // What has come of an event, in pieces: joined once, when its end is there.
+  // The pieces of an unfinished event, joined once when its end has arrived.
   let pieces: Buffer[] = [];
   let length = 0;
-  let seam: Buffer = Buffer.alloc(0);
+  let tail: Buffer = Buffer.alloc(0);
   let isFirst = true;
 
   function toEvent(raw: Buffer): SseEvent {
@@ -41,12 +41,12 @@ export function createEventSplitter(): EventSplitter {
       const events: SseEvent[] = [];
       pieces.push(chunk);
       length += chunk.length;
-      const ahead = Buffer.concat([seam, chunk]);
-      seam = ahead.subarray(-SEAM_BYTES);
+      const ahead = Buffer.concat([tail, chunk]);
+      tail = ahead.subarray(-TAIL_BYTES);
       if (endOfEvent(ahead, 0) !== -1) {
         const bytes = pieces.length === 1 ? chunk : Buffer.concat(pieces, length);
         let start = 0;
-        // What was there before had no end in it.
+        // Earlier bytes contained no end.
         for (let from = Math.max(0, length - ahead.length); ; from = start) {
           const end = endOfEvent(bytes, from);
           if (end === -1) break;
@@ -56,7 +56,7 @@ export function createEventSplitter(): EventSplitter {
         const rest = bytes.subarray(start);
         pieces = [rest];
         length = rest.length;
-        seam = rest.subarray(-SEAM_BYTES);
+        tail = rest.subarray(-TAIL_BYTES);
       }
       if (length > EVENT_BYTES_MAX) throw new Error('an event is longer than any model server sends');
       return events;
@@ -81,7 +81,7 @@ function isJson(text: string): boolean {
   }
 }
 
-/** Where the event that begins before `from` ends: after its blank line; -1 when that has not come. */
+/** Returns the offset after the blank line that ends the event, searching from `from`; -1 if it has not arrived. */
 function endOfEvent(bytes: Buffer, from: number): number {
   for (let at = bytes.indexOf(LF, from); at !== -1; at = bytes.indexOf(LF, at + 1)) {
     if (bytes[at + 1] === LF) return at + 2;
@@ -100,15 +100,15 @@ function dataOf(text: string): string | undefined {
   return data?.trim() === DONE ? DONE : data;
 }
 
-/** An event that carries a JSON value. */
+/** Returns an event that carries a JSON value. */
 export const eventOf = (value: unknown): Buffer => Buffer.from(`data: ${JSON.stringify(value)}\n\n`);
-/** How an OpenAI stream ends. */
+/** The end marker of an OpenAI stream. */
 export const DONE = '[DONE]';
 export const DONE_EVENT = Buffer.from(`data: ${DONE}\n\n`);
 
 /**
- * An error in the place of an answer or a chunk, in the shapes that model servers use: OpenAI's, a bare sentence in
- * `error` (Text Generation Inference), and an object of the kind "error" (vLLM).
+ * Returns the error in place of an answer or a chunk, in the shapes that model servers use: OpenAI's, a bare sentence
+ * in `error` (Text Generation Inference), and an object of the type "error" (vLLM).
  */
 export function errorIn(json: unknown): object | undefined {
   if (typeof json !== 'object' || json === null) return undefined;

@@ -3,18 +3,18 @@ import { DONE, errorIn, type SseEvent } from './sse.ts';
 import { readUsage, type Usage } from './usage.ts';
 
 /**
- * What an event is: something to pass on, the usage (kept back until it is charged), nothing for the client, an error after
- * which nothing is passed on, or the end.
+ * What to do with an event: forward it (`pass`), hold it back until the charge is on disk (`usage`), drop it, stop
+ * forwarding (`error`), or end.
  */
 export type Reading = 'pass' | 'usage' | 'drop' | 'error' | 'end';
 
-/** What a stream has said by now. */
+/** What a stream has reported so far. */
 export type Heard = {
   /** The last usage that could be read, unless text followed it: then it counts less than what was delivered. */
   usage: Usage | undefined;
-  /** An upper bound of the completion tokens that were delivered. */
+  /** An upper bound of the completion tokens delivered. */
   tokensDelivered: number;
-  /** Whether it came to its end: `[DONE]`, a reason to finish for every choice, or a usage without choices after all text. */
+  /** Whether it is complete: `[DONE]`, a finish reason for every choice, or a usage without choices after all text. */
   isWhole: boolean;
 };
 
@@ -24,13 +24,13 @@ export type StreamReader = {
 };
 
 /**
- * The form of nearly every event: one piece of plain text. It is read without parsing, which would cost more than all else
- * that is done with a token. What has any object, escape or error in it is parsed.
+ * Matches the form of nearly every event: one piece of plain text. Such events are read without parsing, which would
+ * cost more than all other work on a token. Anything with a nested object, an escape or an error is parsed.
  */
 const PLAIN =
   /^data: \{[^{}]*"choices":\[\{"index":0,"delta":\{(?:"role":"assistant",)?"content":"([^"\\]*)"\}(?:,"logprobs":null)?,"finish_reason":null\}\](?:,"usage":null)?\}\r?\n\r?\n$/;
 
-/** Reads a stream of `choices` answers, chunk by chunk, for what it says of its usage and of its end. */
+/** Reads a stream of `choices` answers chunk by chunk for its usage and its end. */
 export function createStreamReader(choices: number): StreamReader {
   const finished = new Set<unknown>();
   let usage: Usage | undefined;
@@ -38,7 +38,7 @@ export function createStreamReader(choices: number): StreamReader {
   /** How many of them the usage can have counted. */
   let countedBytes = 0;
   let isEnded = false;
-  /** A usage without choices came, and no choices after it. */
+  /** A usage without choices has arrived, with no choices after it. */
   let isCounted = false;
   let hasFailed = false;
   let usageSinceError: Usage | undefined;
@@ -46,7 +46,7 @@ export function createStreamReader(choices: number): StreamReader {
 
   return {
     read(event) {
-      const text = event.raw.toString('latin1'); // A character for each byte.
+      const text = event.raw.toString('latin1'); // One character per byte.
       const plain = hasFailed || text.includes('"error"') ? undefined : PLAIN.exec(text)?.[1];
       if (plain !== undefined) {
         bytes += plain.length;

@@ -1,14 +1,16 @@
 import { Readable } from 'node:stream';
 import { createGunzip, gzipSync } from 'node:zlib';
 
-/** Packed whenever so much has come: a thousand streams at once must not fill the memory with their repetitions. */
+/**
+ * Compressed in segments of this size, so that a thousand streams at once do not fill the memory with their replays.
+ */
 const SEGMENT_BYTES = 64 * 1024;
 const PACKED_BYTES_MAX = 8 * 1024 * 1024;
 
-/** What was streamed to a client, kept for its replay. */
+/** The bytes streamed to a client, recorded for replays. */
 export type Transcript = {
   push(bytes: Buffer): void;
-  /** Gzip members one after the other, or null when it became too long to be kept. */
+  /** Returns concatenated gzip members, or null if the transcript became too long to store. */
   finish(): Buffer | null;
 };
 
@@ -40,7 +42,7 @@ export function createTranscript(): Transcript {
   };
 }
 
-/** The bytes of a transcript, a piece at a time. */
+/** Decompresses a transcript in pieces. */
 export function readTranscript(packed: Buffer): AsyncIterable<Buffer> {
   return Readable.from([packed]).pipe(createGunzip());
 }

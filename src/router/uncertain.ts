@@ -3,8 +3,9 @@ import type { UncertainPolicy } from '../config/router.ts';
 import type { Operation } from '../ledger/operation.ts';
 
 /**
- * What is done with a chat whose outcome nobody knows, and after how many seconds: as the upstream that was asked says, or
- * else as `router.uncertain` does. Where a model has several and the process died during the call, its first one counts.
+ * Returns what happens to a chat with an unknown outcome, and after how many seconds: the policy of the upstream that
+ * was asked, else `router.uncertain`. If the process died during the call to a model with several upstreams, the policy
+ * of the first applies.
  */
 export function uncertainPolicyOf(
   { upstreams, models, uncertain }: Config['router'],
@@ -15,7 +16,7 @@ export function uncertainPolicyOf(
   return { ...uncertain, ...upstreams.find((it) => it.name === name)?.uncertain };
 }
 
-/** The shortest time after which an uncertain chat may be decided, in seconds. */
+/** Returns the shortest time in seconds after which any uncertain chat may be resolved. */
 export function shortestUncertain({ upstreams, uncertain }: Pick<Config['router'], 'upstreams' | 'uncertain'>): number {
   return Math.min(uncertain.after_seconds, ...upstreams.map((it) => it.uncertain?.after_seconds ?? Infinity));
 }

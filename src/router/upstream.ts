@@ -7,42 +7,42 @@ import { openWatchedPool } from '../net/watched-pool.ts';
 import type { RefusalCode } from '../refusal.ts';
 import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
 
-/** A longer answer is not read to its end: it counts as unreadable. */
+/** Longer answers are not read to the end and count as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
-/** So much of a request may stay in memory for as long as its answer is streamed. */
+/** The largest request body kept in memory while its answer is streamed. */
 const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
 const BUSY_RETRY_SECONDS = 1;
-/** What follows after the end of a stream is waited for no longer than this. */
+/** How long to wait for what follows the end of a stream. */
 const REST_MILLISECONDS = 2000;
 
-/** A clear no. `elsewhere` says that another upstream may do better: it is not the request that is at fault. */
+/** A definite refusal. `elsewhere` means that another upstream may do better, because the request is not at fault. */
 export type Refused = {
   kind: 'refused';
   code: RefusalCode;
   reason: string;
   retryAfterSeconds?: number;
   elsewhere: boolean;
-  /** What the operator has to correct, where the configuration is at fault. For the log, never for the caller. */
+  /** What the operator has to correct if the configuration is at fault. For the log, never for the caller. */
   fault?: string;
 };
-/** What an upstream answered. Only `answered` has cost anything for certain; `unknown` may have. */
+/** The reply of an upstream. Only `answered` has certainly cost something; `unknown` may have. */
 export type Reply =
   | { kind: 'answered'; body: Buffer; json: unknown }
   /**
-   * Its first events have come. What breaks later is thrown while it is read; it has to be read or returned. After
-   * `endSoon` it breaks within two seconds.
+   * The first events have arrived. Later errors are thrown while reading; the events must be read or returned. After
+   * `endSoon`, the stream breaks within two seconds.
    */
   | { kind: 'streaming'; events: AsyncIterable<readonly SseEvent[]>; endSoon: () => void }
   | Refused
   | { kind: 'unknown'; reason: string };
 
-/** The only paths that are ever asked. */
+/** The only upstream paths ever called. */
 export type UpstreamPath = 'chat/completions' | 'embeddings';
 
 export type Upstream = {
-  /** Posts one request. `operationId` goes along as the Idempotency-Key. Never throws. */
+  /** Posts one request, with `operationId` as the Idempotency-Key. Never throws. */
   ask(path: UpstreamPath, body: Buffer, operationId: string, stream?: boolean): Promise<Reply>;
   close(): Promise<void>;
 };
@@ -68,12 +68,12 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   };
   const clean = (text: string) => {
     const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
-    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a secret that was cut first would not be recognised.
+    return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a truncated secret would not be recognised.
   };
   const name = `upstream ${config.name}`;
   let running = 0;
 
-  function failed(error: unknown, limits: Limits): Reply {
+  function failure(error: unknown, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
     if (!wasSent(limits.signal))
       return {
@@ -91,7 +91,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         return {
           kind: 'refused',
           code: 'rate_limited',
-          reason: `The model server has ${running} requests in flight, as many as it may. Nothing was charged.`,
+          reason: `The model server has ${running} requests in flight, the most that it may have. Nothing was charged.`,
           retryAfterSeconds: BUSY_RETRY_SECONDS,
           elsewhere: true,
         };
@@ -114,7 +114,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
           },
           body: body.length > BODY_BYTES_KEPT ? once(body) : body,
           signal: limits.signal,
-          headersTimeout: 0, // The limits are our own, above.
+          headersTimeout: 0, // Replaced by our own limits, above.
           bodyTimeout: 0,
         });
         if (stream && response.statusCode === 200 && isEventStream(response)) {
@@ -125,7 +125,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         limits.firstByte();
         return await read(response, name, clean);
       } catch (error) {
-        return failed(error, limits);
+        return failure(error, limits);
       } finally {
         if (!streams) over();
       }
@@ -133,7 +133,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     close,
   };
 
-  /** Waits for the first event: an error there is a clear no, before anything was forwarded. */
+  /** Waits for the first event: an error there is a definite refusal, before anything was forwarded. */
   async function begin(
     response: Dispatcher.ResponseData,
     limits: Limits,
@@ -145,7 +145,7 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
       const { value: events } = await source.next();
       if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
       const at = events.findIndex(({ data }) => data !== undefined);
-      if (at === -1) continue; // Comments, to keep the connection alive.
+      if (at === -1) continue; // Comments, which keep the connection alive.
       const error = errorIn(parse(events[at]?.data as string));
       if (!error)
         return { kind: 'streaming', events: follow(events.slice(at), source, limits, over), endSoon: limits.endSoon };
@@ -154,10 +154,13 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     }
   }
 
-  /** What was read already, and the rest. By hand: a generator around a generator costs more than a token's way through. */
+  /**
+   * Yields the events read so far, then the rest. Written by hand, because a generator around a generator would cost
+   * more than all other work on a token.
+   */
   function follow(first: SseEvent[], rest: Events, limits: Limits, over: () => void): AsyncIterable<SseEvent[]> {
     let waiting: SseEvent[] | undefined = first;
-    const told = (result: IteratorResult<SseEvent[], void>) => {
+    const checkEnd = (result: IteratorResult<SseEvent[], void>) => {
       if (result.done) over();
       return result;
     };
@@ -168,18 +171,20 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     };
     const iterator: AsyncIterator<SseEvent[], void> = {
       next() {
-        if (!waiting) return rest.next().then(told, broke);
+        if (!waiting) return rest.next().then(checkEnd, broke);
         const value = waiting;
         waiting = undefined;
         return Promise.resolve({ value, done: false });
       },
-      return: () => rest.return().then(told, broke),
+      return: () => rest.return().then(checkEnd, broke),
     };
     return { [Symbol.asyncIterator]: () => iterator };
   }
 }
 
-/** For undici, which keeps a body until its answer has ended: of one that it has read through nothing is left. */
+/**
+ * Streams a body once. undici keeps a body until its answer has ended; this one leaves nothing behind once it is read.
+ */
 function once(body: Buffer): Readable {
   let left: Buffer | null = body;
   return new Readable({
@@ -190,11 +195,11 @@ function once(body: Buffer): Readable {
   });
 }
 
-/** The time limits of one call: to its first byte, and for the whole of it. */
+/** The time limits of one call: to its first byte, and as a whole. */
 type Limits = {
   signal: AbortSignal;
   firstByte(): void;
-  /** From now on nothing is waited for longer than two seconds. */
+  /** Limits the rest of the call to two seconds. */
   endSoon(): void;
   exceeded(): string | undefined;
   clear(): void;
@@ -229,10 +234,12 @@ function startLimits(config: UpstreamConfig): Limits {
   };
 }
 
-/** Events as they come: those of one chunk at a time. */
+/** Events as they arrive: those of one chunk at a time. */
 type Events = AsyncGenerator<SseEvent[], void, void>;
 
-/** The events of a body. Leaving it early reads the little that is left, so that the connection can be used again. */
+/**
+ * Yields the events of a body. When left early, it reads the little that remains, so that the connection can be reused.
+ */
 async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits): Events {
   const splitter = createEventSplitter();
   try {
@@ -272,41 +279,41 @@ async function read(response: Dispatcher.ResponseData, name: string, clean: (tex
   });
 }
 
-/** Whether there is something in it that was generated, or an embedding. */
+/** Returns whether the body contains generated output or an embedding. */
 function hasAnswer(json: unknown): boolean {
   const { choices, data } = (json ?? {}) as { choices?: unknown; data?: unknown };
   return [choices, data].some((it) => Array.isArray(it) && it.length > 0);
 }
 
-/** A status 200 with an error in the place of an answer: a refusal, by the status that it names, if any. */
+/** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */
 function errorReply(error: object, name: string, clean: (text: string) => string): Refused {
   const status = Number(codeIn(error));
-  // One that has timed out may still be at work: it is not paid for, and not asked of anybody else either.
+  // A request that timed out may still be running: it is not charged, and no other upstream is asked.
   const elsewhere = !TIME_OUTS.has(status);
   if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(messageIn(error)), name);
   const reason = 'The model server refused to answer. Nothing was charged.';
   return { kind: 'refused', code: 'gateway_unavailable', reason, elsewhere };
 }
 
-type Told = { retryAfter?: number | undefined; location?: string | undefined };
+type ReplyHeaders = { retryAfter?: number | undefined; location?: string | undefined };
 
 /**
- * A complete answer with a status from 300 up and nothing generated in it: a clear no, whoever wrote it. The caller hears
- * what it can mend; the rest is between the operator and the upstream.
+ * Maps a complete answer with a status from 300 up and no generated output to a definite refusal, whichever server sent
+ * it. The caller learns what they can fix; the rest is between the operator and the upstream.
  */
-function refusal(status: number, said: string, name: string, { retryAfter, location }: Told = {}): Refused {
-  const told = said ? `: ${said}` : '.';
+function refusal(status: number, message: string, name: string, { retryAfter, location }: ReplyHeaders = {}): Refused {
+  const detail = message ? `: ${message}` : '.';
   const request = { kind: 'refused', elsewhere: false } as const;
   const server = { kind: 'refused', elsewhere: true } as const;
   if (status === 400 || status === 422)
-    return { ...request, code: 'invalid_request', reason: `The model server refused the request${told}` };
+    return { ...request, code: 'invalid_request', reason: `The model server refused the request${detail}` };
   if (status === 413)
-    return { ...request, code: 'payload_too_large', reason: `The model server finds the request too large${told}` };
+    return { ...request, code: 'payload_too_large', reason: `The model server finds the request too large${detail}` };
   if (status === 404)
-    return { ...server, code: 'model_not_found', reason: `The model server does not know the model${told}` };
+    return { ...server, code: 'model_not_found', reason: `The model server does not know the model${detail}` };
   if (status === 429) {
     const retryAfterSeconds = retryAfter ?? 5;
-    return { ...server, code: 'rate_limited', reason: `The model server is busy${told}`, retryAfterSeconds };
+    return { ...server, code: 'rate_limited', reason: `The model server is busy${detail}`, retryAfterSeconds };
   }
   const code = 'gateway_unavailable';
   const operator = 'That is for the operator of this gateway to correct. Nothing was charged.';
@@ -321,7 +328,7 @@ function refusal(status: number, said: string, name: string, { retryAfter, locat
   return { ...server, code, reason: `The model server answered ${status}. Nothing was charged.` };
 }
 
-/** Where a redirect leads, without what may be secret in an address. */
+/** Returns the target of a redirect without the parts of a URL that may be secret. */
 function addressIn(location: string | string[] | undefined, clean: (text: string) => string): string | undefined {
   if (typeof location !== 'string' || !URL.canParse(location)) return undefined;
   const { origin, pathname } = new URL(location);
@@ -336,7 +343,7 @@ function parse(text: string): unknown {
   }
 }
 
-/** The sentence in an error body, in the shapes that model servers use; empty when there is none. */
+/** Returns the message in an error body, in the shapes that model servers use; empty when there is none. */
 function messageIn(json: unknown): string {
   const body = json as { error?: unknown; message?: unknown; detail?: unknown } | undefined;
   const error = body?.error as { message?: unknown } | string | undefined;
@@ -345,7 +352,7 @@ function messageIn(json: unknown): string {
   return '';
 }
 
-/** The code in an error body: a status, a word, or nothing. */
+/** Returns the code in an error body: a status, a word, or nothing. */
 function codeIn(json: object): unknown {
   const { error, code } = json as { error?: { code?: unknown } | string; code?: unknown };
   return typeof error === 'object' ? error.code : code;

@@ -1,6 +1,9 @@
 import type { Model } from './catalogue.ts';
 
-/** What an upstream counted. Cached and written tokens are among the prompt's, reasoning among the completion's. */
+/**
+ * The token counts of an upstream. Cached and written tokens are part of the prompt's, reasoning tokens part of the
+ * completion's.
+ */
 export type Usage = {
   promptTokens: number;
   completionTokens: number;
@@ -12,10 +15,10 @@ export type Usage = {
 type Json = Record<string, unknown>;
 
 /**
- * The usage of an answer, or undefined when it is absent, negative, not whole, or contradicts itself: then what it comes to
- * is estimated (design, section 8). Beside OpenAI's fields it knows the two others in use for cached prompts (DeepSeek's
- * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`). Tokens that only `total_tokens` shows count as completion:
- * so some servers tell of reasoning (xAI, Gemini).
+ * Reads the usage of an answer; undefined when it is absent, negative, not whole or inconsistent, and then the charge
+ * is estimated (design, section 8). Besides OpenAI's fields it knows the two others in use for cached prompts
+ * (DeepSeek's `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`). Tokens that appear only in `total_tokens`
+ * count as completion: some servers report reasoning that way (xAI, Gemini).
  */
 export function readUsage(answer: unknown, kind: Model['kind']): Usage | undefined {
   const usage = (answer as { usage?: unknown } | null)?.usage;
@@ -42,7 +45,7 @@ export function readUsage(answer: unknown, kind: Model['kind']): Usage | undefin
   return { promptTokens, completionTokens: all, cacheReadTokens, cacheWriteTokens, reasoningTokens };
 }
 
-/** A usage for the operation's row; `upstream` says whose it is where there was a choice. */
+/** Formats a usage for the operation's row; `upstream` names the upstream where there was a choice. */
 export function describeUsage(
   usage: Usage,
   { images, upstream, estimated = false }: { images: number; upstream: string | undefined; estimated?: boolean },

@@ -2,54 +2,58 @@ import { deadline } from '../net/deadline.ts';
 import { Refusal } from '../refusal.ts';
 
 const BUSY_RETRY_SECONDS = 1;
-/** No wallet alone can take what all share. */
+/** The largest share of the in-flight requests that one wallet may have. */
 const WALLET_SHARE = 1 / 4;
 
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 
-/** Tells which operation an attempt drives. */
+/** Registers the operation that an attempt drives. */
 export type RegisterId = (operationId: string) => void;
-/** Answers whoever waits, while the attempt itself goes on. */
+/** Rejects all waiting callers, while the attempt itself continues. */
 export type RejectWaiters = (refusal: Refusal) => void;
 export type RespondEarly<A> = (answer: A) => void;
 
-/** One attempt that this process is driving. */
+/** An attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
-  /** The first attempt's answer, its refusal included; after `seconds` the refusal that `late` makes. */
+  /** Resolves or rejects as the first attempt does; after `seconds` rejects with the refusal that `late` makes. */
   join(seconds: number, late: () => Refusal): Promise<unknown>;
 };
 
 /**
- * The attempts that this process is driving: by key, so that a second request joins the first, and by operation, because
- * what is being driven is never resolved by anybody else (design, section 6).
+ * The attempts that this process is driving: by key, so that a second request joins the first, and by operation, so
+ * that nothing else resolves an operation that is being driven (design, section 6).
  */
 export type InFlight = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /**
-   * Registers the attempt before its first await, and forgets it when it has ended. Refuses with `rate_limited` where as
-   * many run as may: clients that went away leave theirs behind.
+   * Registers the attempt before its first await and removes it when it has ended. Throws `rate_limited` at the limit
+   * of attempts in flight; attempts continue when their clients disconnect. Throws `read_only` while the server is
+   * stopping.
    */
   drive<A>(
     key: Key,
-    run: (started: RegisterId, giveUp: RejectWaiters, answerNow: RespondEarly<A>) => Promise<A>,
+    run: (started: RegisterId, reject: RejectWaiters, answer: RespondEarly<A>) => Promise<A>,
   ): Promise<A>;
-  /** Runs what is no attempt and is waited for all the same when the server stops; at the cut-off it is refused. */
+  /** Runs something that is not an attempt but that shutdown waits for; at the cut-off it rejects with `refusal`. */
   track<A>(run: () => Promise<A>, refusal: () => Refusal): Promise<A>;
-  /** The value, or undefined after `seconds` or at the cut-off; what is waited for goes on. */
+  /** Resolves with the value, or with undefined after `seconds` or at the cut-off. The promise itself continues. */
   waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined>;
+  /** Returns whether this process is driving the operation. */
   drives(operationId: string): boolean;
-  /** Resolves when no attempt of this wallet runs any more, after `seconds`, or at the cut-off. */
+  /** Resolves when no attempt of this wallet is running, after `seconds`, or at the cut-off. */
   whenWalletIdle(walletId: string, seconds: number): Promise<void>;
-  /** Answers everybody who waits with `refusal`; the attempts themselves go on. Nothing new is driven afterwards. */
+  /**
+   * Rejects all waiting callers with `refusal`; the attempts themselves continue. Afterwards nothing new is accepted.
+   */
   cutOff(refusal: () => Refusal): void;
-  /** Resolves when nothing runs; after the cut-off, when no attempt does. */
+  /** Resolves when nothing is running; after the cut-off, when no attempt is. */
   drained(): Promise<void>;
   count(): number;
   isCutOff(): boolean;
 };
 
-/** `most` attempts run at a time, a quarter of them of one wallet. */
-export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
+/** Creates the registry of attempts. At max `max` run at a time, and at max a quarter of them for one wallet. */
+export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
   const countOf = new Map<string, number>();
@@ -60,9 +64,9 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
     new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
   function refuseBusy(walletId: string) {
     const own = countOf.get(walletId) ?? 0;
-    if (byKey.size < most && own < most * WALLET_SHARE) return;
-    const whose = byKey.size < most ? ' of this wallet' : '';
-    throw new Refusal('rate_limited', `As many requests${whose} are in flight as may be. Nothing was charged.`, {
+    if (byKey.size < max && own < max * WALLET_SHARE) return;
+    const whose = byKey.size < max ? ' of this wallet' : '';
+    throw new Refusal('rate_limited', `Too many requests${whose} are in flight. Nothing was charged.`, {
       retryAfterSeconds: BUSY_RETRY_SECONDS,
     });
   }
@@ -70,10 +74,10 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
     promise.catch(() => {}); // Whoever waits hears of it; afterwards it is nobody's error.
     return deadline(promise, seconds * 1000, () => undefined, cutOff.signal);
   }
-  const nameOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
+  const keyOf = (walletId: string, route: string, key: string) => `${walletId}\n${route}\n${key}`;
 
   return {
-    find: (walletId, route, key) => byKey.get(nameOf(walletId, route, key)),
+    find: (walletId, route, key) => byKey.get(keyOf(walletId, route, key)),
     drives: (operationId) => operationIds.has(operationId),
     count: () => byKey.size,
     isCutOff: () => cutOff.signal.aborted,
@@ -85,10 +89,10 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
       if (cutOff.signal.aborted) throw stopping();
       refuseBusy(key.walletId);
       countOf.set(key.walletId, (countOf.get(key.walletId) ?? 0) + 1);
-      const name = nameOf(key.walletId, key.route, key.idempotencyKey);
+      const name = keyOf(key.walletId, key.route, key.idempotencyKey);
       const answer = Promise.withResolvers<A>();
       const end = Promise.withResolvers<void>();
-      answer.promise.catch(() => {}); // Whoever asked hears of it; without anybody left it is nobody's error.
+      answer.promise.catch(() => {}); // The caller gets the error; if there is none left, nobody needs it.
       byKey.set(name, {
         walletId: key.walletId,
         fingerprint: key.fingerprint,
@@ -125,8 +129,8 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
         () => {},
         () => {},
       );
-      attended.set(ended, () => cut.reject(refusal()));
-      void ended.then(() => attended.delete(ended));
+      tracked.set(ended, () => cut.reject(refusal()));
+      void ended.then(() => tracked.delete(ended));
       return Promise.race([running, cut.promise]);
     },
 
@@ -144,9 +148,9 @@ export function createInFlight(most = Number.POSITIVE_INFINITY): InFlight {
     },
 
     async drained() {
-      // Some may have begun meanwhile.
-      while (byKey.size + attended.size)
-        await Promise.all([...[...byKey.values()].map((it) => it.ended), ...attended.keys()]);
+      // More may have started in the meantime.
+      while (byKey.size + tracked.size)
+        await Promise.all([...[...byKey.values()].map((it) => it.ended), ...tracked.keys()]);
     },
   };
 }

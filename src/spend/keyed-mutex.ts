@@ -1,12 +1,12 @@
-/** Runs what concerns one thing one after the other: a resource's extend, stop and destroy never overlap (design, section 7). */
+/** Serializes work by key: extend, stop and destroy of one resource never overlap (design, section 7). */
 export type KeyedMutex = {
   <T>(id: string, run: () => Promise<T>): Promise<T>;
   /**
-   * The same for what many ask for alike: while one waits for its turn, whoever asks gets that one's answer. So what hangs
-   * gathers no queue behind it. All that share an id have to ask for the same.
+   * Coalesces equal work: while one call waits for its turn, later calls share its result, so that no queue forms
+   * behind work that hangs. All callers that share an id must ask for the same work.
    */
   shared<T>(id: string, run: () => Promise<T>): Promise<T>;
-  /** Whether anything runs or waits. */
+  /** Returns whether anything is running or waiting for this id. */
   isBusy(id: string): boolean;
 };
 
@@ -14,7 +14,7 @@ export function createKeyedMutex(): KeyedMutex {
   const last = new Map<string, Promise<unknown>>();
   const waiting = new Map<string, Promise<unknown>>();
 
-  function serially<T>(id: string, run: () => Promise<T>): Promise<T> {
+  function serialize<T>(id: string, run: () => Promise<T>): Promise<T> {
     const mine = (last.get(id) ?? Promise.resolve()).then(run, run);
     const ended = mine.catch(() => {});
     last.set(id, ended);
@@ -23,12 +23,12 @@ export function createKeyedMutex(): KeyedMutex {
     });
     return mine;
   }
-  return Object.assign(serially, {
+  return Object.assign(serialize, {
     isBusy: (id: string) => last.has(id),
     shared<T>(id: string, run: () => Promise<T>): Promise<T> {
       const before = waiting.get(id) as Promise<T> | undefined;
       if (before) return before;
-      const mine = serially(id, () => {
+      const mine = serialize(id, () => {
         waiting.delete(id);
         return run();
       });

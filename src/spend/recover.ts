@@ -6,10 +6,10 @@ import { resourceOfOperation, updateIfLive } from '../ledger/resource.ts';
 import type { InFlight } from './in-flight.ts';
 
 /**
- * Walks the road again after a crash: an operation that is `reserved` when nobody drives it was in flight when the
- * process died. Its attempt is known to have started and nobody knows how it ended, so it becomes `uncertain`, keeps its
- * hold, and waits for its policy or for evidence. A lease whose machine is known is not in doubt: it goes on becoming
- * ready. Runs at the start, before the first request, and in the reaper. Returns how many it found in doubt.
+ * Recovers operations after a crash: an operation that is `reserved` and not driven by this process was in flight when
+ * the process died. Its outcome is unknown, so it becomes `uncertain`, keeps its hold, and waits for its policy or for
+ * evidence. A lease whose machine is known is no such case: it continues towards ready. Runs at the start, before the
+ * first request, and in the reaper. Returns how many operations became uncertain.
  */
 export async function recover(app: {
   ledger: Ledger;
@@ -28,7 +28,7 @@ export async function recover(app: {
           settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now);
           const { resourceId, kind } = operationOf(tx, id);
           if (resourceId === null) return;
-          // Evidence is looked for at once.
+          // Look for evidence at once.
           updateIfLive(tx, resourceId, { dueAt: now, ...(kind === 'compute_create' ? { status: 'unknown' } : {}) });
         }),
       ),

@@ -17,7 +17,7 @@ import {
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
 
-/** A retry of an uncertain operation makes sense after about this long. */
+/** Suggested wait before retrying an uncertain operation. */
 export const UNCERTAIN_RETRY_SECONDS = 30;
 /** How long a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
@@ -34,33 +34,36 @@ export type Quote<Q> = Pick<
   detail: Q;
 };
 
-/** Answers everybody who waits for an attempt, while the attempt itself goes on. */
+/** Settles the callers waiting for an attempt, while the attempt itself continues. */
 export type Waiters<A> = { reject: RejectWaiters; answer: RespondEarly<A> };
 
-/** What a call came back with. */
+/** The result of a call. */
 export type Called<A> =
-  /** An outcome to be settled. `answer` runs once it is on disk and is `done`; what it throws is what the caller gets. */
+  /** An outcome to settle. `answer` runs once it is on disk and is `done`; what it throws, the caller gets. */
   | { outcome: Outcome<Buffer | null>; answer: () => A | Promise<A> }
-  /** Nothing to settle yet: the operation keeps its hold, and something else settles it. */
+  /** Nothing to settle yet: the operation keeps its hold, and another step settles it. */
   | { pending: () => Promise<A> };
 
-/** What one paid request does differently from another. */
+/** The steps in which kinds of paid requests differ. */
 export type PaidSteps<Q, A> = {
-  /** Runs the whole request in its turn, where it must not overlap with another. */
+  /** Runs the whole request while holding a lock, where it must not overlap with others. */
   serialize?: (run: () => Promise<A>) => Promise<A>;
-  /** Prices the request at most. Called only for a new attempt; refuses what the catalogue does not allow. */
+  /**
+   * Prices the request at its maximum. Called only for a new attempt; throws a refusal for what the catalogue does not
+   * allow.
+   */
   quote: () => Quote<Q> | Promise<Quote<Q>>;
-  /** Writes rows that stand or fall with the hold. */
+  /** Inserts rows in the same write as the hold. */
   insertRows?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
-  /** Asks the outside, once. What it cannot know is the outcome `unknown`; it does not throw. */
+  /** Makes the external call, once. Never throws; if the result cannot be known, the outcome is `unknown`. */
   call: (operation: Operation, quote: Quote<Q>, waiters: Waiters<A>) => Promise<Called<A>>;
-  /** Turns an outcome into the one that the rows allow, in the write that settles it. */
+  /** Adjusts an outcome to what the rows allow, in the write that settles it. */
   judge?: (tx: Tx, operation: Operation, outcome: Outcome<Buffer | null>) => Outcome<Buffer | null>;
-  /** Changes rows with the settlement, in the same write. Not called where the operation had been settled before. */
+  /** Updates rows in the same write as the settlement. Not called if the operation had been settled before. */
   settleRows?: (tx: Tx, operation: Operation, outcome: Outcome<Buffer | null>, now: number) => void;
-  /** The refusal that the caller gets for an outcome on disk that is not `done`. */
+  /** Returns the refusal for an outcome that is on disk and not `done`. */
   refuse?: (operation: Operation, outcome: NotDone) => Refusal;
-  /** The answer of an operation that is not running any more; refuses while it is not decided. */
+  /** Returns the answer of an operation that is no longer running; throws a refusal while it is unresolved. */
   replay: (operation: Operation) => A | Promise<A>;
 };
 export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
@@ -73,11 +76,11 @@ export type PaidApp = {
   clock: Clock;
   events: Events;
   inFlight: InFlight;
-  /** Tells the reaper of a deadline, in Unix seconds. */
+  /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
 
-/** What every paid request may be refused with, beside what any request may be: the API document is made of it. */
+/** The refusals of every paid request, besides those of any request; the API document is generated from this. */
 export const PAID_REFUSALS = [
   ...HOLD_REFUSALS,
   'idempotency_conflict',
@@ -86,10 +89,10 @@ export const PAID_REFUSALS = [
 ] as const satisfies readonly RefusalCode[];
 
 /**
- * The one path of money: hold, call, settle. Two committed writes and one call between them (design, section 6).
+ * The paid path: hold, call, settle. It makes two committed writes with one call between them (design, section 6).
  *
- * The same key and body never have a second effect: while the first attempt runs the second joins it; afterwards it gets
- * its answer again. Refuses with PAID_REFUSALS, and with whatever the steps refuse with.
+ * The same key and body never have a second effect: while the first attempt runs, a second request joins it; afterwards
+ * the second request gets the same answer. Throws PAID_REFUSALS and the refusals of the steps.
  */
 export async function spend<Q, A>(app: PaidApp, request: PaidRequest, steps: PaidSteps<Q, A>): Promise<Answered<A>> {
   const { walletId, route, idempotencyKey } = request;
@@ -103,7 +106,7 @@ export async function spend<Q, A>(app: PaidApp, request: PaidRequest, steps: Pai
     if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
     return { answer: await steps.replay(earlier), replayed: true };
   }
-  // No await since the look-up: in this process nobody else can drive this key, and there is no other process.
+  // No await since the lookup: nothing else in this process can drive this key, and there is no other process.
   return {
     answer: await app.inFlight.drive<A>(request, (registerId, reject, answer) => {
       const run = () => attemptOnce(app, request, steps, registerId, { reject, answer });
@@ -123,7 +126,7 @@ async function attemptOnce<Q, A>(
   const quote = await steps.quote();
   const { detail: _, ...hold } = quote;
   const id = newId('op');
-  registerId(id); // Before the write: nobody finds a hold that seems to have no driver.
+  registerId(id); // Before the write, so that nobody finds a hold without a driver.
   const now = app.clock.now();
   const blocked = app.clock.holdsBlocked();
   const operation = await app.ledger.write((tx) => {
@@ -140,14 +143,14 @@ async function attemptOnce<Q, A>(
   const called = await steps.call(operation, quote, waiters);
   if ('pending' in called) return called.pending();
   const { outcome, moved } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
-  // What somebody else has settled meanwhile is told to a retry.
+  // If something else settled it in the meantime, a retry gets that outcome.
   if (outcome.kind === 'done' && moved) return called.answer();
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
 const LOST: NotDone = { kind: 'unknown', reason: 'the operation was settled meanwhile' };
 
-/** Writes the outcome, with the rows that change with it, and tells of it once it is on disk. */
+/** Writes the outcome with the rows that change with it, and announces it once it is on disk. */
 async function settleCalled(
   app: PaidApp,
   operation: Operation,
@@ -184,12 +187,12 @@ function refusalOf(
   return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }
 
-/** The first attempt with this key has run for too long to be waited for. */
+/** Returns the refusal for a request that waited too long for the first attempt with its key. */
 export function inProgress(): Refusal {
   return new Refusal('idempotency_in_progress', undefined, { retryAfterSeconds: JOIN_RETRY_SECONDS });
 }
 
-/** The outcome is not known (yet): the operation keeps its hold. */
+/** Returns the refusal while the outcome is unknown and the operation keeps its hold. */
 export function uncertain(): Refusal {
   return new Refusal('operation_uncertain', undefined, { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS });
 }
@@ -197,8 +200,9 @@ export function uncertain(): Refusal {
 const AGAIN_MILLISECONDS = 500;
 
 /**
- * Writes what came back from outside. If nothing can be written (disk full, database locked), waiting callers get
- * `operation_uncertain` and the write is retried until shutdown. The attempt stays registered, so nothing else resolves it.
+ * Writes the outcome of a call. If nothing can be written (disk full, database locked), waiting callers get
+ * `operation_uncertain` and the write is retried until shutdown. The attempt stays registered, so nothing else resolves
+ * it.
  */
 export async function writeOutcome<T>(
   app: Pick<PaidApp, 'ledger' | 'inFlight' | 'events'>,
@@ -210,7 +214,7 @@ export async function writeOutcome<T>(
       return await app.ledger.write(change);
     } catch (error) {
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
-      if (attempt === 1) app.events.failed('settle', error); // Said once: a disk may be full for hours.
+      if (attempt === 1) app.events.failed('settle', error); // Logged once: a disk may stay full for hours.
       reject(uncertain());
       if (app.inFlight.isCutOff()) throw uncertain(); // The next start finds it in flight.
     }

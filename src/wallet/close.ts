@@ -12,13 +12,13 @@ export type CloseApp = LeaseApp & {
   config: Pick<Config, 'closeWaitSeconds' | 'router'>;
 };
 
-/** A backend that has been told to destroy needs a moment until it confirms. */
+/** Interval between attempts: a backend needs a moment to confirm that a machine is destroyed. */
 const AGAIN_MILLISECONDS = 250;
 
 /**
- * Freezes a wallet and works on its end for at most `close_wait_seconds`: its leases are ended, requests in flight waited
- * for, uncertain chats decided by their policy, the rest settled and returned. Answers the wallet as it then is: `closed`, or still
- * `closing` or `expired` with the reaper going on (design 2.10). Closing a closed wallet changes nothing.
+ * Freezes a wallet and works on closing it for at most `close_wait_seconds`: ends its leases, waits for requests in
+ * flight, resolves uncertain chats by their policy, settles the rest and returns what is left. Returns the wallet as it
+ * is then: `closed`, or still `closing` or `expired` while the reaper continues (design 2.10). Idempotent.
  */
 export async function close(app: CloseApp, walletId: string, reason: CloseReason): Promise<Wallet> {
   const now = app.clock.now();
@@ -31,35 +31,38 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
   const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
   await endLeases(app, walletId, secondsLeft());
-  const wallet = await windUp(app, walletId);
+  const wallet = await tryClose(app, walletId);
   if (wallet.status === 'closed') return wallet;
   await app.inFlight.whenWalletIdle(walletId, secondsLeft());
   for (;;) {
     await endLeases(app, walletId, secondsLeft());
-    const wound = await windUp(app, walletId);
-    if (wound.status === 'closed') return wound;
+    const attempted = await tryClose(app, walletId);
+    if (attempted.status === 'closed') return attempted;
     const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.quarantinedAt !== null);
     if (isHeldBack || secondsLeft() === 0 || app.inFlight.isCutOff()) {
-      app.wakeAt(app.clock.now() + 1); // The reaper goes on.
-      return wound;
+      app.wakeAt(app.clock.now() + 1); // The reaper continues.
+      return attempted;
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MILLISECONDS));
   }
 }
 
-/** One step of each lease of a wallet, at most for so many seconds: a backend that hangs goes on by itself. */
+/**
+ * Runs one step of each lease of a wallet and waits at most `seconds`; the steps of a backend that hangs continue on
+ * their own.
+ */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
   const steps = liveResources(app.ledger.read, walletId).map(({ id }) => advance(app, id));
   await app.inFlight.waitFor(Promise.all(steps), seconds);
 }
 
 /**
- * One attempt to bring a frozen wallet to its end: decides what no evidence will ever decide, and closes it when nothing
- * is left. What this process is driving is left to end by itself.
+ * Makes one attempt to close a frozen wallet: resolves the chats that no evidence will ever resolve, and closes it if
+ * nothing is left. Attempts driven by this process are left to end on their own.
  */
-export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
+export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.inFlight.drives(it.id));
-  // A lease waits for evidence; what is reserved is about to be driven, or to be found in doubt.
+  // A lease waits for evidence; a reserved operation is about to be driven, or to be found uncertain.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
   const decidedAt = app.clock.now();
   const decided = await Promise.all(
@@ -72,7 +75,7 @@ export async function windUp(app: CloseApp, walletId: string): Promise<Wallet> {
   for (const it of decided) if (it.moved) app.events.decided(it.operation);
   const now = app.clock.now();
   const closed = await app.ledger.write((tx) => {
-    if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Somebody else was first, and told of it.
+    if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Something else closed it first, and announced it.
     const [live] = liveResources(tx, walletId);
     if (live || hasOpenOperations(tx, walletId)) {
       noteCleanup(tx, walletId, live ? troubleOf(app, live) : 'requests are still in flight');

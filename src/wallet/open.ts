@@ -10,14 +10,14 @@ export type OpenApp = {
   clock: Clock;
   events: Events;
   keyring: Keyring;
-  /** Tells the reaper of a deadline, in Unix seconds. */
+  /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
 export type OpenRequest = Omit<WalletOrder, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>;
 
 /**
- * Opens a wallet with its credential. The same key and body answer the same wallet; once that is no longer active, its
- * dead credential is not handed out (`wallet_closed`, `wallet_expired`). Other refusals are those of `openWallet`.
+ * Opens a wallet with its token. The same key and body return the same wallet; once that is no longer active, its dead
+ * token is not handed out (`wallet_closed`, `wallet_expired`). Other refusals are those of `openWallet`.
  */
 export async function open(
   app: OpenApp,

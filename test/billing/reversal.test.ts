@@ -40,7 +40,7 @@ test('a refund while an agent works: what is available goes, the rest is owed, t
   assert.equal((await house.chat(token)).status, 200, 'what was set aside before may be spent');
   const refused = await wallet(house);
   assert.deepEqual([refused.status, refused.body.error.code], [402, 'insufficient_funds']);
-  assert.match(refused.body.error.message, /owes 1500 cents of payments that were taken back/);
+  assert.match(refused.body.error.message, /owes 1500 cents of reversed payments/);
 
   const closed = await house.ask('POST', `/v1/wallets/${walletId}/close`, { token: house.accountKey });
   assert.equal(closed.status, 200);

@@ -96,7 +96,7 @@ test('what was learned is under the seal, and starts anew when the settings are 
   readLearned(house.directory, catalogue);
   assert.equal(describeLearned(catalogue.find('chat').routes[0]), undefined);
   house.app.ledger.client.exec('update learned_bound set permille = 1000');
-  assert.match(house.problems().join(), /learned_bound house was changed: its seal does not fit it/);
+  assert.match(house.problems().join(), /learned_bound house was changed: its checksum does not match/);
 });
 
 test('a server that counts nonsense does not make its model unusable for ever', async (t) => {

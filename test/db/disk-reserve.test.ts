@@ -76,7 +76,7 @@ suite('room on a small disk', { concurrency: true }, () => {
     assert.equal(room.shortage(), undefined);
     inFlight = 1;
     await later();
-    assert.match(room.shortage() ?? '', /^the disk has 1.0 MiB free and needs 1.1 for what is under way$/);
+    assert.match(room.shortage() ?? '', /^the disk has 1.0 MiB free and needs 1.1 for requests in flight$/);
     inFlight = 0;
     await later();
     assert.equal(room.shortage(), undefined);

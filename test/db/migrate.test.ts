@@ -81,7 +81,7 @@ test('a migration that was changed after it ran is refused', (t) => {
   const { client } = openDatabase(file, { migrate: true });
   client.exec(`update migration set sha256 = '00' where name like '0000%'`);
   client.close();
-  assert.throws(() => openDatabase(file, { migrate: true }), /had another 0000_/);
+  assert.throws(() => openDatabase(file, { migrate: true }), /migrated with another 0000_/);
 });
 
 test('an older database is refused to whoever may not migrate, and left as it is', (t) => {

@@ -6,17 +6,17 @@ import { drizzle } from 'drizzle-orm/better-sqlite3';
 import { blob, sqliteTable, text } from 'drizzle-orm/sqlite-core';
 import { prepare, type Reader } from '../../src/db/handle.ts';
 import { count, entries, nanos, wallets } from '../../src/db/schema.ts';
-import { quicken } from '../../src/db/statement.ts';
+import { precompile } from '../../src/db/statement.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { Nanos } from '../../src/money.ts';
 import { openBooks } from '../ledger/books.ts';
 
-// What quicken reads of a prepared query is not in drizzle's types: another version may keep it elsewhere.
+// What precompile reads of a prepared query is not in drizzle's types: another version may keep it elsewhere.
 
 /** The same statement as drizzle runs it, and as we do. */
 function twice<S extends object>(build: () => S): { slow: S; quick: S } {
   const [slow, quick] = [build(), build()];
-  quicken(quick);
+  precompile(quick);
   return { slow, quick };
 }
 
@@ -100,7 +100,7 @@ test('values are written as drizzle writes them: encoded by their column, refuse
       hash: sql.placeholder('hash'),
     })
     .prepare();
-  quicken(insert);
+  precompile(insert);
   const row = { id: 'one', end: null, amount: Nanos(2n ** 62n + 1n), hash: Buffer.alloc(32, 1) };
   assert.equal(insert.run(row).changes, 1);
   assert.deepEqual(db.select().from(sample).all(), [{ ...row, at: 7 }]);

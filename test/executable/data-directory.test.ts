@@ -76,7 +76,7 @@ test('a database that is newer than the executable is refused with a sentence, a
   client.prepare('insert into migration values (?, ?, 1)').run('9999_future.sql', '0'.repeat(64));
   client.close();
   const sentence =
-    'The database was written by a newer Purser: it has 9999_future.sql, which this one does not know. Use the newer one, or a backup of before.\n';
+    'The database was written by a newer Purser: it has 9999_future.sql, which this one does not know. Use the newer version, or an earlier backup.\n';
   const { mtimeMs } = statSync(file);
   for (const args of [['serve'], ['account', 'list'], ['ledger', 'verify'], ['ledger', 'export'], ['freeze']]) {
     const { code, stdout, stderr } = await purser.cli(...args);

@@ -196,7 +196,7 @@ test('a cut or damaged head, a lost commit and a changed row are each found, wit
   database.exec("update account set name = 'another'");
   database.close();
   await is('journal', true, /agree$/);
-  await is('books', false, /account acct_\w+ was changed: its seal does not fit it/);
+  await is('books', false, /account acct_\w+ was changed: its checksum does not match/);
   await is('books', false, way);
 });
 

@@ -100,7 +100,7 @@ test('a disk that is filled to the brim: what is in flight is settled, nothing n
     ['account', 'credit', accountId, '100'],
     ['account', 'create', 'another'],
   ])
-    assert.match((await purser.cli(...command)).stderr, /Nothing new can be begun/, command.join(' '));
+    assert.match((await purser.cli(...command)).stderr, /No new work can be started/, command.join(' '));
   const ready = await server.ask('GET', '/readyz');
   assert.equal(ready.status, 503);
   assert.match(ready.body.reason, /^the disk has 0.0 MiB free/);

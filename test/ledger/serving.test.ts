@@ -73,7 +73,7 @@ const FAULTS: Record<string, { damage: (house: TestServer, older: string) => voi
   },
   'a row that was changed': {
     damage: (house) => change(house, "update account set name = 'mine'"),
-    named: /the books are damaged \(1 faults\): account acct_\w+ was changed: its seal does not fit it/,
+    named: /the books are damaged \(1 faults\): account acct_\w+ was changed: its checksum does not match/,
   },
   'a balance that was changed': {
     damage: (house) => change(house, 'update account set available_cents = available_cents + 1'),
@@ -224,7 +224,7 @@ test('a row that is changed under a running server is found by its own examinati
   assert.equal((await house.app.booksWatch.runOnce()).ok, false);
   const ready = await house.ask('GET', '/readyz');
   assert.equal(ready.status, 503);
-  assert.match(ready.body.reason, /wallet wal_\w+ was changed: its seal does not fit it/);
+  assert.match(ready.body.reason, /wallet wal_\w+ was changed: its checksum does not match/);
   assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).body.error.code, 'read_only');
   assert(house.log.some((line) => line.includes('"event":"books.failed"')));
 });

@@ -97,11 +97,11 @@ test('what is there is never overwritten, not even a name that leads nowhere', a
   const house = await openTestServer(t);
   const file = newFile(t);
   writeFileSync(file, 'the only other copy');
-  await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /is there already/ });
+  await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /already exists/ });
   assert.equal(readFileSync(file, 'utf8'), 'the only other copy');
   rmSync(file);
   symlinkSync('/nowhere/at/all', file);
-  await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /is there already/ });
+  await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /already exists/ });
   assert.deepEqual(readdirSync(join(file, '..')), ['backup.db']);
 });
 

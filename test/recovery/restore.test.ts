@@ -147,7 +147,7 @@ test('books of another installation are replaced only with --force', async (t) =
   await backUp(files(first.directory), backup, '1', 1);
   await assert.rejects(
     restoreIn(other.directory, backup),
-    conflict(/it is of the installation inst_\w+, and the books here are of/),
+    conflict(/it belongs to the installation inst_\w+, and the books here to/),
   );
   const restored = await restoreIn(other.directory, backup, { force: true });
   assert.equal(restored.installation_id, first.app.installationId);
@@ -159,7 +159,7 @@ test('a file without a manifest is taken only with --force; one that is in use n
   const { database } = files(house.directory);
   const raw = join(temporaryDirectory(t), 'raw.db');
   copyFileSync(database, raw);
-  await assert.rejects(restoreIn(house.directory, raw), conflict(/it has no manifest.*With --force/));
+  await assert.rejects(restoreIn(house.directory, raw), conflict(/it has no manifest.*Use --force/));
   const restored = await restoreIn(house.directory, raw, { force: true });
   assert.equal(restored.manifest, null);
   await house.reopen();
@@ -167,7 +167,10 @@ test('a file without a manifest is taken only with --force; one that is in use n
   assert.match(reportOnlyOf(house.app.ledger.read)?.reason ?? '', /restored from raw\.db/);
   await house.close();
   writeFileSync(`${file}-wal`, 'frames');
-  await assert.rejects(restoreIn(house.directory, file, { force: true }), conflict(/a write-ahead log lies beside it/));
+  await assert.rejects(
+    restoreIn(house.directory, file, { force: true }),
+    conflict(/there is a write-ahead log beside it/),
+  );
 });
 
 /** What is done to a backup, and what is said of it. */
@@ -180,12 +183,12 @@ const WRONG: [what: string, damage: (client: Client.Database) => void, said: Reg
   [
     'entries that are missing',
     (it) => it.exec('drop trigger entry_is_never_deleted; delete from entry where seq > 2'),
-    /its newest entry is 2, and not the one/,
+    /its newest entry is 2, not the one in its manifest/,
   ],
   [
     'a row that was changed',
     (it) => it.exec(`update account set name = 'mine'`),
-    /account acct_\w+ was changed: its seal/,
+    /account acct_\w+ was changed: its checksum/,
   ],
   [
     'a balance that was changed',
@@ -234,7 +237,7 @@ test('what is no database of ours is not restored', async (t) => {
   const client = new Client(file);
   client.exec('create table anything (id integer)');
   client.close();
-  await assert.rejects(restoreIn(house.directory, file, { force: true }), conflict(/no database of Purser/));
+  await assert.rejects(restoreIn(house.directory, file, { force: true }), conflict(/not a Purser database/));
 });
 
 test(`a backup in which one bit turned is not restored, unless the bit meant nothing (seed ${SEED})`, async (t) => {
