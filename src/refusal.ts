@@ -1,8 +1,8 @@
 export const RETRY_SAME_KEY = 'Retry with the same Idempotency-Key and body, never under a new key.';
 
 /**
- * Every "no" that Purser says: code, HTTP status, sentence (design, section 3). The code is for programs and never
- * changes; the sentence is for people, and a place that knows more replaces it with one that names figures and fields.
+ * Every refusal of Purser: code, HTTP status and default message (design, section 3). The code is for programs and never
+ * changes. The message is for people; code that knows more replaces it with one that names figures and fields.
  */
 export const REFUSALS = {
   invalid_request: { status: 400, message: 'The request is not valid.' },
@@ -86,14 +86,14 @@ export const REFUSALS = {
 export type RefusalCode = keyof typeof REFUSALS;
 
 type RefusalOptions = {
-  /** Whole seconds after which a retry makes sense; becomes Retry-After. */
+  /** Whole seconds after which a retry makes sense; sent as Retry-After. */
   retryAfterSeconds?: number;
-  /** The field of the request that is at fault, as a path; OpenAI's clients show it. */
+  /** The path of the invalid request field; OpenAI's clients show it. */
   param?: string;
   cause?: unknown;
 };
 
-/** An expected "no". Thrown by the domain, which knows no HTTP; turned into an answer by the door and by the CLI. */
+/** An expected refusal. Thrown by the domain, which knows no HTTP; the HTTP endpoints and the CLI render it. */
 export class Refusal extends Error {
   readonly code: RefusalCode;
   readonly retryAfterSeconds: number | undefined;
