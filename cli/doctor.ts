@@ -5,7 +5,7 @@ import { print } from './report.ts';
 export function doctorCommand(program: Command): void {
   program
     .command('doctor')
-    .description('what is wrong with this installation, and what to do about it')
+    .description('check this installation; every finding names its remedy')
     .addHelpText('after', example('purser doctor'))
     .action(async (_, command: Command) => {
       const [{ examine }, { WARNING }] = await Promise.all([

@@ -19,7 +19,7 @@ import { serveCommand } from './serve.ts';
 import { VERSION, versionCommand } from './version.ts';
 import { walletCommands } from './wallet.ts';
 
-/** The commands of Purser, in the order in which an operator meets them. */
+/** The commands of Purser, in the order in which an operator usually needs them. */
 const COMMANDS = [
   serveCommand,
   demoCommand,
@@ -41,7 +41,7 @@ const COMMANDS = [
   versionCommand,
 ];
 
-/** Every command, its help included. `output` is where help and usage errors go, instead of stdout and stderr. */
+/** Builds the command line program. `output` receives help and usage errors instead of stdout and stderr. */
 export function createProgram(output: OutputConfiguration = {}): Command {
   const program = new Command('purser')
     .configureOutput(output)
