@@ -9,9 +9,7 @@ export function restoreCommand(program: Command): void {
   program
     .command('restore')
     .argument('<file>')
-    .description(
-      'replace the database by a backup and keep the old one under another name; stop the server first',
-    )
+    .description('replace the database by a backup and keep the old one under another name; stop the server first')
     .option('--force', 'accept a file that `purser backup` did not make, or one of another installation')
     .addHelpText('after', example('purser restore /mnt/backups/purser-2026-11-21.db'))
     .action(async (file: string, options: { force?: boolean }, command: Command) => {

@@ -95,7 +95,10 @@ export function openRouterKey(
   if (known) return { key: known, isNew: false };
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
   if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
-    throw new Refusal('invalid_request', `A wallet has at maxPriceUsd ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
+    throw new Refusal(
+      'invalid_request',
+      `A wallet has at maxPriceUsd ${LIST_COUNT_MAX} gateway keys. Use one that it has.`,
+    );
   refuseOnLowDisk(tx);
   const id = newId('key');
   const masterKeyId = wallet.masterKeyId;

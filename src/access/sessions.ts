@@ -123,7 +123,8 @@ const SPACE_SEPARATED = new Set(['scope', 'scp']);
 /** Tells whether a claim equals the value, is a list that contains it, or is an object with a member of that name. */
 function holds(name: string, claim: unknown, wanted: string): boolean {
   if (Array.isArray(claim)) return claim.includes(wanted);
-  if (typeof claim === 'string') return claim === wanted || (SPACE_SEPARATED.has(name) && claim.split(' ').includes(wanted));
+  if (typeof claim === 'string')
+    return claim === wanted || (SPACE_SEPARATED.has(name) && claim.split(' ').includes(wanted));
   if (typeof claim === 'object' && claim !== null) return Object.hasOwn(claim, wanted); // Zitadel's roles
   return (typeof claim === 'boolean' || typeof claim === 'number') && String(claim) === wanted;
 }

@@ -2,7 +2,7 @@ import { type PaymentReport, reportPayment } from '../ledger/checkout.ts';
 import { isKnownEvent, noteEvent } from '../ledger/payment-events.ts';
 import { reportReversal } from '../ledger/reversal.ts';
 import type { BillingApp } from './checkout.ts';
-import type { ProviderEvent, MarkedPayment } from './provider.ts';
+import type { MarkedPayment, ProviderEvent } from './provider.ts';
 
 /**
  * Applies one event of the provider exactly once; the change is on disk when this resolves. Events arrive by webhook or by

@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import type { PaymentReport } from '../ledger/checkout.ts';
 import type { ReversalReport, ReversalState } from '../ledger/reversal.ts';
-import type { ProviderEvent, MarkedPayment } from './provider.ts';
+import type { MarkedPayment, ProviderEvent } from './provider.ts';
 
 /**
  * The members of Stripe's objects that Purser reads (docs.stripe.com/api: checkout sessions, refunds, disputes, events),

@@ -107,7 +107,10 @@ export function createClients({
     };
     if (unauthenticated.size >= UNAUTHENTICATED_COUNT_MAX) evictUnauthenticated();
     unauthenticated.set(client, socket.remoteAddress ?? '');
-    const late = setTimeout(() => unauthenticated.has(client) && client.disconnect('no key was shown'), authenticationMilliseconds);
+    const late = setTimeout(
+      () => unauthenticated.has(client) && client.disconnect('no key was shown'),
+      authenticationMilliseconds,
+    );
     socket.setMaxListeners(0); // Each session waits for it to drain.
     socket.on('error', () => client.disconnect('the connection broke off'));
     socket.on('close', () => {

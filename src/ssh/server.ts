@@ -64,7 +64,8 @@ export async function openSshServer(
     connection.on('error', () => client.disconnect('the connection broke off'));
     connection.on('authentication', (context) => {
       const resource = authenticate(app, context);
-      if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : client.disconnect('no key');
+      if (!resource)
+        return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : client.disconnect('no key');
       // The first round only asks whether the key is acceptable; it has no signature.
       const isProved = context.method === 'publickey' && context.signature !== undefined;
       if (isProved && !clients.authenticate(client, resource.id, app.memory.open(resource.walletId)))

@@ -158,7 +158,10 @@ export const createRouterChatCompletion = endpoint({
     }
     return {
       async stream(events: EventStream, share: Allowance) {
-        const { answer, replayed } = await adviseCaller(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
+        const { answer, replayed } = await adviseCaller(
+          isKeyMadeUp,
+          streamChat(app, { ...request, includeUsage }, events),
+        );
         if (!replayed) return;
         asked = undefined; // A replay never prepares, so the body is still referenced.
         const transcript = transcriptOf(answer);
