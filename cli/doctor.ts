@@ -21,8 +21,8 @@ export function doctorCommand(program: Command): void {
       else
         for (const { name, ok, detail } of checks) {
           const isWarning = ok && detail.startsWith(WARNING);
-          const said = isWarning ? detail.slice(WARNING.length) : detail;
-          print(`${!ok ? 'BAD ' : isWarning ? 'warn' : 'ok  '} ${name}: ${said}`);
+          const text = isWarning ? detail.slice(WARNING.length) : detail;
+          print(`${!ok ? 'BAD ' : isWarning ? 'warn' : 'ok  '} ${name}: ${text}`);
         }
       process.exitCode = ok ? 0 : 1;
     });

@@ -50,7 +50,7 @@ export function createProgram(output: OutputConfiguration = {}): Command {
     .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)')
     .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
     .option('--json', 'print one JSON value on stdout, nothing else')
-    .showHelpAfterError('Add --help for the whole text.')
+    .showHelpAfterError('Add --help for the full help.')
     .addHelpText('after', example('purser serve', 'purser operator-key mint', 'purser wallet create --help'))
     .exitOverride();
   for (const add of COMMANDS) add(program);

@@ -38,8 +38,8 @@ export function reportFailure(thrown: unknown, json: boolean): void {
 export function reportUsage({ exitCode, code, message }: CommanderError, json: boolean): void {
   process.exitCode = exitCode === 0 ? 0 : 2;
   if (!json || exitCode === 0) return;
-  const said = code === 'commander.help' ? 'A command is missing. Add --help for the whole text.' : message;
-  print(JSON.stringify({ error: { code: 'usage', message: said.replace(/^error: /, '') } }));
+  const text = code === 'commander.help' ? 'A command is missing. Add --help for the full help.' : message;
+  print(JSON.stringify({ error: { code: 'usage', message: text.replace(/^error: /, '') } }));
 }
 
 /** Prints data on stdout. Control characters in outside text (names, messages of engines or model servers) are escaped. */

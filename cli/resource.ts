@@ -64,7 +64,7 @@ function showReconciliation({
   ];
   if (state) {
     const since = `Since ${when(state.since)} this installation only reports: ${state.reason}.`;
-    const next = applied ? 'That is over.' : 'Nothing below is ended before: purser resource reconcile --apply';
+    const next = applied ? 'That is over.' : 'Nothing below is ended until you run: purser resource reconcile --apply';
     const table = showTable(
       leases,
       'id',

@@ -50,6 +50,6 @@ function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans 
   return [
     kept ? `The database that was here is ${kept}.` : 'There was no database here.',
     ...(lost === null ? [] : [`Entries ${head.seq + 1} to ${lost} were known here and are not in these books.`]),
-    `${leases.length} leases of these books are in question, and ${orphans.length} machines are unknown to them. Nothing is done to any until \`purser resource reconcile --apply\`.`,
+    `${leases.length} leases of these books are quarantined, and ${orphans.length} machines are unknown to them. None is touched until \`purser resource reconcile --apply\`.`,
   ];
 }

@@ -71,7 +71,7 @@ export function createIssuer(
         if (error instanceof errors.JOSEError) throw notValid(sentenceOf(error), error);
         throw new Refusal(
           'provider_unavailable',
-          'The keys of the identity provider cannot be had at the moment. Retry in a moment.',
+          'The keys of the identity provider are not available at the moment. Retry shortly.',
           { retryAfterSeconds: RETRY_SECONDS, cause: error },
         );
       }

@@ -81,7 +81,7 @@ async function create(
   if (made.status === 'refused')
     throw new Refusal(
       'provider_unavailable',
-      'The payment provider does not make a checkout at the moment. Nobody was charged; the log has the reason under this request id.',
+      'The payment provider cannot create a checkout at the moment. Nobody was charged; the log has the reason under this request id.',
       { retryAfterSeconds: REFUSED_RETRY_SECONDS },
     );
   if (made.dueAt !== null) app.wakeAt(made.dueAt);

@@ -25,10 +25,10 @@ export async function receive(app: BillingApp, event: ProviderEvent): Promise<vo
 }
 
 /** Applies a report on a session, from an event or from polling. */
-export async function takePayment(app: BillingApp, said: MarkedPayment, event?: ProviderEvent): Promise<void> {
+export async function takePayment(app: BillingApp, payment: MarkedPayment, event?: ProviderEvent): Promise<void> {
   const now = app.clock.now();
-  const { installationId, accountId, ...words } = said;
-  const report: PaymentReport = words;
+  const { installationId, accountId, ...rest } = payment;
+  const report: PaymentReport = rest;
   const reported = await app.ledger.write((tx) => {
     if (event && isKnownEvent(tx, event.id)) return undefined;
     const done = reportPayment(tx, report, now);

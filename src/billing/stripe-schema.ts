@@ -104,8 +104,8 @@ const reversal =
   (kind: ReversalReport['kind']): Reader =>
   (object, at) => {
     const it = v.parse(Reversal, object);
-    const said = reversalOf(kind, it, at);
-    return { subject: it.id, says: said && { reversal: said } };
+    const report = reversalOf(kind, it, at);
+    return { subject: it.id, says: report && { reversal: report } };
   };
 
 /** The events of refunds and disputes. `charge.refunded` is left out, as its amount is the sum of all refunds. */

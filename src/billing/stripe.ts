@@ -34,8 +34,8 @@ export function openStripe(
   function reasonOf(error: unknown): string {
     const { statusCode, type, code, message, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
     if (detail instanceof CallFailed) return detail.message;
-    const said = [statusCode, code ?? type, message].filter(Boolean).join(' ');
-    return redact(said.replaceAll(keys.secret_key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
+    const text = [statusCode, code ?? type, message].filter(Boolean).join(' ');
+    return redact(text.replaceAll(keys.secret_key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
   }
 
   function created(value: unknown): Creation {
@@ -160,8 +160,8 @@ export function openStripe(
           throw new Error(`${settings.api_base} does not let us ${what}: ${error.message}. ${remedy}?`);
         });
       const mode = settings.livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
-      const told = keys.webhook_secrets.length ? 'told by webhooks, and asks' : 'asks only: no webhook_secrets';
-      return `the key is accepted (${mode}); ${told}`;
+      const updates = keys.webhook_secrets.length ? 'webhooks and polling' : 'polling only: no webhook_secrets';
+      return `the key is accepted (${mode}); ${updates}`;
     },
 
     close: () => http.close(),

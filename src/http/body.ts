@@ -38,7 +38,7 @@ async function collect(request: IncomingMessage, max: number, announced: number,
     // A client that disconnects is not an internal error.
     throw cause instanceof Refusal
       ? cause
-      : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
+      : new Refusal('invalid_request', 'The connection closed before the end of the body.', { cause });
   }
   return pieces.whole();
 }

@@ -16,7 +16,7 @@ export function faultOfHead({ httpVersion, rawHeaders, url = '' }: IncomingMessa
   if (hosts > 1 || (hosts === 0 && httpVersion === '1.1'))
     return new Refusal('invalid_request', 'Send exactly one Host header.');
   if (DOT_SEGMENT.test(url.split(/[?#]/, 1)[0] as string))
-    return new Refusal('not_found', 'There is no such path: it has a segment of dots, or a backslash.');
+    return new Refusal('not_found', 'There is no such path: it has a dot segment or a backslash.');
   return undefined;
 }
 

@@ -43,12 +43,12 @@ export function createMemoryQuota(): MemoryQuota {
   const tooMuch = () =>
     new Refusal(
       'rate_limited',
-      'Too much is in memory for this caller: bodies that are being worked on, output of commands, and answers that were not read to their end. Retry when some are done.',
+      'This caller uses too much memory: request bodies in progress, command output, and responses that have not been read. Retry when some are done.',
       { retryAfterSeconds: RETRY_SECONDS },
     );
 
   const stopping = () =>
-    new Refusal('read_only', 'The server is stopping, and this body has not come to its end. Retry in a moment.', {
+    new Refusal('read_only', 'The server is stopping, and this body is not complete. Retry in a moment.', {
       retryAfterSeconds: STOPPING_RETRY_SECONDS,
     });
   async function unlessCutOff<T>(read: () => Promise<T>): Promise<T> {

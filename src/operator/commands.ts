@@ -35,7 +35,8 @@ export type CommandOutput<N extends CommandName> = Awaited<ReturnType<(typeof CO
  */
 export async function runCommand(app: OperatorApp, name: string, input: unknown): Promise<unknown> {
   const found = (COMMANDS as Record<string, Command>)[name];
-  if (!found || !Object.hasOwn(COMMANDS, name)) throw new Refusal('not_found', `This Purser has no command ${name}.`);
+  if (!found || !Object.hasOwn(COMMANDS, name))
+    throw new Refusal('not_found', `This version of Purser has no command ${name}.`);
   if (app.health.fault)
     throw new Refusal(
       'read_only',

@@ -63,7 +63,7 @@ async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<
     if (error instanceof Refusal) return { refusal: { code: error.code, message: error.message } };
     app.events.failed('operator', error);
     return {
-      refusal: { code: 'internal_error', message: 'Something went wrong on our side. The log of the server has it.' },
+      refusal: { code: 'internal_error', message: 'An internal error occurred. The server log has the details.' },
     };
   }
 }

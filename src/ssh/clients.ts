@@ -128,7 +128,7 @@ export function createClients({
     memory?.close();
     const fits = sum <= WAITING_BYTES_FREE || !memory || memory.tryTake(sum);
     if (!fits || [socket.writableLength, ...waiting].some((it) => it > WAITING_BYTES_MAX))
-      disconnect('too much waits to be read');
+      disconnect('there is too much unread data');
   }
 
   return {

@@ -100,7 +100,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
     channel.on('error', () => {}); // A channel with an error also closes.
     try {
       live = await host.open(client, order).catch((error) => {
-        throw new Unopened('no session can be had in the resource at the moment', { cause: error });
+        throw new Unopened('no session can be opened in the resource at the moment', { cause: error });
       });
       live.ended.catch(() => {}); // The error reaches those who await it.
       for (const stream of [live.stdin, live.stdout, live.stderr]) stream?.on('error', () => {}); // `ended` reports it.

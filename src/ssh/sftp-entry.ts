@@ -21,8 +21,8 @@ const UINT32_MAX = 2 ** 32 - 1;
 export type Facts = { attributes: Attributes; links: number; user: string; group: string };
 
 /** Parses the output of `stat` in the format of `SFTP_SCRIPT`. Throws SftpFault when it has another form. */
-export function factsOf(said: string): Facts {
-  const found = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(said);
+export function factsOf(output: string): Facts {
+  const found = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(output);
   if (!found) throw new SftpFault(STATUS.failure, 'the machine says nothing that can be understood of the file');
   const [, mode = '', size = '', uid, gid, accessed, modified, links, user = '', group = ''] = found;
   const uint32 = (text: string | undefined) => Math.min(Math.max(Number(text), 0), UINT32_MAX);
@@ -74,15 +74,15 @@ function permissions(mode: number): string {
 export type Listing = { bytes: number; next(now: number): Name[] };
 
 /** Parses the script's listing. `separator` begins each entry; it is random, so no file name contains it. */
-export function createListing(said: Buffer, separator: string): Pick<Listing, 'next'> {
-  let at = said.indexOf(separator);
+export function createListing(output: Buffer, separator: string): Pick<Listing, 'next'> {
+  let at = output.indexOf(separator);
   return {
     next(now) {
       const names: Name[] = [];
       while (at >= 0 && names.length < NAMES_PER_ANSWER) {
         const from = at + separator.length;
-        at = said.indexOf(separator, from);
-        const entry = said.subarray(from, at < 0 ? undefined : at);
+        at = output.indexOf(separator, from);
+        const entry = output.subarray(from, at < 0 ? undefined : at);
         const slash = entry.indexOf('/');
         const facts = factsOf(entry.subarray(0, slash).toString());
         const name = entry.subarray(slash + '/./'.length, -1); // The script prints ./name and a newline.

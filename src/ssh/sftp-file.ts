@@ -80,11 +80,11 @@ async function readAhead(inside: Inside, file: File, offset: number, min: number
   const words = [file.descriptor, ...moveTo(file, offset), file.blocks];
   file.ahead = undefined;
   file.position = undefined;
-  const { said } = await inside.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
-  if (said.length === 0) return 0; // The offset is unreliable beyond the end of the file.
-  file.position = offset + said.length;
-  file.ahead = { from: offset, bytes: said, at: performance.now() };
-  return said.length;
+  const { output } = await inside.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
+  if (output.length === 0) return 0; // The offset is unreliable beyond the end of the file.
+  file.position = offset + output.length;
+  file.ahead = { from: offset, bytes: output, at: performance.now() };
+  return output.length;
 }
 
 /** Writes at an offset, or at the end of a file opened to append. Resolves when the data has been written. Throws SftpFault. */

@@ -27,7 +27,7 @@ export type Question = {
 
 export type Inside = {
   /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and InsideLost. */
-  ask(question: Question): Promise<{ said: Buffer; token: string }>;
+  ask(question: Question): Promise<{ output: Buffer; token: string }>;
 };
 
 /** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
@@ -64,13 +64,13 @@ export function createInside({ stdin, stdout, stderr, ended, kill }: Session): I
       ]);
       stdin.write(`${[token, verb, ...words.map(wordOf)].join(' ')}\n`);
       for (const piece of input ?? []) stdin.write(piece);
-      const [said, complaint] = await Promise.race([answered, loss]);
-      if (said.end[1] === '0') {
-        if (said.isCut) throw faultOf('the answer is too large');
-        return { said: said.bytes, token };
+      const [output, errors] = await Promise.race([answered, loss]);
+      if (output.end[1] === '0') {
+        if (output.isCut) throw faultOf('the answer is too large');
+        return { output: output.bytes, token };
       }
       if (input) stdin.write(`\n${token}\n`);
-      throw faultOf(complaint.bytes.toString());
+      throw faultOf(errors.bytes.toString());
     } finally {
       clearTimeout(silence);
       giveUp = undefined;

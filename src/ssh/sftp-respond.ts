@@ -27,15 +27,15 @@ type Word = Buffer | string | number;
 export async function createResponder(inside: Inside, software: string, memory: Memory, now: () => number) {
   const handles = createHandles(memory);
   const { mask, home } = await greet(inside);
-  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).said;
+  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).output;
   const act = async (verb: string, ...words: Word[]) => void (await inside.ask({ verb, words }));
 
   const absolute = (path: Buffer) =>
     checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
   /** Reads the next path and makes it absolute. */
   function pathOf(fields: Fields, ifEmpty = ''): Buffer {
-    const said = fields.string();
-    return absolute(said.length ? said : Buffer.from(ifEmpty));
+    const path = fields.string();
+    return absolute(path.length ? path : Buffer.from(ifEmpty));
   }
   const idOf = (fields: Fields) => handleId(fields.string());
   const descriptorOf = (fields: Fields) => handles.file(idOf(fields)).descriptor;
@@ -115,8 +115,8 @@ export async function createResponder(inside: Inside, software: string, memory: 
         return fits;
       };
       try {
-        const { said, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
-        return answer.handle(id, handles.keep({ ...createListing(said, `${token}/`), bytes }));
+        const { output, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
+        return answer.handle(id, handles.keep({ ...createListing(output, `${token}/`), bytes }));
       } catch (error) {
         memory.release(bytes);
         throw error;
@@ -173,9 +173,9 @@ function checked(path: Buffer): Buffer {
 
 /** Reads the machine's umask and the directory that relative paths start from. */
 async function greet(inside: Inside): Promise<{ mask: number; home: Buffer }> {
-  const { said, token } = await inside.ask({ verb: 'hello' });
+  const { output, token } = await inside.ask({ verb: 'hello' });
   // The shell may have printed something before.
-  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(said.toString('latin1'));
+  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
   if (!found) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
   return { mask: Number.parseInt(found[1] as string, 8), home: Buffer.from(found[2] as string, 'latin1') };
 }

@@ -41,7 +41,7 @@ export async function tryTransfer(settings: TransferSettings, signer: Signer, no
     await call('DELETE');
   }
   if (read !== content)
-    throw new Error('What was put is not what was read back. Is another bucket behind the address?');
+    throw new Error('The object read back differs from the one written. Does the address lead to another bucket?');
   if (isOpen) throw new Error(`Anybody may read ${settings.bucket} without a signature. Close it to the public.`);
   return `PUT, GET and DELETE of an object in ${settings.bucket} work, and nobody reads it unsigned`;
 }

@@ -162,7 +162,7 @@ function reachInside<T>(app: HttpApp, resource: Resource, seconds: number, call:
     return call().finally(over);
   }
   const cutShort = () =>
-    new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
+    new Refusal('operation_uncertain', 'The server is stopping: the outcome inside the resource is unknown.', {
       retryAfterSeconds: 5,
     });
   const milliseconds = (seconds + GRACE_SECONDS) * 1000;
