@@ -7,7 +7,7 @@ export function accountCommands(program: Command): void {
     .command('create')
     .argument('<name>')
     .description('open an account')
-    .option('--credit-cents <n>', 'credit it at once, in US cents', parseWholeNumber)
+    .option('--credit-cents <n>', 'initial credit in US cents', parseWholeNumber)
     .addHelpText('after', example('purser account create research --credit-cents 5000'))
     .action((name: string, options: { creditCents?: number }, command: Command) =>
       askAndPrint(command, 'account.create', { name, ...options }, showRecord),
@@ -32,8 +32,8 @@ export function accountCommands(program: Command): void {
     .argument('<id>')
     .argument('<cents>', 'whole US cents', parseWholeNumber)
     .description('add prepaid credit')
-    .option('--reason <text>', 'kept in the books')
-    .option('--key <key>', 'the same key credits once, however often it is repeated')
+    .option('--reason <text>', 'stored with the entry')
+    .option('--key <key>', 'idempotency key: repeated commands with it credit once')
     .addHelpText('after', example('purser account credit acct_01k9… 5000 --reason "invoice 17" --key invoice-17'))
     .action((id: string, cents: number, options: { reason?: string; key?: string }, command: Command) =>
       askAndPrint(command, 'account.credit', { id, cents, ...options }, showRecord),
@@ -43,7 +43,7 @@ export function accountCommands(program: Command): void {
     .argument('<id>')
     .argument('<cents>', 'whole US cents', parseWholeNumber)
     .description('take credit back, at most what is available')
-    .requiredOption('--reason <text>', 'kept in the books')
+    .requiredOption('--reason <text>', 'stored with the entry')
     .addHelpText('after', example('purser account debit acct_01k9… 500 --reason "credited twice"'))
     .action((id: string, cents: number, options: { reason: string }, command: Command) =>
       askAndPrint(command, 'account.debit', { id, cents, ...options }, showRecord),
@@ -52,8 +52,8 @@ export function accountCommands(program: Command): void {
     .command('link')
     .argument('<id>')
     .description('let an identity of the configured issuer sign in as this account')
-    .requiredOption('--issuer <url>', 'as the issuer calls itself')
-    .requiredOption('--subject <sub>', 'who, at that issuer')
+    .requiredOption('--issuer <url>', 'the issuer’s own identifier')
+    .requiredOption('--subject <sub>', 'the subject (sub) at that issuer')
     .addHelpText('after', example('purser account link acct_01k9… --issuer https://id.example/realms/x --subject 4711'))
     .action((id: string, options: { issuer: string; subject: string }, command: Command) =>
       askAndPrint(command, 'account.link', { id, ...options }, showRecord),

@@ -5,7 +5,7 @@ import { example, type Globals, showRecord } from './context.ts';
 import { print } from './report.ts';
 import { VERSION } from './version.ts';
 
-/** The copy is made by this process from a snapshot of its own: a server that runs goes on undisturbed. */
+/** Registers `backup`. This process copies from its own snapshot, so a running server is not disturbed. */
 export function backupCommand(program: Command): void {
   program
     .command('backup')

@@ -2,11 +2,11 @@ import type { Command } from 'commander';
 import { askAndPrint, example, showRecord, showTable } from './context.ts';
 
 export function checkoutCommands(program: Command): void {
-  const group = program.command('checkout').description('top-ups by way of the payment provider');
+  const group = program.command('checkout').description('top-ups through the payment provider');
   group
     .command('list')
     .description('list the latest 100')
-    .option('--trouble', 'only those that a person has to look at')
+    .option('--trouble', 'only those that need the operator')
     .addHelpText('after', example('purser checkout list --trouble'))
     .action((options: { trouble?: boolean }, command: Command) =>
       askAndPrint(command, 'checkout.list', options, ({ checkouts }) =>

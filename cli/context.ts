@@ -6,10 +6,10 @@ import { lines, print, table, withTimes } from './report.ts';
 
 export type Globals = { data?: string; config?: string; json?: boolean };
 
-/** The configuration in force, and a log for commands: only what a person at the terminal should hear of. */
+/** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */
 export type CommandContext = { config: Config; secrets: Secrets; log: Log; globals: Globals };
 
-/** The configuration as the global options and the environment say it. Throws ConfigurationFault. */
+/** Reads the configuration from the global options, the environment and purser.yaml. Throws ConfigurationFault. */
 export async function readContext(command: Command): Promise<CommandContext> {
   const globals = command.optsWithGlobals<Globals>();
   const [{ readConfig }, { createLog }] = await Promise.all([
@@ -21,7 +21,7 @@ export async function readContext(command: Command): Promise<CommandContext> {
   return { config, secrets, globals, log };
 }
 
-/** Literal strings that must never reach a log. */
+/** Returns the literal secrets that the log must redact. */
 export function secretsOf(secrets: Secrets): string[] {
   return [
     ...secrets.upstreamKeys.values(),
@@ -32,7 +32,7 @@ export function secretsOf(secrets: Secrets): string[] {
   ];
 }
 
-/** Asks the house one thing, and prints the answer: as JSON, or as `show` makes it readable. */
+/** Runs an operator command and prints its result, as JSON or formatted by `show`. Throws like `ask`. */
 export async function askAndPrint<N extends CommandName>(
   command: Command,
   name: N,
@@ -48,13 +48,13 @@ export const showRecord = (record: Record<string, unknown>) => lines(withTimes(r
 export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) =>
   table(rows.map(withTimes), columns);
 
-/** An argument that has to be a whole number. */
+/** Parses an argument as a whole number. Throws a usage error otherwise. */
 export function parseWholeNumber(value: string): number {
   if (!/^-?\d{1,15}$/.test(value)) throw new InvalidArgumentError('It must be a whole number.');
   return Number(value);
 }
 
-/** An example at the end of a help text. */
+/** Formats example commands for the end of a help text. */
 export function example(...text: string[]): string {
   return `\nExample:\n${text.map((line) => `  ${line}`).join('\n')}`;
 }

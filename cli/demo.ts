@@ -7,8 +7,8 @@ import { stopAtOnce, untilSignal } from './serve.ts';
 export function demoCommand(program: Command): void {
   program
     .command('demo')
-    .description('the whole life of a wallet against embedded parts, step by step; then keep serving')
-    .option('--once', 'end after the last step; the exit code says whether every figure was right')
+    .description('walk through the life of a wallet with embedded services, step by step; then keep serving')
+    .option('--once', 'exit after the last step; the exit code tells whether every figure was right')
     .addHelpText('after', example('purser demo --once'))
     .action(async (options: { once?: boolean }, command: Command) => {
       const { json } = command.optsWithGlobals<Globals>();

@@ -5,7 +5,7 @@ import { print } from './report.ts';
 export function doctorCommand(program: Command): void {
   program
     .command('doctor')
-    .description('what is wrong with this installation, and what to do about it')
+    .description('check this installation; every finding names its remedy')
     .addHelpText('after', example('purser doctor'))
     .action(async (_, command: Command) => {
       const [{ examine }, { WARNING }] = await Promise.all([
@@ -21,8 +21,8 @@ export function doctorCommand(program: Command): void {
       else
         for (const { name, ok, detail } of checks) {
           const isWarning = ok && detail.startsWith(WARNING);
-          const said = isWarning ? detail.slice(WARNING.length) : detail;
-          print(`${!ok ? 'BAD ' : isWarning ? 'warn' : 'ok  '} ${name}: ${said}`);
+          const text = isWarning ? detail.slice(WARNING.length) : detail;
+          print(`${!ok ? 'BAD ' : isWarning ? 'warn' : 'ok  '} ${name}: ${text}`);
         }
       process.exitCode = ok ? 0 : 1;
     });

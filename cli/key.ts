@@ -9,7 +9,7 @@ export function keyCommands(program: Command): void {
   group
     .command('create')
     .description('create an account key; it is printed once')
-    .requiredOption('--account <id>', 'whose key it is')
+    .requiredOption('--account <id>', 'the account of the key')
     .requiredOption('--name <name>', 'a name to tell keys apart')
     .addHelpText('after', example('purser key create --account acct_01k9… --name ci'))
     .action((options: { account: string; name: string }, command: Command) =>
@@ -18,8 +18,8 @@ export function keyCommands(program: Command): void {
   group
     .command('list')
     .description('list the latest 100 keys of an account, or the gateway keys of a wallet; never their secrets')
-    .addOption(new Option('--account <id>', 'whose keys').conflicts('wallet'))
-    .addOption(new Option('--wallet <id>', 'whose gateway keys'))
+    .addOption(new Option('--account <id>', 'the account').conflicts('wallet'))
+    .addOption(new Option('--wallet <id>', 'the wallet, for its gateway keys'))
     .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
     .action(({ account, wallet }: { account?: string; wallet?: string }, command: Command) => {
       if (wallet !== undefined)

@@ -4,8 +4,8 @@ import { askAndPrint, example, type Globals, showRecord } from './context.ts';
 import { print, printLine, say } from './report.ts';
 
 /**
- * Verify and export read a snapshot of the file by themselves: the server's event loop stays free, and nothing is written.
- * The books need no configuration, so a broken one keeps nobody from examining them.
+ * Returns the paths of the database for `verify` and `export`. Both read a snapshot in this process, so the server is not
+ * slowed down and nothing is written. They do not read the configuration, so they work even if it is invalid.
  */
 async function booksOf(command: Command) {
   const { dataDirectoryOf } = await import('../src/config/config.ts');

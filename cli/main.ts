@@ -3,9 +3,9 @@ import { createProgram } from './program.ts';
 import { reportFailure, reportUsage } from './report.ts';
 
 async function main(): Promise<void> {
-  process.umask(0o077); // Whatever is created is its owner's alone.
+  process.umask(0o077); // Files are created for their owner alone.
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EPIPE') throw error; // Who read our output has had enough (`| head`): no fault of ours.
+    if (error.code !== 'EPIPE') throw error; // The reader closed the pipe (`| head`): not an error.
   });
   const [major] = process.versions.node.split('.');
   if (Number(major) < 24) {
@@ -18,7 +18,7 @@ async function main(): Promise<void> {
   try {
     await createProgram().parseAsync();
   } catch (error) {
-    // What could not be parsed may stand before `--json`: so the words themselves are asked.
+    // Parsing may have failed before it reached `--json`, so look at the raw arguments.
     const json = process.argv.includes('--json');
     if (error instanceof CommanderError) reportUsage(error, json);
     else reportFailure(error, json);

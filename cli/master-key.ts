@@ -23,9 +23,9 @@ export function masterKeyCommands(program: Command): void {
 }
 
 function whatToDo({ from, file, is_in_place: isInPlace, previous_master_key_id: previous }: Rotated): string {
-  const kept = `Backups that were made before need the key before it, ${previous}: keep a copy of that one as long as of them.`;
+  const kept = `Backups made before the rotation need the previous key, ${previous}: keep a copy of it for as long as you keep them.`;
   if (isInPlace) return `${file} holds the new key. Copy it to where you keep the old one. ${kept}`;
   const place = from === 'environment' ? 'PURSER_MASTER_KEY' : file;
-  return `Put the new key into ${place} before the old one is taken from anybody: until then Purser starts with the old one, and whoever has it can open the new one. ${kept}`;
+  return `Put the new key into ${place} before you withdraw the old one: until then Purser starts with the old one, and anyone who has it can unwrap the new one. ${kept}`;
 }
 type Rotated = CommandOutput<'master-key.rotate'>;

@@ -16,7 +16,7 @@ const COLUMNS = [
 ];
 
 export function modelsCommands(program: Command): void {
-  const group = program.command('models').description('the models on offer, and whether their upstreams keep to it');
+  const group = program.command('models').description('the models on offer; check them against their upstreams');
   group
     .command('list')
     .description('list the models that have a price, with their limits; USD per token and per request')

@@ -6,7 +6,7 @@ export function operationCommands(program: Command): void {
   group
     .command('list')
     .description('list the latest 100 operations')
-    .option('--uncertain', 'only those whose outcome is not known, oldest first')
+    .option('--uncertain', 'only those with an unknown outcome, oldest first')
     .addHelpText('after', example('purser operation list --uncertain'))
     .action((options: { uncertain?: boolean }, command: Command) =>
       askAndPrint(command, 'operation.list', options, ({ operations }) =>
@@ -34,10 +34,10 @@ export function operationCommands(program: Command): void {
   group
     .command('resolve')
     .argument('<id>')
-    .description('decide an uncertain operation by hand')
+    .description('resolve an uncertain operation by hand')
     .option('--charge', 'charge its whole hold')
-    .option('--release', 'give its whole hold back')
-    .requiredOption('--reason <text>', 'kept on the operation')
+    .option('--release', 'release its whole hold')
+    .requiredOption('--reason <text>', 'stored with the operation')
     .addHelpText(
       'after',
       example('purser operation resolve op_01k9… --release --reason "the model server never got it"'),

@@ -6,17 +6,18 @@ import type { CommandInput, CommandName, CommandOutput } from '../src/operator/c
 import { Refusal } from '../src/refusal.ts';
 import { type Globals, readContext } from './context.ts';
 
-/** So long a server may take from taking its lock to listening on its socket. */
+/** How long a server may take between taking its lock and listening on its socket. */
 const STARTING_MILLISECONDS = 10_000;
 const TRY_MILLISECONDS = 100;
 
-const COMMIT_FAILED = 'A commit failed: what was asked may or may not have happened. Look before you repeat it.';
+const COMMIT_FAILED = 'A commit failed, so the command may or may not have taken effect. Check before you repeat it.';
 
 /**
- * Asks one thing of the house: over the socket while `serve` runs, so that the same queue writes; otherwise by taking the
- * lock, opening the house, running the one command and closing it again. One writer, always (design, section 4). The
- * configuration is read in the second case only: a server that runs has its own, and its secrets need not be in this
- * terminal's environment. Throws what the command refuses, and ConfigurationFault.
+ * Runs one operator command: over the socket while `serve` runs, otherwise in this process, which takes the lock, opens the
+ * App, runs the command and closes the App. So there is always a single writer (design, section 4). The configuration is
+ * read only in the second case: a running server has its own, and its secrets need not be in this terminal's environment.
+ * Throws the command's refusals, ConfigurationFault, and LockedError when a server holds the lock for 10 s without
+ * listening.
  */
 export async function ask<N extends CommandName>(
   command: Command,
@@ -30,8 +31,8 @@ export async function ask<N extends CommandName>(
   for (;;) {
     const answered = await askSocket(at.socket, name, input);
     if (answered) return answered.value as CommandOutput<N>;
-    // The whole house is loaded only when there is no server to ask.
-    const [{ openApp }, { runCommand }, house] = await Promise.all([
+    // The App is loaded only when there is no server.
+    const [{ openApp }, { runCommand }, context] = await Promise.all([
       import('../src/app.ts'),
       import('../src/operator/commands.ts'),
       readContext(command),
@@ -40,8 +41,8 @@ export async function ask<N extends CommandName>(
     failed.promise.catch(() => {});
     const fatal = (cause: unknown) => failed.reject(new Refusal('read_only', COMMIT_FAILED, { cause }));
     try {
-      await using app = await openApp(house.config, house.secrets, {
-        log: house.log,
+      await using app = await openApp(context.config, context.secrets, {
+        log: context.log,
         who: `purser ${name}`,
         create: false,
         fatal,

@@ -20,7 +20,7 @@ import { serveCommand } from './serve.ts';
 import { VERSION, versionCommand } from './version.ts';
 import { walletCommands } from './wallet.ts';
 
-/** The commands of Purser, in the order in which an operator meets them. */
+/** The commands of Purser, in the order in which an operator usually needs them. */
 const COMMANDS = [
   serveCommand,
   demoCommand,
@@ -42,7 +42,7 @@ const COMMANDS = [
   versionCommand,
 ];
 
-/** Every command, its help included. `output` is where help and usage errors go, instead of stdout and stderr. */
+/** Builds the command line program. `output` receives help and usage errors instead of stdout and stderr. */
 export function createProgram(output: OutputConfiguration = {}): Command {
   const program = new Command('purser')
     .configureOutput({ writeErr: (text) => void process.stderr.write(visible(text)), ...output })
@@ -51,7 +51,7 @@ export function createProgram(output: OutputConfiguration = {}): Command {
     .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)')
     .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
     .option('--json', 'print one JSON value on stdout, nothing else')
-    .showHelpAfterError('Add --help for the whole text.')
+    .showHelpAfterError('Add --help for the full help.')
     .addHelpText('after', example('purser serve', 'purser operator-key mint', 'purser wallet create --help'))
     .exitOverride();
   for (const add of COMMANDS) add(program);

@@ -18,12 +18,12 @@ function exitCodeOf(error: unknown): number {
   return status === 500 ? 1 : 5;
 }
 
-/** What went wrong first: on a full disk closing fails too, and that is not what has to be told. */
+/** Returns the original error: on a full disk closing fails as well, which is not worth reporting. */
 function firstOf(error: unknown): unknown {
   return error instanceof SuppressedError ? firstOf(error.suppressed) : error;
 }
 
-/** Says on stderr what went wrong, as JSON on stdout too when that was asked for, and sets the exit code. */
+/** Reports an error on stderr, or as JSON on stdout with `json`, and sets the exit code. */
 export function reportFailure(thrown: unknown, json: boolean): void {
   const error = firstOf(thrown);
   const message = error instanceof Error ? error.message : String(error);
@@ -34,20 +34,20 @@ export function reportFailure(thrown: unknown, json: boolean): void {
   process.exitCode = exitCodeOf(error);
 }
 
-/** Exit 2 for a command line that cannot be understood, with a JSON value on stdout when that was asked for; 0 for help. */
+/** Sets exit code 2 for a usage error, and with `json` prints it as JSON on stdout. Help exits with 0. */
 export function reportUsage({ exitCode, code, message }: CommanderError, json: boolean): void {
   process.exitCode = exitCode === 0 ? 0 : 2;
   if (!json || exitCode === 0) return;
-  const said = code === 'commander.help' ? 'A command is missing. Add --help for the whole text.' : message;
-  print(JSON.stringify({ error: { code: 'usage', message: said.replace(/^error: /, '') } }));
+  const text = code === 'commander.help' ? 'A command is missing. Add --help for the full help.' : message;
+  print(JSON.stringify({ error: { code: 'usage', message: text.replace(/^error: /, '') } }));
 }
 
-/** Data on stdout. What came from outside (names, an engine's or a model server's words) steers no terminal. */
+/** Prints data on stdout. Control characters in outside text (names, messages of engines or model servers) are escaped. */
 export function print(text: string): void {
   process.stdout.write(`${visible(text)}\n`);
 }
 
-/** One line of many on stdout, no faster than it is read. False when nobody reads any more. */
+/** Prints one of many lines on stdout with back-pressure. Returns false when the reader is gone. */
 export async function printLine(text: string): Promise<boolean> {
   const { stdout } = process;
   if (!stdout.errored && !stdout.write(`${visible(text)}\n`))
@@ -61,14 +61,14 @@ export async function printLine(text: string): Promise<boolean> {
   return !stdout.errored;
 }
 
-/** Words on stderr. */
+/** Prints a message on stderr. */
 export function say(text: string): void {
   process.stderr.write(`${visible(text)}\n`);
 }
 
 type Cell = string | number | boolean | null | undefined;
 
-/** A list of records as a table with a heading, or a word when it is empty. */
+/** Formats records as a table with a heading; an empty list as `(none)`. */
 export function table(rows: readonly Record<string, unknown>[], columns: readonly string[]): string {
   if (!rows.length) return '(none)';
   const cells = rows.map((row) => columns.map((name) => text(row[name])));
@@ -84,7 +84,7 @@ export function table(rows: readonly Record<string, unknown>[], columns: readonl
     .join('\n');
 }
 
-/** A record as lines of `name  value`; members of members are named with a dot. */
+/** Formats a record as lines of `name  value`; nested members are named with a dot. */
 export function lines(record: Record<string, unknown>, prefix = ''): string {
   const flat: [string, string][] = [];
   const walk = (value: Record<string, unknown>, name: string) => {
@@ -101,18 +101,18 @@ export function lines(record: Record<string, unknown>, prefix = ''): string {
 function text(value: unknown): string {
   if (value === null || value === undefined) return '-';
   if (Array.isArray(value)) return value.length ? visible(JSON.stringify(value)) : '-';
-  // A cell is one line, and as wide as it is printed.
+  // Escapes keep a cell on one line and its width as printed.
   return visible(String(value as Cell))
     .replaceAll('\n', '\\n')
     .replaceAll('\t', '\\t');
 }
 
-/** Unix seconds as people read them, in UTC. */
+/** Formats Unix seconds as a readable UTC time; `-` when there is none. */
 export function when(at: number | null | undefined): string {
   return at == null ? '-' : new Date(at * 1000).toISOString().replace('T', ' ').replace('.000Z', 'Z');
 }
 
-/** Every member whose name ends in `_at`, for people. */
+/** Formats the members whose names end in `_at` as readable times. */
 export function withTimes<T extends Record<string, unknown>>(record: T): Record<string, unknown> {
   return Object.fromEntries(
     Object.entries(record).map(([name, value]) => [

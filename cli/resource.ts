@@ -4,10 +4,10 @@ import { askAndPrint, example, showRecord, showTable } from './context.ts';
 import { when } from './report.ts';
 
 export function resourceCommands(program: Command): void {
-  const group = program.command('resource').description('leases: machines that wallets paid for');
+  const group = program.command('resource').description('leases: machines that wallets have paid for');
   group
     .command('list')
-    .description('list what lives')
+    .description('list live resources')
     .option('--all', 'the latest 100, ended ones included')
     .addHelpText('after', example('purser resource list --all'))
     .action((options: { all?: boolean }, command: Command) =>
@@ -35,8 +35,8 @@ export function resourceCommands(program: Command): void {
     .action((id: string, _, command: Command) => askAndPrint(command, 'resource.stop', { id }, showRecord));
   group
     .command('reconcile')
-    .description('hold what the backends have of ours against the rows')
-    .option('--apply', 'destroy what no row knows; after a restore, a loss or a move, trust the rows again')
+    .description('compare the machines at the backends with the database')
+    .option('--apply', 'destroy machines without a row; after a restore, a loss or a move, also end report-only')
     .addHelpText('after', example('purser resource reconcile', 'purser resource reconcile --apply'))
     .action((options: { apply?: boolean }, command: Command) =>
       askAndPrint(command, 'resource.reconcile', options, showReconciliation),
@@ -44,8 +44,8 @@ export function resourceCommands(program: Command): void {
   group
     .command('abandon')
     .argument('<id>')
-    .description('let go of a lease whose backend is gone for good')
-    .requiredOption('--reason <text>', 'kept on the resource')
+    .description('give up a lease whose backend is gone for good')
+    .requiredOption('--reason <text>', 'stored with the resource')
     .addHelpText('after', example('purser resource abandon res_01k9… --reason "the host burned down"'))
     .action((id: string, options: { reason: string }, command: Command) =>
       askAndPrint(command, 'resource.abandon', { id, reason: options.reason }, showRecord),
@@ -64,7 +64,7 @@ function showReconciliation({
   ];
   if (state) {
     const since = `Since ${when(state.since)} this installation only reports: ${state.reason}.`;
-    const next = applied ? 'That is over.' : 'Nothing below is ended before: purser resource reconcile --apply';
+    const next = applied ? 'That is over.' : 'Nothing below is ended until you run: purser resource reconcile --apply';
     const table = showTable(
       leases,
       'id',

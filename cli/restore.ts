@@ -9,18 +9,16 @@ export function restoreCommand(program: Command): void {
   program
     .command('restore')
     .argument('<file>')
-    .description(
-      'put a backup in the place of the database, which is kept under another name; not while the server runs',
-    )
-    .option('--force', 'also a file that `purser backup` did not make, or one of another installation')
+    .description('replace the database by a backup and keep the old one under another name; stop the server first')
+    .option('--force', 'accept a file that `purser backup` did not make, or one of another installation')
     .addHelpText('after', example('purser restore /mnt/backups/purser-2026-11-21.db'))
     .action(async (file: string, options: { force?: boolean }, command: Command) => {
-      const house = await readContext(command);
+      const context = await readContext(command);
       const { restore } = await import('../src/recovery/restore.ts');
-      const { config, secrets, log } = house;
+      const { config, secrets, log } = context;
       const restored = await restore(config, secrets, { file: resolve(file), force: options.force ?? false, log });
-      const reconciled = await lookAround(command);
-      if (house.globals.json) print(JSON.stringify({ ...restored, ...reconciled }));
+      const reconciled = await compareBackends(command);
+      if (context.globals.json) print(JSON.stringify({ ...restored, ...reconciled }));
       else print([showRecord({ ...restored }), ...described(reconciled)].join('\n'));
       for (const sentence of whatNow(restored, reconciled)) say(sentence);
     });
@@ -28,14 +26,14 @@ export function restoreCommand(program: Command): void {
 
 type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans' | 'faults'>;
 
-/** What the backends have that the restored books do not know, and what became of what they do know. Touches nothing. */
-async function lookAround(command: Command): Promise<Reconciled> {
+/** Lists the machines that the restored books do not know, and the state of those that they know. Changes nothing. */
+async function compareBackends(command: Command): Promise<Reconciled> {
   const { ask } = await import('./operator-client.ts');
   try {
     const { leases, orphans, faults } = await ask(command, 'resource.reconcile', { apply: false });
     return { leases, orphans, faults };
   } catch (error) {
-    const { message } = error as Error; // The books are in place all the same.
+    const { message } = error as Error; // The restore itself has succeeded.
     return { leases: [], orphans: [], faults: [{ provider: '-', backend: '-', error: message }] };
   }
 }
@@ -52,6 +50,6 @@ function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans 
   return [
     kept ? `The database that was here is ${kept}.` : 'There was no database here.',
     ...(lost === null ? [] : [`Entries ${head.seq + 1} to ${lost} were known here and are not in these books.`]),
-    `${leases.length} leases of these books are in question, and ${orphans.length} machines are unknown to them. Nothing is done to any until \`purser resource reconcile --apply\`.`,
+    `${leases.length} leases of these books are quarantined, and ${orphans.length} machines are unknown to them. None is touched until \`purser resource reconcile --apply\`.`,
   ];
 }

@@ -17,7 +17,7 @@ export function serveCommand(program: Command): void {
       const log = createLog(config.logLevel, secretsOf(secrets));
       if (!existsSync(files(config.dataDirectory).database))
         say(`Creating a new installation in ${config.dataDirectory}.`);
-      const signalled = untilSignal(); // From here on: one that comes during the start ends it as soon as it has opened.
+      const signalled = untilSignal(); // A signal during the start stops the server as soon as it has opened.
       const served = await serve(config, secrets, {
         log,
         who: 'purser serve',
@@ -33,7 +33,7 @@ export function serveCommand(program: Command): void {
 
 const SIGNALS = ['SIGTERM', 'SIGINT'] as const;
 
-/** Resolves at the first SIGTERM or SIGINT from now on; a second one ends the process at once. */
+/** Resolves at the next SIGTERM or SIGINT; a second one kills the process. */
 export function untilSignal(): Promise<void> {
   return new Promise((resolve) => {
     const stop = () => {
@@ -45,8 +45,8 @@ export function untilSignal(): Promise<void> {
 }
 
 /**
- * A COMMIT or fsync failed: nobody knows what is on disk. No answer may leave any more, and no `finally` may run that
- * would write: the process ends here, and recovery and the idempotency keys decide (design, section 6).
+ * Ends the process after a failed COMMIT or fsync, when the state on disk is unknown. No response may be sent and no
+ * `finally` that writes may run. The next start recovers, and idempotency keys make retries safe (design, section 6).
  */
 export function stopAtOnce(error: unknown): never {
   say(

@@ -10,7 +10,7 @@ export function walletCommands(program: Command): void {
   group
     .command('create')
     .description('reserve credit as a budget and mint its credential')
-    .requiredOption('--account <id>', 'whose credit')
+    .requiredOption('--account <id>', 'the account that pays')
     .requiredOption('--name <name>', 'a name to tell wallets apart')
     .requiredOption('--budget-cents <n>', 'US cents, 100 to 1000000', parseWholeNumber)
     .option('--expires-in-seconds <n>', '60 to 2592000, or 0 for never (default 86400)', parseWholeNumber)

@@ -1,8 +1,8 @@
 export const RETRY_SAME_KEY = 'Retry with the same Idempotency-Key and body, never under a new key.';
 
 /**
- * Every "no" that Purser says: code, HTTP status, sentence (design, section 3). The code is for programs and never
- * changes; the sentence is for people, and a place that knows more replaces it with one that names figures and fields.
+ * Every refusal of Purser: code, HTTP status and default message (design, section 3). The code is for programs and never
+ * changes. The message is for people; code that knows more replaces it with one that names figures and fields.
  */
 export const REFUSALS = {
   invalid_request: { status: 400, message: 'The request is not valid.' },
@@ -20,7 +20,7 @@ export const REFUSALS = {
     status: 400,
     message: 'This endpoint does not stream: leave "stream" out or send false.',
   },
-  unsupported_parameter: { status: 400, message: 'The request has a parameter that is not priced here.' },
+  unsupported_parameter: { status: 400, message: 'The request has a parameter that has no price.' },
   unauthenticated: { status: 401, message: 'The token is missing, unknown, revoked or malformed.' },
   insufficient_funds: { status: 402, message: 'The credit does not cover this request.' },
   funds_held: {
@@ -32,8 +32,8 @@ export const REFUSALS = {
     status: 403,
     message: 'The account is suspended: no new wallets, holds or keys until the operator resumes it.',
   },
-  not_found: { status: 404, message: 'There is no such thing here.' },
-  model_not_found: { status: 404, message: 'The model is not offered here. The list of models has those that are.' },
+  not_found: { status: 404, message: 'Not found.' },
+  model_not_found: { status: 404, message: 'The model is not on offer. The list of models shows those that are.' },
   offer_not_found: { status: 404, message: 'There is no such offer. GET /v1/compute/offers lists those that are.' },
   method_not_allowed: { status: 405, message: 'The path exists, but not with this method.' },
   idempotency_conflict: {
@@ -51,13 +51,13 @@ export const REFUSALS = {
   },
   cleanup_pending: {
     status: 409,
-    message: 'The wallet is frozen and its cleanup goes on. Repeat the request until it answers 200.',
+    message: 'The wallet is frozen and its cleanup continues. Repeat the request until it answers 200.',
   },
   wallet_closed: { status: 409, message: 'The wallet is closed.' },
   wallet_expired: { status: 409, message: 'The wallet has expired.' },
   resource_not_active: { status: 409, message: 'The resource is not running.' },
   extension_not_supported: { status: 409, message: 'Resources of provider_one cannot be extended.' },
-  lease_limit_exceeded: { status: 409, message: 'The lease would pass a limit.' },
+  lease_limit_exceeded: { status: 409, message: 'The lease would exceed a limit.' },
   answer_lost: {
     status: 409,
     message: 'The answer to this request was lost. What was charged is final; a new key is safe now.',
@@ -65,10 +65,13 @@ export const REFUSALS = {
   payload_too_large: { status: 413, message: 'The body is too large.' },
   unsupported_media_type: { status: 415, message: 'Send the body as application/json.' },
   rate_limited: { status: 429, message: 'Too many requests. Retry after the time in Retry-After.' },
-  internal_error: { status: 500, message: 'Something went wrong on our side. The log has it under this request id.' },
+  internal_error: {
+    status: 500,
+    message: 'An internal error occurred. The server log has the details under this request id.',
+  },
   transfer_not_configured: { status: 501, message: 'This installation has no transfer storage configured.' },
   billing_not_configured: { status: 501, message: 'This installation has no payment provider configured.' },
-  provider_not_configured: { status: 501, message: 'This installation has nothing configured behind this.' },
+  provider_not_configured: { status: 501, message: 'This installation has no provider configured for this request.' },
   provider_unavailable: { status: 503, message: 'The provider cannot be reached. Nothing was charged. Retry later.' },
   capacity_unavailable: { status: 503, message: 'The provider has no capacity. Nothing was charged. Retry later.' },
   gateway_unavailable: {
@@ -79,21 +82,21 @@ export const REFUSALS = {
     status: 503,
     message: `The outcome is not known yet. ${RETRY_SAME_KEY}`,
   },
-  read_only: { status: 503, message: 'Nothing new can be spent at the moment. Retry later.' },
-  conflict: { status: 409, message: 'The present state does not allow this.' }, // the operator's commands only
+  read_only: { status: 503, message: 'No new spending is possible at the moment. Retry later.' },
+  conflict: { status: 409, message: 'The current state does not allow this.' }, // the operator's commands only
 } as const satisfies Record<string, { status: number; message: string }>;
 
 export type RefusalCode = keyof typeof REFUSALS;
 
 type RefusalOptions = {
-  /** Whole seconds after which a retry makes sense; becomes Retry-After. */
+  /** Whole seconds after which a retry makes sense; sent as Retry-After. */
   retryAfterSeconds?: number;
-  /** The field of the request that is at fault, as a path; OpenAI's clients show it. */
+  /** The path of the invalid request field; OpenAI's clients show it. */
   param?: string;
   cause?: unknown;
 };
 
-/** An expected "no". Thrown by the domain, which knows no HTTP; turned into an answer by the door and by the CLI. */
+/** An expected refusal. Thrown by the domain, which knows no HTTP; the HTTP endpoints and the CLI render it. */
 export class Refusal extends Error {
   readonly code: RefusalCode;
   readonly retryAfterSeconds: number | undefined;

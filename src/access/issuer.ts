@@ -5,7 +5,7 @@ import { readAnswerText } from '../net/read-bounded.ts';
 import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 
-/** Asymmetric only: a key that anybody may read must not be one that signs (RFC 8725, 3.1). */
+/** Asymmetric algorithms only: a published key must not be usable for signing (RFC 8725, 3.1). */
 const ALGORITHMS = [
   'RS256',
   'RS384',
@@ -19,7 +19,7 @@ const ALGORITHMS = [
   'EdDSA',
   'Ed25519',
 ];
-/** RFC 9068, and what Keycloak and others write instead. Absent is fine too. */
+/** The accepted `typ` headers: that of RFC 9068, and the one of Keycloak and others. It may also be absent. */
 const TYPES = new Set(['at+jwt', 'jwt']);
 const CLOCK_TOLERANCE_SECONDS = 30;
 const CALL_MILLISECONDS = 5000;
@@ -30,15 +30,15 @@ export type IssuerSettings = Pick<IdentitySettings, 'issuer' | 'audience' | 'tok
 export type Claims = JWTPayload & { sub: string };
 export type Issuer = {
   /**
-   * The claims of a valid access token. Refuses with `unauthenticated` what is none, and with `provider_unavailable` when
-   * the issuer's keys cannot be had: then nobody knows. `now` is Unix seconds.
+   * Returns the claims of a valid access token. `now` is Unix seconds. Throws `unauthenticated` for an invalid token, and
+   * `provider_unavailable` when it cannot be checked because the issuer's keys are unavailable.
    */
   verify(token: string, now: number): Promise<Claims>;
 };
 
 /**
  * Verifies the access tokens of one OpenID Connect issuer by its published keys (OpenID Connect Discovery 1.0).
- * `milliseconds` is a monotonic clock; `failed` hears when the issuer cannot be asked.
+ * `milliseconds` is a monotonic clock; `failed` is called when the issuer cannot be reached.
  */
 export function createIssuer(
   { issuer, audience, token_type: wantedType, client_ids: clients }: IssuerSettings,
@@ -71,7 +71,7 @@ export function createIssuer(
         if (error instanceof errors.JOSEError) throw notValid(sentenceOf(error), error);
         throw new Refusal(
           'provider_unavailable',
-          'The keys of the identity provider cannot be had at the moment. Retry in a moment.',
+          'The keys of the identity provider are not available at the moment. Retry shortly.',
           { retryAfterSeconds: RETRY_SECONDS, cause: error },
         );
       }
@@ -93,7 +93,7 @@ function notValid(what: string, cause?: unknown): Refusal {
   return new Refusal('unauthenticated', `The token ${what}.`, cause === undefined ? {} : { cause });
 }
 
-/** What is wrong, in words that name no claim's value. */
+/** Describes an error without quoting the value of a claim. */
 function sentenceOf(error: errors.JOSEError): string {
   if (error instanceof errors.JWTExpired) return 'has expired';
   if (error instanceof errors.JWTClaimValidationFailed) return `is not for this service (${error.claim})`;
@@ -101,7 +101,7 @@ function sentenceOf(error: errors.JOSEError): string {
   return 'is malformed, unknown, or its signature is wrong';
 }
 
-/** The address of the keys, as the issuer itself publishes it under its own name. */
+/** Reads the URL of the keys from the issuer's discovery document. Throws when the document names another issuer. */
 async function discover(issuer: string): Promise<URL> {
   const at = `${issuer.replace(/\/$/, '')}/.well-known/openid-configuration`;
   const document = (await readJson(at)) as { issuer?: unknown; jwks_uri?: unknown };
@@ -136,7 +136,7 @@ async function readJson(at: string): Promise<object> {
   return document;
 }
 
-/** For doctor: asks for the document and the keys anew, whatever is kept. Answers what was seen; throws what is wrong. */
+/** For doctor: fetches the document and the keys, bypassing the cache. Returns what it found; throws what is wrong. */
 export async function tryIssuer(issuer: string): Promise<string> {
   const at = await discover(issuer);
   const { keys } = await readKeys(at);

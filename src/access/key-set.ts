@@ -1,17 +1,17 @@
 import { createLocalJWKSet, errors, type JSONWebKeySet, type JWTVerifyGetKey } from 'jose';
 
-/** After a failure the issuer is left alone for so long; unknown key ids make us ask no more often either. */
+/** How long the issuer is not asked again after a failure; also the shortest interval between reloads for unknown key ids. */
 const COOLDOWN_MILLISECONDS = 30_000;
-/** Keys are asked for anew after this: a key that was withdrawn is good no longer. */
+/** How long keys stay fresh. Reloading them makes withdrawn keys invalid. */
 const FRESH_MILLISECONDS = 600_000;
 
-/** The issuer's keys cannot be had: nobody knows whether a token is good. */
+/** The issuer's keys are unavailable, so a token cannot be checked. */
 export class Unavailable extends Error {}
 
 /**
- * The published keys of an issuer, kept. While the issuer is down the keys that were kept are good, however old: an outage
- * locks nobody out. A key that is unknown while it is down may be a new one: that is Unavailable, not a bad token.
- * `milliseconds` is a monotonic clock; `failed` hears of each outage once in a cooldown.
+ * Caches the published keys of an issuer. While the issuer is down, cached keys stay valid however old they are, so an
+ * outage locks nobody out; an unknown key may be a new one, and throws Unavailable instead of rejecting the token.
+ * `milliseconds` is a monotonic clock; `failed` is called once per cooldown during an outage.
  */
 export function createKeySet(
   load: () => Promise<JSONWebKeySet>,
@@ -26,7 +26,7 @@ export function createKeySet(
   let failure = '';
   let askedAgainAt = Number.NEGATIVE_INFINITY;
 
-  /** Loads once however many wait; what goes wrong is remembered, and not thrown. */
+  /** Loads the keys; concurrent callers share one load. Records an error instead of throwing it. */
   function reload(): Promise<void> {
     loading ??= load()
       .then((published) => {
@@ -53,7 +53,7 @@ export function createKeySet(
       return await keys(header, token);
     } catch (error) {
       if (!(error instanceof errors.JWKSNoMatchingKey)) throw error;
-      // The issuer may have changed its keys since.
+      // The issuer may have rotated its keys.
       if (!isDown() && (loading || milliseconds() - askedAgainAt >= COOLDOWN_MILLISECONDS)) {
         if (!loading) askedAgainAt = milliseconds();
         await reload();

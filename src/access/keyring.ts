@@ -6,17 +6,17 @@ import type { MasterKey } from './master-key.ts';
 import { deriveToken, hashToken, lastFour } from './token.ts';
 import { unwrapKey } from './wrapped-key.ts';
 
-/** The master keys by which tokens are derived: the current one, and any older one that a live wallet still needs. */
+/** The master keys that tokens are derived from: the current one, and older ones that live wallets still need. */
 export type Keyring = {
   readonly current: MasterKey;
-  /** The key that the configuration gives: the current one, except between a rotation and its arrival there. */
+  /** The configured key. It is the current one, except while a rotation has not reached the configuration. */
   given: MasterKey;
-  /** Every key that is at hand, `given` included. */
+  /** All keys, the configured one included. */
   all(): MasterKey[];
   find(id: string): Buffer | undefined;
-  /** From now on new wallets are made with `next`. */
+  /** Makes `next` the current key, which new wallets use. */
   turn(next: MasterKey): void;
-  /** No live wallet needs this key any more. */
+  /** Removes a key that no live wallet needs any more. */
   forget(id: string): void;
 };
 
@@ -38,8 +38,8 @@ export function createKeyring(current: MasterKey, others: readonly MasterKey[] =
 }
 
 /**
- * The keyring of these books, opened with the key that the configuration gives: the current one, or the one before it
- * while a rotation has not reached the configuration. Throws when it is another, or when a sealed key cannot be opened.
+ * Opens the keyring of this database with the configured key: the current one, or its predecessor while a rotation has not
+ * reached the configuration. Throws when it is another key, or when a wrapped key cannot be unwrapped.
  */
 export function openKeyring(read: Reader, given: MasterKey): Keyring {
   const wanted = findInstallation(read)?.masterKeyId;
@@ -62,7 +62,7 @@ function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterK
   );
 }
 
-/** A new wallet's token, and what its row may know of it. */
+/** Returns a new wallet's token, and the columns that its row stores in its place. */
 export function walletCredential(keyring: Keyring, walletId: string) {
   const token = deriveToken('wallet', keyring.current.key, walletId);
   return { token, row: { masterKeyId: keyring.current.id, tokenHash: hashToken(token), tokenHint: lastFour(token) } };
@@ -70,10 +70,10 @@ export function walletCredential(keyring: Keyring, walletId: string) {
 
 type Row = { id: string; masterKeyId: string };
 
-/** A wallet's token once more: derived, never stored (design, section 1). */
+/** Derives a wallet's token again; it is never stored (design, section 1). */
 export const walletToken = (keyring: Keyring, wallet: Row): string => derive(keyring, 'wallet', wallet);
 
-/** The token of a gateway key, in the same way. */
+/** Derives the token of a gateway key again. */
 export const routerToken = (keyring: Keyring, key: Row): string => derive(keyring, 'router', key);
 
 function derive(keyring: Keyring, kind: 'wallet' | 'router', { id, masterKeyId }: Row): string {

@@ -22,7 +22,7 @@ const reads = prepare((read: Reader) => ({
     .from(keys)
     .where(eq(keys.tokenHash, sql.placeholder('tokenHash')))
     .prepare(),
-  // The latest 100, and the caller turns them round: lists return the latest rows (interface, section 1).
+  // Lists return the latest 100 rows (interface, section 1), newest first.
   ofAccount: read
     .select()
     .from(keys)
@@ -33,17 +33,17 @@ const reads = prepare((read: Reader) => ({
   operators: read.select().from(keys).where(eq(keys.kind, 'operator')).orderBy(asc(keys.id)).prepare(),
 }));
 
-/** The key with this token, revoked ones included. */
+/** Returns the key with this token hash, even if revoked. */
 export function findKeyByToken(read: Reader, tokenHash: Buffer): Key | undefined {
   return reads(read).byToken.get({ tokenHash });
 }
 
-/** Refuses with `unauthenticated` a key that has been revoked since it was looked at. */
+/** Throws `unauthenticated` for a key that has been revoked since it was read. */
 export function refuseRevokedKey(read: Reader, id: string): void {
   if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
 }
 
-/** The latest 100 account keys of an account, newest first; their secrets are nowhere. */
+/** Returns the latest 100 account keys of an account, newest first, without their secrets. */
 export function listKeys(read: Reader, accountId: string): Key[] {
   return reads(read).ofAccount.all({ accountId, kind: 'account' });
 }
@@ -53,8 +53,8 @@ export function listOperatorKeys(read: Reader): Key[] {
 }
 
 /**
- * Mints an account or operator key. The token is in the answer and nowhere else: only its hash is stored.
- * Refuses a suspended account with `account_suspended` and an unknown one with `not_found`.
+ * Mints an account or operator key. The token is only in the return value: the database stores its hash. Throws
+ * `account_suspended`, `not_found` for an unknown account, and `invalid_request` for a name that is empty or too long.
  */
 export function createKey(
   tx: Tx,
@@ -81,8 +81,8 @@ export function createKey(
 }
 
 /**
- * Revokes a key at once; the second time it changes nothing. Refuses with `not_found` when there is no such key of this
- * kind, or, with `accountId`, when it is another account's.
+ * Revokes a key at once; a second call changes nothing. Throws `not_found` when there is no such key of this kind, or when
+ * `accountId` is given and the key belongs to another account.
  */
 export function revokeKey(tx: Tx, id: string, kind: Key['kind'], now: number, accountId?: string): Key {
   const key = reads(tx).byId.get({ id });
@@ -94,7 +94,7 @@ export function revokeKey(tx: Tx, id: string, kind: Key['kind'], now: number, ac
   return { ...key, ...revoked };
 }
 
-/** Notes when keys were last used. */
+/** Stores when keys were last used, in Unix seconds. */
 export function touchKeys(tx: Tx, usedAt: ReadonlyMap<string, number>): void {
   for (const [id, at] of usedAt) tx.update(keys).set({ lastUsedAt: at }).where(eq(keys.id, id)).run();
 }

@@ -1,33 +1,33 @@
 import { Refusal } from '../refusal.ts';
 
-/** So many callers are remembered; beyond it those that have been silent longest are forgotten first. */
+/** The most callers remembered; beyond it the least recently active are forgotten first. */
 const CALLER_COUNT_MAX = 100_000;
 const MINUTE_MILLISECONDS = 60_000;
-/** An interval need not be whole: whoever comes at the second that Retry-After named is let through all the same. */
+/** Tolerance for fractional intervals, so that a client returning exactly at Retry-After is admitted. */
 const ROUNDING_MILLISECONDS = 1e-3;
 
-/** A limit per caller: a bucket of one minute's worth that refills steadily. 0 a minute means no limit. */
+/** A rate limit per caller (GCRA): a bucket of one minute's worth that refills steadily. 0 per minute means no limit. */
 export type Limit = {
-  /** Takes one from the caller's bucket. Refuses with `rate_limited` and the seconds until there is one again. */
+  /** Takes one from the caller's bucket. Throws `rate_limited` with the seconds until the next is available. */
   take(caller: string): void;
-  /** Refuses like `take` when the caller's bucket is empty, and takes nothing. */
+  /** Throws like `take` when the caller's bucket is empty, but takes nothing. */
   check(caller: string): void;
-  /** Takes one that has happened already, however empty the bucket is: what is owed is waited for. */
+  /** Counts something that has already happened, even with an empty bucket; the debt delays later calls. */
   count(caller: string): void;
-  /** What is left in the caller's bucket; undefined where there is no limit. */
+  /** Returns what is left in the caller's bucket; undefined without a limit. */
   left(caller: string): Left | undefined;
 };
 export type Left = { limit: number; remaining: number; fullInSeconds: number };
 
-/** `milliseconds` is a monotonic clock; `what` is counted, as the refusal names it. */
+/** Creates a limit. `milliseconds` is a monotonic clock; `what` names the counted things in the refusal. */
 export function createLimit(perMinute: number, milliseconds: () => number, what = 'requests'): Limit {
   if (perMinute === 0) return { take() {}, check() {}, count() {}, left: () => undefined };
   const interval = MINUTE_MILLISECONDS / perMinute;
-  // When each caller's bucket will be full again. What is refused leaves it as it was, so no rounding adds up.
+  // When each caller's bucket will be full again. A refused call leaves it unchanged, so rounding errors do not add up.
   const fullAt = new Map<string, number>();
   const owed = (caller: string) => Math.max(0, (fullAt.get(caller) ?? 0) - milliseconds());
   function set(caller: string, milliseconds: number) {
-    fullAt.delete(caller); // Deleted and set again, the map stays in the order of last use.
+    fullAt.delete(caller); // Deleting first keeps the map in order of last use.
     fullAt.set(caller, milliseconds);
     if (fullAt.size > CALLER_COUNT_MAX) fullAt.delete(fullAt.keys().next().value as string);
   }

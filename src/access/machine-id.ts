@@ -1,10 +1,10 @@
 import { createHmac } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 
-/** Systemd writes 32 hexadecimal digits; a machine that has not started once has nothing there, or a word. */
+/** Systemd writes 32 hexadecimal digits. Before the first boot the file is empty or holds a placeholder. */
 const MACHINE_ID = /^[0-9a-f]{32}$/;
 
-/** What /etc/machine-id says, or undefined where there is no such file. */
+/** Reads /etc/machine-id. Returns undefined when the file is missing or holds no id. */
 export function readMachineId(path = '/etc/machine-id'): string | undefined {
   try {
     const text = readFileSync(path, 'utf8').trim();
@@ -14,7 +14,7 @@ export function readMachineId(path = '/etc/machine-id'): string | undefined {
   }
 }
 
-/** What is kept of it: the id itself is confidential, and is to be hashed with a key of the application (machine-id(5)). */
+/** Returns the stored form of the machine id: machine-id(5) asks applications to store only a keyed hash. */
 export function machineHash(machineId: string, installationId: string): Buffer {
   return createHmac('sha256', machineId).update(installationId).digest();
 }

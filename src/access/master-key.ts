@@ -5,12 +5,12 @@ import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
 const KEY_BYTES = 32;
 
-/** The key under which wallet and router tokens are derived. Its id is a fingerprint, safe to print. */
+/** The key that wallet and gateway tokens are derived from. Its id is a fingerprint, safe to print. */
 export type MasterKey = { id: string; key: Buffer };
 
 /**
- * Reads the master key from where the configuration says. In the data directory it is generated on the first start
- * (`create`), mode 0600. Throws when it is missing or malformed; the message never holds the key.
+ * Reads the configured master key. With `create`, a missing key in the data directory is generated, with mode 0600. Throws
+ * when the key is missing or malformed; the message never contains the key.
  */
 export function readMasterKey(source: Secrets['masterKey'], options: { create: boolean }): MasterKey {
   if (source.text !== undefined) return parseMasterKey(source.text, 'PURSER_MASTER_KEY');
@@ -32,12 +32,12 @@ export function generateMasterKey(): MasterKey {
 
 const textOf = ({ key }: MasterKey) => `${key.toString('hex')}\n`;
 
-/** Replaces the file whole: a crash leaves the old key or the new one. Resolves when the name itself is on disk. */
+/** Replaces the key file atomically: a crash leaves the old key or the new one. Resolves when the rename is on disk. */
 export function replaceMasterKey(path: string, key: MasterKey): Promise<void> {
   return writeDurably(path, textOf(key));
 }
 
-/** Reads a master key from a text. Throws when it is malformed; the message never holds it. */
+/** Parses a master key. Throws when it is malformed; the message never contains the key. */
 export function parseMasterKey(text: string, where: string): MasterKey {
   const trimmed = text.trim();
   const encoding = /^[0-9a-fA-F]{64}$/.test(trimmed)
@@ -51,7 +51,7 @@ export function parseMasterKey(text: string, where: string): MasterKey {
   return { id: fingerprintOf(key), key };
 }
 
-/** A key's id: says nothing about the key, and is the same wherever the key is. */
+/** Returns the id of a key: a fingerprint that reveals nothing about the key. */
 export function fingerprintOf(key: Buffer): string {
   return `mk_${createHmac('sha256', key).update('purser/fingerprint/v1').digest('hex').slice(0, 24)}`;
 }

@@ -6,7 +6,7 @@ import { findRouterKeyByToken, type KeyLimits, limitsOf, refuseRevokedRouterKey 
 import type { Sessions } from './sessions.ts';
 import { hashToken, kindOfToken, looksLikeOurs } from './token.ts';
 
-/** Who asks. An operator key acts for the account it was bound to at minting (design 2.12). */
+/** The authenticated caller. An operator key acts for the account it was bound to at minting (design 2.12). */
 export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
   | { kind: 'session'; accountId: string }
@@ -14,8 +14,9 @@ export type Principal =
   | { kind: 'router'; routerKeyId: string; wallet: Wallet; limits: KeyLimits };
 
 /**
- * What a route demands (interface, section 4): an account key, a signed-in session, or a wallet token; `router` is
- * what stands under the gateway's own base URL (design, section 8). */
+ * The credential that an endpoint requires (interface, section 4): an account key, a signed-in session, or a wallet token;
+ * `router` is a gateway key, for the endpoints under the gateway's base URL (design, section 8).
+ */
 export type Scope = 'account' | 'session' | 'wallet' | 'router';
 
 const ADMITS: Record<Scope, Record<Principal['kind'], boolean>> = {
@@ -27,7 +28,7 @@ const ADMITS: Record<Scope, Record<Principal['kind'], boolean>> = {
 
 const BEARER = /^bearer +([^\s]+) *$/i;
 
-/** The token of an Authorization header. Refuses with `unauthenticated` where there is none. */
+/** Returns the token of an Authorization header. Throws `unauthenticated` when there is none. */
 export function bearerOf(authorization: string | undefined): string {
   const token = BEARER.exec(authorization ?? '')?.[1];
   if (token) return token;
@@ -35,9 +36,9 @@ export function bearerOf(authorization: string | undefined): string {
 }
 
 /**
- * Who holds this token. One of our own is looked up at once; any other string may be an identity provider's, and is asked
- * of `sessions` where sign-in is configured: a string that starts like one of ours never is (design 2.13). Refuses with
- * `unauthenticated`: missing, unknown, revoked or malformed.
+ * Authenticates a token. Purser's own tokens are looked up synchronously. Where sign-in is configured, any other string is
+ * verified by `sessions`; one with the prefix of our own tokens never is (design 2.13). Throws `unauthenticated` for an
+ * unknown, revoked or malformed token, and the refusals of `Sessions.signIn`.
  */
 export function authenticate(read: Reader, token: string, sessions?: Sessions): Principal | Promise<Principal> {
   if (sessions && !looksLikeOurs(token))
@@ -59,7 +60,7 @@ export function authenticate(read: Reader, token: string, sessions?: Sessions): 
   throw new Refusal('unauthenticated');
 }
 
-/** Refuses with `unauthenticated` whoever came with a key that has been revoked since. */
+/** Throws `unauthenticated` when the caller's key has been revoked since it was authenticated. */
 export function refuseRevoked(read: Reader, principal: Principal): void {
   if ('keyId' in principal) refuseRevokedKey(read, principal.keyId);
   if ('routerKeyId' in principal) refuseRevokedRouterKey(read, principal.routerKeyId);
@@ -74,7 +75,7 @@ export type PrincipalFor<S extends Scope> = S extends 'router'
     ? WalletPrincipal
     : AccountPrincipal;
 
-/** Refuses a known token in the wrong place with `wrong_token_scope`. */
+/** Narrows the caller to the type that `scope` requires. Throws `wrong_token_scope` when it is another. */
 export function admit<S extends Scope>(principal: Principal, scope: S): PrincipalFor<S> {
   if (ADMITS[scope][principal.kind]) return principal as PrincipalFor<S>;
   const wanted = {

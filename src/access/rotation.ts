@@ -8,15 +8,16 @@ import type { Keyring } from './keyring.ts';
 import { type MasterKey, replaceMasterKey } from './master-key.ts';
 import { wrapKey } from './wrapped-key.ts';
 
-/** Where the configuration has its master key: only in our own directory do we write it. */
+/** Where the configuration takes the master key from. Purser writes it only in its own data directory. */
 export type KeyPlace = Pick<Secrets['masterKey'], 'from' | 'path'>;
 export type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
 
 /**
- * Makes `next` the master key (docs/decisions/0014). One commit seals every older key under it, and it under the key that
- * the configuration gives: so a start with either key opens the books, wherever a crash fell. Then the key file of the data
- * directory is replaced; a key that came by the environment or by a file of the operator's is for the operator to replace,
- * and until then a start with the old one goes on opening the new one. Refuses a key that was used before with `conflict`.
+ * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the
+ * configured key, so that a start with either key opens the database wherever a crash falls. Then the key file in the data
+ * directory is replaced. A key from the environment or from the operator's own file is left to the operator to replace;
+ * until then a start with the old key unwraps the new one. Throws `conflict` for a key that was used before, and
+ * `read_only` when the key file cannot be written.
  */
 export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: MasterKey, now: number): Promise<void> {
   const { given } = keyring;
@@ -36,8 +37,8 @@ export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: M
 }
 
 /**
- * Brings a rotation to its end: the key file of the data directory is replaced where it still holds the key before, and
- * once the current key is the one that is given, its copy under that one is dropped.
+ * Completes a rotation: replaces the key file in the data directory if it still holds the previous key, and drops the
+ * wrapped copy of the current key once the current key is the configured one.
  */
 export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp): Promise<void> {
   const { current } = keyring;
@@ -49,7 +50,7 @@ export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp)
   if (keyring.given.id === current.id && row?.sealed) await ledger.write((tx) => dropSealedKey(tx, current.id));
 }
 
-/** What a start has to say of a rotation that has not reached the configuration. */
+/** Logs a warning at the start when a rotation has not reached the configuration. */
 export function warnOfOldKey({ keyring, keyPlace }: Omit<RotationApp, 'ledger'>, log: Log): void {
   if (keyring.given.id === keyring.current.id) return;
   log.warn(
@@ -59,29 +60,29 @@ export function warnOfOldKey({ keyring, keyPlace }: Omit<RotationApp, 'ledger'>,
 }
 
 /**
- * Drops the retired keys that no live wallet needs any more; answers how many. `walked` remembers, by key, up to which
- * wallet none does: no new wallet is made with a retired key and no closed one opens again, so nobody looks there twice.
+ * Drops the retired keys that no live wallet needs any more; returns how many. `scanned` maps each key to the wallet up to
+ * which none needs it. No new wallet uses a retired key and no closed one reopens, so that part is not scanned again.
  */
 export async function dropRetiredKeys(
   { ledger, keyring }: Omit<RotationApp, 'keyPlace'>,
-  walked: Map<string, string>,
+  scanned: Map<string, string>,
 ): Promise<number> {
   let dropped = 0;
   for (const { id, sealed } of masterKeyRows(ledger.read)) {
     if (id === keyring.current.id || sealed === null) continue;
-    const last = findWallet(ledger.read, walked.get(id) ?? '');
+    const last = findWallet(ledger.read, scanned.get(id) ?? '');
     if (last?.masterKeyId === id && last.status !== 'closed') continue;
     let at = last?.id ?? '';
     let found = walletNeeding(ledger.read, id, at);
     while (found.needed === undefined && found.next !== undefined) {
-      await new Promise((resolve) => setImmediate(resolve)); // Requests come between two pages.
+      await new Promise((resolve) => setImmediate(resolve)); // Lets requests in between two pages.
       at = found.next;
       found = walletNeeding(ledger.read, id, at);
     }
-    walked.set(id, found.needed ?? at);
+    scanned.set(id, found.needed ?? at);
     if (found.needed !== undefined) continue;
     const isDropped = await ledger.write((tx) => {
-      const { needed, next } = walletNeeding(tx, id, at); // One of before may have been waiting for its commit.
+      const { needed, next } = walletNeeding(tx, id, at); // A wallet of the previous key may have been waiting for its commit.
       if (needed !== undefined || next !== undefined) return false;
       dropSealedKey(tx, id);
       return true;

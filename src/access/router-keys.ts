@@ -13,7 +13,7 @@ import { type Keyring, routerToken } from './keyring.ts';
 import { hashToken, lastFour } from './token.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
-/** What binds a gateway key, as it was asked for: not the holder of the wallet token, who may ask for another. */
+/** The requested restrictions of a gateway key. They do not bind the wallet token, whose holder may create another key. */
 export type RouterKeyOptions = { models?: readonly string[] | undefined; max_price_usd?: string | undefined };
 export type KeyLimits = { models: ReadonlySet<string> | undefined; maxPrice: Nanos | undefined };
 
@@ -48,33 +48,34 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** The gateway key with this token, unless it is unknown or revoked. */
+/** Returns the gateway key with this token hash, or undefined when it is unknown or revoked. */
 export function findRouterKeyByToken(read: Reader, tokenHash: Buffer): RouterKey | undefined {
   const key = reads(read).byToken.get({ tokenHash });
   return key?.revokedAt === null ? key : undefined;
 }
 
-/** Refuses with `unauthenticated` a gateway key that has been revoked since it was looked at. */
+/** Throws `unauthenticated` for a gateway key that has been revoked since it was read. */
 export function refuseRevokedRouterKey(read: Reader, id: string): void {
   if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
 }
 
-/** The latest 100 gateway keys of a wallet, newest first. */
+/** Returns the latest 100 gateway keys of a wallet, newest first. */
 export function listRouterKeys(read: Reader, walletId: string): RouterKey[] {
   return reads(read).ofWallet.all({ walletId });
 }
 
+/** Parses the restrictions of a gateway key. */
 export function limitsOf({ options }: RouterKey): KeyLimits {
-  const { models, max_price_usd: most } = JSON.parse(options) as RouterKeyOptions;
+  const { models, max_price_usd: maxPriceUsd } = JSON.parse(options) as RouterKeyOptions;
   return {
     models: models && new Set(models),
-    maxPrice: most === undefined ? undefined : parseUsd(most),
+    maxPrice: maxPriceUsd === undefined ? undefined : parseUsd(maxPriceUsd),
   };
 }
 
 /**
- * The wallet's gateway key with these options: the one that is there, or a new one. Refuses with `wallet_closed`,
- * `wallet_expired`, and for a new one with `account_suspended`, or `invalid_request` beyond 100 keys.
+ * Returns the wallet's gateway key with these options, creating it if necessary. Throws `wallet_closed` and
+ * `wallet_expired`; for a new key also `account_suspended`, and `invalid_request` beyond 100 keys.
  */
 export function openRouterKey(
   tx: Tx,
@@ -83,18 +84,21 @@ export function openRouterKey(
   options: RouterKeyOptions,
   now: number,
 ): { key: RouterKey; isNew: boolean } {
-  const wallet = findWallet(tx, walletId) as Wallet; // Of now: since the caller was let in it may have been closed.
+  const wallet = findWallet(tx, walletId) as Wallet; // Read again: it may have been closed since the caller was authenticated.
   refuseInactive(wallet, now);
-  const { models, max_price_usd: most } = options;
+  const { models, max_price_usd: maxPriceUsd } = options;
   const text = canonicalJson({
     ...(models ? { models: [...new Set(models)].sort() } : {}),
-    ...(most === undefined ? {} : { max_price_usd: most }),
+    ...(maxPriceUsd === undefined ? {} : { max_price_usd: maxPriceUsd }),
   });
   const known = reads(tx).byOptions.get({ walletId: wallet.id, options: text });
   if (known) return { key: known, isNew: false };
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
   if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
-    throw new Refusal('invalid_request', `A wallet has at most ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
+    throw new Refusal(
+      'invalid_request',
+      `A wallet has at maxPriceUsd ${LIST_COUNT_MAX} gateway keys. Use one that it has.`,
+    );
   refuseOnLowDisk(tx);
   const id = newId('key');
   const masterKeyId = wallet.masterKeyId;
@@ -113,7 +117,7 @@ export function openRouterKey(
   return { key, isNew: true };
 }
 
-/** Revokes a gateway key at once; the second time it changes nothing. Undefined when there is no such gateway key. */
+/** Revokes a gateway key at once; a second call changes nothing. Returns undefined when there is no such gateway key. */
 export function revokeRouterKey(tx: Tx, id: string, now: number): RouterKey | undefined {
   const key = reads(tx).byId.get({ id });
   if (!key || key.revokedAt !== null) return key;

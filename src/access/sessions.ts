@@ -20,12 +20,12 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** Whose account this identity is, if it has signed in before or was linked. */
+/** Returns the account id of an identity, or undefined if it has neither signed in nor been linked. */
 export function findIdentity(read: Reader, { issuer, subject }: Identity): string | undefined {
   return reads(read).one.get({ issuer, subject })?.accountId;
 }
 
-/** Ties an identity to an account that is there. Refuses one that is another account's already with `conflict`. */
+/** Links an identity to an existing account. Throws `conflict` when it is linked to another, `not_found` without the account. */
 export function linkIdentity(tx: Tx, accountId: string, identity: Identity, now: number): Account {
   const account = accountOf(tx, accountId);
   const known = findIdentity(tx, identity);
@@ -37,7 +37,7 @@ export function linkIdentity(tx: Tx, accountId: string, identity: Identity, now:
   return account;
 }
 
-/** The account of an identity: on its first sign-in a new one, with its welcome credit, once. */
+/** Returns the account of an identity. The first sign-in creates it and grants the welcome credit. */
 function admitIdentity(
   tx: Tx,
   identity: Identity,
@@ -59,14 +59,17 @@ function admitIdentity(
   return { account: fundAccount(tx, order, now), isNew: true };
 }
 
-/** A name for people, unlike every other; the identity is what counts. */
+/** Builds a readable and unique account name. It is for display only. */
 function nameOf({ issuer, subject }: Identity): string {
   const plain = subject.replace(/\p{Cc}/gu, '').slice(0, 50);
   return `${plain} ${hash('sha256', `${issuer}\n${subject}`, 'hex').slice(0, 12)}`;
 }
 
 export type Sessions = {
-  /** The account of whoever holds this access token. Refuses as `Issuer.verify` does, and who is not verified with `wrong_token_scope`. */
+  /**
+   * Returns the account of an access token. Throws like `Issuer.verify`, and `wrong_token_scope` when the e-mail address is
+   * not verified or the required claim is missing.
+   */
   signIn(token: string): Promise<{ accountId: string }>;
 };
 export type SessionsApp = {
@@ -93,7 +96,7 @@ export function createSessions(settings: IdentitySettings, issuer: Issuer, app: 
   };
 }
 
-/** A valid token is not yet a verified session (design 2.13). */
+/** Throws `wrong_token_scope` unless the token is a verified session (design 2.13); validity alone is not enough. */
 function refuseUnverified(settings: IdentitySettings, claims: Claims): void {
   const { email_verified: verified } = claims;
   if (verified === false || verified === 'false' || (settings.require_verified_email && verified !== true))
@@ -103,7 +106,7 @@ function refuseUnverified(settings: IdentitySettings, claims: Claims): void {
     throw new Refusal('wrong_token_scope', `This sign-in lacks what this installation asks for in ${wanted.name}.`);
 }
 
-/** A claim by its name; where there is none of that name, by the path that its dots make (Keycloak: realm_access.roles). */
+/** Returns a claim by its name, or else by the name as a dotted path (Keycloak: realm_access.roles). */
 function claimOf(claims: Claims, name: string): unknown {
   if (Object.hasOwn(claims, name)) return claims[name];
   let value: unknown = claims;
@@ -114,13 +117,14 @@ function claimOf(claims: Claims, name: string): unknown {
   return value;
 }
 
-/** Claims that are words with spaces between them (RFC 8693, 4.2). In any other a space is a space. */
-const OF_WORDS = new Set(['scope', 'scp']);
+/** Claims that are space-separated lists (RFC 8693, 4.2). In others a space is an ordinary character. */
+const SPACE_SEPARATED = new Set(['scope', 'scp']);
 
-/** Whether a claim is the value, or a list with the value in it, or an object with a member of that name. */
+/** Tells whether a claim equals the value, is a list that contains it, or is an object with a member of that name. */
 function holds(name: string, claim: unknown, wanted: string): boolean {
   if (Array.isArray(claim)) return claim.includes(wanted);
-  if (typeof claim === 'string') return claim === wanted || (OF_WORDS.has(name) && claim.split(' ').includes(wanted));
+  if (typeof claim === 'string')
+    return claim === wanted || (SPACE_SEPARATED.has(name) && claim.split(' ').includes(wanted));
   if (typeof claim === 'object' && claim !== null) return Object.hasOwn(claim, wanted); // Zitadel's roles
   return (typeof claim === 'boolean' || typeof claim === 'number') && String(claim) === wanted;
 }

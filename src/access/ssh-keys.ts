@@ -8,7 +8,7 @@ import type { Keyring } from './keyring.ts';
 
 const SEED_BYTES = 32;
 
-/** The one key that opens a resource: derived under its wallet's master key, so it is returned again without being stored. */
+/** Derives the only SSH key of a resource from its wallet's master key, so that it need not be stored. */
 export function resourceKey(keyring: Keyring, wallet: Pick<Wallet, 'masterKeyId'>, resource: { id: string }): SshKey {
   const master = keyring.find(wallet.masterKeyId);
   assert(master, 'a master key is kept until the last wallet that needs it is closed');
@@ -16,7 +16,7 @@ export function resourceKey(keyring: Keyring, wallet: Pick<Wallet, 'masterKeyId'
   return sshKeyFromSeed(seed, resource.id);
 }
 
-/** The gateway's own host key: a seed in the data directory, made on first use, mode 0600. */
+/** Returns the SSH gateway's host key. Its seed is in `file`, created on first use with mode 0600. */
 export function hostKey(file: string): SshKey {
   if (!existsSync(file)) writeDurablySync(file, `${randomBytes(SEED_BYTES).toString('hex')}\n`);
   return sshKeyFromSeed(Buffer.from(readFileSync(file, 'utf8').trim(), 'hex'), 'purser');

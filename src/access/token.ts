@@ -22,7 +22,7 @@ function base62(value: bigint, length: number): string {
   return text;
 }
 
-/** The checksum lets a leaked token be recognised offline, without asking any installation. */
+/** Appends a checksum, which lets scanners recognise a leaked token offline. */
 function withChecksum(body: string): string {
   return body + base62(BigInt(crc32(body)), CHECKSUM_CHARACTERS);
 }
@@ -31,17 +31,17 @@ function token(kind: TokenKind, secret: Buffer): string {
   return withChecksum(TOKEN_PREFIX[kind] + base62(BigInt(`0x${secret.toString('hex')}`), SECRET_CHARACTERS));
 }
 
-/** A fresh random token. Only its hash may be stored. */
+/** Mints a random token. Only its hash may be stored. */
 export function mintToken(kind: 'account' | 'operator'): string {
   return token(kind, randomBytes(SECRET_BYTES));
 }
 
-/** The token that belongs to a row: HMAC-SHA256 under the master key over a purpose label and the row's id. */
+/** Derives the token of a row: HMAC-SHA256 under the master key over a purpose label and the row's id. */
 export function deriveToken(kind: 'wallet' | 'router', masterKey: Buffer, rowId: string): string {
   return token(kind, createHmac('sha256', masterKey).update(`purser/${kind}-token/v1\0${rowId}`).digest());
 }
 
-/** What kind of token this is, or undefined when it is none of ours or its checksum is wrong. */
+/** Returns the kind of a token, or undefined when it is not one of ours or its checksum is wrong. */
 export function kindOfToken(text: string): TokenKind | undefined {
   for (const [kind, prefix] of Object.entries(TOKEN_PREFIX) as [TokenKind, string][]) {
     if (!text.startsWith(prefix)) continue;
@@ -52,17 +52,17 @@ export function kindOfToken(text: string): TokenKind | undefined {
   return undefined;
 }
 
-/** Whether a string starts like one of our own tokens: such a string is never taken for a session (design 2.13). */
+/** Tells whether a string has the prefix of our own tokens; such a string is never a session (design 2.13). */
 export function looksLikeOurs(text: string): boolean {
   return text.startsWith('cnv_') || text.startsWith('svc_');
 }
 
-/** What the database knows of a token: SHA-256. The secret has 256 random bits, so a slow hash would add nothing. */
+/** Returns the stored form of a token: SHA-256. The secret has 256 random bits, so a slow hash would add nothing. */
 export function hashToken(text: string): Buffer {
   return createHash('sha256').update(text).digest();
 }
 
-/** The last four characters, by which a person tells tokens apart. */
+/** Returns the last four characters, by which people tell tokens apart. */
 export function lastFour(text: string): string {
   return text.slice(-4);
 }

@@ -5,27 +5,27 @@ const CIPHER = 'aes-256-gcm';
 const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
 
-/** A key for sealing alone: the master key itself is only ever hashed. */
-const sealingKey = (under: MasterKey) => createHmac('sha256', under.key).update('purser/master-key-seal/v1').digest();
-/** Whose key it is, and under which, is authenticated with it: a sealed key cannot be put on another row. */
-const bound = (id: string, under: MasterKey) => Buffer.from(`${id}\n${under.id}`);
+/** Derives a separate wrapping key, as the master key itself is only used for HMAC. */
+const wrappingKey = (under: MasterKey) => createHmac('sha256', under.key).update('purser/master-key-seal/v1').digest();
+/** The additional authenticated data: both key ids, so that a wrapped key cannot be moved to another row. */
+const associatedData = (id: string, under: MasterKey) => Buffer.from(`${id}\n${under.id}`);
 
-/** A master key, encrypted and authenticated under another: nonce, ciphertext, tag. */
+/** Encrypts and authenticates a master key with another. Returns nonce, ciphertext and tag. */
 export function wrapKey(key: MasterKey, under: MasterKey): Buffer {
   const nonce = randomBytes(NONCE_BYTES);
-  const cipher = createCipheriv(CIPHER, sealingKey(under), nonce);
-  cipher.setAAD(bound(key.id, under));
+  const cipher = createCipheriv(CIPHER, wrappingKey(under), nonce);
+  cipher.setAAD(associatedData(key.id, under));
   return Buffer.concat([nonce, cipher.update(key.key), cipher.final(), cipher.getAuthTag()]);
 }
 
-/** Opens what `sealKey` made. Throws when it was damaged, or sealed under another key. */
+/** Decrypts the result of `wrapKey`. Throws when it is damaged or was wrapped with another key. */
 export function unwrapKey(id: string, sealed: Buffer, under: MasterKey): MasterKey {
   const fault = `The master key ${id} cannot be opened with ${under.id}: its sealed copy in the database is damaged. Restore the newest backup.`;
   try {
-    const decipher = createDecipheriv(CIPHER, sealingKey(under), sealed.subarray(0, NONCE_BYTES), {
+    const decipher = createDecipheriv(CIPHER, wrappingKey(under), sealed.subarray(0, NONCE_BYTES), {
       authTagLength: TAG_BYTES,
     });
-    decipher.setAAD(bound(id, under));
+    decipher.setAAD(associatedData(id, under));
     decipher.setAuthTag(sealed.subarray(-TAG_BYTES));
     const key = Buffer.concat([decipher.update(sealed.subarray(NONCE_BYTES, -TAG_BYTES)), decipher.final()]);
     if (fingerprintOf(key) === id) return { id, key };

@@ -1,12 +1,11 @@
 import { request } from 'undici';
 
 const CALL_MILLISECONDS = 5000;
-const REMEDY = 'Purser asks Stripe itself meanwhile. Check public_url, the proxy before it, and its certificate.';
+const REMEDY = 'Purser polls Stripe meanwhile. Check public_url, the proxy in front of it, and its certificate.';
 
 /**
- * Whether the public address leads to the door that takes the payment provider's messages, as far as that can be seen from
- * here: that door answers 405 to whoever only reads. Nothing is sent that could be taken for a message. Throws what is
- * wrong, and what to do.
+ * Checks, as far as possible from here, that the public URL leads to this server's webhook endpoint, which answers a GET
+ * with 405. Sends nothing that could be taken for an event. Throws an error with the cause and the remedy.
  */
 export async function findWebhook(publicUrl: string): Promise<string> {
   const at = `${publicUrl.replace(/\/$/, '')}/webhooks/stripe`;
@@ -17,5 +16,5 @@ export async function findWebhook(publicUrl: string): Promise<string> {
   await answer.body.dump();
   const { allow, 'x-request-id': requestId } = answer.headers;
   if (answer.statusCode === 405 && allow === 'POST' && requestId !== undefined) return `${at} leads here`;
-  throw new Error(`${at} answers ${answer.statusCode}, which is not this server's door for messages. ${REMEDY}`);
+  throw new Error(`${at} answers ${answer.statusCode}, which is not this server's webhook endpoint. ${REMEDY}`);
 }

@@ -18,26 +18,26 @@ export type BillingApp = {
   clock: Clock;
   events: Events;
   inFlight: InFlight;
-  /** Where people pay, if that is configured. */
+  /** The payment provider, if one is configured. */
   payments: Provider | undefined;
   installationId: string;
-  /** Tells the reaper of a deadline, in Unix seconds. */
+  /** Schedules a pass of the reaper at `at`, in Unix seconds. */
   wakeAt: (at: number) => void;
 };
 export type CheckoutRequest = Omit<CheckoutOrder, 'expiresAt'>;
 
-/** Between the provider's own limits, 30 minutes and 24 hours: whoever pays does so at once, and clocks may differ. */
+/** How long a checkout can be paid: within the provider's limits of 30 minutes and 24 hours, with a margin for clock skew. */
 const CHECKOUT_SECONDS = 3 * 3600;
 const REFUSED_RETRY_SECONDS = 30;
 const ROUTE = 'billing/checkout';
 
 /**
- * A hosted checkout. Our own row comes first, then the provider's session, asked for by the row's id. The same key and
- * body never make a second one: while the first attempt runs the second joins it, afterwards the row answers as it stands.
- * An attempt whose outcome is unknown is asked for again by the same id.
+ * Creates a hosted checkout. Our row is written first; then the provider's session is created under the row's id. The same
+ * key and body never create a second one: a repetition joins the running attempt, or returns the row in its current state.
+ * An attempt with an unknown outcome is repeated under the same id.
  *
- * Refusals: `idempotency_conflict`, `idempotency_in_progress`, `billing_not_configured`, `rate_limited`, and
- * `provider_unavailable` where the provider clearly refused, `operation_uncertain` where nobody knows.
+ * Throws `idempotency_conflict`, `idempotency_in_progress`, `billing_not_configured`, `rate_limited`, `provider_unavailable`
+ * when the provider clearly refused, and `operation_uncertain` when the outcome is unknown.
  */
 export async function checkout(
   app: BillingApp,
@@ -56,7 +56,7 @@ export async function checkout(
       'billing_not_configured',
       'This installation has no payment provider configured; the operator credits accounts with `purser account credit`.',
     );
-  // No await since the look: in this process nobody else can drive this key, and there is no other process.
+  // No await since the lookup, and no other process: nothing else can be creating a checkout for this key.
   const key = { walletId: accountId, route: ROUTE, idempotencyKey, fingerprint };
   const made = await app.inFlight.drive(key, () => create(app, payments, request, earlier));
   return { checkout: made, replayed: earlier !== undefined };
@@ -72,7 +72,7 @@ async function create(
   const opened =
     earlier ??
     (await app.ledger.write((tx) => openCheckout(tx, { ...request, expiresAt: begunAt + CHECKOUT_SECONDS }, begunAt)));
-  // The provider answers a repetition as it answered at first, its own failures included: so look before.
+  // The provider replays its first answer to a repetition, even a failure, so search for the session first.
   const creation = (earlier && (await payments.find(earlier))) ?? (await payments.create(opened));
   const now = app.clock.now();
   const made = await app.ledger.write((tx) => settleCreation(tx, opened.id, creation, now));
@@ -81,7 +81,7 @@ async function create(
   if (made.status === 'refused')
     throw new Refusal(
       'provider_unavailable',
-      'The payment provider does not make a checkout at the moment. Nobody was charged; the log has the reason under this request id.',
+      'The payment provider cannot create a checkout at the moment. Nobody was charged; the log has the reason under this request id.',
       { retryAfterSeconds: REFUSED_RETRY_SECONDS },
     );
   if (made.dueAt !== null) app.wakeAt(made.dueAt);

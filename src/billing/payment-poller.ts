@@ -5,48 +5,49 @@ import type { BillingApp } from './checkout.ts';
 import { type Provider, ProviderDown } from './provider.ts';
 import { receive, takePayment } from './receive.ts';
 
-/** So many sessions are asked after at the same time. */
+/** How many sessions are read concurrently. */
 const AT_ONCE_COUNT = 4;
-/** How long a provider that cannot be asked is left alone, ever longer. */
-const QUIET_SECONDS = { least: 15, most: 600 };
-/** Refunds and disputes are asked for this often, and so long after the last payment: cards may be disputed for months. */
+/** Backoff after an outage of the provider; it doubles from `min` to `max`. */
+const BACKOFF_SECONDS = { min: 15, max: 600 };
+/** How often refunds and disputes are read, and the delay after an error. */
 const FEED_SECONDS = 300;
-const FEED_AGAIN_SECONDS = 900;
+const FEED_RETRY_SECONDS = 900;
+/** How long after the last payment they are read: cards may be disputed for months. */
 const FEED_DAYS = 180;
 const DAY_SECONDS = 86_400;
 
-/** What a pass came to. */
-export type Looked = { asked: number; failed: number };
+/** The result of a pass: calls that succeeded and calls that failed. */
+export type Polled = { asked: number; failed: number };
 
-/** Asking the provider of our own accord: what is enough where no webhook can reach us. */
+/** Polls the payment provider; sufficient without webhooks. */
 export type PaymentPoller = {
-  /** Asks after everything that is due. While a pass runs, a second call joins it. */
-  pass(): Promise<Looked>;
-  /** Unix seconds of the next thing to ask for. */
+  /** Polls everything that is due. A call during a pass joins it. */
+  pass(): Promise<Polled>;
+  /** Returns when the next poll is due, in Unix seconds; Infinity if never. */
   nextDue(): number;
-  /** Ends what is in flight. Resolves when no pass runs; safe before the first, and twice. */
+  /** Cancels calls in flight. Resolves when no pass runs; may be called before the first pass, and twice. */
   stop(): Promise<void>;
 };
 
 export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { payments: Provider }): PaymentPoller {
-  let running: Promise<Looked> | undefined;
+  let running: Promise<Polled> | undefined;
   let stopped = false;
-  let quietUntil = 0;
-  let quietSeconds: number = QUIET_SECONDS.least;
+  let pausedUntil = 0;
+  let backoffSeconds: number = BACKOFF_SECONDS.min;
 
-  /** What goes wrong with one checkout postpones that one; a provider that is down postpones all. */
-  async function askAfter(it: Checkout, looked: Looked): Promise<void> {
-    if (quietUntil > app.clock.now() || stopped) return;
+  /** Polls one checkout. An error postpones this checkout; an outage of the provider postpones all. */
+  async function pollCheckout(it: Checkout, polled: Polled): Promise<void> {
+    if (pausedUntil > app.clock.now() || stopped) return;
     let error: string | null = null;
     try {
-      // Without a session nobody has an address to pay at, and there is nothing to ask for.
+      // Without a session the checkout cannot be paid, and there is nothing to read.
       if (it.sessionId !== null) await takePayment(app, await app.payments.read(it.sessionId));
-      quietSeconds = QUIET_SECONDS.least;
-      looked.asked++;
+      backoffSeconds = BACKOFF_SECONDS.min;
+      polled.asked++;
     } catch (cause) {
       if (stopped) return;
-      looked.failed++;
-      if (cause instanceof ProviderDown) return beQuiet(cause);
+      polled.failed++;
+      if (cause instanceof ProviderDown) return backOff(cause);
       error = (cause as Error).message;
     }
     const now = app.clock.now();
@@ -54,21 +55,21 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     if (after.status === 'abandoned') app.events.checkoutMoved(after);
   }
 
-  function beQuiet(cause: Error): void {
+  function backOff(cause: Error): void {
     const now = app.clock.now();
-    if (quietUntil > now) return; // Another call of the same pass has said so.
-    quietUntil = now + quietSeconds;
-    quietSeconds = Math.min(quietSeconds * 2, QUIET_SECONDS.most);
+    if (pausedUntil > now) return; // A concurrent call of the same pass has reported it.
+    pausedUntil = now + backoffSeconds;
+    backoffSeconds = Math.min(backoffSeconds * 2, BACKOFF_SECONDS.max);
     app.events.failed('payments', cause);
   }
 
-  async function askAfterCheckouts(looked: Looked): Promise<void> {
+  async function pollCheckouts(polled: Polled): Promise<void> {
     const now = app.clock.now();
     for (let cursor: CheckoutCursor | undefined; ; ) {
       const page = dueCheckouts(app.ledger.read, now, cursor);
       const left = page.values();
       const work = async () => {
-        for (const it of left) await askAfter(it, looked);
+        for (const it of left) await pollCheckout(it, polled);
       };
       await Promise.all(Array.from({ length: AT_ONCE_COUNT }, work));
       cursor = page.at(-1);
@@ -76,16 +77,16 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     }
   }
 
-  /** When the list of refunds and disputes is to be read; never where nothing was paid lately. */
+  /** Returns when refunds and disputes are due to be read, in Unix seconds; Infinity without a recent payment. */
   function feedDue(): number {
     const now = app.clock.now();
     if (!hasPaymentsSince(app.ledger.read, now - FEED_DAYS * DAY_SECONDS)) return Number.POSITIVE_INFINITY;
     return findFeed(app.ledger.read)?.dueAt ?? now;
   }
 
-  async function readFeed(looked: Looked): Promise<void> {
+  async function readFeed(polled: Polled): Promise<void> {
     const now = app.clock.now();
-    if (stopped || quietUntil > now || feedDue() > now) return;
+    if (stopped || pausedUntil > now || feedDue() > now) return;
     const readTo = findFeed(app.ledger.read)?.readTo ?? now - DAY_SECONDS;
     const next = { readTo, dueAt: now + FEED_SECONDS };
     try {
@@ -94,21 +95,21 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
         else app.events.failed('payments', new Error(`event ${event.id}: ${event.fault}`));
         next.readTo = Math.max(next.readTo, event.at);
       }
-      looked.asked++;
+      polled.asked++;
     } catch (error) {
       if (stopped) return;
-      looked.failed++;
+      polled.failed++;
       app.events.failed('payments', error);
-      next.dueAt = now + FEED_AGAIN_SECONDS;
+      next.dueAt = now + FEED_RETRY_SECONDS;
     }
     await app.ledger.write((tx) => setFeed(tx, next));
   }
 
-  async function run(): Promise<Looked> {
-    const looked = { asked: 0, failed: 0 };
-    await askAfterCheckouts(looked);
-    await readFeed(looked);
-    return looked;
+  async function run(): Promise<Polled> {
+    const polled = { asked: 0, failed: 0 };
+    await pollCheckouts(polled);
+    await readFeed(polled);
+    return polled;
   }
 
   return {
@@ -120,7 +121,7 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     },
     nextDue() {
       const due = Math.min(nextDueCheckout(app.ledger.read) ?? Number.POSITIVE_INFINITY, feedDue());
-      return Math.max(due, quietUntil);
+      return Math.max(due, pausedUntil);
     },
     async stop() {
       stopped = true;

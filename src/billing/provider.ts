@@ -1,44 +1,44 @@
 import type { Checkout, Creation, PaymentReport } from '../ledger/checkout.ts';
 import type { ReversalReport } from '../ledger/reversal.ts';
 
-/** What the payment provider tells of. */
+/** An event of the payment provider. */
 export type ProviderEvent = {
   id: string;
   type: string;
-  /** When it happened, by the provider's clock in Unix seconds. */
+  /** When it happened, in Unix seconds of the provider's clock. */
   at: number;
-  /** The session, refund or dispute that it is about. */
+  /** The id of the session, refund or dispute that it is about. */
   subject: string;
-  /** Undefined: nothing that concerns us. */
-  says: { payment: SaidPayment } | { reversal: ReversalReport } | undefined;
-  /** It concerns us, but is not as it is documented. */
+  /** The content; undefined for an event that is not relevant. */
+  says: { payment: MarkedPayment } | { reversal: ReversalReport } | undefined;
+  /** Set when a relevant event does not have its documented form. */
   fault?: string;
 };
 
-/** With which installation and account the session was marked when it was made. */
-export type SaidPayment = PaymentReport & { installationId: string | undefined; accountId: string | undefined };
+/** A report on a payment, with the installation and account from the session's metadata. */
+export type MarkedPayment = PaymentReport & { installationId: string | undefined; accountId: string | undefined };
 
-/** The provider could not be asked: it says nothing of the one thing that was asked after. */
+/** The provider could not be reached or rejected our key. Says nothing about the object that was requested. */
 export class ProviderDown extends Error {}
 
-/** A payment provider. Every call has a time limit; what it was asked twice it does once. */
+/** A payment provider. Every call has a time limit and is idempotent. */
 export type Provider = {
-  /** Whether real money is paid. */
+  /** True when payments are real money. */
   livemode: boolean;
-  /** Whether it can tell of its own accord. */
+  /** True when webhooks are configured. */
   takesWebhooks: boolean;
-  /** Asks for a session to pay at. The same checkout is the same session, however often it is asked for. Never throws. */
+  /** Creates a payment session. Repeated calls for a checkout create the session once. Never throws. */
   create(checkout: Checkout): Promise<Creation>;
-  /** The session that an earlier attempt made of this checkout, if it can be found. Never throws. */
+  /** Returns the session that an earlier attempt created for this checkout, if it can be found. Never throws. */
   find(checkout: Checkout): Promise<Creation | undefined>;
-  /** How a session stands. Throws ProviderDown where nothing can be learned now, and an Error about this session alone. */
-  read(sessionId: string): Promise<SaidPayment>;
-  /** What was told of refunds and disputes since then (Unix seconds), oldest first. Throws as `read` does. */
+  /** Reads the state of a session. Throws ProviderDown when the provider is unavailable, another Error about this session. */
+  read(sessionId: string): Promise<MarkedPayment>;
+  /** Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Throws like `read`. */
   readEvents(since: number): Promise<ProviderEvent[]>;
-  /** A signed message of the provider, at `now` (Unix seconds). Refuses what is not its own with `invalid_request`. */
+  /** Verifies and parses a signed webhook message at `now` (Unix seconds). Throws `invalid_request` when it is not authentic. */
   open(message: Buffer, signature: string | undefined, now: number): ProviderEvent;
-  /** For doctor: whether the key is taken for all that is needed. Answers what was seen; throws what is wrong. */
+  /** For doctor: checks that the key has the needed permissions. Returns what it found; throws what is wrong. */
   check(): Promise<string>;
-  /** Ends what is in flight, as unknown. */
+  /** Cancels calls in flight; their outcome is unknown. */
   close(): Promise<void>;
 };

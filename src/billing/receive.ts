@@ -2,11 +2,12 @@ import { type PaymentReport, reportPayment } from '../ledger/checkout.ts';
 import { isKnownEvent, noteEvent } from '../ledger/payment-events.ts';
 import { reportReversal } from '../ledger/reversal.ts';
 import type { BillingApp } from './checkout.ts';
-import type { ProviderEvent, SaidPayment } from './provider.ts';
+import type { MarkedPayment, ProviderEvent } from './provider.ts';
 
 /**
- * Takes one event of the provider, once; what it changes is on disk when this resolves. It may come by a webhook or because
- * it was asked for, twice, late, and in any order. An event that is not as documented throws, so that it comes again.
+ * Applies one event of the provider exactly once; the change is on disk when this resolves. Events arrive by webhook or by
+ * polling, possibly repeated, late and in any order. Throws for an event without its documented form, so that the provider
+ * sends it again.
  */
 export async function receive(app: BillingApp, event: ProviderEvent): Promise<void> {
   if (event.fault !== undefined) throw new Error(`event ${event.id}: ${event.fault}`);
@@ -23,11 +24,11 @@ export async function receive(app: BillingApp, event: ProviderEvent): Promise<vo
   if (reversed) app.events.reversed(reversed.checkout, reversed.movedCents, reversal);
 }
 
-/** Takes what is said of a session, by an event or because it was asked after. */
-export async function takePayment(app: BillingApp, said: SaidPayment, event?: ProviderEvent): Promise<void> {
+/** Applies a report on a session, from an event or from polling. */
+export async function takePayment(app: BillingApp, payment: MarkedPayment, event?: ProviderEvent): Promise<void> {
   const now = app.clock.now();
-  const { installationId, accountId, ...words } = said;
-  const report: PaymentReport = words;
+  const { installationId, accountId, ...rest } = payment;
+  const report: PaymentReport = rest;
   const reported = await app.ledger.write((tx) => {
     if (event && isKnownEvent(tx, event.id)) return undefined;
     const done = reportPayment(tx, report, now);
@@ -40,6 +41,6 @@ export async function takePayment(app: BillingApp, said: SaidPayment, event?: Pr
     if (before !== checkout.status) app.events.checkoutMoved(checkout);
     if (movedCents !== 0) app.events.reversed(checkout, movedCents);
   } else if (report.outcome === 'paid' && (reported.kind === 'stray' || installationId === app.installationId))
-    // Paid, and these books cannot say for what: they may be older than the payment.
+    // Paid, but unknown to these books: they may be older than the payment.
     app.events.paymentUnknown(report, accountId);
 }

@@ -3,12 +3,12 @@ import type { Dispatcher } from 'undici';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { openWatchedPool } from '../net/watched-pool.ts';
 
-/** From the first byte that is sent to the last that is read. */
+/** The time limit of a call, from the first byte sent to the last byte read. */
 const CALL_MILLISECONDS = 10_000;
 const CONNECT_MILLISECONDS = 5000;
 const ANSWER_BYTES_MAX = 16 * 1024 * 1024;
 
-/** The only headers that are sent: the library would also tell about this machine. */
+/** The only request headers that are sent: the library's others describe this machine. */
 const SENT = new Set([
   'accept',
   'authorization',
@@ -18,7 +18,7 @@ const SENT = new Set([
   'stripe-version',
 ]);
 
-/** No answer came. `sent` says whether a byte of the request may have reached the other side. */
+/** A call without an answer. `sent` tells whether any byte of the request may have reached the provider. */
 export class CallFailed extends Error {
   readonly sent: boolean;
   constructor(message: string, sent: boolean) {
@@ -28,8 +28,8 @@ export class CallFailed extends Error {
 }
 
 /**
- * How the library reaches the API at `origin`: each call with a limit of time for the whole of it, an answer of a bounded
- * size, and never repeated by itself. Fails with CallFailed alone.
+ * Opens an HTTP client for the Stripe library at `origin`. Each call has a total time limit and a bounded answer, and is
+ * never retried here. Throws only CallFailed.
  */
 export function openHttp(origin: string): { client: Stripe.HttpClient; close(): Promise<void> } {
   const closing = new AbortController();

@@ -1,16 +1,16 @@
 import * as v from 'valibot';
 import type { PaymentReport } from '../ledger/checkout.ts';
 import type { ReversalReport, ReversalState } from '../ledger/reversal.ts';
-import type { ProviderEvent, SaidPayment } from './provider.ts';
+import type { MarkedPayment, ProviderEvent } from './provider.ts';
 
 /**
- * What we read of Stripe's objects (docs.stripe.com/api: checkout sessions, refunds, disputes, events), in our own words.
- * Everything else in them, names and cards of people above all, is left where it is.
+ * The members of Stripe's objects that Purser reads (docs.stripe.com/api: checkout sessions, refunds, disputes, events),
+ * converted to its own terms. Everything else is ignored, above all names and card details.
  */
 
 const text = v.pipe(v.string(), v.maxLength(5000));
 const amount = v.pipe(v.number(), v.safeInteger(), v.minValue(0));
-/** An id, or where it was asked for the object with that id. */
+/** A payment intent where it was expanded; otherwise Stripe sends only its id. */
 const PaymentIntent = v.object({ id: text, status: v.optional(text) });
 
 export const Session = v.object({
@@ -26,12 +26,12 @@ export const Session = v.object({
 });
 export type Session = v.InferOutput<typeof Session>;
 
-/** How a session stands. `hasFailed` is what its own event says, and nothing in the session does. */
-export function paymentOf(session: Session, hasFailed = false): SaidPayment {
+/** Converts a session to a payment report. `hasFailed` comes from the event type, as the session does not contain it. */
+export function paymentOf(session: Session, hasFailed = false): MarkedPayment {
   const intent = session.payment_intent ?? null;
   return {
     sessionId: session.id,
-    // Not by client_reference_id: of a payment link the payer may set that.
+    // Not client_reference_id: on a payment link the payer can set that.
     checkoutId: session.metadata?.checkout_id ?? null,
     outcome: outcomeOf(session, hasFailed),
     currency: session.currency ?? null,
@@ -42,11 +42,11 @@ export function paymentOf(session: Session, hasFailed = false): SaidPayment {
   };
 }
 
-/** A payment that failed can be told from one that is on its way by its intent alone (docs.stripe.com/payments/paymentintents/lifecycle). */
+/** Only the intent distinguishes a failed payment from a pending one (docs.stripe.com/payments/paymentintents/lifecycle). */
 const HAS_FAILED = new Set(['requires_payment_method', 'canceled']);
 
 function outcomeOf({ status, payment_status: payment, payment_intent: intent }: Session, hasFailed: boolean) {
-  // What needed no payment is reported as paid: its amount is not the one that was asked for.
+  // A session that needed no payment counts as paid; the amount check then finds the mismatch.
   if (payment === 'paid' || (status === 'complete' && payment === 'no_payment_required')) return 'paid';
   if (status === 'expired') return 'expired';
   if (status !== 'complete') return 'open';
@@ -66,7 +66,7 @@ type Reversal = v.InferOutput<typeof Reversal>;
 const refundState = (status: string | null | undefined): ReversalState =>
   status === 'failed' || status === 'canceled' ? 'returned' : 'taken';
 
-/** Whatever we do not know is taken for undecided: the money is gone until somebody says otherwise. */
+/** Unknown states count as `taken`: the money is gone until an event says otherwise. */
 const DISPUTE_STATES: Record<string, ReversalState> = {
   warning_needs_response: 'inquiry',
   warning_under_review: 'inquiry',
@@ -77,7 +77,7 @@ const DISPUTE_STATES: Record<string, ReversalState> = {
 };
 const disputeState = (status: string | null | undefined) => DISPUTE_STATES[status ?? ''] ?? 'taken';
 
-/** In a currency that is not ours all that was paid counts: it is never more than that. */
+/** The amount of a reversal in another currency: above any payment, and capped at what was paid. */
 const WHOLE_CENTS = 100_000_000_000;
 
 function reversalOf(kind: ReversalReport['kind'], it: Reversal, asOf: number): ReversalReport | undefined {
@@ -104,11 +104,11 @@ const reversal =
   (kind: ReversalReport['kind']): Reader =>
   (object, at) => {
     const it = v.parse(Reversal, object);
-    const said = reversalOf(kind, it, at);
-    return { subject: it.id, says: said && { reversal: said } };
+    const report = reversalOf(kind, it, at);
+    return { subject: it.id, says: report && { reversal: report } };
   };
 
-/** The events of refunds and disputes. Not `charge.refunded`: its amount is that of all refunds together. */
+/** The events of refunds and disputes. `charge.refunded` is left out, as its amount is the sum of all refunds. */
 export const REVERSAL_EVENTS: Record<string, Reader> = {
   'refund.created': reversal('refund'),
   'refund.updated': reversal('refund'),
@@ -117,7 +117,7 @@ export const REVERSAL_EVENTS: Record<string, Reader> = {
   'charge.dispute.updated': reversal('dispute'),
   'charge.dispute.closed': reversal('dispute'),
 };
-/** Every event that concerns us; a webhook endpoint should send these. */
+/** Every relevant event; a webhook endpoint should send these. */
 export const EVENTS: Record<string, Reader> = {
   'checkout.session.completed': session(),
   'checkout.session.async_payment_succeeded': session(),
@@ -135,7 +135,7 @@ const Event = v.object({
   data: v.object({ object: v.unknown() }),
 });
 
-/** An event in our words; of another type it says nothing. Throws a ValiError when it is none. */
+/** Parses an event; one of an irrelevant type has no content. Throws a ValiError when the value is not an event. */
 export function eventOf(value: unknown): ProviderEvent & { livemode: boolean } {
   const { id, type, created, livemode, data } = v.parse(Event, value);
   const read = Object.hasOwn(EVENTS, type) ? EVENTS[type] : undefined;
@@ -144,7 +144,7 @@ export function eventOf(value: unknown): ProviderEvent & { livemode: boolean } {
   try {
     return { ...event, ...read(data.object, created) };
   } catch (error) {
-    // A ValiError's own sentence would quote what stood there.
+    // A ValiError's own message would quote the input.
     const paths = error instanceof v.ValiError ? error.issues.map((issue) => v.getDotPath(issue)) : [];
     return { ...event, fault: `${type} is not as it is documented (${paths.join(', ')})` };
   }

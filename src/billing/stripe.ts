@@ -8,16 +8,16 @@ import { type Provider, ProviderDown, type ProviderEvent } from './provider.ts';
 import { CallFailed, openHttp } from './stripe-http.ts';
 import { eventOf, paymentOf, REVERSAL_EVENTS, Session } from './stripe-schema.ts';
 
-/** A signed message that is older is refused: it may be a repetition by somebody who listened. */
+/** The maximum age of a signed message; an older one may be a replay by an eavesdropper. */
 const TOLERANCE_SECONDS = 300;
 const PAGE_COUNT = 100;
-/** So many pages are read when a session or the events are looked for. */
+/** The most pages read in search of a session or of events. */
 const PAGE_COUNT_MAX = 20;
-/** Their clock and ours may differ by so much. */
+/** The assumed maximum difference between Stripe's clock and ours. */
 const CLOCK_SECONDS = 300;
 const REASON_CHARACTERS_MAX = 300;
 
-/** Stripe as the payment provider. `marks` are written on each session, so that a stray one tells whose it is. */
+/** Opens Stripe as the payment provider. `marks` go into each session's metadata to identify a stray one. */
 export function openStripe(
   { stripe: settings }: BillingSettings,
   keys: BillingKeys,
@@ -30,12 +30,12 @@ export function openStripe(
     maxNetworkRetries: 0,
     telemetry: false,
   });
-  /** What went wrong, fit for a log: the answer may quote our key. Cut last, else half a key would not be recognised. */
+  /** Describes an error for a log. The answer may quote our key, so it is redacted before truncation could split the key. */
   function reasonOf(error: unknown): string {
     const { statusCode, type, code, message, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
     if (detail instanceof CallFailed) return detail.message;
-    const said = [statusCode, code ?? type, message].filter(Boolean).join(' ');
-    return redact(said.replaceAll(keys.secret_key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
+    const text = [statusCode, code ?? type, message].filter(Boolean).join(' ');
+    return redact(text.replaceAll(keys.secret_key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
   }
 
   function created(value: unknown): Creation {
@@ -71,7 +71,7 @@ export function openStripe(
                 },
               },
             ],
-            adaptive_pricing: { enabled: false }, // Else it may be paid in another currency.
+            adaptive_pricing: { enabled: false }, // Otherwise it may be paid in another currency.
             expires_at: checkout.expiresAt,
             success_url: settings.success_url,
             ...(settings.cancel_url === undefined ? {} : { cancel_url: settings.cancel_url }),
@@ -80,7 +80,7 @@ export function openStripe(
         );
         return created(session);
       } catch (error) {
-        return { kind: saidNo(error) ? 'refused' : 'unknown', reason: reasonOf(error) };
+        return { kind: isRejection(error) ? 'refused' : 'unknown', reason: reasonOf(error) };
       }
     },
 
@@ -99,7 +99,7 @@ export function openStripe(
           after = data.at(-1)?.id;
           if (!has_more || after === undefined) return undefined;
         }
-      } catch {} // Then it is asked for once more: that makes no second one.
+      } catch {} // Then it is created again, which cannot make a second one.
       return undefined;
     },
 
@@ -119,7 +119,7 @@ export function openStripe(
         );
         events.push(...data.map(eventOf));
         after = data.at(-1)?.id;
-        if (!has_more || after === undefined) return events.reverse(); // They come newest first.
+        if (!has_more || after === undefined) return events.reverse(); // Stripe lists the newest first.
       }
       throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes since ${since}`);
     },
@@ -160,14 +160,14 @@ export function openStripe(
           throw new Error(`${settings.api_base} does not let us ${what}: ${error.message}. ${remedy}?`);
         });
       const mode = settings.livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
-      const told = keys.webhook_secrets.length ? 'told by webhooks, and asks' : 'asks only: no webhook_secrets';
-      return `the key is accepted (${mode}); ${told}`;
+      const updates = keys.webhook_secrets.length ? 'webhooks and polling' : 'polling only: no webhook_secrets';
+      return `the key is accepted (${mode}); ${updates}`;
     },
 
     close: () => http.close(),
   };
 
-  /** One call. What is about the connection or our key, and not about what was asked for, is ProviderDown. */
+  /** Makes one call. Throws ProviderDown for errors of the connection or the key, an Error for those of the request. */
   async function reach<T>(call: () => Promise<T>): Promise<T> {
     try {
       return await call();
@@ -179,14 +179,14 @@ export function openStripe(
   }
 }
 
-const SAID_NO = new Set([400, 401, 402, 403, 404, 429]);
+const REJECTED_STATUSES = new Set([400, 401, 402, 403, 404, 429]);
 
 /**
- * Whether an answer is a clear no: nothing was made (docs.stripe.com/api/errors). A conflict of idempotency keys is none
- * (the earlier attempt may have made it), and neither is anything from 500 on.
+ * Tells whether an answer certainly means that nothing was created (docs.stripe.com/api/errors). An idempotency conflict
+ * does not, as the earlier attempt may have created it; neither does any status from 500.
  */
-function saidNo(error: unknown): boolean {
+function isRejection(error: unknown): boolean {
   const { statusCode, rawType, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
   if (detail instanceof CallFailed) return !detail.sent;
-  return rawType !== 'idempotency_error' && SAID_NO.has(statusCode ?? 0);
+  return rawType !== 'idempotency_error' && REJECTED_STATUSES.has(statusCode ?? 0);
 }

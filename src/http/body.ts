@@ -5,54 +5,54 @@ import { collectPieces } from '../net/pieces.ts';
 import { Refusal } from '../refusal.ts';
 import type { Allowance } from './memory-quota.ts';
 
-/** Deeper nesting than any honest request has; it keeps recursive work on a body bounded. */
+/** The deepest nesting that a body may have. No honest request needs it, and it bounds recursive work on a body. */
 const NESTING_MAX = 100;
-/** Long texts are one value each; what has more values than this is made to keep us busy. */
+/** The most values that a body may have. A long text is one value, so only a hostile body has more. */
 const VALUE_COUNT_MAX = 50_000;
-/** What JSON.parse makes of a value, beside its text: an empty object takes 56 bytes, a number in a list 8 to 24. */
+/** Memory per parsed value beside its text: JSON.parse takes 56 bytes for an empty object, 8 to 24 for a number in a list. */
 const VALUE_BYTES = 64;
 const NUMBER_BYTES = 16;
 
 /**
- * The whole body, at most `most` bytes. Refuses with `payload_too_large`, before reading when the length is announced,
- * and with `rate_limited` when too much is kept already.
+ * Reads the whole body, at most `max` bytes. Throws `payload_too_large`, before reading when Content-Length announces the
+ * size; `rate_limited` when the memory quota is used up; and `invalid_request` when the body breaks off.
  */
-export async function readBody(request: IncomingMessage, most: number, share: Allowance): Promise<Buffer> {
+export async function readBody(request: IncomingMessage, max: number, share: Allowance): Promise<Buffer> {
   const announced = Number(request.headers['content-length'] ?? 0);
-  if (announced > most) throw tooLarge(most);
-  share.take(announced); // Whole or not at all: of many halves that fill the memory none would come to its end.
-  return share.unlessCutOff(() => collect(request, most, announced, share));
+  if (announced > max) throw tooLarge(max);
+  share.take(announced); // Whole or not at all: if many half-read bodies filled the memory, none could be completed.
+  return share.unlessCutOff(() => collect(request, max, announced, share));
 }
 
-async function collect(request: IncomingMessage, most: number, announced: number, share: Allowance): Promise<Buffer> {
+async function collect(request: IncomingMessage, max: number, announced: number, share: Allowance): Promise<Buffer> {
   const pieces = collectPieces(announced);
   try {
-    // Not destroyed when it is refused: that would end the connection before the client has read why.
+    // Not destroyed on refusal: that would close the connection before the client has read the error.
     for await (const chunk of request.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
       const length = pieces.length() + chunk.length;
-      if (length > most) throw tooLarge(most);
+      if (length > max) throw tooLarge(max);
       if (length > announced) share.take(chunk.length);
       pieces.add(chunk);
     }
   } catch (cause) {
-    // A client that goes away is no fault of ours.
+    // A client that disconnects is not an internal error.
     throw cause instanceof Refusal
       ? cause
-      : new Refusal('invalid_request', 'The body broke off before its end.', { cause });
+      : new Refusal('invalid_request', 'The connection closed before the end of the body.', { cause });
   }
   return pieces.whole();
 }
 
-function tooLarge(most: number): Refusal {
-  return new Refusal('payload_too_large', `The body is larger than the ${most} bytes that this endpoint takes.`);
+function tooLarge(max: number): Refusal {
+  return new Refusal('payload_too_large', `The body is larger than the ${max} bytes that this endpoint takes.`);
 }
 
-/** Whether the request has a body at all (RFC 9112, 6: it says so by one of these headers). */
+/** Tells whether the request has a body; one of these headers announces it (RFC 9112, 6). */
 export function hasBody({ headers }: IncomingMessage): boolean {
   return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0;
 }
 
-/** Refuses with `unsupported_media_type` unless the body is plain, uncompressed JSON. */
+/** Throws `unsupported_media_type` unless the body is uncompressed JSON. */
 export function refuseMediaType(request: IncomingMessage): void {
   const type = request.headers['content-type'];
   if (!type || !/^application\/json\s*(;|$)/i.test(type)) throw new Refusal('unsupported_media_type');
@@ -65,10 +65,10 @@ export function refuseMediaType(request: IncomingMessage): void {
 }
 
 /**
- * The JSON value in a body, of at most 100 levels and 50,000 values; up to `numbersMax` numbers that stand directly in
- * lists are not counted among these. Levels and values are counted before anything is made of the bytes, and what they
- * will take is counted in `share`. Refuses with `invalid_json`: not UTF-8, not JSON, nested too deep, or too many values;
- * and with `rate_limited` when too much is kept already.
+ * Parses a body of at most 100 levels and 50,000 values. Up to `numbersMax` numbers directly in lists are exempt from
+ * that count. Levels and values are counted before parsing, and the memory they will need is taken from `share`. Throws
+ * `invalid_json` for a body that is not UTF-8, not JSON, nested too deep or has too many values, and `rate_limited` when
+ * the memory quota is used up.
  */
 export function parseJson(bytes: Buffer, numbersMax: number, share: Allowance): unknown {
   if (!isUtf8(bytes)) throw new Refusal('invalid_json', 'The body is not valid UTF-8.');
@@ -87,14 +87,14 @@ const QUOTE = 0x22;
 const BACKSLASH = 0x5c;
 
 /**
- * How many values a JSON text has, numbers in lists apart; of what is no JSON it is some number. Reads no further than
- * the first value or level too many.
+ * Counts the values of a JSON text, and separately the numbers in its lists. The counts mean nothing for text that is
+ * not JSON. Throws `invalid_json` at the first value or level too many.
  */
 function countValues(bytes: Buffer, numbersMax: number): { values: number; numbers: number } {
   const isList: boolean[] = [];
   let values = 0;
   let numbers = 0;
-  /** Whether what comes next begins a value: the first in the text, one behind a bracket, a colon or a list's comma. */
+  /** True where a value may begin: at the start, and after a bracket, a colon or a comma in a list. */
   let isExpected = true;
   for (let at = 0; at < bytes.length; at++) {
     const byte = bytes[at] as number;
@@ -107,7 +107,7 @@ function countValues(bytes: Buffer, numbersMax: number): { values: number; numbe
       case 0x3a: // A colon.
         isExpected = true;
         continue;
-      case 0x2c: // A comma: behind it comes a value of a list, or a name.
+      case 0x2c: // A comma: a value follows it in a list, a name in an object.
         isExpected = isList.at(-1) === true;
         continue;
       case 0x5d: // ] and }
@@ -135,11 +135,14 @@ function countValues(bytes: Buffer, numbersMax: number): { values: number; numbe
   return { values, numbers };
 }
 
-/** A value as its schema says, with defaults. Refuses with `invalid_request`, naming the first field that is wrong. */
+/**
+ * Validates a value and fills in defaults. Throws `invalid_request`, naming the first invalid field, or
+ * `streaming_not_supported` for `stream: true`.
+ */
 export function validate<S extends v.GenericSchema>(schema: S, value: unknown): v.InferOutput<S> {
-  // valibot takes a list for an object; no endpoint does.
+  // valibot accepts an array as an object; no endpoint does.
   if (Array.isArray(value)) throw new Refusal('invalid_request', 'body: must be an object.');
-  // At the first fault: a body of a million wrong values must not become a million sentences.
+  // Stop at the first issue: a body of a million invalid values must not produce a million messages.
   const parsed = v.safeParse(schema, value, { abortEarly: true });
   if (parsed.success) return parsed.output;
   const [fault] = parsed.issues;
@@ -154,6 +157,6 @@ function describe(issue: v.BaseIssue<unknown>): string {
   const field = (v.getDotPath(issue) ?? 'body').slice(0, 120);
   if (issue.type === 'strict_object' && issue.expected === 'never') return `${field}: unknown property`;
   if (issue.received === 'undefined') return `${field}: is required`;
-  // valibot's own sentences quote what was received; ours do not, and are said as they are.
+  // valibot's own messages quote the input, so they are replaced. Ours do not, and are used unchanged.
   return `${field}: ${/^Invalid /.test(issue.message) ? `must be ${issue.expected ?? 'valid'}` : issue.message}`;
 }

@@ -1,18 +1,18 @@
 import { Refusal } from '../refusal.ts';
 
-/** Commands and uploads that may run at once: each has a process inside, and a connection to its backend. */
+/** Commands and uploads that may run at once. Each needs a process in the resource and a connection to its backend. */
 const COUNT_MAX = { resource: 16, wallet: 64 };
 const RETRY_SECONDS = 2;
 
 export type Concurrency = {
   /**
-   * Counts one more; the answer is to be called once, when it has ended. Refuses with `rate_limited` where the resource or
-   * its wallet has as many as it may.
+   * Counts one more command or upload. Call the returned function once, when it has ended. Throws `rate_limited` when the
+   * resource or its wallet is at its limit.
    */
   enter(resourceId: string, walletId: string): () => void;
 };
 
-/** Bounds the commands and uploads of each resource and each wallet. */
+/** Limits the concurrent commands and uploads of each resource and each wallet. */
 export function createConcurrency(): Concurrency {
   const counts = new Map<string, number>();
   function add(id: string, more: 1 | -1) {
@@ -22,14 +22,14 @@ export function createConcurrency(): Concurrency {
   }
   return {
     enter(resourceId, walletId) {
-      for (const [id, most, what] of [
+      for (const [id, max, what] of [
         [resourceId, COUNT_MAX.resource, 'on this resource'],
         [walletId, COUNT_MAX.wallet, 'of this wallet'],
       ] as const)
-        if ((counts.get(id) ?? 0) >= most)
+        if ((counts.get(id) ?? 0) >= max)
           throw new Refusal(
             'rate_limited',
-            `At most ${most} commands and uploads ${what} may run at once. Retry when some have ended.`,
+            `At most ${max} commands and uploads ${what} may run at once. Retry when some have ended.`,
             { retryAfterSeconds: RETRY_SECONDS },
           );
       add(resourceId, 1);

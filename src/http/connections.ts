@@ -1,37 +1,37 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import net, { type Socket } from 'node:net';
 
-/** How often a stopping server looks at what is still open. */
-const LOOK_MILLISECONDS = 20;
+/** How often a stopping server checks which connections are still open. */
+const POLL_MILLISECONDS = 20;
 /**
- * A client that keeps its connection sends its next request within moments of an answer, or may have sent it already: so
- * long such a connection stays open when the server stops, and its request is answered rather than reset.
+ * How long a kept-alive connection stays open when the server stops. Its client may have sent the next request already,
+ * or will within moments of a response; that request is answered rather than reset.
  */
 const LINGER_MILLISECONDS = 100;
-/** So long the last answers may take to be written after everything has one. */
-const LAST_WORDS_MILLISECONDS = 1000;
+/** How long final responses may take to flush after every request has been answered. */
+const FLUSH_MILLISECONDS = 1000;
 
 type Connection = {
-  /** Requests on it that have no whole answer yet; with pipelining more than one. */
+  /** Requests without a complete response; more than one with pipelining. */
   open: number;
-  /** The answer that will be written last, so far. */
+  /** The response to the latest request, which is written last. */
   last: ServerResponse | undefined;
-  /** What had been read when it last fell silent: more than that is the beginning of a request. */
+  /** Bytes read when it last became idle; more than that is the beginning of a request. */
   bytesRead: number;
 };
 
 export type Connections = {
-  /** Takes a request. False: its connection has been told that it ends before this one, which is never begun. */
+  /** Registers a request. Returns false if an earlier response announced the connection's end: then it is not answered. */
   take(request: IncomingMessage, response: ServerResponse): boolean;
   /**
-   * Closes the server without resetting what was accepted: no new connections; every request that is here or still comes
-   * on an open connection is answered, and told with its last answer that the connection ends. `drain` is handed the
-   * moment at which everything has been answered, and resolves then or when it has made the rest answer.
+   * Closes the server without resetting accepted connections. New connections are refused. Every request that has arrived
+   * or still arrives on an open connection is answered; the last response announces the end of its connection. `drain`
+   * receives a promise that resolves when all requests have been answered, and may cut the rest short before then.
    */
   stop(drain: (answered: Promise<void>) => Promise<void>): Promise<void>;
 };
 
-/** Follows the connections of an HTTP server, from their beginning to the stop. */
+/** Tracks the connections of an HTTP server so that it can stop gracefully. */
 export function followConnections(server: Server): Connections {
   const connections = new Map<Socket, Connection>();
   let stopping = false;
@@ -41,18 +41,18 @@ export function followConnections(server: Server): Connections {
     socket.once('close', () => connections.delete(socket));
   });
 
-  /** The last answer on a connection says `Connection: close`; one before it must not, or those behind it are lost. */
+  /** Only the last response may say `Connection: close`; on an earlier one it would lose the requests behind it. */
   const announceEnd = ({ last }: Connection, isEnd: boolean) => {
     if (last && !last.headersSent) last.shouldKeepAlive = !isEnd;
   };
   const hasAnnouncedEnd = ({ last }: Connection) => last?.headersSent === true && !last.shouldKeepAlive;
 
-  const isSilent = (socket: Socket, { open, bytesRead }: Connection) => open === 0 && socket.bytesRead === bytesRead;
-  const isAnySpeaking = () => [...connections].some(([socket, it]) => !isSilent(socket, it));
-  function closeSilent() {
-    for (const [socket, it] of connections) if (isSilent(socket, it)) socket.destroySoon();
+  const isIdle = (socket: Socket, { open, bytesRead }: Connection) => open === 0 && socket.bytesRead === bytesRead;
+  const isAnyBusy = () => [...connections].some(([socket, it]) => !isIdle(socket, it));
+  function closeIdle() {
+    for (const [socket, it] of connections) if (isIdle(socket, it)) socket.destroySoon();
   }
-  const look = () => new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+  const pause = () => new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
 
   return {
     take({ socket }, response) {
@@ -74,28 +74,28 @@ export function followConnections(server: Server): Connections {
 
     async stop(drain) {
       stopping = true;
-      // The connections that the kernel has taken for us already: a whole turn of the loop takes them in.
+      // The kernel may have accepted connections already: a full turn of the event loop takes them in.
       for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => setImmediate(resolve));
-      // Not http's own close, which would end idle connections at once, with whatever is on its way to us on them.
+      // Not http's own close: it ends idle connections at once and loses requests on their way.
       const closed = new Promise((resolve) => net.Server.prototype.close.call(server, resolve));
       for (const connection of connections.values()) announceEnd(connection, true);
 
       let drained = false;
       const lingerUntil = performance.now() + LINGER_MILLISECONDS;
       async function answered() {
-        while (!drained && connections.size && (isAnySpeaking() || performance.now() < lingerUntil)) await look();
+        while (!drained && connections.size && (isAnyBusy() || performance.now() < lingerUntil)) await pause();
       }
       await drain(answered());
       drained = true;
 
-      const lastWordsUntil = performance.now() + LAST_WORDS_MILLISECONDS;
-      while (connections.size && performance.now() < lastWordsUntil) {
-        closeSilent();
-        await look();
+      const flushUntil = performance.now() + FLUSH_MILLISECONDS;
+      while (connections.size && performance.now() < flushUntil) {
+        closeIdle();
+        await pause();
       }
       server.closeAllConnections();
       await closed;
-      server.close(); // Ends http's own look at slow clients, too.
+      server.close(); // Stops http's own check for slow clients, too.
     },
   };
 }

@@ -66,13 +66,13 @@ export type HttpApp = ChatApp &
 
 export type Env = {
   Bindings: HttpBindings;
-  /** `routerWallet`: whose gateway key it is, for the headers that tell of its limit. */
+  /** `routerWallet`: the wallet of the gateway key, for the rate limit headers. */
   Variables: { requestId?: string; allow?: string; routerWallet?: string };
 };
 
-/** Bodies are 64 KiB unless the endpoint says otherwise (design 2.20). */
+/** The largest body unless the endpoint says otherwise: 64 KiB (design 2.20). */
 const BODY_BYTES_MAX = 64 * 1024;
-/** The system takes so much of an answer off our hands, read or not. */
+/** Responses up to this size fit into the kernel's buffers, so they are not counted until they are read. */
 const ANSWER_BYTES_SMALL = 64 * 1024;
 const UNREADABLE = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
@@ -80,62 +80,62 @@ const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
 export type Call<S extends Scope, B> = {
   principal: PrincipalFor<S>;
   body: B;
-  /** The body as it was parsed, before defaults: what the fingerprint is taken of. */
+  /** The parsed body before defaults; the fingerprint is computed from it. */
   raw: unknown;
-  /** The Idempotency-Key, on endpoints that take one. */
+  /** The Idempotency-Key on endpoints that take one, otherwise empty. */
   idempotencyKey: string;
-  /** The caller sent none, and never will: it is this request's alone. */
+  /** True when the caller sent no key: the request id stands in for it, so no retry can match it. */
   isKeyMadeUp: boolean;
   requestId: string;
   params: Record<string, string>;
   query: Record<string, string>;
-  /** What this request keeps in memory until it is answered. */
+  /** Counts the memory that this request uses until it is answered. */
   share: Allowance;
-  /** Calls `listener` when the client goes away before it has its answer; at once where it has gone already. */
+  /** Calls `listener` when the client disconnects before its response; at once if it already has. */
   whenGone(listener: () => void): void;
 };
 
 export type Reply =
   | { body: Buffer | object; replayed?: boolean }
-  /** Streams its answer; what it throws before it has begun is answered like any other refusal. */
+  /** Streams the response. An error thrown before the stream begins is answered like any other. */
   | { stream(events: EventStream, share: Allowance): Promise<void> };
 
-/** One endpoint of the interface: what it takes, what it answers, and what it does. The API document is made of these. */
+/** One endpoint of the interface: its request, its response and its handler. The OpenAPI document is generated from these. */
 export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
   summary: string;
   scope: S;
   body?: B;
-  /** A request without a body is taken as one with an empty object. */
+  /** Treats a request without a body as one with an empty object. */
   isBodyOptional?: boolean;
   bodyBytesMax?: number;
-  /** Numbers directly in lists that a body may have beside the 50,000 values that every body may have. */
+  /** Numbers directly in lists that are exempt from the limit of 50,000 values per body. */
   bodyNumbersMax?: number;
   query?: v.GenericSchema;
-  /** Whether the header Idempotency-Key is required, or taken where it is sent. */
+  /** `true` requires the Idempotency-Key header; `'optional'` accepts it. */
   idempotent?: boolean | 'optional';
   status?: 200 | 201;
   answer: v.GenericSchema;
-  /** The refusals that are this endpoint's own, beside those that every endpoint has. */
+  /** The refusals of this endpoint, in addition to those that every endpoint has. */
   refusals?: readonly RefusalCode[];
   example: { body?: unknown; answer: unknown };
   run(app: HttpApp, call: Call<S, v.InferOutput<B>>): Promise<Reply> | Reply;
 };
 
-/** Keeps the types of one endpoint together; the list of routes forgets them. */
+/** Checks the types of one endpoint against each other; the route table erases them. */
 export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoint<S, B>): Endpoint {
   return it as unknown as Endpoint;
 }
 
-/** An endpoint as a handler. */
+/** Turns an endpoint into a Hono handler. */
 export function open(app: HttpApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
     const requestId = requestIdOf(c);
-    // Before authentication: in books that lost entries a good token may be unknown, and that would be a lie about it.
+    // Before authentication: if the books lost entries, a valid token may be missing and would wrongly get a 401.
     if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
-    const principal = await enter(app, c);
+    const principal = await authenticateAndLimit(app, c);
     const share = app.memory.open(callerOf(principal));
     try {
-      const reply = await ask(app, it, c, principal, share);
+      const reply = await runEndpoint(app, it, c, principal, share);
       if ('stream' in reply) return await respondWithEvents(app, c, reply.stream, share);
       const headers = headersOf(app, c, requestId);
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
@@ -149,8 +149,8 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
   };
 }
 
-/** Reads the request and does what it asks for. The order of its lines is the documented order of answers (design 2.6). */
-async function ask(
+/** Reads, checks and runs a request. The order of the checks is the documented precedence of errors (design 2.6). */
+async function runEndpoint(
   app: HttpApp,
   it: Endpoint,
   c: Context<Env>,
@@ -167,7 +167,7 @@ async function ask(
     if (!isMissing) refuseMediaType(incoming);
     const bytes = isMissing ? undefined : await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
     raw = bytes ? parseJson(bytes, it.bodyNumbersMax ?? 0, share) : {};
-    // A body may come slowly: revoking a key ends the requests that it began.
+    // A body may arrive slowly: a key that was revoked meanwhile must not complete its request.
     refuseRevoked(app.ledger.read, principal);
   }
   const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
@@ -182,27 +182,27 @@ async function ask(
   return it.run(app, { principal: caller, ...asked });
 }
 
-/** Calls `listener` when the answer was written or its client has gone, which may be so already. */
+/** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
 function whenOver(c: Context<Env>, listener: () => void): void {
   const response = c.env.outgoing as ServerResponse;
   if (response.closed || response.destroyed) listener();
   else response.once('close', listener);
 }
 
-/** An answer is in memory until its client has taken it, or is gone. */
+/** Counts a response as in memory until its client has read it or has disconnected. */
 function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void {
   share.add(bytes);
   whenOver(c, share.close);
 }
 
-/** The id of this request, on every answer and in the log (design 2.21). */
+/** Returns the id of this request, which is in every response and in the log (design 2.21). */
 export function requestIdOf(c: Context<Env>): string {
   const id = c.var.requestId ?? newId('req');
   c.set('requestId', id);
   return id;
 }
 
-/** Streams an answer. What breaks when it has begun is its last event; the client sees that the end is missing. */
+/** Streams a response. An error after its beginning is sent as the last event, without the end marker. */
 async function respondWithEvents(
   app: HttpApp,
   c: Context<Env>,
@@ -213,29 +213,29 @@ async function respondWithEvents(
   const headers = () => headersOf(app, c, requestId);
   const events = openEventStream(c.env.outgoing as ServerResponse, headers, app.stallMilliseconds);
   const begin = (more?: Record<string, string>) => {
-    share.close(); // By now the request was sent on: a stream may last for an hour.
+    share.close(); // By now the request has been forwarded, and a stream may last for an hour.
     events.begin(more);
   };
   try {
     await stream({ ...events, begin }, share);
   } catch (error) {
     if (!events.hasBegun()) throw error;
-    const { refusal, message } = told(app, c, error);
+    const { refusal, message } = describeError(app, c, error);
     await events.write(eventOf(openAiBody(refusal, message, requestId)));
   } finally {
-    events.end(); // The attempt may go on without its client; from here the answer is not its own any more.
+    events.end(); // The attempt may continue without its client, but must not write to this response any more.
   }
   return RESPONSE_ALREADY_SENT;
 }
 
 type Headers = Record<string, string>;
 
-/** Who is counted: a key by itself, whoever has signed in by the account. */
+/** The id that limits count by: the wallet, the account of a session, or the key. */
 const callerOf = (principal: Principal) =>
   'wallet' in principal ? principal.wallet.id : principal.kind === 'session' ? principal.accountId : principal.keyId;
 
 function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
-  // Many answers carry a credential, and of the others none is of use to a cache.
+  // Many responses carry a credential, and none of the others is worth caching.
   const headers: Headers = {
     'content-type': 'application/json',
     'x-request-id': requestId,
@@ -250,8 +250,8 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
   return headers;
 }
 
-/** Authenticates and counts: a valid token against its own limit, a failure against the limit of its address. */
-async function enter(app: HttpApp, c: Context<Env>): Promise<Principal> {
+/** Authenticates and applies rate limits: a valid token against its own, a failure against that of its network. */
+async function authenticateAndLimit(app: HttpApp, c: Context<Env>): Promise<Principal> {
   const { incoming } = c.env;
   try {
     const found = authenticate(app.ledger.read, bearerOf(incoming.headers.authorization), app.sessions);
@@ -265,18 +265,18 @@ async function enter(app: HttpApp, c: Context<Env>): Promise<Principal> {
     }
     return principal;
   } catch (error) {
-    // A wrong credential may be a guess; a missing one is none.
+    // A wrong credential may be a guess; a missing one is not.
     if (error instanceof Refusal && error.code === 'unauthenticated' && incoming.headers.authorization !== undefined)
       app.limits.failedAuth.take(callerNetwork(app, incoming));
     throw error;
   }
 }
 
-/** The network that a request comes from, behind trusted proxies too: what strangers are counted by. */
+/** Returns the network of the client, also behind trusted proxies. Unauthenticated requests are limited by it. */
 export function callerNetwork(app: Pick<HttpApp, 'addressOf'>, incoming: HttpBindings['incoming']): string {
   const forwarded = incoming.headers['x-forwarded-for'];
-  const said = Array.isArray(forwarded) ? forwarded.join(',') : forwarded;
-  return networkOf(app.addressOf(incoming.socket.remoteAddress, said));
+  const forwardedFor = Array.isArray(forwarded) ? forwarded.join(',') : forwarded;
+  return networkOf(app.addressOf(incoming.socket.remoteAddress, forwardedFor));
 }
 
 function readIdempotencyKey(key: string | undefined): string {
@@ -286,8 +286,8 @@ function readIdempotencyKey(key: string | undefined): string {
 }
 
 /**
- * The answer to what no route ever sees, in the shape of every other refusal: a request that cannot be read as HTTP, one
- * that is refused by its head, or one whose `fault` went past `onError`, which is ours.
+ * Builds the error response for requests that never reach a route: unreadable as HTTP, refused by their head, or failed
+ * outside `onError`. A `fault` that is not a Refusal is an internal error.
  */
 export function unparsableRequest(
   app: Pick<HttpApp, 'events'>,
@@ -310,8 +310,12 @@ export function unparsableRequest(
   };
 }
 
-/** What is said of whatever was thrown, in the log and to the caller. A 500 says nothing of the inside. */
-function told(app: Pick<HttpApp, 'events'>, c: Context<Env>, error: unknown): { refusal: Refusal; message: string } {
+/** Logs an error and returns what the caller may see of it. An internal error reveals no details. */
+function describeError(
+  app: Pick<HttpApp, 'events'>,
+  c: Context<Env>,
+  error: unknown,
+): { refusal: Refusal; message: string } {
   const requestId = requestIdOf(c);
   if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
@@ -320,18 +324,18 @@ function told(app: Pick<HttpApp, 'events'>, c: Context<Env>, error: unknown): { 
   return { refusal, message };
 }
 
-/** The answer for whatever was thrown. */
+/** Returns Hono's error handler, which turns anything thrown into an error response. */
 export function onError(app: Pick<HttpApp, 'events' | 'limits'>): ErrorHandler<Env> {
   return (error, c) => {
     const requestId = requestIdOf(c);
-    const { refusal, message } = told(app, c, error);
+    const { refusal, message } = describeError(app, c, error);
     const { code, retryAfterSeconds } = refusal;
     const isOpenAi = isOpenAiPath(c.req.path);
     const headers = headersOf(app, c, requestId);
     if (isOpenAi) headers['x-should-retry'] = String(isPassing(code));
     if (retryAfterSeconds !== undefined)
       headers['retry-after'] = String(isOpenAi ? Math.min(retryAfterSeconds, RETRY_SECONDS_MAX) : retryAfterSeconds);
-    // What is left of a body that was not read is not waited for.
+    // The unread rest of the body is not waited for.
     if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
     if (c.var.allow) headers.allow = c.var.allow;

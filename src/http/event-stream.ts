@@ -1,17 +1,17 @@
 import type { ServerResponse } from 'node:http';
 import type { Listener } from '../chat/stream.ts';
 
-/** An answer of server-sent events, written straight to the client's connection. */
+/** A response of server-sent events, written directly to the client's connection. */
 export type EventStream = Listener & {
   begin(headers?: Record<string, string>): void;
   hasBegun(): boolean;
-  /** The end, also of a stream that has not begun and never will: nothing that comes later is written. */
+  /** Ends the stream, even one that has not begun: later writes are dropped. */
   end(): void;
 };
 
 /**
- * `headers` go out with the first byte. Nothing is written, and nothing waited for, once the client has gone; one that
- * takes nothing for `stallMilliseconds` has gone.
+ * Opens an event stream on a response. `headers` are sent with the first byte. Once the client has disconnected, writes
+ * are dropped and resolve at once. A client that reads nothing for `stallMilliseconds` is disconnected.
  */
 export function openEventStream(
   response: ServerResponse,
@@ -20,7 +20,7 @@ export function openEventStream(
 ): EventStream {
   let begun = false;
   let over = false;
-  // More than one may wait: when the server stops, its last word comes while the stream itself waits for the client.
+  // More than one may wait: a stopping server writes its last event while the stream itself waits for the client.
   let waiting: (() => void)[] = [];
   const release = () => {
     for (const go of waiting) go();
@@ -48,14 +48,14 @@ export function openEventStream(
     },
     write(bytes) {
       if (isGone() || response.write(bytes)) return undefined;
-      // Node's own measure: when not one byte was taken for so long, the connection ends.
+      // Node closes the connection when the client has read nothing for this long.
       response.socket?.setTimeout(stallMilliseconds);
       return new Promise((resolve) => waiting.push(resolve));
     },
     end() {
       if (begun && !isGone()) {
         response.end();
-        response.socket?.setTimeout(stallMilliseconds); // The last of it has to be taken too.
+        response.socket?.setTimeout(stallMilliseconds); // The client has to read the rest, too.
       }
       over = true;
     },

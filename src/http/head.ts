@@ -3,12 +3,12 @@ import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import { Refusal } from '../refusal.ts';
 
-/** A segment of one or two dots, percent-encoded or not, or a backslash, which URLs take for a slash. */
+/** A segment of one or two dots, percent-encoded or not, or a backslash, which URL parsers treat as a slash. */
 const DOT_SEGMENT = /(^|\/)(\.|%2e){1,2}(\/|$)|\\/i;
 
 /**
- * Why a request is refused by its head alone, if it is. No Host or two of them (RFC 9112, section 3.2); a path that means
- * another one, so that a proxy in front that goes by the path cannot be passed.
+ * Returns the refusal that a request gets by its head alone, if any: no Host or two of them (RFC 9112, section 3.2), or a
+ * path that normalizes to another one, which could bypass a proxy that filters by path.
  */
 export function faultOfHead({ httpVersion, rawHeaders, url = '' }: IncomingMessage): Refusal | undefined {
   let hosts = 0;
@@ -16,18 +16,17 @@ export function faultOfHead({ httpVersion, rawHeaders, url = '' }: IncomingMessa
   if (hosts > 1 || (hosts === 0 && httpVersion === '1.1'))
     return new Refusal('invalid_request', 'Send exactly one Host header.');
   if (DOT_SEGMENT.test(url.split(/[?#]/, 1)[0] as string))
-    return new Refusal('not_found', 'There is no such path: it has a segment of dots, or a backslash.');
+    return new Refusal('not_found', 'There is no such path: it has a dot segment or a backslash.');
   return undefined;
 }
 
-/** Whether the request expects something that is not offered: 417 (RFC 9110, section 10.1.1). */
+/** Tells whether the request has an expectation that cannot be met: answered with 417 (RFC 9110, section 10.1.1). */
 export const expectsTooMuch = ({ headers }: IncomingMessage) =>
   headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue';
 
 /**
- * Whether a Host header names an address of this machine in a way that no page of somebody else can: an IP address,
- * `localhost`, this machine's own host name, or `listen`, the host that is configured. A page whose own name was made to
- * point here (DNS rebinding) sends that name.
+ * Tells whether a Host header is an IP address, `localhost`, this machine's host name, or `listen`, the configured host.
+ * Guards against DNS rebinding: a foreign page whose name was made to resolve to this machine sends that name.
  */
 export function isOwnHost(host: string | undefined, listen: string): boolean {
   const [, bracketed, plain] = /^(?:\[([^\]]*)\]|([^:]*))(?::\d*)?$/.exec(host ?? '') ?? [];

@@ -1,91 +1,91 @@
 import { Refusal } from '../refusal.ts';
 
-/** Bytes of bodies, output and answers that are kept in memory at this moment, of one caller and of all. */
-const HELD_BYTES_MAX = { caller: 64 * 1024 * 1024, all: 256 * 1024 * 1024 };
+/** The most bytes of bodies, output and responses in memory at a time, for one caller and for all. */
+const BYTES_MAX = { caller: 64 * 1024 * 1024, all: 256 * 1024 * 1024 };
 const RETRY_SECONDS = 2;
 const STOPPING_RETRY_SECONDS = 5;
 
-/** What one request keeps in memory. */
+/** Counts the memory that one request uses. */
 export type Allowance = {
-  /** So many bytes more of a body. Refuses with `rate_limited` what would be too much. */
+  /** Adds bytes of a body. Throws `rate_limited` when they exceed the quota. */
   take(bytes: number): void;
-  /** The same, but false where it would be too much. */
+  /** Like `take`, but returns false instead of throwing. */
   tryTake(bytes: number): boolean;
-  /** So many bytes more of an answer: it is there, so it is never refused. The caller's next body is. */
+  /** Adds bytes of a response. Never refuses, as the response exists; the caller's next body may be refused instead. */
   add(bytes: number): void;
-  /** So many of these bytes are not kept any more. */
+  /** Subtracts bytes that are no longer in memory. */
   release(bytes: number): void;
-  /** Nothing is kept any more. */
+  /** Releases all bytes. */
   close(): void;
-  /** Reads on, unless `cutOff` comes first. */
+  /** Awaits `read`, but throws `read_only` when `cutOff` is called first. */
   unlessCutOff<T>(read: () => Promise<T>): Promise<T>;
 };
 
 /**
- * Counts what callers keep in memory: a body until it was sent on or is done with, the output of a command while it runs,
- * an answer until the client has taken it, listings and unread input of SSH clients. So neither slow senders, nor slow
- * readers, nor many who wait for the same fill the memory.
+ * Limits the memory that callers use: a body until it has been forwarded or processed, the output of a command while it
+ * runs, a response until the client has read it, and listings and unread input of SSH clients. Neither slow senders nor
+ * slow readers nor many concurrent requests can exhaust memory.
  */
 export type MemoryQuota = {
   open(caller: string): Allowance;
-  /** Refuses whatever is still being read; for a server that stops. */
+  /** Throws `read_only` in every pending `unlessCutOff`, for a server that is stopping. */
   cutOff(): void;
 };
 
 export function createMemoryQuota(): MemoryQuota {
   const byCaller = new Map<string, number>();
-  const cuts = new Set<(refusal: Refusal) => void>();
+  const pending = new Set<(refusal: Refusal) => void>();
   let all = 0;
 
-  /** When all is full, whoever has less than an even share still gets it: no few callers can shut the others out. */
-  const isRoom = (own: number, sum: number, callers: number) =>
-    own <= HELD_BYTES_MAX.caller && (sum <= HELD_BYTES_MAX.all || own <= HELD_BYTES_MAX.all / callers);
+  /** When the total is used up, a caller below an even share still gets memory: a few cannot shut out the rest. */
+  const fits = (own: number, sum: number, callers: number) =>
+    own <= BYTES_MAX.caller && (sum <= BYTES_MAX.all || own <= BYTES_MAX.all / callers);
   const tooMuch = () =>
     new Refusal(
       'rate_limited',
-      'Too much is in memory for this caller: bodies that are being worked on, output of commands, and answers that were not read to their end. Retry when some are done.',
+      'This caller uses too much memory: request bodies in progress, command output, and responses that have not been read. Retry when some are done.',
       { retryAfterSeconds: RETRY_SECONDS },
     );
 
   const stopping = () =>
-    new Refusal('read_only', 'The server is stopping, and this body has not come to its end. Retry in a moment.', {
+    new Refusal('read_only', 'The server is stopping, and this body is not complete. Retry in a moment.', {
       retryAfterSeconds: STOPPING_RETRY_SECONDS,
     });
   async function unlessCutOff<T>(read: () => Promise<T>): Promise<T> {
     const { promise, reject } = Promise.withResolvers<never>();
-    cuts.add(reject);
+    pending.add(reject);
     try {
       return await Promise.race([read(), promise]);
     } finally {
-      cuts.delete(reject);
+      pending.delete(reject);
     }
   }
 
   return {
     cutOff() {
-      for (const cut of cuts) cut(stopping());
+      for (const reject of pending) reject(stopping());
     },
     open(caller) {
-      let kept = 0;
+      let used = 0;
       function add(bytes: number) {
         byCaller.set(caller, (byCaller.get(caller) ?? 0) + bytes);
         all += bytes;
-        kept += bytes;
+        used += bytes;
       }
       function tryTake(bytes: number): boolean {
         const before = byCaller.get(caller);
         const callers = byCaller.size + (before === undefined ? 1 : 0);
-        if (!isRoom((before ?? 0) + bytes, all + bytes, callers)) return false;
+        if (!fits((before ?? 0) + bytes, all + bytes, callers)) return false;
         add(bytes);
         return true;
       }
-      function release(most: number) {
-        const bytes = Math.min(most, kept); // Whoever has left may still let go of something.
+      function release(wanted: number) {
+        const bytes = Math.min(wanted, used); // A caller may release something after it has closed.
         const left = (byCaller.get(caller) ?? 0) - bytes;
         if (left > 0) byCaller.set(caller, left);
         else byCaller.delete(caller);
         all -= bytes;
-        kept -= bytes;
+        used -= bytes;
       }
       return {
         take(bytes) {
@@ -95,7 +95,7 @@ export function createMemoryQuota(): MemoryQuota {
         add,
         unlessCutOff,
         release,
-        close: () => release(kept),
+        close: () => release(used),
       };
     },
   };

@@ -1,10 +1,10 @@
 import { redactTokens } from '../log.ts';
 import { REFUSALS, type Refusal, type RefusalCode } from '../refusal.ts';
 
-/** Under the gateway's base URL errors have the shape that OpenAI's clients read (design, section 8). */
+/** Tells whether a path answers errors in OpenAI's shape: every path under the gateway's base URL (design, section 8). */
 export const isOpenAiPath = (path: string) => path.startsWith('/v1/router/') && path !== '/v1/router/key';
 
-/** Clients wait these out by themselves, or come back to a better answer. Of everything else a repetition is no use. */
+/** Codes worth retrying; stock clients back off by themselves. Retrying any other code is pointless. */
 const PASSING = new Set<RefusalCode>([
   'funds_held',
   'rate_limited',
@@ -13,7 +13,7 @@ const PASSING = new Set<RefusalCode>([
   'read_only',
 ]);
 
-/** Stock clients give up above it, or wait two seconds instead. */
+/** The longest Retry-After that stock clients obey; above it they give up or wait two seconds instead. */
 export const RETRY_SECONDS_MAX = 59;
 
 const TYPES: Record<number, string> = {
@@ -28,7 +28,7 @@ export function openAiStatus(code: RefusalCode): number {
   return code === 'funds_held' ? REFUSALS.rate_limited.status : REFUSALS[code].status;
 }
 
-/** The body, with `type` and `param` beside what every refusal has. */
+/** Builds an error body in OpenAI's shape, with `type` and `param`. */
 export function openAiBody({ code, param }: Refusal, message: string, requestId: string) {
   const status = openAiStatus(code);
   const type = TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error');
@@ -37,5 +37,5 @@ export function openAiBody({ code, param }: Refusal, message: string, requestId:
   return { error: { message, type, param: quoted, code }, request_id: requestId };
 }
 
-/** For `x-should-retry`, which openai's clients obey whatever the status says. */
+/** Tells whether a code is worth retrying: the value of `x-should-retry`, which OpenAI's clients obey over the status. */
 export const isPassing = (code: RefusalCode): boolean => PASSING.has(code);

@@ -12,7 +12,7 @@ import type { Endpoint } from './endpoint.ts';
 /** The version that the interface declares (interface, section 9). */
 const INTERFACE_VERSION = '0.1.0';
 
-/** Schemas that have a name in the document. */
+/** The schemas that are named components of the document. */
 const NAMED = {
   Error: ErrorBody,
   Account: AccountBody,
@@ -23,7 +23,7 @@ const NAMED = {
   Model: ModelRecord,
 };
 
-/** What a signed-in session may be refused with beside: the identity provider cannot be asked whether its token is good. */
+/** Additional refusals where a session is accepted: the identity provider may be unreachable. */
 const WITH_SESSION: RefusalCode[] = ['provider_unavailable'];
 const EVERYWHERE: RefusalCode[] = [
   'unauthenticated',
@@ -45,7 +45,7 @@ const bearer = (description: string) => ({ type: 'http', scheme: 'bearer', descr
 
 type JsonObject = Record<string, unknown>;
 
-/** The OpenAPI 3.1 document, generated from the same schemas that validate. `servers` names `baseUrl`. */
+/** Generates the OpenAPI 3.1 document from the schemas that validate requests. `servers` names `baseUrl`. */
 export function openApiDocument(routes: readonly [string, string, Endpoint][], baseUrl: string): JsonObject {
   const paths: Record<string, JsonObject> = {};
   for (const [method, path, endpoint] of routes) {
@@ -143,16 +143,16 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
   };
 }
 
-/** `POST /v1/wallets/:id/close` is `postWalletsIdClose`. */
+/** Derives the operation id: `POST /v1/wallets/:id/close` is `postWalletsIdClose`. */
 function operationId(method: string, path: string): string {
   const words = path.slice('/v1/'.length).split(/[/:_]+/);
   return method.toLowerCase() + words.map((word) => word.charAt(0).toUpperCase() + word.slice(1)).join('');
 }
 
-/** What an action says of itself in JSON Schema (`checked` in wire/parts.ts). */
+/** The JSON Schema keywords that an action carries (`checked` in wire/parts.ts). */
 const keywordsOf = (action: object): JsonObject => ('keywords' in action ? (action.keywords as JsonObject) : {});
 
-/** A schema in JSON Schema; named schemas become references, `self` excepted. Checks in code leave their keywords. */
+/** Converts a schema to JSON Schema. Named schemas except `self` become references; checks in code add their keywords. */
 function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
   const definitions = Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
   const {

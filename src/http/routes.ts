@@ -19,7 +19,7 @@ import { stripeWebhook } from './webhook.ts';
 
 export type Method = 'GET' | 'POST' | 'DELETE';
 
-/** Every endpoint of the interface, section 4, in its order. */
+/** Every endpoint of the interface, section 4, in the same order. */
 export const ROUTES: readonly [Method, string, Endpoint][] = [
   ['GET', '/v1/account', readAccount],
   ['GET', '/v1/keys', listKeys],
@@ -51,7 +51,7 @@ export const ROUTES: readonly [Method, string, Endpoint][] = [
   ['POST', '/v1/chat/completions', createChatCompletion],
 ];
 
-/** What stands under the gateway's base URL, for clients that speak OpenAI's API (design, section 8). */
+/** The endpoints under the gateway's base URL, for clients of OpenAI's API (design, section 8). */
 const ROUTER_ROUTES: typeof ROUTES = [
   ['GET', '/v1/router/models', router.listRouterModels],
   ['GET', '/v1/router/models/:id{.+}', router.readRouterModel],
@@ -59,12 +59,12 @@ const ROUTER_ROUTES: typeof ROUTES = [
   ['POST', '/v1/router/embeddings', router.createEmbeddings],
 ];
 
-/** The door: everything that listens on `listen`. */
+/** Builds the HTTP application that is served on `listen`: endpoints, API document, health checks and webhook. */
 export function createHttpApp(app: HttpApp): Hono<Env> {
-  const door = new Hono<Env>();
-  door.onError(onError(app));
+  const hono = new Hono<Env>();
+  hono.onError(onError(app));
   const routes = [...ROUTES, ...ROUTER_ROUTES];
-  for (const [method, path, endpoint] of routes) door.on(method, path, open(app, endpoint));
+  for (const [method, path, endpoint] of routes) hono.on(method, path, open(app, endpoint));
 
   let document: string | undefined;
   const describe = (c: Context<Env>) => {
@@ -80,27 +80,27 @@ export function createHttpApp(app: HttpApp): Hono<Env> {
       const fault =
         app.health.fault ?? stopping ?? app.diskReserve.shortage() ?? app.ledger.failure() ?? app.clock.holdsBlocked();
       if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
-      const caution = describeReportOnly(app.ledger.read)?.sentence; // It serves money all the same.
-      return json(c, 200, JSON.stringify({ ready: true, ...(caution ? { report_only: caution } : {}) }));
+      const reportOnly = describeReportOnly(app.ledger.read)?.sentence; // Report-only does not stop payments, so the server is ready.
+      return json(c, 200, JSON.stringify({ ready: true, ...(reportOnly ? { report_only: reportOnly } : {}) }));
     },
   };
-  for (const [path, handle] of Object.entries(plain)) door.get(path, handle);
+  for (const [path, handle] of Object.entries(plain)) hono.get(path, handle);
 
   const allowed = new Map<string, string[]>(Object.keys(plain).map((path) => [path, ['GET']]));
   if (app.payments?.takesWebhooks) {
-    door.post('/webhooks/stripe', stripeWebhook(app, app.payments));
+    hono.post('/webhooks/stripe', stripeWebhook(app, app.payments));
     allowed.set('/webhooks/stripe', ['POST']);
   }
   for (const [method, path] of routes) allowed.set(path, [...(allowed.get(path) ?? []), method]);
   for (const [path, methods] of allowed)
-    door.all(path, (c) => {
+    hono.all(path, (c) => {
       c.set('allow', methods.join(', '));
       throw new Refusal('method_not_allowed');
     });
-  door.notFound(() => {
+  hono.notFound(() => {
     throw new Refusal('not_found', 'There is no such path.');
   });
-  return door;
+  return hono;
 }
 
 function json(c: Context<Env>, status: number, body: string): Response {

@@ -5,13 +5,13 @@ import { Refusal } from '../refusal.ts';
 import { readBody } from './body.ts';
 import { callerNetwork, type Env, type HttpApp, requestIdOf } from './endpoint.ts';
 
-/** Stripe's own are a few KiB. */
+/** The largest webhook body. Stripe's are a few KiB. */
 const WEBHOOK_BYTES_MAX = 256 * 1024;
 
 /**
- * `POST /webhooks/stripe`: what the payment provider tells of its own accord. It carries no token: its signature over the
- * bytes as they came is the proof, so nothing is parsed before that. It is 200 only when what it changed is on disk; of
- * anything else the provider tells again.
+ * Handles `POST /webhooks/stripe`, the payment provider's notifications. They carry no token: the signature over the raw
+ * bytes authenticates them, and nothing is parsed before it is verified. Answers 200 only once the change is on disk; the
+ * provider sends everything else again.
  */
 export function stripeWebhook(app: HttpApp, payments: Provider): Handler<Env> {
   return async function handle(c: Context<Env>) {
@@ -35,7 +35,7 @@ export function stripeWebhook(app: HttpApp, payments: Provider): Handler<Env> {
   };
 }
 
-/** Whatever is wrong with a message, its sender hears no more than that. */
+/** Logs what is wrong with a message; its sender only sees `invalid_request`. */
 function opened<T>(open: () => T, app: HttpApp, requestId: string): T {
   try {
     return open();

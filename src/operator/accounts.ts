@@ -14,7 +14,7 @@ import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 
 const cents = v.pipe(v.number(), v.safeInteger());
 
-/** `{id, name, available_cents, reserved_cents, spent_cents, welcome_credit_cents}` (design, section 4), and its state. */
+/** The account body `{id, name, available_cents, reserved_cents, spent_cents, welcome_credit_cents}` (design, section 4), and its state. */
 function record(account: Account) {
   return {
     id: account.id,

@@ -3,15 +3,15 @@ import http from 'node:http';
 import { basename, dirname } from 'node:path';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 
-/** The kernel's limit for the path of a unix socket, its closing NUL included. */
+/** The longest path of a unix socket that the kernel accepts, without the terminating NUL (unix(7)). */
 const SOCKET_PATH_BYTES_MAX = 107;
 
-/** What goes over the socket: a command's value, or its refusal. */
+/** The response on the socket: a command's value, or its refusal. */
 export type Answer = { value: unknown } | { refusal: { code: RefusalCode; message: string } };
 
 /**
- * The path by which a socket is reached: itself, or, where it is longer than the kernel takes, by way of an open
- * directory. `free` closes that directory.
+ * Returns a path by which a socket can be reached. A path longer than the kernel accepts is replaced by one through an open
+ * directory; `free` closes that directory.
  */
 export function reachable(path: string): { path: string; free(): void } {
   if (Buffer.byteLength(path) <= SOCKET_PATH_BYTES_MAX) return { path, free() {} };
@@ -20,8 +20,8 @@ export function reachable(path: string): { path: string; free(): void } {
 }
 
 /**
- * Asks the server that listens on `path`. Undefined when nobody listens there. `signal` ends the waiting, not the command.
- * Throws the server's refusal as a Refusal, `operation_uncertain` when the server went away in the middle.
+ * Runs a command on the server that listens on `path`. Returns undefined when no server listens there. `signal` ends the
+ * waiting, not the command. Throws the server's refusal, and `operation_uncertain` when the connection breaks off.
  */
 export async function askSocket(
   path: string,

@@ -3,7 +3,7 @@ import { type Checkout, findCheckout, listCheckouts, troubledCheckouts } from '.
 import { Refusal } from '../refusal.ts';
 import { command, Id } from './command.ts';
 
-/** What the operator sees of a checkout; never the address at which it is paid. */
+/** A checkout in the operator's view, without the URL of its payment page. */
 const record = (it: Checkout) => ({
   id: it.id,
   account_id: it.accountId,

@@ -5,17 +5,17 @@ import type { Catalogue } from '../router/catalogue.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
 
-/** What the commands use of the App. */
+/** The part of the App that commands use. */
 export type OperatorApp = CloseApp &
   OpenApp & { state: { readonly baseUrl: string }; health: Health; catalogue: Catalogue; keyPlace: KeyPlace };
 
-/** One command of the operator API: what it takes, and what it answers as a JSON value. */
+/** One command of the operator API: the schema of its input, and a function that returns a JSON value. */
 export type Command<I extends v.GenericSchema = v.GenericSchema, O = unknown> = {
   input: I;
   run(app: OperatorApp, input: v.InferOutput<I>): Promise<O> | O;
 };
 
-/** Keeps a command's types together. */
+/** Checks the types of a command against each other. */
 export function command<I extends v.GenericSchema, O>(input: I, run: Command<I, O>['run']): Command<I, O> {
   return { input, run };
 }

@@ -12,7 +12,7 @@ import { operations } from './operations.ts';
 import { resources } from './resources.ts';
 import { wallets } from './wallets.ts';
 
-/** Everything the CLI may ask, once: the same table answers in process and over the socket (design, section 4). */
+/** All commands of the CLI. The same table serves in process and over the socket (design, section 4). */
 export const COMMANDS = {
   ...accounts,
   ...checkouts,
@@ -29,10 +29,14 @@ export type CommandName = keyof typeof COMMANDS;
 export type CommandInput<N extends CommandName> = v.InferInput<(typeof COMMANDS)[N]['input']>;
 export type CommandOutput<N extends CommandName> = Awaited<ReturnType<(typeof COMMANDS)[N]['run']>>;
 
-/** Runs one command. Refuses with `not_found` what is no command, with `invalid_request` what it cannot take. */
+/**
+ * Runs one command. Throws `not_found` for an unknown command, `invalid_request` for invalid input, `read_only` when the
+ * database is not served, and the command's own refusals.
+ */
 export async function runCommand(app: OperatorApp, name: string, input: unknown): Promise<unknown> {
   const found = (COMMANDS as Record<string, Command>)[name];
-  if (!found || !Object.hasOwn(COMMANDS, name)) throw new Refusal('not_found', `This Purser has no command ${name}.`);
+  if (!found || !Object.hasOwn(COMMANDS, name))
+    throw new Refusal('not_found', `This version of Purser has no command ${name}.`);
   if (app.health.fault)
     throw new Refusal(
       'read_only',

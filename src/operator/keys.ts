@@ -7,7 +7,7 @@ import { Refusal } from '../refusal.ts';
 import { keyRecord, revokedKey } from '../wire/key.ts';
 import { command, Id, NOTHING, type OperatorApp } from './command.ts';
 
-/** Minted at the terminal: by nobody's key. */
+/** The `minted_by` of keys that were minted at the terminal rather than by a key. */
 const BY_CLI = 'cli';
 
 async function mint(app: OperatorApp, kind: Key['kind'], accountId: string, name: string) {
@@ -23,7 +23,7 @@ async function revoke(app: OperatorApp, kind: Key['kind'], id: string) {
   return revokedKey(await app.ledger.write((tx) => revokeKey(tx, id, kind, now)));
 }
 
-/** Keys outlive the operator key that minted them, and the list says who did (design 2.12). */
+/** A key in the operator's view. Keys outlive the operator key that minted them, so the list names it (design 2.12). */
 const record = (key: Key) => ({ ...keyRecord(key), account_id: key.accountId, minted_by: key.mintedBy });
 
 export const keys = {
@@ -47,7 +47,7 @@ export const keys = {
   'key.list': command(v.strictObject({ account: Id }), (app, { account }) => ({
     keys: listKeys(app.ledger.read, accountOf(app.ledger.read, account).id).map(record),
   })),
-  /** An account key's id or a gateway key's. */
+  /** Takes the id of an account key or of a gateway key. */
   'key.revoke': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const now = app.clock.now();
     const gatewayKey = await app.ledger.write((tx) => revokeRouterKey(tx, id, now));

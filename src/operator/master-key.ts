@@ -6,8 +6,8 @@ import { command } from './command.ts';
 
 export const masterKey = {
   /**
-   * A fresh master key, or the one that is given. It is in force at once. Printed is only a key that was made here and
-   * whose place is the operator's to write: nobody else has it.
+   * Rotates to `key`, or to a fresh master key, at once. The answer contains the key only if it was generated here and the
+   * operator has to put it in place: no other copy exists.
    */
   'master-key.rotate': command(v.strictObject({ key: v.optional(v.string()) }), (app, { key }) =>
     app.leaseMutex('master key', async () => {

@@ -12,7 +12,7 @@ export const models = {
         kind: model.kind,
         default_output_tokens: model.defaultOutputTokens,
         upstreams: model.routes.map(({ upstream }) => upstream),
-        /** Each way to it; the factor is above 1 where counts above the bound have raised it. */
+        /** The routes to the model. `bound_factor` is above 1 where token counts above the bound have raised it. */
         routes: model.routes.map(({ upstream, upstreamModel, contextLength, promptOverheadTokens, learned }) => ({
           upstream,
           upstream_model: upstreamModel,

@@ -15,7 +15,7 @@ export const operations = {
   'operation.show': command(v.strictObject({ id: Id }), (app, { id }) =>
     operationRecord(operationOf(app.ledger.read, id)),
   ),
-  /** Decides an uncertain operation by the operator's word; never one that this process is driving (design, section 6). */
+  /** Resolves an uncertain operation as the operator decides; never one that is in flight here (design, section 6). */
   'operation.resolve': command(
     v.strictObject({ id: Id, decision: v.picklist(['charge', 'release']), reason: Reason }),
     async (app, { id, decision, reason }) => {

@@ -5,24 +5,25 @@ import { newPass, sweep } from '../lease/sweep.ts';
 import { findResource, quarantinedResources, type Resource } from '../ledger/resource.ts';
 import type { OperatorApp } from './command.ts';
 
-/** So long a backend may take to say what it has; the answer names those that did not. */
+/** How long a backend may take to list its machines. The answer names those that did not respond. */
 const ASK_SECONDS = 30;
 
 /**
- * Holds the rows against the backends. Without `apply` it only looks: the orphans that a sweep would destroy, and of each
- * lease in question what its machine is and what would become of it. With `apply` the installation trusts its rows again
- * (docs/decisions/0010) and does so; what takes longer than `close_wait_seconds` the reaper goes on with.
+ * Compares the rows with the backends. Without `apply` it changes nothing and reports the orphans that a sweep would
+ * destroy, and for each quarantined lease the state of its machine and how it would end. With `apply` it ends report-only
+ * (docs/decisions/0010), destroys the orphans and advances those leases; the reaper continues what takes longer than
+ * `close_wait_seconds`.
  */
 export async function reconcile(app: OperatorApp, apply: boolean) {
-  const caution = describeReportOnly(app.ledger.read);
-  const questioned = quarantinedResources(app.ledger.read);
+  const reportOnly = describeReportOnly(app.ledger.read);
+  const quarantined = quarantinedResources(app.ledger.read);
   const faults: { provider: string; backend: string; error: string }[] = [];
-  const leases = await Promise.all(questioned.map((it) => examine(app, it)));
-  if (apply && caution) {
+  const leases = await Promise.all(quarantined.map((it) => examine(app, it)));
+  if (apply && reportOnly) {
     const now = app.clock.now();
     await app.ledger.write((tx) => endReportOnly(tx, now));
     app.events.trusted(leases.length);
-    const steps = questioned.map(({ id }) => advance(app, id));
+    const steps = quarantined.map(({ id }) => advance(app, id));
     await app.inFlight.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
     app.wakeAt(now);
   }
@@ -45,16 +46,16 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
   );
   return {
     applied: apply,
-    report_only: caution ? { since: caution.since, reason: caution.reason } : null,
+    report_only: reportOnly ? { since: reportOnly.since, reason: reportOnly.reason } : null,
     leases: leases.map((it) => ({ ...it, status: (findResource(app.ledger.read, it.id) as Resource).status })),
     orphans: orphans.flat(),
     faults,
   };
 }
 
-/** One lease in question: what stands at its backend, and what would become of it. */
+/** Describes one quarantined lease: the state of its machine, and how it would end. */
 async function examine(app: OperatorApp, row: Resource) {
-  const found = look(app, row).catch((error: Error) => ({
+  const found = inspect(app, row).catch((error: Error) => ({
     machine: `cannot be asked: ${error.message}`,
     deadline: null,
   }));
@@ -77,7 +78,7 @@ async function examine(app: OperatorApp, row: Resource) {
   };
 }
 
-async function look(app: OperatorApp, { ref, tag, ...row }: Resource) {
+async function inspect(app: OperatorApp, { ref, tag, ...row }: Resource) {
   const backend = app.slots.backendOf(row);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
   const machine: Machine | undefined = ref === null ? (await backend.find(tag))[0] : await backend.inspect(ref);

@@ -6,7 +6,7 @@ import { summaryOf } from '../wire/compute.ts';
 import { command, Id, type OperatorApp, Reason } from './command.ts';
 import { reconcile } from './reconcile.ts';
 
-/** The resource summary, and what the operator may know beside it. */
+/** The resource summary with the details for the operator. */
 function record(app: OperatorApp, it: Resource) {
   return {
     ...summaryOf(app.ledger.read, it),
@@ -27,7 +27,7 @@ function resourceWith(app: OperatorApp, id: string): Resource {
 }
 
 export const resources = {
-  /** What lives; with `all`, the latest 100. */
+  /** Lists live resources; with `all`, the latest 100, ended ones included. */
   'resource.list': command(v.strictObject({ all: v.optional(v.boolean(), false) }), (app, { all }) => {
     const list = all ? latestResources(app.ledger.read) : allLiveResources(app.ledger.read);
     return { resources: list.map((it) => record(app, it)), next_cursor: '' };
@@ -35,11 +35,11 @@ export const resources = {
   'resource.stop': command(v.strictObject({ id: Id }), async (app, { id }) =>
     record(app, await stopLease(app, resourceWith(app, id).id)),
   ),
-  /** What the backends have of ours that no live row knows, and what is in question; with `apply`, both are ended. */
+  /** Lists orphaned machines and quarantined leases; with `apply`, destroys the orphans and advances the leases. */
   'resource.reconcile': command(v.strictObject({ apply: v.optional(v.boolean(), false) }), (app, { apply }) =>
     reconcile(app, apply),
   ),
-  /** Lets go of a resource whose backend is gone for good: nobody confirmed that it ended. */
+  /** Gives up a resource whose backend is gone for good, without confirmation that its machine ended. */
   'resource.abandon': command(v.strictObject({ id: Id, reason: Reason }), async (app, { id, reason }) => {
     const resource = resourceWith(app, id);
     if (resource.endedAt !== null)

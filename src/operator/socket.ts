@@ -8,20 +8,21 @@ import { type Answer, reachable } from './ask.ts';
 import type { OperatorApp } from './command.ts';
 import { runCommand } from './commands.ts';
 
-/** A command takes little; a longer body is no command. */
+/** The longest request body. Commands are far smaller. */
 const BODY_BYTES_MAX = 64 * 1024;
-/** So long a command that runs may still take when the server stops. */
+/** Grace period for running commands when the server stops. */
 const CLOSE_MILLISECONDS = 2000;
-/** Listens for the CLI on a unix socket of mode 0600: whoever may write the data directory may ask. */
+
+/** Listens for the CLI on a unix socket of mode 0600, so that only the owner of the data directory can send commands. */
 export async function listenSocket(app: OperatorApp, path: string): Promise<{ close(): Promise<void> }> {
-  rmSync(path, { force: true }); // We hold the lock: whatever is there was left by a process that is gone.
+  rmSync(path, { force: true }); // We hold the lock, so an existing socket was left by a process that is gone.
   const server = http.createServer(async (request, response) => {
     const answer = await handle(app, request);
     response.writeHead(200, { 'content-type': 'application/json', connection: 'close' });
     response.end(JSON.stringify(answer));
   });
   const at = reachable(path);
-  const mask = process.umask(0o177); // The socket is born private; chmod afterwards would leave a moment.
+  const mask = process.umask(0o177); // The socket is created private; chmod alone would leave a moment in which it is not.
   try {
     await new Promise<void>((resolve, reject) => {
       server.once('error', reject);
@@ -36,14 +37,14 @@ export async function listenSocket(app: OperatorApp, path: string): Promise<{ cl
     async close() {
       const closed = new Promise((resolve) => server.close(resolve));
       server.closeIdleConnections();
-      // A connection that never asks anything is not waited for.
+      // A connection without a request is not waited for.
       const timer = setTimeout(() => server.closeAllConnections(), CLOSE_MILLISECONDS);
       await closed;
       clearTimeout(timer);
       at.free();
       try {
         rmSync(path, { force: true });
-      } catch {} // On a read-only disk it stays, and nobody listens; the next start removes it.
+      } catch {} // On a read-only disk it stays; the next start removes it.
     },
   };
 }
@@ -58,7 +59,7 @@ async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<
     if (error instanceof Refusal) return { refusal: { code: error.code, message: error.message } };
     app.events.failed('operator', error);
     return {
-      refusal: { code: 'internal_error', message: 'Something went wrong on our side. The log of the server has it.' },
+      refusal: { code: 'internal_error', message: 'An internal error occurred. The server log has the details.' },
     };
   }
 }

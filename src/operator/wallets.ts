@@ -21,7 +21,7 @@ function walletWith(app: OperatorApp, id: string): Wallet {
   return wallet;
 }
 
-/** The wallet record, and whose it is. */
+/** The wallet record with its account. */
 const record = (app: OperatorApp, wallet: Wallet) => ({
   ...walletRecord(wallet, app.clock.now()),
   account_id: wallet.accountId,
@@ -37,7 +37,7 @@ export const wallets = {
         name: body.name,
         budgetCents: body.budget_cents,
         expiresInSeconds: body.expires_in_seconds,
-        idempotencyKey: requestId, // Typed once at a terminal: a key of its own.
+        idempotencyKey: requestId, // Each command at the terminal is a new request.
         fingerprint: fingerprint(body),
         requestId,
       });
@@ -54,7 +54,7 @@ export const wallets = {
   'wallet.gateway-keys': command(v.strictObject({ id: Id }), (app, { id }) => ({
     keys: listRouterKeys(app.ledger.read, walletWith(app, id).id).map(routerKeyRecord),
   })),
-  /** One attempt of at most `close_wait_seconds`; the terminal repeats it with --wait. */
+  /** Makes one attempt of at most `close_wait_seconds`; `purser wallet close --wait` repeats it. */
   'wallet.close': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const wallet = await close(app, walletWith(app, id).id, 'operator');
     if (wallet.status !== 'closed')

@@ -1,9 +1,9 @@
 import type { ServerChannel } from 'ssh2';
 
-/** OpenSSH's own number for a session that broke off. */
+/** The exit status that OpenSSH uses for a broken connection. */
 const BROKEN_OFF_EXIT = 255;
 
-/** Ends a session before what the client started is over: tells why, and as its exit status that it broke off. */
+/** Ends a session whose command has not ended: writes the reason to stderr and sends exit status 255. */
 export function breakOff(channel: ServerChannel, why: string): void {
   channel.stderr.write(`purser: ${why}\n`);
   channel.exit(BROKEN_OFF_EXIT);

@@ -4,146 +4,149 @@ import { containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
 import type { Memory } from './memory.ts';
 
-/** Strangers have shown no key yet: so many at a time. */
-const STRANGER_COUNT_MAX = 64;
-/** Each resource may have so many connections, and so many sessions over all of them; each is a process inside. */
+/** The most unauthenticated connections at a time. */
+const UNAUTHENTICATED_COUNT_MAX = 64;
+/** The most connections of a resource, and the most sessions over all of them; each session is a process inside. */
 const CONNECTION_COUNT_MAX = 16;
 const SESSION_COUNT_MAX = 16;
 /**
- * ssh2 does not hold a client to the window of a channel (2 MiB, and as much again may be on its way), nor does it look
- * at what waits in the socket. Whoever lets so much pile up does harm.
+ * The most unread bytes of a channel or socket before the connection is ended. ssh2 does not enforce the window of a
+ * channel (2 MiB, and as much again in transit), nor does it limit the socket's buffer.
  */
 const WAITING_BYTES_MAX = 16 * 1024 * 1024;
-/** What a connection may have waiting without its being counted in the budget of its wallet: typing is always possible. */
+/** Unread bytes that are not counted against the wallet's memory quota, so that typing is always possible. */
 const WAITING_BYTES_FREE = 64 * 1024;
-/** Each packet that waits is an object of its own, however few bytes it brought. */
+/** The memory overhead of an unread packet, however small its content. */
 const PACKET_BYTES = 256;
-/** What was said last has so long to get through. */
-const PARTING_MILLISECONDS = 1000;
+/** How long the last messages may take to be sent before the socket is destroyed. */
+const CLOSE_MILLISECONDS = 1000;
 
-/** A connection, from its first byte to its last. */
+/** An open connection. */
 export type Client = {
   socket: Socket;
-  /** The name of its software, once it has said it. */
+  /** The name of the client software, once it is known. */
   software: string;
-  /** The resource whose key it has shown. */
+  /** The resource that it has authenticated for. */
   resourceId: string | undefined;
-  /** Counts its input that waits, in the budget of its wallet; undefined before it has shown a key. */
+  /** Counts its unread input against the wallet's memory quota; undefined before authentication. */
   memory: Memory | undefined;
   channels: Set<ServerChannel>;
-  /** Aborted when the connection is over, and when it has to be. */
+  /** Aborted when the connection has ended or is being ended. */
   gone: AbortSignal;
-  /** Ends the connection: what it has inside is killed at once, its socket as soon as `farewell` is sent. */
-  leave(why: string): void;
+  /** Ends the connection: its sessions are killed at once; the socket closes once `sendDisconnect` has been written. */
+  disconnect(why: string): void;
   /**
-   * The same for one who did no harm: each open session is told why, and then the client has a moment to hang up. OpenSSH
-   * does not print what it has not printed when a connection is ended on it.
+   * Ends the connection gracefully: each open session gets the reason, and the client a moment to hang up. OpenSSH does not
+   * print pending output when the server closes the connection.
    */
   dismiss(why: string): void;
-  /** The protocol library, or what we do with it, threw on this connection: says so and ends it. */
+  /** Reports an exception of the protocol library or of our use of it, and ends the connection. */
   broken(error: Error): void;
-  /** Says goodbye in the protocol, when that has begun. */
-  farewell: () => void;
+  /** Sends the protocol's disconnect message, once the protocol has begun. */
+  sendDisconnect: () => void;
 };
 
 export type Clients = ReturnType<typeof createClients>;
 
-/** Those who are connected, bounded in number, in time and in what they make us keep. */
+/** Tracks the connected clients and limits their number, the time to authenticate and the memory they use. */
 export function createClients({
-  strangerMilliseconds,
+  authenticationMilliseconds,
   failed,
 }: {
-  strangerMilliseconds: number;
-  /** Hears of what `broken` was told. */
-  failed(error: Error, visitor: Client): void;
+  authenticationMilliseconds: number;
+  /** Called with the errors of `broken`. */
+  failed(error: Error, client: Client): void;
 }) {
-  const strangers = new Map<Client, string>(); // And their addresses; the oldest first.
-  const guests = new Set<Client>();
-  /** Sessions by resource: those of clients that are gone count until nothing is left of them. */
+  const unauthenticated = new Map<Client, string>(); // With their addresses, the oldest first.
+  const authenticated = new Set<Client>();
+  /** Open sessions by resource. Those of disconnected clients count until their processes have ended. */
   const sessions = new Map<string, number>();
 
-  /** One who waits at an address that has the most of them waits longest: room is made at the cost of whoever floods. */
-  function sendOneAway() {
+  /** Evicts the oldest unauthenticated connection of the address that has the most of them. */
+  function evictUnauthenticated() {
     const counts = new Map<string, number>();
-    for (const address of strangers.values()) counts.set(address, (counts.get(address) ?? 0) + 1);
-    const most = Math.max(...counts.values());
-    for (const [stranger, address] of strangers)
-      if (counts.get(address) === most) return stranger.leave('there are too many connections without a key');
+    for (const address of unauthenticated.values()) counts.set(address, (counts.get(address) ?? 0) + 1);
+    const largest = Math.max(...counts.values());
+    for (const [client, address] of unauthenticated)
+      if (counts.get(address) === largest) return client.disconnect('there are too many connections without a key');
   }
 
   function admit(socket: Socket): Client {
     const leaving = new AbortController();
-    function part(why: string) {
-      strangers.delete(visitor);
-      guests.delete(visitor);
+    function detach(why: string) {
+      unauthenticated.delete(client);
+      authenticated.delete(client);
       leaving.abort(new Error(why));
-      visitor.memory?.close();
-      setTimeout(() => socket.destroy(), PARTING_MILLISECONDS).unref();
+      client.memory?.close();
+      setTimeout(() => socket.destroy(), CLOSE_MILLISECONDS).unref();
     }
-    const visitor: Client = {
+    const client: Client = {
       socket,
       software: '',
       resourceId: undefined,
       memory: undefined,
       channels: new Set(),
       gone: leaving.signal,
-      farewell: () => {},
-      leave(why) {
+      sendDisconnect: () => {},
+      disconnect(why) {
         if (leaving.signal.aborted) return;
-        part(why);
-        containCall(visitor.farewell, visitor.broken);
+        detach(why);
+        containCall(client.sendDisconnect, client.broken);
         socket.destroySoon();
       },
       dismiss(why) {
-        const open = [...visitor.channels];
-        if (!open.length || leaving.signal.aborted) return visitor.leave(why);
-        part(why);
-        for (const it of open) containCall(() => breakOff(it, why), visitor.broken);
+        const open = [...client.channels];
+        if (!open.length || leaving.signal.aborted) return client.disconnect(why);
+        detach(why);
+        for (const it of open) containCall(() => breakOff(it, why), client.broken);
       },
       broken(error) {
-        failed(error, visitor);
-        visitor.leave('something went wrong on the connection');
+        failed(error, client);
+        client.disconnect('something went wrong on the connection');
       },
     };
-    if (strangers.size >= STRANGER_COUNT_MAX) sendOneAway();
-    strangers.set(visitor, socket.remoteAddress ?? '');
-    const late = setTimeout(() => strangers.has(visitor) && visitor.leave('no key was shown'), strangerMilliseconds);
+    if (unauthenticated.size >= UNAUTHENTICATED_COUNT_MAX) evictUnauthenticated();
+    unauthenticated.set(client, socket.remoteAddress ?? '');
+    const late = setTimeout(
+      () => unauthenticated.has(client) && client.disconnect('no key was shown'),
+      authenticationMilliseconds,
+    );
     socket.setMaxListeners(0); // Each session waits for it to drain.
-    socket.on('error', () => visitor.leave('the connection broke off'));
+    socket.on('error', () => client.disconnect('the connection broke off'));
     socket.on('close', () => {
       clearTimeout(late);
-      visitor.leave('the connection is gone');
+      client.disconnect('the connection is gone');
     });
-    return visitor;
+    return client;
   }
 
-  /** Looks at what waits: every time that something arrives, and once in a while, as it may be read without a word. */
-  function heard({ channels, socket, memory, gone, leave }: Client) {
+  /** Checks the unread input; called when data arrives, and periodically, as it may be read in between. */
+  function checkBacklog({ channels, socket, memory, gone, disconnect }: Client) {
     if (gone.aborted) return;
     const waiting = [...channels].map(bytesWaiting);
     const sum = waiting.reduce((sum, it) => sum + it, socket.writableLength);
     memory?.close();
-    const isRoom = sum <= WAITING_BYTES_FREE || !memory || memory.tryTake(sum);
-    if (!isRoom || [socket.writableLength, ...waiting].some((it) => it > WAITING_BYTES_MAX))
-      leave('too much waits to be read');
+    const fits = sum <= WAITING_BYTES_FREE || !memory || memory.tryTake(sum);
+    if (!fits || [socket.writableLength, ...waiting].some((it) => it > WAITING_BYTES_MAX))
+      disconnect('there is too much unread data');
   }
 
   return {
     admit,
-    guests: guests as ReadonlySet<Client>,
-    heard,
-    /** The visitor has shown the key of a resource. False where that has its connections already. */
-    welcome(visitor: Client, resourceId: string, memory: Memory): boolean {
-      const others = [...guests].filter((it) => it.resourceId === resourceId);
-      if (visitor.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
-      strangers.delete(visitor);
-      visitor.resourceId = resourceId;
-      visitor.memory = memory;
-      guests.add(visitor);
+    authenticated: authenticated as ReadonlySet<Client>,
+    checkBacklog,
+    /** Registers a client's authentication for a resource. Returns false when the resource has too many connections. */
+    authenticate(client: Client, resourceId: string, memory: Memory): boolean {
+      const others = [...authenticated].filter((it) => it.resourceId === resourceId);
+      if (client.gone.aborted || others.length >= CONNECTION_COUNT_MAX) return false;
+      unauthenticated.delete(client);
+      client.resourceId = resourceId;
+      client.memory = memory;
+      authenticated.add(client);
       return true;
     },
-    /** One more session of a resource: answers what to call when it is over, or undefined where there is no room. */
-    enter(resourceId: string): (() => void) | undefined {
+    /** Counts a session of a resource. Returns the function to call when it is over, or undefined at the limit. */
+    openSession(resourceId: string): (() => void) | undefined {
       const count = sessions.get(resourceId) ?? 0;
       if (count >= SESSION_COUNT_MAX) return undefined;
       sessions.set(resourceId, count + 1);
@@ -153,13 +156,13 @@ export function createClients({
         else sessions.set(resourceId, left);
       };
     },
-    sendAllAway(why: string) {
-      for (const it of [...strangers.keys(), ...guests]) it.dismiss(why);
+    dismissAll(why: string) {
+      for (const it of [...unauthenticated.keys(), ...authenticated]) it.dismiss(why);
     },
   };
 }
 
-/** The memory that a channel's unread input takes. Node tells of its bytes only, not of its pieces. */
+/** Estimates the memory of a channel's unread input. Node reports only its bytes, not the number of its chunks. */
 function bytesWaiting(channel: ServerChannel): number {
   const { buffer } = (channel as unknown as { _readableState: { buffer: readonly unknown[] } })._readableState;
   return channel.readableLength + buffer.length * PACKET_BYTES;

@@ -1,9 +1,9 @@
-/** Counts what is kept in memory, in the budget of a wallet: what the SSH gateway uses of a `Share` of the door. */
+/** Counts memory against a wallet's quota: the part of `Allowance` (http/memory-quota.ts) that the SSH gateway uses. */
 export type Memory = {
-  /** So many bytes more. False where there is no room for them. */
+  /** Adds bytes, or returns false when they exceed the quota. */
   tryTake(bytes: number): boolean;
-  /** So many of these bytes are not kept any more. */
+  /** Subtracts bytes that are no longer in memory. */
   release(bytes: number): void;
-  /** Nothing is kept any more. */
+  /** Releases all bytes. */
   close(): void;
 };

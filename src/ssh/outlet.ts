@@ -4,14 +4,14 @@ import type { Writable } from 'node:stream';
 import type { ServerChannel } from 'ssh2';
 
 export type Outlet = {
-  /** Resolves when there is room for more. Rejects when the client is gone. */
+  /** Resolves when more can be written. Rejects when the client has disconnected. */
   out(bytes: Buffer): Promise<void>;
   err(bytes: Buffer): Promise<void>;
 };
 
 /**
- * What is said to a client, one piece after the other, and no faster than the client takes it: ssh2 itself looks at the
- * window, which the client may open as wide as it likes, and never at what waits in the socket.
+ * Writes to a client one chunk at a time and no faster than it reads. ssh2 itself observes only the channel window, which
+ * the client may open as wide as it likes, and never the socket's buffer.
  */
 export function createOutlet(channel: ServerChannel, socket: Socket, gone: AbortSignal): Outlet {
   let last: Promise<void> = Promise.resolve();
@@ -19,10 +19,10 @@ export function createOutlet(channel: ServerChannel, socket: Socket, gone: Abort
   async function put(to: Writable, bytes: Buffer): Promise<void> {
     gone.throwIfAborted();
     await new Promise<void>((resolve, reject) => {
-      const leave = () => reject(gone.reason); // A channel that is closed forgets what it was given.
-      gone.addEventListener('abort', leave, { once: true });
+      const abort = () => reject(gone.reason); // A closed channel never calls back for pending writes.
+      gone.addEventListener('abort', abort, { once: true });
       to.write(bytes, (error) => {
-        gone.removeEventListener('abort', leave);
+        gone.removeEventListener('abort', abort);
         forgetChunk(channel);
         if (error) reject(error);
         else resolve();
@@ -32,15 +32,16 @@ export function createOutlet(channel: ServerChannel, socket: Socket, gone: Abort
   }
   function queue(to: Writable, bytes: Buffer): Promise<void> {
     const mine = last.then(() => put(to, bytes));
-    last = mine.catch(() => {}); // Whoever gave it hears of it.
+    last = mine.catch(() => {}); // The caller gets the error through `mine`.
     return mine;
   }
   return { out: (bytes) => queue(channel, bytes), err: (bytes) => queue(channel.stderr, bytes) };
 }
 
 /**
- * A channel of ssh2 1.17 keeps the last piece that had to wait for the window after it was sent, and sends it once more
- * when the other stream waits; of two that wait at once it forgets one. So they wait in turn, and what is kept is dropped.
+ * Works around a fault of ssh2 1.17: a channel keeps the last chunk that waited for the window after it was sent, and sends
+ * it again when the other stream waits; of two waiting chunks it loses one. So writes are serialized, and the kept chunk is
+ * dropped after each.
  */
 function forgetChunk(channel: ServerChannel): void {
   Object.assign(channel, { _chunk: undefined, _chunkcb: undefined, _chunkErr: undefined, _chunkcbErr: undefined });

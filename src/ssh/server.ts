@@ -14,23 +14,23 @@ import { type Host, serveSession } from './session.ts';
 
 export type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory } };
 export type GatewayLimits = {
-  /** A client has so long to show its key. */
-  strangerMilliseconds: number;
-  /** A session may be silent for so long, in both directions. */
+  /** How long a client may take to authenticate. */
+  authenticationMilliseconds: number;
+  /** How long a session may be idle in both directions. */
   idleMilliseconds: number;
 };
-const LIMITS: GatewayLimits = { strangerMilliseconds: 20_000, idleMilliseconds: 30 * 60_000 };
+const LIMITS: GatewayLimits = { authenticationMilliseconds: 20_000, idleMilliseconds: 30 * 60_000 };
 const ATTEMPT_COUNT_MAX = 10;
-/** Sessions of one connection, one after the other: ssh2 keeps a little of each that was opened for nothing. */
+/** The most sessions of one connection in total, as ssh2 keeps some memory for each. */
 const OPENED_COUNT_MAX = 10_000;
-/** Access ends with the lease: open connections are looked at this often. */
-const LOOK_MILLISECONDS = 1000;
+/** How often open connections are checked, so that access ends with the lease. */
+const CHECK_MILLISECONDS = 1000;
 
 export type SshServer = { address: Address; close(): Promise<void> };
 
 /**
- * The SSH gateway (design, section 7): one key opens one resource, by way of its backend's own session. Shell, exec and
- * sftp only; every kind of forwarding is refused; open connections end with the lease.
+ * Opens the SSH gateway (design, section 7). One key opens one resource, through a session of its backend. Only shell, exec
+ * and sftp are served; every kind of forwarding is refused. Open connections end with the lease.
  */
 export async function openSshServer(
   app: SshApp,
@@ -38,48 +38,49 @@ export async function openSshServer(
   hostKey: string,
   limits: Partial<GatewayLimits> = {},
 ): Promise<SshServer> {
-  const { strangerMilliseconds, idleMilliseconds } = { ...LIMITS, ...limits };
-  const visitors = createClients({
-    strangerMilliseconds,
+  const { authenticationMilliseconds, idleMilliseconds } = { ...LIMITS, ...limits };
+  const clients = createClients({
+    authenticationMilliseconds,
     failed: (error, { resourceId }) => app.events.failed('ssh_connection', error, { resource: resourceId }),
   });
-  /** ssh2 says of a connection where it comes from and nothing more. */
+  /** Clients by remote address and port, the only link that ssh2 gives between a connection and its socket. */
   const bySource = new Map<string, Client>();
   const host = createHost(app, idleMilliseconds);
 
-  // Nothing is compressed: a few bytes could become a great many before anybody has shown a key.
+  // No compression: a few bytes could expand to a great many before authentication.
   const algorithms: Algorithms = { ...SSH_ALGORITHMS, compress: ['none'] };
   const ssh = new ssh2.Server({ hostKeys: [hostKey], ident: 'Purser', algorithms });
   ssh.on('connection', (connection, { ip, port, header }) => {
-    connection.on('error', () => {}); // A client that breaks off is no event.
-    const visitor = bySource.get(`${ip} ${port}`);
-    if (!visitor) return connection.end();
-    visitor.software = header.versions.software;
-    receive(connection, visitor);
+    connection.on('error', () => {}); // A client that disconnects is not an event.
+    const client = bySource.get(`${ip} ${port}`);
+    if (!client) return connection.end();
+    client.software = header.versions.software;
+    receive(connection, client);
   });
-  function receive(connection: Connection, visitor: Client) {
+  function receive(connection: Connection, client: Client) {
     let attempts = 0;
     let opened = 0;
-    visitor.farewell = () => connection.end();
-    connection.on('error', () => visitor.leave('the connection broke off'));
+    client.sendDisconnect = () => connection.end();
+    connection.on('error', () => client.disconnect('the connection broke off'));
     connection.on('authentication', (context) => {
       const resource = authenticate(app, context);
-      if (!resource) return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : visitor.leave('no key');
-      // The first round only asks whether this key would do; it has no signature.
+      if (!resource)
+        return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : client.disconnect('no key');
+      // The first round only asks whether the key is acceptable; it has no signature.
       const isProved = context.method === 'publickey' && context.signature !== undefined;
-      if (isProved && !visitors.welcome(visitor, resource.id, app.memory.open(resource.walletId)))
-        return visitor.leave('the resource has too many connections');
+      if (isProved && !clients.authenticate(client, resource.id, app.memory.open(resource.walletId)))
+        return client.disconnect('the resource has too many connections');
       context.accept();
     });
     connection.on('ready', () => {
       connection.on('session', (accept, reject) => {
-        if (++opened > OPENED_COUNT_MAX) return visitor.leave('too many sessions');
-        const over = visitors.enter(visitor.resourceId as string);
+        if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
+        const over = clients.openSession(client.resourceId as string);
         if (!over) return reject();
         const session = accept();
-        if (takesPackets(session)) return serveSession(host, visitor, session, over);
+        if (takesPackets(session)) return serveSession(host, client, session, over);
         over();
-        visitor.leave('its packets are too small');
+        client.disconnect('its packets are too small');
       });
       // Forwarding of every kind: from the client, to the client, of sockets.
       connection.on('tcpip', (_accept, reject) => reject());
@@ -90,28 +91,28 @@ export async function openSshServer(
 
   function admit(socket: Socket) {
     const source = `${socket.remoteAddress} ${socket.remotePort}`;
-    const visitor = visitors.admit(socket);
-    bySource.set(source, visitor);
+    const client = clients.admit(socket);
+    bySource.set(source, client);
     socket.on('close', () => bySource.delete(source));
-    contain(socket, visitor.broken);
+    contain(socket, client.broken);
     ssh.injectSocket(socket);
-    socket.on('data', () => visitors.heard(visitor));
+    socket.on('data', () => clients.checkBacklog(client));
   }
   const server = createServer({ noDelay: true }, admit);
-  const look = setInterval(() => {
-    for (const visitor of visitors.guests) {
-      if (!accessible(app, visitor.resourceId as string)) visitor.leave('the lease has ended');
-      visitors.heard(visitor);
+  const timer = setInterval(() => {
+    for (const client of clients.authenticated) {
+      if (!accessible(app, client.resourceId as string)) client.disconnect('the lease has ended');
+      clients.checkBacklog(client);
     }
-  }, LOOK_MILLISECONDS);
-  look.unref();
+  }, CHECK_MILLISECONDS);
+  timer.unref();
 
   const address = await listen(server, at, (error) => app.events.failed('accept', error), '`ssh.listen`');
   return {
     address,
     async close() {
-      clearInterval(look);
-      visitors.sendAllAway('the server is stopping; what you rent goes on');
+      clearInterval(timer);
+      clients.dismissAll('the server is stopping; what you rent goes on');
       await new Promise<void>((resolve) => server.close(() => resolve()));
     },
   };
@@ -129,15 +130,15 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
       if (!found || !backend || found.resource.ref === null) throw new Error('the resource is not running');
       return backend.session(found.resource.ref, order);
     },
-    failed(visitor, error) {
-      if (accessible(app, visitor.resourceId as string))
-        app.events.failed('ssh_session', error, { resource: visitor.resourceId });
-      else visitor.leave('the lease has ended');
+    failed(client, error) {
+      if (accessible(app, client.resourceId as string))
+        app.events.failed('ssh_session', error, { resource: client.resourceId });
+      else client.disconnect('the lease has ended');
     },
   };
 }
 
-/** The resource and its wallet, while its paid time lasts and its wallet is active. */
+/** Returns a running resource and its wallet, while it has paid time left and the wallet is active. */
 function accessible(app: SshApp, id: string): { resource: Resource; wallet: Wallet } | undefined {
   const resource = findResource(app.ledger.read, id);
   const now = app.clock.now();
@@ -146,7 +147,7 @@ function accessible(app: SshApp, id: string): { resource: Resource; wallet: Wall
   return wallet && statusAt(wallet, now) === 'active' ? { resource, wallet } : undefined;
 }
 
-/** The user name is the resource; only its own key opens it. */
+/** Checks a login: the user name is the resource id, and only the resource's own key is accepted. */
 function authenticate(app: SshApp, context: AuthContext): Resource | undefined {
   if (context.method !== 'publickey') return undefined;
   const found = accessible(app, context.username);

@@ -13,11 +13,11 @@ import { InsideLost } from './sftp-inside.ts';
 import { SFTP_SCRIPT } from './sftp-script.ts';
 import { MalformedPacket } from './sftp-wire.ts';
 
-/** After the client has said its last the script inside ends by itself; this is for one that hangs. */
-const LEAVE_MILLISECONDS = 5000;
-/** What a client asks to be done to what it started; there is one way to do it. */
-const DEADLY = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
-/** The protocol has names for these (RFC 4254, section 6.10); of others the shell's number is told. */
+/** How long the sftp script may take to end after its input has; one that hangs is killed. */
+const EXIT_MILLISECONDS = 5000;
+/** The signals that kill the session; a client's other signals are ignored. */
+const KILLING = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
+/** The signals that the protocol names (RFC 4254, section 6.10). For others the shell's exit code is sent. */
 const SIGNALS = new Set([
   'ABRT',
   'ALRM',
@@ -35,28 +35,28 @@ const SIGNALS = new Set([
 ]);
 const SIGNAL_EXIT = 128;
 
-/** What the client or its own machine is the cause of is told to the client, and nobody else needs to know. */
-const THEIRS = [SftpFault, MalformedPacket, InsideLost];
-/** Why is for the operator: it speaks of what is behind the gateway. */
+/** Errors caused by the client or its machine; they are reported to the client and not to the operator. */
+const CLIENT_ERRORS = [SftpFault, MalformedPacket, InsideLost];
+/** No session could be opened. The cause is for the operator only, as it describes what is behind the gateway. */
 class Unopened extends Error {}
 
 export type Host = {
-  /** Opens a session inside the visitor's resource. Throws when it cannot be had. */
-  open(visitor: Client, order: SessionOrder): Promise<Session>;
-  /** Says that a session could not be opened or broke off, and why, to whom it concerns. */
-  failed(visitor: Client, error: unknown): void;
-  /** Counts what is kept in memory for a visitor, in the budget of its wallet. */
-  memory(visitor: Client): Memory;
+  /** Opens a session in the client's resource. Throws when that fails. */
+  open(client: Client, order: SessionOrder): Promise<Session>;
+  /** Reports to the operator that a session could not be opened or broke off; ends the connection if the lease has ended. */
+  failed(client: Client, error: unknown): void;
+  /** Returns a counter of the client's memory against its wallet's quota. */
+  memory(client: Client): Memory;
   /** Unix seconds. */
   now(): number;
   idleMilliseconds: number;
 };
 
 /**
- * One session channel of a client that may be here: a shell, a command or sftp inside its resource. Everything else that
- * can be asked for on a session is refused. `over` is called once, when nothing is left of it.
+ * Serves one session channel of an authenticated client: a shell, a command or sftp in its resource. All other requests on
+ * the channel are refused. `over` is called once, when the session and its process have ended.
  */
-export function serveSession(host: Host, visitor: Client, session: ServerSession, over: () => void): void {
+export function serveSession(host: Host, client: Client, session: ServerSession, over: () => void): void {
   const leaving = new AbortController();
   const { signal } = leaving;
   const leave = (why: string) => leaving.abort(new Error(why));
@@ -65,12 +65,12 @@ export function serveSession(host: Host, visitor: Client, session: ServerSession
   let live: Session | undefined;
   let running: Promise<void> | undefined;
 
-  visitor.gone.addEventListener('abort', lost, { once: true });
+  client.gone.addEventListener('abort', lost, { once: true });
   session.on('close', () => leave('the client has closed the channel'));
   signal.addEventListener(
     'abort',
     () => {
-      visitor.gone.removeEventListener('abort', lost);
+      client.gone.removeEventListener('abort', lost);
       void Promise.resolve(running).then(over);
     },
     { once: true },
@@ -84,48 +84,48 @@ export function serveSession(host: Host, visitor: Client, session: ServerSession
     accept?.();
   });
   session.on('signal', (accept, _reject, { name }) => {
-    if (DEADLY.includes(name)) live?.kill();
+    if (KILLING.includes(name)) live?.kill();
     accept?.();
   });
   for (const kind of ['env', 'x11', 'auth-agent'] as const) session.on(kind as 'env', (_accept, reject) => reject?.());
 
-  /** Runs it to its end; whatever that is, nothing is left of it in the machine. */
-  async function run(channel: ServerChannel, order: SessionOrder, speak: typeof join): Promise<void> {
-    const outlet = createOutlet(channel, visitor.socket, signal);
+  /** Runs a session to its end. Whatever the end is, nothing of it is left running in the machine. */
+  async function run(channel: ServerChannel, order: SessionOrder, serve: typeof join): Promise<void> {
+    const outlet = createOutlet(channel, client.socket, signal);
     const idle = setTimeout(() => {
       leave('the session was silent for too long');
-      containCall(() => breakOff(channel, 'the session was silent for too long'), visitor.broken);
+      containCall(() => breakOff(channel, 'the session was silent for too long'), client.broken);
     }, host.idleMilliseconds);
-    visitor.channels.add(channel);
-    channel.on('error', () => {}); // A channel that breaks off closes.
+    client.channels.add(channel);
+    channel.on('error', () => {}); // A channel with an error also closes.
     try {
-      live = await host.open(visitor, order).catch((error) => {
-        throw new Unopened('no session can be had in the resource at the moment', { cause: error });
+      live = await host.open(client, order).catch((error) => {
+        throw new Unopened('no session can be opened in the resource at the moment', { cause: error });
       });
-      live.ended.catch(() => {}); // Whoever waits hears of it.
-      for (const stream of [live.stdin, live.stdout, live.stderr]) stream?.on('error', () => {}); // `ended` tells.
-      await speak({ host, visitor, channel, inside: live, outlet, signal, stir: () => void idle.refresh() });
+      live.ended.catch(() => {}); // The error reaches those who await it.
+      for (const stream of [live.stdin, live.stdout, live.stderr]) stream?.on('error', () => {}); // `ended` reports it.
+      await serve({ host, client, channel, inside: live, outlet, signal, active: () => void idle.refresh() });
       channel.end();
     } catch (thrown) {
       const error = thrown as Error;
-      live?.kill(); // What a client leaves behind does not run on.
+      live?.kill(); // Nothing keeps running when its client is gone.
       if (signal.aborted) return;
-      const isTheirs = THEIRS.some((kind) => error instanceof kind);
-      if (!isTheirs) host.failed(visitor, error);
-      const words = isTheirs || error instanceof Unopened ? error.message : 'the session was lost';
-      await outlet.err(Buffer.from(`purser: ${words}\n`)).catch(() => {}); // It need not be heard.
+      const isClientError = CLIENT_ERRORS.some((kind) => error instanceof kind);
+      if (!isClientError) host.failed(client, error);
+      const message = isClientError || error instanceof Unopened ? error.message : 'the session was lost';
+      await outlet.err(Buffer.from(`purser: ${message}\n`)).catch(() => {}); // The client may be gone.
       channel.exit(255);
       channel.end();
     } finally {
       clearTimeout(idle);
-      visitor.channels.delete(channel);
+      client.channels.delete(channel);
     }
   }
-  /** `channel` is undefined where the client did not wait for the answer, or has one on this session already. */
-  function begin(channel: ServerChannel | undefined, order: SessionOrder, speak: typeof join) {
+  /** `channel` is undefined when the client wants no reply, or has a channel on this session already. */
+  function begin(channel: ServerChannel | undefined, order: SessionOrder, serve: typeof join) {
     if (!channel) return;
-    for (const it of [channel, channel.stderr]) contain(it, visitor.broken);
-    running = run(channel, order, speak).catch(visitor.broken);
+    for (const it of [channel, channel.stderr]) contain(it, client.broken);
+    running = run(channel, order, serve).catch(client.broken);
   }
   session.on('shell', (accept) => begin(accept(), { command: undefined, terminal }, join));
   session.on('exec', (accept, _reject, { command }) => begin(accept(), { command, terminal }, join));
@@ -135,56 +135,56 @@ export function serveSession(host: Host, visitor: Client, session: ServerSession
   });
 }
 
-type Meeting = {
+type Exchange = {
   host: Host;
-  visitor: Client;
+  client: Client;
   channel: ServerChannel;
   inside: Session;
   outlet: Outlet;
-  /** Aborted when the client has gone. */
+  /** Aborted when the client has disconnected. */
   signal: AbortSignal;
-  /** Something has happened. */
-  stir(): void;
+  /** Restarts the idle timer. */
+  active(): void;
 };
 
-/** Passes the streams through, each at the pace of whoever takes it, and tells how the command ended. */
-async function join({ channel, inside, outlet, signal, stir }: Meeting): Promise<void> {
-  channel.on('data', stir);
-  // A terminal has no end of input, as with OpenSSH's server: some engines would end the session with it.
+/** Connects the streams with back-pressure, and sends the exit status of the command. */
+async function join({ channel, inside, outlet, signal, active }: Exchange): Promise<void> {
+  channel.on('data', active);
+  // As in OpenSSH's server, end of input is not passed to a terminal: some engines would end the session.
   const isTerminal = inside.stderr === undefined;
   channel.pipe(inside.stdin as NodeJS.WritableStream, { end: !isTerminal });
-  const flows = [flow(inside.stdout, outlet.out, stir)];
-  if (inside.stderr) flows.push(flow(inside.stderr, outlet.err, stir));
-  // What it wrote last still has to pass.
+  const flows = [flow(inside.stdout, outlet.out, active)];
+  if (inside.stderr) flows.push(flow(inside.stderr, outlet.err, active));
+  // Also wait for the remaining output.
   const [end] = await unless(signal, Promise.all([inside.ended, ...flows]));
   if ('code' in end) channel.exit(end.code);
   else if (SIGNALS.has(end.signal)) channel.exit(end.signal, false, '');
   else channel.exit(SIGNAL_EXIT + (constants.signals[`SIG${end.signal}` as NodeJS.Signals] ?? 0));
 }
 
-/** Sftp: the gateway is the server, the machine has the files. */
-async function transfer({ host, visitor, channel, inside, outlet, signal, stir }: Meeting): Promise<void> {
+/** Serves sftp: the gateway is the server, and the files are on the machine. */
+async function transfer({ host, client, channel, inside, outlet, signal, active }: Exchange): Promise<void> {
   const send = (bytes: Buffer) => {
-    stir();
+    active();
     return outlet.out(bytes);
   };
-  channel.on('readable', stir);
-  const ofWallet = host.memory(visitor);
+  channel.on('readable', active);
+  const ofWallet = host.memory(client);
   const memory: Memory = { ...ofWallet, tryTake: (bytes) => !signal.aborted && ofWallet.tryTake(bytes) };
-  const client = { source: channel, send, software: visitor.software, memory };
-  await unless(signal, serveSftp(client, inside, host.now)).finally(memory.close);
+  const sftpClient = { source: channel, send, software: client.software, memory };
+  await unless(signal, serveSftp(sftpClient, inside, host.now)).finally(memory.close);
   inside.stdin.end();
-  const hangs = setTimeout(() => inside.kill(), LEAVE_MILLISECONDS);
+  const hangs = setTimeout(() => inside.kill(), EXIT_MILLISECONDS);
   await unless(signal, inside.ended).finally(() => clearTimeout(hangs));
   channel.exit(0);
 }
 
-/** Hands a stream on, piece by piece. Resolves when it is over. */
-function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, stir: () => void): Promise<void> {
+/** Forwards a stream chunk by chunk. Resolves when it has ended. */
+function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, active: () => void): Promise<void> {
   return new Promise((resolve, reject) => {
     let last: Promise<void> = Promise.resolve();
     source.on('data', (bytes: Buffer) => {
-      stir();
+      active();
       source.pause();
       last = put(bytes).then(() => void source.resume());
       last.catch(reject);
@@ -194,7 +194,7 @@ function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, stir: () 
   });
 }
 
-/** What is waited for, or an exception as soon as the signal is aborted. */
+/** Awaits a promise, but throws the signal's reason as soon as it is aborted. */
 async function unless<T>(signal: AbortSignal, wanted: Promise<T>): Promise<T> {
   signal.throwIfAborted();
   const aborted = Promise.withResolvers<never>();

@@ -12,8 +12,8 @@ function writeOf(packet: Buffer): Write | undefined {
 }
 
 /**
- * A write, and those behind it that have arrived already and go on where it ends: clients send dozens without waiting,
- * and the machine takes them as one.
+ * Combines a write with the contiguous writes behind it that have already arrived. Clients send dozens without waiting, and
+ * the machine executes them as one.
  */
 export async function gatherWrites(packets: PacketReader, packet: Buffer): Promise<Write[]> {
   const batch: Write[] = [];

@@ -14,15 +14,15 @@ const KIND_BITS = 0o170000;
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
 const HALF_A_YEAR_SECONDS = 182 * 86_400;
 const NAMES_PER_ANSWER = 100;
-/** What `stat` calls a user or group without a name. */
+/** The name that `stat` prints for a user or group without one. */
 const NAMELESS = 'UNKNOWN';
 const UINT32_MAX = 2 ** 32 - 1;
 
 export type Facts = { attributes: Attributes; links: number; user: string; group: string };
 
-/** What `stat` says of a file by the format of `SFTP_SCRIPT`. Throws SftpFault where it says something else. */
-export function factsOf(said: string): Facts {
-  const found = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(said);
+/** Parses the output of `stat` in the format of `SFTP_SCRIPT`. Throws SftpFault when it has another form. */
+export function factsOf(output: string): Facts {
+  const found = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(output);
   if (!found) throw new SftpFault(STATUS.failure, 'the machine says nothing that can be understood of the file');
   const [, mode = '', size = '', uid, gid, accessed, modified, links, user = '', group = ''] = found;
   const uint32 = (text: string | undefined) => Math.min(Math.max(Number(text), 0), UINT32_MAX);
@@ -39,13 +39,13 @@ export function factsOf(said: string): Facts {
   };
 }
 
-/** A line as of `ls -l`, which sftp clients show as it is. Times are UTC. */
+/** Formats a line like `ls -l`, which sftp clients show unchanged. `now` is Unix seconds; times are UTC. */
 export function longName({ attributes, links, user, group }: Facts, name: Buffer, now: number): Buffer {
   const { mode = 0, size = 0n, times } = attributes;
   const modified = times?.modified ?? 0;
   const date = new Date(modified * 1000);
   const day = `${MONTHS[date.getUTCMonth()]} ${String(date.getUTCDate()).padStart(2)}`;
-  const isRecent = Math.abs(now - modified) < HALF_A_YEAR_SECONDS; // Two clocks need not agree on what has been.
+  const isRecent = Math.abs(now - modified) < HALF_A_YEAR_SECONDS; // The clocks may differ, so future times count as well.
   const when = isRecent ? date.toISOString().slice(11, 16) : ` ${date.getUTCFullYear()}`;
   const columns = [
     permissions(mode),
@@ -70,22 +70,22 @@ function permissions(mode: number): string {
   return (KINDS.get(mode & KIND_BITS) ?? '?') + letters.join('');
 }
 
-/** A directory as the script listed it, given out in parts. `bytes` is what it takes of the memory. */
+/** A directory listing, read in parts. `bytes` is the memory that it uses. */
 export type Listing = { bytes: number; next(now: number): Name[] };
 
-/** `separator` begins each entry; it is random, so no name has it. */
-export function createListing(said: Buffer, separator: string): Pick<Listing, 'next'> {
-  let at = said.indexOf(separator);
+/** Parses the script's listing. `separator` begins each entry; it is random, so no file name contains it. */
+export function createListing(output: Buffer, separator: string): Pick<Listing, 'next'> {
+  let at = output.indexOf(separator);
   return {
     next(now) {
       const names: Name[] = [];
       while (at >= 0 && names.length < NAMES_PER_ANSWER) {
         const from = at + separator.length;
-        at = said.indexOf(separator, from);
-        const entry = said.subarray(from, at < 0 ? undefined : at);
+        at = output.indexOf(separator, from);
+        const entry = output.subarray(from, at < 0 ? undefined : at);
         const slash = entry.indexOf('/');
         const facts = factsOf(entry.subarray(0, slash).toString());
-        const name = entry.subarray(slash + '/./'.length, -1); // It was asked for as ./name, and a newline follows.
+        const name = entry.subarray(slash + '/./'.length, -1); // The script prints ./name and a newline.
         names.push({ name, longName: longName(facts, name, now), attributes: facts.attributes });
       }
       return names;

@@ -1,6 +1,6 @@
 import { STATUS, type Status } from './sftp-wire.ts';
 
-/** A request that is answered with a status and nothing else. */
+/** An error that is answered with an SFTP status. */
 export class SftpFault extends Error {
   readonly status: Status;
 
@@ -11,10 +11,10 @@ export class SftpFault extends Error {
 }
 
 /**
- * The last words of what a shell (dash, bash, busybox) or one of its tools says in the C locale, and the status that
- * OpenSSH's own server gives for that error.
+ * The end of an error message of a shell (dash, bash, busybox) or tool in the C locale, and the status that OpenSSH's server
+ * sends for that error.
  */
-const WORDS: [RegExp, Status][] = [
+const STATUSES: [RegExp, Status][] = [
   [
     /(no such file( or directory)?|nonexistent directory|directory nonexistent|not a directory|too many levels of symbolic links)$/i,
     STATUS.noSuchFile,
@@ -25,11 +25,11 @@ const WORDS: [RegExp, Status][] = [
 ];
 const MESSAGE_CHARACTERS_MAX = 200;
 
-/** The fault that the words of a failed command tell of. */
-export function faultOf(said: string): SftpFault {
-  const lines = said.trim().split('\n').reverse();
+/** Maps a failed command's stderr to an SFTP status. */
+export function faultOf(stderr: string): SftpFault {
+  const lines = stderr.trim().split('\n').reverse();
   for (const line of lines)
-    for (const [words, status] of WORDS)
-      if (words.test(line)) return new SftpFault(status, line.slice(-MESSAGE_CHARACTERS_MAX));
+    for (const [pattern, status] of STATUSES)
+      if (pattern.test(line)) return new SftpFault(status, line.slice(-MESSAGE_CHARACTERS_MAX));
   return new SftpFault(STATUS.failure, lines[0]?.slice(-MESSAGE_CHARACTERS_MAX) || 'the command failed');
 }

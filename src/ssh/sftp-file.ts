@@ -3,16 +3,16 @@ import type { Inside } from './sftp-inside.ts';
 import { MOVE_BYTES, READ_BYTES } from './sftp-script.ts';
 import { OPEN, STATUS } from './sftp-wire.ts';
 
-/** At most so many blocks of 64 KiB are read ahead. */
+/** The most blocks of 64 KiB that are read ahead. */
 const BLOCK_COUNT_MAX = 16;
-/** What was read ahead is not given out later than this: the file may have changed. */
+/** The maximum age of data that was read ahead, as the file may change. */
 const AHEAD_MILLISECONDS = 5000;
 
-/** A file that is open as a descriptor inside. */
+/** A file that is open as a descriptor in the machine's script. */
 export type File = {
   descriptor: number;
   flags: number;
-  /** Where the descriptor is; undefined where that is not known for sure. */
+  /** The descriptor's offset; undefined when it is not certain. */
   position: number | undefined;
   ahead: { from: number; bytes: Buffer; at: number } | undefined;
   blocks: number;
@@ -25,11 +25,11 @@ export type OpenOrder = {
   descriptor: number;
   path: Buffer;
   flags: number;
-  /** Of a file that is made, in octal; `-` leaves them to the machine. */
+  /** The permissions of a created file, in octal; `-` for the machine's default. */
   permissions: string;
 };
 
-/** Opens a path inside. */
+/** Opens a file in the machine. Throws SftpFault. */
 export async function openFile(inside: Inside, { descriptor, path, flags, permissions }: OpenOrder): Promise<File> {
   const has = (flag: number) => (flags & flag) !== 0;
   if (!has(OPEN.read | OPEN.write | OPEN.append))
@@ -41,7 +41,7 @@ export async function openFile(inside: Inside, { descriptor, path, flags, permis
   return { descriptor, flags, position: 0, ahead: undefined, blocks: 1 };
 }
 
-/** How the descriptor gets to `offset`: the words of the script's `move`. */
+/** Returns the arguments of the script's `move` that bring the descriptor to `offset`. */
 function moveTo(file: File, offset: number): (string | number)[] {
   if (file.position === offset) return ['here', 0, 0, offset];
   const isAhead = file.position !== undefined && file.position < offset;
@@ -51,8 +51,8 @@ function moveTo(file: File, offset: number): (string | number)[] {
 }
 
 /**
- * So many bytes of a file, fewer only where the machine gave fewer, none at its end. Reading on in the same direction
- * asks the machine for ever larger parts.
+ * Reads `length` bytes of a file; fewer only when the machine returned fewer, none at the end. Sequential reads request
+ * increasingly large parts from the machine. Throws SftpFault.
  */
 export async function readFile(inside: Inside, file: File, offset: number, length: number): Promise<Buffer> {
   if (!(file.flags & OPEN.read) || isAppended(file))
@@ -74,20 +74,20 @@ function fromAhead({ ahead }: File, offset: number, length: number): Buffer {
   return ahead.bytes.subarray(offset - ahead.from, offset - ahead.from + length);
 }
 
-async function readAhead(inside: Inside, file: File, offset: number, least: number): Promise<number> {
-  const goesOn = file.position === offset;
-  file.blocks = Math.max(goesOn ? Math.min(file.blocks * 2, BLOCK_COUNT_MAX) : 1, Math.ceil(least / READ_BYTES));
+async function readAhead(inside: Inside, file: File, offset: number, min: number): Promise<number> {
+  const isSequential = file.position === offset;
+  file.blocks = Math.max(isSequential ? Math.min(file.blocks * 2, BLOCK_COUNT_MAX) : 1, Math.ceil(min / READ_BYTES));
   const words = [file.descriptor, ...moveTo(file, offset), file.blocks];
   file.ahead = undefined;
   file.position = undefined;
-  const { said } = await inside.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
-  if (said.length === 0) return 0; // Beyond its end a file has no position that can be relied on.
-  file.position = offset + said.length;
-  file.ahead = { from: offset, bytes: said, at: performance.now() };
-  return said.length;
+  const { output } = await inside.ask({ verb: 'read', words, answerBytesMax: file.blocks * READ_BYTES });
+  if (output.length === 0) return 0; // The offset is unreliable beyond the end of the file.
+  file.position = offset + output.length;
+  file.ahead = { from: offset, bytes: output, at: performance.now() };
+  return output.length;
 }
 
-/** Writes at an offset; at its end a file that was opened to append. It has been written when this returns. */
+/** Writes at an offset, or at the end of a file opened to append. Resolves when the data has been written. Throws SftpFault. */
 export async function writeFile(inside: Inside, file: File, offset: number, pieces: Buffer[]): Promise<void> {
   if (!isWritable(file)) throw new SftpFault(STATUS.permissionDenied, 'the file is not open to be written');
   const length = pieces.reduce((sum, it) => sum + it.length, 0);
@@ -104,7 +104,7 @@ export async function writeFile(inside: Inside, file: File, offset: number, piec
   file.position = offset + length;
 }
 
-/** An offset of the protocol as a number. */
+/** Converts a protocol offset to a number. Throws SftpFault when it is too large. */
 export function offsetOf(value: bigint): number {
   if (value > BigInt(Number.MAX_SAFE_INTEGER)) throw new SftpFault(STATUS.failure, 'the offset is too large');
   return Number(value);

@@ -6,15 +6,15 @@ import { DESCRIPTORS } from './sftp-script.ts';
 import { STATUS } from './sftp-wire.ts';
 
 const DIRECTORY_COUNT_MAX = 16;
-/** About 150,000 names, over all directories that a client has open. */
+/** The most bytes of listings over all open directories of a client: about 150,000 names. */
 const LISTING_BYTES_MAX = 16 * 1024 * 1024;
 
 type Handle = File | Listing;
 const isFile = (handle: Handle): handle is File => 'descriptor' in handle;
 
 /**
- * What a client has open. Whatever it names that is not open, or not of that kind, is an SftpFault. What is read ahead of
- * its files is counted in `memory`.
+ * Keeps the open handles of a client. Throws SftpFault for a handle that is unknown or of the wrong kind. Data read ahead of
+ * files is counted in `memory`.
  */
 export function createHandles(memory: Memory) {
   const open = new Map<number, Handle>();
@@ -22,7 +22,7 @@ export function createHandles(memory: Memory) {
   let aheadBytes = 0;
   const files = () => [...open.values()].filter(isFile);
   const listings = () => [...open.values()].filter((it): it is Listing => !isFile(it));
-  /** Whatever was read ahead of any file may be another by now. */
+  /** Drops all data that was read ahead, as a change may have made it stale. */
   function forget() {
     for (const file of files()) file.ahead = undefined;
   }
@@ -49,7 +49,7 @@ export function createHandles(memory: Memory) {
       if (isFile(handle)) throw new SftpFault(STATUS.failure, 'the handle is a file');
       return handle;
     },
-    /** Lets go of it, and answers the descriptor that has to be closed. */
+    /** Removes a handle; returns the descriptor to close if it is a file. */
     drop(id: number): number | undefined {
       const handle = find(id);
       open.delete(id);
@@ -64,7 +64,7 @@ export function createHandles(memory: Memory) {
         throw new SftpFault(STATUS.failure, `at most ${DESCRIPTORS.length} files can be open at a time`);
       return free;
     },
-    /** How many bytes one more directory may have. */
+    /** Returns how many bytes another listing may have. Throws SftpFault at the limits. */
     listingBytesLeft(): number {
       const left = LISTING_BYTES_MAX - listings().reduce((sum, it) => sum + it.bytes, 0);
       if (left <= 0 || listings().length >= DIRECTORY_COUNT_MAX)
@@ -72,7 +72,7 @@ export function createHandles(memory: Memory) {
       return left;
     },
     forget,
-    /** Counts what has been read ahead; where there is no room for it, it is forgotten. */
+    /** Counts the data read ahead, or drops it when it exceeds the quota. */
     countAhead() {
       memory.release(aheadBytes);
       aheadBytes = files().reduce((sum, it) => sum + (it.ahead?.bytes.length ?? 0), 0);
@@ -83,5 +83,5 @@ export function createHandles(memory: Memory) {
   };
 }
 
-/** The handle that a client names; 0 is none. */
+/** Parses a client's handle; 0 is invalid. */
 export const handleId = (name: Buffer) => (name.length === 4 ? name.readUInt32BE() : 0);

@@ -5,35 +5,35 @@ import type { Session } from '../compute/backend.ts';
 import { collectPieces } from '../net/pieces.ts';
 import { faultOf } from './sftp-fault.ts';
 
-/** A request of a mebibyte takes a moment on a slow line; a machine that says nothing for so long is given up. */
+/** How long a machine may send nothing during a request. Generous, as 1 MiB takes a while on a slow line. */
 const SILENCE_MILLISECONDS = 120_000;
 const WORDS_BYTES_MAX = 4096;
-/** Longer than the last line of an answer, and shorter than an answer ever has to be. */
+/** Bytes kept to match the last line of an answer; that line is shorter. */
 const END_BYTES = 64;
 
-/** The session inside is over, or does not answer: whatever was asked last may or may not have happened. */
+/** The session in the machine has ended or does not respond. The last request may or may not have taken effect. */
 export class InsideLost extends Error {}
 
 export type Question = {
   verb: string;
   words?: (Buffer | string | number)[];
-  /** What follows the request on standard input; the verb reads exactly that. */
+  /** Data that follows the request on standard input; the verb reads exactly these bytes. */
   input?: Buffer[];
-  /** An answer with more is thrown away and refused. */
+  /** The longest answer; a longer one is discarded and throws SftpFault. */
   answerBytesMax?: number;
-  /** Counts bytes of the answer. False where there is no room for them: then it is refused like one with too many. */
+  /** Counts bytes of the answer. When it returns false, the answer is discarded like one that is too long. */
   take?: (bytes: number) => boolean;
 };
 
 export type Inside = {
-  /** What the verb says on standard output, and the token that stood in it. Throws SftpFault and InsideLost. */
-  ask(question: Question): Promise<{ said: Buffer; token: string }>;
+  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and InsideLost. */
+  ask(question: Question): Promise<{ output: Buffer; token: string }>;
 };
 
-/** Speaks with `SFTP_SCRIPT` in a machine: one question at a time, each with its answer before the next. */
+/** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
 export function createInside({ stdin, stdout, stderr, ended, kill }: Session): Inside {
   let lost: InsideLost | undefined;
-  /** Ends the wait of the question that is asked, if one is. */
+  /** Rejects the pending request, if there is one. */
   let giveUp: ((lost: InsideLost) => void) | undefined;
   function lose(reason: string) {
     lost ??= new InsideLost(reason);
@@ -64,13 +64,13 @@ export function createInside({ stdin, stdout, stderr, ended, kill }: Session): I
       ]);
       stdin.write(`${[token, verb, ...words.map(wordOf)].join(' ')}\n`);
       for (const piece of input ?? []) stdin.write(piece);
-      const [said, complaint] = await Promise.race([answered, loss]);
-      if (said.end[1] === '0') {
-        if (said.isCut) throw faultOf('the answer is too large');
-        return { said: said.bytes, token };
+      const [output, errors] = await Promise.race([answered, loss]);
+      if (output.end[1] === '0') {
+        if (output.isCut) throw faultOf('the answer is too large');
+        return { output: output.bytes, token };
       }
       if (input) stdin.write(`\n${token}\n`);
-      throw faultOf(complaint.bytes.toString());
+      throw faultOf(errors.bytes.toString());
     } finally {
       clearTimeout(silence);
       giveUp = undefined;
@@ -79,7 +79,7 @@ export function createInside({ stdin, stdout, stderr, ended, kill }: Session): I
   return { ask };
 }
 
-/** A word of a request: whatever is not plainly harmless is octal, as `printf %b` reads it. */
+/** Encodes an argument: all but plainly harmless characters become octal escapes of `printf %b`. */
 function wordOf(it: Buffer | string | number): string {
   const bytes = Buffer.isBuffer(it) ? it : Buffer.from(String(it));
   return bytes
@@ -89,23 +89,23 @@ function wordOf(it: Buffer | string | number): string {
 
 type Heard = { bytes: Buffer; end: RegExpExecArray; isCut: boolean };
 
-/** Hears a stream up to an end that is waited for. Words that nobody waits for are the end of all understanding. */
+/** Reads answers from a stream, each up to an expected end. Unexpected output breaks the session. */
 function createListener(stream: Readable, lose: (reason: string) => void) {
   let listen: ((chunk: Buffer) => void) | undefined;
-  stream.on('error', () => {}); // The session tells how it ended.
+  stream.on('error', () => {}); // `ended` reports the error.
   stream.on('data', (chunk: Buffer) => {
     if (listen) listen(chunk);
     else lose('the session in the machine speaks without being asked');
   });
   return {
-    until: (end: RegExp, bytesMax: number, stir: () => void, take = (_bytes: number) => true) =>
+    until: (end: RegExp, bytesMax: number, active: () => void, take = (_bytes: number) => true) =>
       new Promise<Heard>((resolve) => {
         const pieces = collectPieces();
         let length = 0;
         let isCut = false;
         let last: Buffer = Buffer.alloc(0);
         listen = (chunk) => {
-          stir();
+          active();
           last = Buffer.concat([last, chunk.subarray(-END_BYTES)]).subarray(-END_BYTES);
           length += chunk.length;
           if (!isCut && !take(chunk.length)) {

@@ -8,38 +8,38 @@ import type { Inside } from './sftp-inside.ts';
 import { DESCRIPTORS } from './sftp-script.ts';
 import { type Attributes, answer, type Fields, PACKET_BYTES_MAX, REQUEST, STATUS, uint64 } from './sftp-wire.ts';
 
-/** Of one read or write: a multiple of what clients send that do not ask, and a part of what is read ahead. */
+/** The most bytes of a read or write: a multiple of what clients use by default, and a fraction of the read-ahead. */
 const TRANSFER_BYTES_MAX = 128 * 1024;
 const PATH_BYTES_MAX = 4096;
 const PERMISSION_BITS = 0o7777;
 
 /**
- * These send the two paths of a new link in the order of OpenSSH, the target first, to whomever they speak; the others do
- * as the draft says unless the server calls itself OpenSSH.
+ * Clients that always send the two paths of a symlink in OpenSSH's order, the target first. Others follow the draft unless
+ * the server identifies itself as OpenSSH.
  */
-const SAYS_TARGET_FIRST = /^(OpenSSH|dropbear|paramiko|Go\b)/i;
+const SENDS_TARGET_FIRST = /^(OpenSSH|dropbear|paramiko|Go\b)/i;
 
-/** Answers a packet, or undefined where success is all there is to say. */
+/** Handles a request. Returns the response packet, or undefined for a plain success status. */
 type Respond = (fields: Fields, id: number) => Promise<Buffer | undefined>;
 type Word = Buffer | string | number;
 
-/** Carries out requests. Whatever is wrong with one is an SftpFault; so is, at once, a machine that lacks a tool. */
+/** Creates the handler of requests. Throws SftpFault for a failed request, and at once when the machine lacks a tool. */
 export async function createResponder(inside: Inside, software: string, memory: Memory, now: () => number) {
   const handles = createHandles(memory);
   const { mask, home } = await greet(inside);
-  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).said;
+  const ask = async (verb: string, ...words: Word[]) => (await inside.ask({ verb, words })).output;
   const act = async (verb: string, ...words: Word[]) => void (await inside.ask({ verb, words }));
 
   const absolute = (path: Buffer) =>
     checked(path)[0] === '/'.charCodeAt(0) ? path : Buffer.concat([home, Buffer.from('/'), path]);
-  /** The path that comes next, made absolute. */
+  /** Reads the next path and makes it absolute. */
   function pathOf(fields: Fields, ifEmpty = ''): Buffer {
-    const said = fields.string();
-    return absolute(said.length ? said : Buffer.from(ifEmpty));
+    const path = fields.string();
+    return absolute(path.length ? path : Buffer.from(ifEmpty));
   }
   const idOf = (fields: Fields) => handleId(fields.string());
   const descriptorOf = (fields: Fields) => handles.file(idOf(fields)).descriptor;
-  /** The permissions of what is made, as the machine would give them. */
+  /** Returns the permissions of a new file with the machine's umask applied, in octal; `-` for its default. */
   const permissionsOf = ({ mode }: Attributes) =>
     mode === undefined ? '-' : (mode & PERMISSION_BITS & ~mask).toString(8);
   const named = (id: number, name: Buffer) => answer.names(id, [{ name, longName: name, attributes: {} }]);
@@ -67,12 +67,12 @@ export async function createResponder(inside: Inside, software: string, memory: 
     if (numbers.length !== 8 || !numbers.every((it) => /^\d{1,19}$/.test(it)))
       throw new SftpFault(STATUS.failure, 'what the machine says of its space cannot be understood');
     const [nameMax, nodesFree, ...others] = numbers.reverse().map((it) => uint64(BigInt(it))) as [Buffer, Buffer];
-    const unknown = uint64(0n); // What the file system is called, and its flags.
+    const unknown = uint64(0n); // The file system's id and flags.
     return answer.extended(id, ...others.reverse(), nodesFree, nodesFree, unknown, unknown, nameMax);
   }
   async function link(fields: Fields): Promise<undefined> {
     const [one, other] = [fields.string(), fields.string()];
-    const [points, path] = SAYS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
+    const [points, path] = SENDS_TARGET_FIRST.test(software) ? [one, other] : [other, one];
     return act('link', checked(points), absolute(path), 'symbolic');
   }
 
@@ -91,7 +91,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
     async [REQUEST.open](fields, id) {
       const [path, flags, attributes] = [pathOf(fields), fields.uint32(), fields.attributes()];
       const descriptor = handles.freeDescriptor();
-      handles.forget(); // It may be emptied by this.
+      handles.forget(); // Opening may truncate the file.
       const file = await openFile(inside, { descriptor, path, flags, permissions: permissionsOf(attributes) });
       return answer.handle(id, handles.keep(file));
     },
@@ -110,13 +110,13 @@ export async function createResponder(inside: Inside, software: string, memory: 
       const [path, answerBytesMax] = [pathOf(fields), handles.listingBytesLeft()];
       let bytes = 0;
       const take = (more: number) => {
-        const isRoom = memory.tryTake(more);
-        if (isRoom) bytes += more;
-        return isRoom;
+        const fits = memory.tryTake(more);
+        if (fits) bytes += more;
+        return fits;
       };
       try {
-        const { said, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
-        return answer.handle(id, handles.keep({ ...createListing(said, `${token}/`), bytes }));
+        const { output, token } = await inside.ask({ verb: 'list', words: [path], answerBytesMax, take });
+        return answer.handle(id, handles.keep({ ...createListing(output, `${token}/`), bytes }));
       } catch (error) {
         memory.release(bytes);
         throw error;
@@ -137,7 +137,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
     [REQUEST.rename]: (fields) => act('rename', pathOf(fields), pathOf(fields), 'keep'),
     [REQUEST.symlink]: link,
     [REQUEST.readlink]: async (fields, id) => named(id, await ask('follow', pathOf(fields))),
-    // What the machine says ends with a newline that is not of the name.
+    // The output ends with a newline that is not part of the name.
     [REQUEST.realpath]: async (fields, id) => named(id, (await ask('real', pathOf(fields, '.'))).subarray(0, -1)),
     async [REQUEST.extended](fields, id) {
       const name = fields.string().toString();
@@ -153,7 +153,7 @@ export async function createResponder(inside: Inside, software: string, memory: 
       if (!respond) throw new SftpFault(STATUS.unsupported, 'there is no such request');
       return respond(fields, id);
     },
-    /** Writes of one handle, each where the one before ends. All have been written when this returns. */
+    /** Executes contiguous writes of one handle. Resolves when all have been written. */
     async write(batch: Write[]): Promise<void> {
       const [first] = batch as [Write];
       const file = handles.file(first.handle);
@@ -164,18 +164,18 @@ export async function createResponder(inside: Inside, software: string, memory: 
   };
 }
 
-/** What can be a path. */
+/** Returns the path unchanged. Throws SftpFault when it cannot be a path. */
 function checked(path: Buffer): Buffer {
   if (path.length === 0) throw new SftpFault(STATUS.noSuchFile, 'the path is empty');
   if (path.length > PATH_BYTES_MAX || path.includes(0)) throw new SftpFault(STATUS.badMessage, 'no path can be that');
   return path;
 }
 
-/** What the machine tells of itself: the permissions that it withholds, and where relative paths begin. */
+/** Reads the machine's umask and the directory that relative paths start from. */
 async function greet(inside: Inside): Promise<{ mask: number; home: Buffer }> {
-  const { said, token } = await inside.ask({ verb: 'hello' });
-  // A shell may have said something of its own before.
-  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(said.toString('latin1'));
+  const { output, token } = await inside.ask({ verb: 'hello' });
+  // The shell may have printed something before.
+  const found = new RegExp(`${token}/([0-7]{1,4}) (/.*)$`, 's').exec(output.toString('latin1'));
   if (!found) throw new SftpFault(STATUS.failure, 'what the machine says of itself cannot be understood');
   return { mask: Number.parseInt(found[1] as string, 8), home: Buffer.from(found[2] as string, 'latin1') };
 }

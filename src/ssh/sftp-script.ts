@@ -1,16 +1,16 @@
 /**
- * What carries out sftp inside a machine: POSIX sh, and of coreutils or busybox what `TOOLS` names. It reads one request
- * a line, `token verb word…`, and ends each answer with the token and a newline, which nothing on the way holds back: on
- * standard output with the exit code between them. Nothing of a request is ever evaluated: words are data, unsafe bytes in them are octal, and the one
- * thing that comes to stand in an `eval` is the digit of a descriptor, because only there may none be a variable.
+ * The script that executes sftp requests in a machine: POSIX sh, and the `TOOLS` of coreutils or busybox. It reads one
+ * request per line, `token verb word…`. On both outputs it ends each answer with the token and a newline, which flushes line
+ * buffers on the way; on standard output the exit code stands between them. Requests are never evaluated: words are data
+ * with unsafe bytes in octal. Only a descriptor's digit is used in `eval`, because a redirection takes no variable there.
  *
- * It keeps the files that are open as descriptors 3 to 8, so that a transfer stays with its file when that is renamed.
- * It is asked one thing at a time, so whatever a tool reads ahead of standard input is its own.
+ * Open files are descriptors 3 to 8, so that a transfer continues with its file when that is renamed. Requests come one at
+ * a time, so a tool cannot read another request's input ahead.
  */
 
 const TOOLS = 'cat chmod chown dd head ln mkdir mv readlink rm rmdir stat touch';
 
-/** The descriptors that files may have inside. */
+/** The descriptors of open files in the script. */
 export const DESCRIPTORS = [3, 4, 5, 6, 7, 8] as const;
 export const MOVE_BYTES = 1024 * 1024;
 export const READ_BYTES = 64 * 1024;

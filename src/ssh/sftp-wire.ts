@@ -2,7 +2,7 @@ import type { Readable } from 'node:stream';
 
 /**
  * The packets of the SSH File Transfer Protocol, version 3 (draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL file for
- * its extensions). Names stay bytes: a file name need not be text.
+ * its extensions). File names are kept as bytes, as they need not be text.
  */
 
 export const REQUEST = {
@@ -50,10 +50,10 @@ export const OPEN = { read: 1, write: 2, append: 4, create: 8, truncate: 16, exc
 const ATTRIBUTE = { size: 1, owner: 2, mode: 4, times: 8, extended: 0x80000000 } as const;
 
 const VERSION = 3;
-/** As OpenSSH's own server. */
+/** The longest packet, as in OpenSSH's server. */
 export const PACKET_BYTES_MAX = 256 * 1024;
 
-/** What a packet says of a file; what it does not say is undefined. Times are Unix seconds. */
+/** The attributes of a file; those that a packet omits are undefined. Times are Unix seconds. */
 export type Attributes = {
   size?: bigint;
   owner?: { uid: number; gid: number };
@@ -61,12 +61,12 @@ export type Attributes = {
   times?: { accessed: number; modified: number };
 };
 
-/** Whoever sends this does not speak the protocol; nothing after it can be understood. */
+/** The client violates the protocol, so nothing after this packet can be parsed. */
 export class MalformedPacket extends Error {}
 
 export type Fields = ReturnType<typeof readFields>;
 
-/** The fields of a packet, one after the other. Throws MalformedPacket where there are none left. */
+/** Reads the fields of a packet in order. Throws MalformedPacket beyond its end. */
 export function readFields(packet: Buffer) {
   let at = 0;
   const take = (bytes: number) => {
@@ -140,7 +140,7 @@ function packet(type: number, ...fields: Buffer[]): Buffer {
 
 export type Name = { name: Buffer; longName: Buffer; attributes: Attributes };
 
-/** What the server says. `id` is the request's. */
+/** Builds the response packets. `id` is that of the request. */
 export const answer = {
   version: (extensions: Record<string, string>) =>
     packet(RESPONSE.version, uint32(VERSION), ...Object.entries(extensions).flat().map(string)),
@@ -160,13 +160,13 @@ export const answer = {
 };
 
 export type PacketReader = {
-  /** The next packet without its length; undefined when there will be none. Throws MalformedPacket. */
+  /** Returns the next packet without its length, or undefined at the end of the stream. Throws MalformedPacket. */
   next(): Promise<Buffer | undefined>;
-  /** What `next` will answer, if it has arrived whole. */
+  /** Returns the packet that `next` will return, if it has arrived completely. Throws MalformedPacket. */
   peek(): Buffer | undefined;
 };
 
-/** Takes packets from a stream, one at a time: what is not asked for stays where back-pressure is felt. */
+/** Reads packets from a stream one at a time, so that back-pressure reaches the client. */
 export function createPacketReader(source: Readable): PacketReader {
   let length: number | undefined;
   let packet: Buffer | undefined;
@@ -179,10 +179,10 @@ export function createPacketReader(source: Readable): PacketReader {
       wake();
     });
 
-  /** So many bytes, or undefined while they have not arrived. */
+  /** Reads `bytes` bytes, or returns undefined until they have arrived. */
   function take(bytes: number): Buffer | undefined {
     const taken = source.read(bytes) as Buffer | null;
-    return taken?.length === bytes ? taken : undefined; // At its end a stream gives what is left.
+    return taken?.length === bytes ? taken : undefined; // At its end a stream returns the rest.
   }
   function peek(): Buffer | undefined {
     if (length === undefined) {

@@ -18,17 +18,17 @@ const EXTENSIONS = {
 
 export type SftpClient = {
   source: Readable;
-  /** Resolves when there is room for more; rejects when the client is gone. */
+  /** Resolves when more can be sent; rejects when the client has disconnected. */
   send(bytes: Buffer): Promise<void>;
-  /** The name of its software. */
+  /** The name of the client software. */
   software: string;
   memory: Memory;
 };
 
 /**
- * An sftp server, version 3, whose files are those of the machine in which `session` runs `SFTP_SCRIPT`. One request after
- * the other; what is not taken from the client waits with the client. Returns when the client has nothing more to ask.
- * Throws SftpFault when the machine cannot serve, MalformedPacket, InsideLost, and when the client is gone.
+ * Serves sftp, version 3, for the files of the machine in which `session` runs `SFTP_SCRIPT`. Handles requests one at a time
+ * with back-pressure to the client. Resolves at the end of the client's input. Throws SftpFault when the machine cannot
+ * serve, MalformedPacket, InsideLost, and the errors of `client.send`.
  */
 export async function serveSftp(client: SftpClient, session: Session, now: () => number): Promise<void> {
   const packets = createPacketReader(client.source);
@@ -46,11 +46,11 @@ export async function serveSftp(client: SftpClient, session: Session, now: () =>
       const { status, message } = await statusOf(() => write(batch));
       for (const it of batch) await client.send(answer.status(it.id, status, message));
     } else {
-      let said: Buffer | undefined;
+      let response: Buffer | undefined;
       const { status, message } = await statusOf(async () => {
-        said = await respond(type, fields, id);
+        response = await respond(type, fields, id);
       });
-      await client.send(said ?? answer.status(id, status, message));
+      await client.send(response ?? answer.status(id, status, message));
     }
   }
 }

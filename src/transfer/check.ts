@@ -5,11 +5,11 @@ import type { Method, Signer } from './object-url.ts';
 
 const CALL_MILLISECONDS = 10_000;
 const SECONDS = 60;
-const SAID_CHARACTERS_MAX = 300;
+const ERROR_CHARACTERS_MAX = 300;
 
 /**
- * One real PUT, GET and DELETE of a small object, and one GET that nobody signed: a signature proves nothing about a
- * bucket. Answers what was seen; throws what is wrong, with what to do.
+ * Checks transfer storage with a real PUT, GET and DELETE of a small object and an unsigned GET, as a signature alone
+ * proves nothing about the bucket. Returns what it found; throws an error with the cause and the remedy.
  */
 export async function tryTransfer(settings: TransferSettings, signer: Signer, now: number): Promise<string> {
   const key = `purser-doctor/${randomBytes(8).toString('hex')}`;
@@ -41,16 +41,16 @@ export async function tryTransfer(settings: TransferSettings, signer: Signer, no
     await call('DELETE');
   }
   if (read !== content)
-    throw new Error('What was put is not what was read back. Is another bucket behind the address?');
+    throw new Error('The object read back differs from the one written. Does the address lead to another bucket?');
   if (isOpen) throw new Error(`Anybody may read ${settings.bucket} without a signature. Close it to the public.`);
   return `PUT, GET and DELETE of an object in ${settings.bucket} work, and nobody reads it unsigned`;
 }
 
-/** The code and message of S3's XML error, as one line. */
+/** Returns the code and message of an S3 XML error as one line. */
 function sentenceIn(xml: string): string {
   const part = (name: string) => new RegExp(`<${name}>([^<]*)</${name}>`).exec(xml)?.[1];
-  const said = [part('Code'), part('Message')].filter(Boolean).join(', ') || xml;
-  return said.replace(/\s+/g, ' ').slice(0, SAID_CHARACTERS_MAX) || 'no words';
+  const summary = [part('Code'), part('Message')].filter(Boolean).join(', ') || xml;
+  return summary.replace(/\s+/g, ' ').slice(0, ERROR_CHARACTERS_MAX) || 'no words';
 }
 
 function remedy(status: number): string {

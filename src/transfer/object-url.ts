@@ -2,35 +2,38 @@ import { AwsV4Signer } from 'aws4fetch';
 import type { TransferKeys, TransferSettings } from '../config/services.ts';
 import { Refusal } from '../refusal.ts';
 
-/** The longest key that S3 takes, in bytes of UTF-8 (docs.aws.amazon.com, object keys). */
+/** The longest object key that S3 accepts, in bytes of UTF-8 (docs.aws.amazon.com, object keys). */
 const KEY_BYTES_MAX = 1024;
 
 export type Method = 'GET' | 'PUT' | 'DELETE';
 export type Signer = {
-  /** The URL of one exact object, good for `method` from `at` for `seconds` (Unix seconds; 1..604800). Asks nobody. */
+  /**
+   * Returns the URL of one exact object, valid for `method` from `at` (Unix seconds) for `seconds` (1 to 604800). Makes no
+   * network call.
+   */
   sign(method: Method, key: string, at: number, seconds: number): Promise<string>;
 };
 
 /**
- * The key of a tenant's object: under its wallet's own prefix. Refuses with `invalid_request` what would leave it, what S3
- * does not take, and what a URL would not bring there unchanged.
+ * Returns the key of a tenant's object, under its wallet's prefix. Throws `invalid_request` for a name that would escape
+ * the prefix, that S3 does not accept, or that a URL would not preserve.
  */
 export function keyOfObject(walletId: string, object: string): string {
   const key = `wallets/${walletId}/${object}`;
   const refuse = (what: string) => new Refusal('invalid_request', `object: ${what}.`, { param: 'object' });
   if (object.startsWith('/')) throw refuse('must not begin with a slash');
   if (/\p{Cc}/u.test(object) || !object.isWellFormed()) throw refuse('must not contain control characters');
-  // A client takes these out of a URL before it sends it, percent-encoded ones too.
+  // Clients remove these from a URL before they send it, even percent-encoded ones.
   if (object.split('/').some((part) => part === '.' || part === '..'))
     throw refuse('must not contain "." or ".." as a part of its path');
-  const most = KEY_BYTES_MAX - (Buffer.byteLength(key) - Buffer.byteLength(object));
-  if (Buffer.byteLength(object) > most) throw refuse(`must have at most ${most} bytes`);
+  const max = KEY_BYTES_MAX - (Buffer.byteLength(key) - Buffer.byteLength(object));
+  if (Buffer.byteLength(object) > max) throw refuse(`must have at most ${max} bytes`);
   return key;
 }
 
-/** Signs by AWS Signature Version 4 in the query (docs.aws.amazon.com, sigv4-query-string-auth). */
+/** Creates a signer of URLs by AWS Signature Version 4 (docs.aws.amazon.com, sigv4-query-string-auth). */
 export function createSigner(settings: TransferSettings, keys: TransferKeys): Signer {
-  const cache = new Map<string, ArrayBuffer>(); // The day's derived key.
+  const cache = new Map<string, ArrayBuffer>(); // The derived key of the day.
   return {
     async sign(method, key, at, seconds) {
       const target = new URL(addressOf(settings, key));
@@ -46,7 +49,7 @@ export function createSigner(settings: TransferSettings, keys: TransferKeys): Si
         signQuery: true,
         cache,
       });
-      if (cache.size > 1) cache.clear(); // A day went by.
+      if (cache.size > 1) cache.clear(); // The day has changed.
       return (await signer.sign()).url.href;
     },
   };
@@ -58,12 +61,12 @@ function addressOf({ endpoint, bucket, path_style: isPathStyle }: TransferSettin
   return `${endpoint.replace('://', `://${bucket}.`)}/${path}`;
 }
 
-/** RFC 3986: everything but unreserved characters is percent-encoded, those that encodeURIComponent leaves too. */
+/** Percent-encodes all but RFC 3986's unreserved characters, including those that encodeURIComponent leaves. */
 function encodeSegment(text: string): string {
   return encodeURIComponent(text).replace(/[!'()*]/g, (it) => `%${it.charCodeAt(0).toString(16).toUpperCase()}`);
 }
 
-/** Unix seconds as `20130524T000000Z`. */
+/** Formats Unix seconds as `20130524T000000Z`. */
 function amzDate(at: number): string {
   return new Date(at * 1000).toISOString().replace(/[:-]|\.\d{3}/g, '');
 }

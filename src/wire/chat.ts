@@ -1,13 +1,13 @@
 import * as v from 'valibot';
 import { wholeNumber } from './parts.ts';
 
-/** Counted before they are looked at. */
+/** The most messages of a request; checked before any of them is validated. */
 const MESSAGE_COUNT_MAX = 10_000;
 
 export const Messages = v.pipe(
   v.array(v.unknown(), 'must be an array of objects'),
   v.minLength(1, 'must have at least one message'),
-  // The API document is made of what stands before the second list: it is told here what that one holds.
+  // The API document uses only the first array schema, so the item type is added here as keywords.
   Object.assign(
     v.maxLength<unknown[], number, string>(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
     {
@@ -18,8 +18,8 @@ export const Messages = v.pipe(
 );
 
 /**
- * Body of POST /v1/chat/completions (interface, section 4). Other members are looked at after the model is known: what
- * is not on the priced allow-list is `unsupported_parameter`.
+ * Body of POST /v1/chat/completions (interface, section 4). Other members are checked once the model is known: any that
+ * is not on the priced allow-list is refused with `unsupported_parameter`.
  */
 export const ChatBody = v.looseObject({
   model: v.pipe(v.string('must be a string'), v.minLength(1, 'must not be empty')),

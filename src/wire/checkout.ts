@@ -6,14 +6,14 @@ import { Cents, Time, wholeNumber } from './parts.ts';
 export const CheckoutRequest = v.object({ amount_cents: wholeNumber(500, 100_000) });
 export const Checkout = v.object({
   id: v.string(),
-  /** Where to pay; null once nobody can any more. */
+  /** The payment page; null once the checkout can no longer be paid. */
   url: v.nullable(v.string()),
   status: v.picklist(['open', 'pending', 'paid', 'expired', 'failed', 'mismatch', 'abandoned']),
   amount_cents: Cents,
   expires_at: Time,
 });
 
-/** A checkout that was made, as it stands. Past its end it is expired, whoever has said so or not yet. */
+/** Renders a checkout. Past `expires_at` it reads as expired even if the provider has not reported it yet. */
 export function checkoutBody(it: CheckoutRow, now: number): v.InferOutput<typeof Checkout> {
   const isOver = it.status === 'open' && now >= it.expiresAt;
   return {

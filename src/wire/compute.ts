@@ -71,7 +71,7 @@ export const UploadRequest = v.object({
   ),
   content_base64: v.pipe(
     v.string('must be a string'),
-    // valibot's own pattern overflows the stack of a text of some megabytes.
+    // valibot's own pattern overflows the stack on a string of several megabytes.
     checked((it: string) => it.length % 4 === 0 && /^[0-9A-Za-z+/]*={0,2}$/.test(it), 'must be base64', {
       contentEncoding: 'base64',
       description: 'base64 of at most 8 MiB',
@@ -125,7 +125,7 @@ export function resourceSummary(it: Resource, operation: Operation): v.InferOutp
   };
 }
 
-/** A row with the operation that made it. */
+/** Renders a resource row; reads the operation that created it. */
 export function summaryOf(read: Reader, it: Resource): v.InferOutput<typeof ResourceSummary> {
   return resourceSummary(it, operationOf(read, it.operationId));
 }
@@ -164,7 +164,7 @@ export function offer(slot: Slot, it: Offer): v.InferOutput<typeof Offers>['offe
   };
 }
 
-/** The spec as the backends take it: a GPU that was left out is none. */
+/** Returns the spec for the backends, with an omitted GPU as null and 0. */
 export function specOf({ provider, spec }: v.InferOutput<typeof ComputeRequest>): Spec {
   return provider === 'provider_one' ? { ...spec, gpu: spec.gpu ?? null, gpus: spec.gpus ?? 0 } : spec;
 }

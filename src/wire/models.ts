@@ -26,7 +26,7 @@ export const ModelList = v.object({ object: v.literal('list'), data: v.array(Mod
 
 const perToken = (perMillion: bigint) => formatDecimal(perMillion, 15, 2);
 
-/** The prices are those of the model's first route, below its first tier. */
+/** Renders a model with the prices of its first route, in its lowest tier. */
 export function modelRecord(model: Model, created: number): v.InferOutput<typeof ModelRecord> {
   const { tiers, request, image } = model.routes[0].price;
   const { rates } = tiers[0] as Price['tiers'][number];

@@ -5,7 +5,7 @@ import type { Step } from '../ledger/timeline.ts';
 import { formatUsd } from '../money.ts';
 import { Time, Usd } from './parts.ts';
 
-/** An operation as the operator sees it. */
+/** An operation in the operator's view. */
 export const OperationRecord = v.object({
   id: v.string(),
   wallet_id: v.string(),
@@ -48,7 +48,7 @@ export function operationRecord(operation: Operation): v.InferOutput<typeof Oper
   };
 }
 
-/** One line of a wallet's timeline, as the operator sees it. */
+/** Renders one line of a wallet's timeline for the operator. */
 export function timelineStep(step: Step) {
   return {
     seq: step.seq,

@@ -15,13 +15,13 @@ export const ErrorBody = v.object({
   request_id: v.string(),
 });
 
-/** A whole number in a request, with its limits in words. */
-export function wholeNumber(least: number, most: number) {
-  const message = `must be a whole number from ${least} to ${most}`;
-  return v.pipe(v.number(message), v.safeInteger(message), v.minValue(least, message), v.maxValue(most, message));
+/** Schema of a whole number in a request; the error message states its limits. */
+export function wholeNumber(min: number, max: number) {
+  const message = `must be a whole number from ${min} to ${max}`;
+  return v.pipe(v.number(message), v.safeInteger(message), v.minValue(min, message), v.maxValue(max, message));
 }
 /**
- * A check in code, with what JSON Schema can say of it: the API document writes `keywords` where the check stands
+ * Schema action that checks in code. The API document contains `keywords` in its place, the JSON Schema equivalent
  * (http/openapi.ts).
  */
 export function checked<T>(requirement: (input: T) => boolean, message: string, keywords: Record<string, unknown>) {
@@ -29,25 +29,25 @@ export function checked<T>(requirement: (input: T) => boolean, message: string, 
 }
 
 /**
- * A text in a request, with its limits in words. Lengths count characters, which are code points, as JSON Schema counts
- * them (2020-12 validation, 6.3); JavaScript's `length` counts most emoji as two.
+ * Schema of a string in a request; the error message states its limits. Lengths are in code points, as in JSON Schema
+ * (2020-12 validation, 6.3); JavaScript's `length` counts most emoji as two.
  */
-export function text(least: number, most: number) {
-  const message = `must be a string of ${least} to ${most} characters`;
+export function text(min: number, max: number) {
+  const message = `must be a string of ${min} to ${max} characters`;
   return v.pipe(
     v.string(message),
-    checked((it: string) => hasLength(it, least, most), message, { minLength: least, maxLength: most }),
+    checked((it: string) => hasLength(it, min, max), message, { minLength: min, maxLength: max }),
   );
 }
 
-function hasLength(text: string, least: number, most: number): boolean {
-  if (text.length > 2 * most) return false; // No code point takes more than two units: a long text is not walked.
+function hasLength(text: string, min: number, max: number): boolean {
+  if (text.length > 2 * max) return false; // A code point has at most two code units, so a long string need not be counted.
   let count = 0;
   for (const _ of text) count++;
-  return count >= least && count <= most;
+  return count >= min && count <= max;
 }
 
-/** A name that a person gives: one line of text without control characters (Unicode category Cc). */
+/** Schema of a name: 1 to 80 characters without control characters (Unicode category Cc). */
 export function name() {
   const keywords = { pattern: '^[^\\u0000-\\u001f\\u007f-\\u009f]*$', description: 'no control characters' };
   return v.pipe(
@@ -56,5 +56,5 @@ export function name() {
   );
 }
 
-/** An id in a request body: any short string; what it does not find is a 404. */
+/** An id in a request body: any short string. An unknown id is a 404. */
 export const Id = text(1, 200);

@@ -8,8 +8,8 @@ import { Time, text } from './parts.ts';
 const MODEL_COUNT_MAX = 1000;
 
 /**
- * Body of POST /v1/router/key: a free-form object (interface, section 4). What is here binds the key (design, section 8);
- * other members are ignored.
+ * Body of POST /v1/router/key: a free-form object (interface, section 4). The members listed here restrict the key
+ * (design, section 8); others are ignored.
  */
 export const RouterKeyRequest = v.looseObject({
   models: v.optional(
@@ -33,7 +33,7 @@ function isPrice(text: string): boolean {
   }
 }
 
-/** Body of POST /v1/router/chat/completions: as OpenAI's; what is not priced is refused when the model is known. */
+/** Body of POST /v1/router/chat/completions, as OpenAI's. Unpriced members are refused once the model is known. */
 export const RouterChatBody = v.looseObject({
   model: ChatBody.entries.model,
   messages: Messages,
@@ -49,7 +49,7 @@ export const EmbeddingsBody = v.looseObject({ model: ChatBody.entries.model });
 /** The upstream's answer, unchanged. */
 export const Embeddings = v.looseObject({ data: v.optional(v.array(v.unknown())) });
 
-/** A gateway key as the operator sees it: never its secret. */
+/** Renders a gateway key for the operator, without its secret. */
 export function routerKeyRecord(key: RouterKey) {
   return {
     id: key.id,

@@ -45,7 +45,7 @@ test('doctor tries what is configured outside: the issuer’s keys, the payment 
     good.outside.map(({ detail }) => detail),
     [
       `${issuer.url}/jwks publishes 1 key`,
-      'the key is accepted (test mode: nobody pays real money, and what is paid is credited); told by webhooks, and asks',
+      'the key is accepted (test mode: nobody pays real money, and what is paid is credited); webhooks and polling',
       'not tried: public_url is not set, so only you know under which address it is',
       'PUT, GET and DELETE of an object in agents work, and nobody reads it unsigned',
     ],

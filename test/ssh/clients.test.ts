@@ -10,27 +10,27 @@ import type { Memory } from '../../src/ssh/memory.ts';
 const MIB = 1024 * 1024;
 
 /** A connection with a session that reads nothing: `arrive` is what a client sends it. */
-function connect(t: TestContext, visitors: ReturnType<typeof createClients>, memory: Memory) {
+function connect(t: TestContext, clients: ReturnType<typeof createClients>, memory: Memory) {
   const socket = new Socket();
   t.after(() => socket.destroy());
-  const visitor = visitors.admit(socket);
-  assert(visitors.welcome(visitor, 'res_1', memory));
+  const client = clients.admit(socket);
+  assert(clients.authenticate(client, 'res_1', memory));
   const channel = new Readable({ read() {} });
-  visitor.channels.add(channel as ServerChannel);
+  client.channels.add(channel as ServerChannel);
   return {
     channel,
-    isGone: () => visitor.gone.aborted,
+    isGone: () => client.gone.aborted,
     arrive(bytes: number, packets = 1) {
       for (let i = 0; i < packets; i++) channel.push(Buffer.alloc(bytes));
-      visitors.heard(visitor);
+      clients.checkBacklog(client);
     },
   };
 }
 
 test('a packet of one byte that waits is counted as the object that it is', (t) => {
-  const visitors = createClients({ strangerMilliseconds: 60_000, failed() {} });
+  const tracker = createClients({ authenticationMilliseconds: 60_000, failed() {} });
   const held = createMemoryQuota();
-  const client = connect(t, visitors, held.open('wal_1'));
+  const client = connect(t, tracker, held.open('wal_1'));
   client.arrive(1, 60_000);
   assert(!client.isGone());
   client.arrive(1, 6000);
@@ -39,9 +39,9 @@ test('a packet of one byte that waits is counted as the object that it is', (t) 
 });
 
 test('what waits on all connections of a wallet has one bound, and what is read leaves room', (t) => {
-  const visitors = createClients({ strangerMilliseconds: 60_000, failed() {} });
+  const tracker = createClients({ authenticationMilliseconds: 60_000, failed() {} });
   const held = createMemoryQuota();
-  const clients = Array.from({ length: 6 }, () => connect(t, visitors, held.open('wal_1')));
+  const clients = Array.from({ length: 6 }, () => connect(t, tracker, held.open('wal_1')));
   for (const it of clients.slice(0, 4)) it.arrive(15 * MIB);
   const [first, , , , fifth, sixth] = clients as [(typeof clients)[number], ...typeof clients];
   first.channel.read();
@@ -52,7 +52,7 @@ test('what waits on all connections of a wallet has one bound, and what is read 
     clients.map((it) => it.isGone()),
     [false, false, false, false, false, true],
   );
-  const other = connect(t, visitors, held.open('wal_2'));
+  const other = connect(t, tracker, held.open('wal_2'));
   other.arrive(15 * MIB);
   first.arrive(60 * 1024);
   assert(!other.isGone() && !first.isGone());

@@ -178,7 +178,7 @@ test('only what a session is asked for here: no other subsystem', async (t) => {
 test('whoever shows no key is sent away in time', async (t) => {
   const it = await openLeaseInside(t);
   if (!it) return;
-  const port = await openLimited(t, it, { strangerMilliseconds: 500 });
+  const port = await openLimited(t, it, { authenticationMilliseconds: 500 });
   const began = performance.now();
   for (const words of ['', 'SSH-2.0-slow', 'SSH-2.0-slow\r\n'])
     assert.match(await heard(port, words), /^SSH-2\.0-Purser/);

@@ -43,7 +43,7 @@ export const createChatCompletion = endpoint({
       requestId,
       prepare() {
         const model = app.catalogue.find(body.model, 'chat');
-        // valibot leaves "__proto__" and "constructor" out of its output; what is not priced has to be seen to be refused.
+        // The raw body: valibot drops "__proto__" and "constructor", and unpriced members must be seen to be refused.
         return { model, bounded: boundChat(model, raw as typeof body) };
       },
     });

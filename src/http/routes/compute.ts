@@ -30,18 +30,18 @@ import { endpoint, type HttpApp } from '../endpoint.ts';
 import type { Allowance } from '../memory-quota.ts';
 
 const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
-/** Each stream of a command is cut at 1 MiB (design, section 3). */
+/** Standard output and standard error of a command are each truncated at 1 MiB (design, section 3). */
 const STREAM_BYTES_MAX = 1024 * 1024;
 const CONTENT_BYTES_MAX = 8 * 1024 * 1024;
-/** A slot whose backend takes longer is left out of the list, so that it does not hold up the others. */
+/** The time limit for a backend's offers. A slower slot is left out of the list and does not delay the others. */
 const OFFERS_MILLISECONDS = 20_000;
 /**
- * A machine's own guard ends a command at its limit. What has not ended so long afterwards is not waited for: a tenant may
- * have stopped that guard.
+ * How long after its time limit a command is still waited for. The machine's own guard ends it at the limit, but a tenant
+ * may have stopped that guard.
  */
 const GRACE_SECONDS = 15;
 const UPLOAD_SECONDS = 120;
-/** The exit code of what a signal ended is this and its number. */
+/** Added to a signal's number for the exit code of a command that the signal ended. */
 const SIGNAL_EXIT = 128;
 const ID = 'res_01k9v3c2mq8r5t7w1x4z6b0d2f';
 const EXAMPLE = {
@@ -65,7 +65,7 @@ const EXAMPLE = {
   end_reason: null,
 };
 
-/** What `active` refuses with. */
+/** The refusals of `active`. */
 const ACTIVE_REFUSALS = [
   'not_found',
   'wallet_closed',
@@ -73,17 +73,17 @@ const ACTIVE_REFUSALS = [
   'resource_not_active',
   'provider_not_configured',
 ] as const;
-/** The same for what is done inside a machine. */
+/** The refusals of commands and uploads inside a machine. */
 const INSIDE_REFUSALS = [...ACTIVE_REFUSALS, 'provider_unavailable', 'operation_uncertain'] as const;
 
-/** How many bytes each byte of output becomes in the answer: JSON escapes it, or it is no UTF-8 and becomes U+FFFD. */
+/** The bytes that each byte of output takes in the response: JSON may escape it, and invalid UTF-8 becomes U+FFFD. */
 const ANSWER_BYTES = Uint8Array.from({ length: 256 }, (_, byte) =>
   byte < 0x80 ? JSON.stringify(String.fromCharCode(byte)).length - 2 : 3,
 );
 
 /**
- * Counts the output of a command in `share`, as what it will be in the answer, until `letGo` is called: when the command
- * has ended, or nobody waits for it any more.
+ * Counts the output of a command in `share`, by its size in the response, until `letGo` is called: when the command has
+ * ended or its client has disconnected.
  */
 function countOutput(share: Allowance): { budget: OutputBudget; letGo(): void } {
   const unwanted = new AbortController();
@@ -100,7 +100,7 @@ function countOutput(share: Allowance): { budget: OutputBudget; letGo(): void } 
   };
 }
 
-/** A machine that runs and whose time is not over, with what drives it. Refuses with `ACTIVE_REFUSALS`. */
+/** Returns a running resource with paid time left, and its backend. Throws `ACTIVE_REFUSALS`. */
 function active(app: HttpApp, wallet: Wallet, id: string): { resource: Resource; backend: Backend; ref: string } {
   const resource = resourceOf(app.ledger.read, wallet.id, id);
   const now = app.clock.now();
@@ -113,7 +113,7 @@ function active(app: HttpApp, wallet: Wallet, id: string): { resource: Resource;
   return { resource, backend, ref };
 }
 
-/** Asks a backend; what is not a refusal is a backend that cannot be reached. */
+/** Calls a backend. Any error but a Refusal becomes `provider_unavailable`. */
 async function reach<T>(call: () => Promise<T>): Promise<T> {
   try {
     return await call();
@@ -126,13 +126,13 @@ async function reach<T>(call: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Whether a lease is over or being ended. */
+/** Tells whether a lease is over or being ended. */
 function isEnding(app: HttpApp, wallet: Wallet, id: string): boolean {
   const { status, expiresAt, endWanted } = resourceOf(app.ledger.read, wallet.id, id);
   return status !== 'running' || endWanted !== null || expiresAt <= app.clock.now();
 }
 
-/** Says of a command whose outcome was lost with its lease that there is nothing to retry. */
+/** Replaces `provider_unavailable` by `resource_not_active` when the lease ended meanwhile: a retry is pointless. */
 function explainLoss(app: HttpApp, wallet: Wallet, id: string, error: unknown): unknown {
   if (!(error instanceof Refusal) || error.code !== 'provider_unavailable' || !isEnding(app, wallet, id)) return error;
   return new Refusal('resource_not_active', 'The lease ended while the command ran: its output is lost.', {
@@ -140,7 +140,7 @@ function explainLoss(app: HttpApp, wallet: Wallet, id: string, error: unknown): 
   });
 }
 
-/** What a slot has on offer; undefined, and an event, when its backend cannot tell: that is no matter of the other slots. */
+/** Returns the offers of a slot. When its backend fails, logs an event and returns undefined; other slots are unaffected. */
 async function offersOf(app: HttpApp, { slot, backend }: ConfiguredSlot) {
   try {
     const offers = await inTime(backend.offers(), OFFERS_MILLISECONDS, 'The list of offers');
@@ -152,8 +152,9 @@ async function offersOf(app: HttpApp, { slot, backend }: ConfiguredSlot) {
 }
 
 /**
- * The same for what changes a machine: it has a limit, is waited for when the server stops, and answered before that is
- * over. It counts among the commands and uploads of the resource until the backend itself is done with it.
+ * Like `reach`, for calls that change a machine: limits the time to `seconds` and a grace period, and tracks the call so
+ * that a stopping server waits for it or answers `operation_uncertain`. The call counts towards the concurrency limits
+ * until the backend has finished. Throws `rate_limited` at those limits.
  */
 function reachInside<T>(app: HttpApp, resource: Resource, seconds: number, call: () => Promise<T>): Promise<T> {
   async function counted(): Promise<T> {
@@ -161,7 +162,7 @@ function reachInside<T>(app: HttpApp, resource: Resource, seconds: number, call:
     return call().finally(over);
   }
   const cutShort = () =>
-    new Refusal('operation_uncertain', 'The server is stopping: nobody knows how this ends inside the resource.', {
+    new Refusal('operation_uncertain', 'The server is stopping: the outcome inside the resource is unknown.', {
       retryAfterSeconds: 5,
     });
   const milliseconds = (seconds + GRACE_SECONDS) * 1000;

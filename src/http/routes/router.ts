@@ -45,7 +45,7 @@ export const createRouterKey = endpoint({
   },
 });
 
-/** The models that the key may use: what it may not use is not there. */
+/** Returns the models that the key may use; others do not exist for it. */
 const offered = (app: HttpApp, { limits }: RouterPrincipal): readonly Model[] =>
   app.catalogue.list.filter(({ id }) => limits.models?.has(id) ?? true);
 
@@ -55,7 +55,7 @@ function find(app: HttpApp, principal: RouterPrincipal, id: string, kind?: Model
   return model;
 }
 
-/** Refuses a model that this key is not for, with `model_not_found`: also what another key of the wallet has bought. */
+/** Throws `model_not_found` for a model that this key may not use, even for a replay of another key's purchase. */
 function refuseOthers({ limits }: RouterPrincipal, id: string): void {
   if (limits.models?.has(id) ?? true) return;
   throw new Refusal(
@@ -88,12 +88,12 @@ export const readRouterModel = endpoint({
   }),
 });
 
-/** OpenAI's own bounds: 2048 inputs of 8192 tokens each. The bytes of a body end sooner. */
+/** OpenAI's own limits: 2048 inputs of 8192 tokens each. The limit on body bytes is reached first. */
 const EMBEDDED_TOKENS_MAX = 2048 * 8192;
 
 type RouterCall = Pick<Call<'router', unknown>, 'principal' | 'raw' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId'>;
 
-/** What the two ways of asking have in common. */
+/** Builds the request that chat completions and embeddings have in common. */
 function requestOf(
   { principal, raw, idempotencyKey, isKeyMadeUp, requestId }: RouterCall,
   route: string,
@@ -111,8 +111,8 @@ function requestOf(
   };
 }
 
-/** What came of it, as it concerns the caller: whoever sent no key cannot ask for the same attempt again. */
-function toldTo<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
+/** Rewrites the advice of `operation_uncertain` for a caller without an Idempotency-Key, who cannot retry the same attempt. */
+function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
   if (!isKeyMadeUp) return answer;
   return answer.catch((error) => {
     if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
@@ -143,8 +143,8 @@ export const createRouterChatCompletion = endpoint({
     const isStream = body.stream === true;
     const includeUsage = body.stream_options?.include_usage === true;
     const { model: id } = body;
-    // As in routes/models.ts: before valibot left anything out. It is let go as soon as it is bounded: a stream may last
-    // for an hour, and a thousand of them must not keep a thousand prompts.
+    // The raw body, as in routes/chat.ts. It is released as soon as its price is bounded: a stream may last for an hour,
+    // and a thousand streams must not keep a thousand prompts in memory.
     let asked: ChatBody | undefined = raw as ChatBody;
     const request = requestOf({ principal, raw, isKeyMadeUp, ...call }, 'router/chat/completions', () => {
       const model = find(app, principal, id, 'chat');
@@ -153,14 +153,17 @@ export const createRouterChatCompletion = endpoint({
       return { model, bounded };
     });
     if (!isStream) {
-      const { answer, replayed } = await toldTo(isKeyMadeUp, chat(app, request));
+      const { answer, replayed } = await adviseCaller(isKeyMadeUp, chat(app, request));
       return { body: answer, replayed };
     }
     return {
       async stream(events: EventStream, share: Allowance) {
-        const { answer, replayed } = await toldTo(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
+        const { answer, replayed } = await adviseCaller(
+          isKeyMadeUp,
+          streamChat(app, { ...request, includeUsage }, events),
+        );
         if (!replayed) return;
-        asked = undefined; // As far as it was not needed.
+        asked = undefined; // A replay never prepares, so the body is still referenced.
         const transcript = transcriptOf(answer);
         events.begin({ 'idempotent-replayed': 'true' });
         share.add(transcript.length);
@@ -185,7 +188,7 @@ export const createEmbeddings = endpoint({
       const model = find(app, call.principal, call.body.model, 'embeddings');
       return { model, bounded: boundEmbeddings(model, call.raw as Record<string, unknown>) };
     });
-    const { answer, replayed } = await toldTo(call.isKeyMadeUp, chat(app, request));
+    const { answer, replayed } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
     return { body: answer, replayed };
   },
 });

@@ -25,9 +25,9 @@ export const signTransfer = endpoint({
     const key = keyOfObject(wallet.id, body.object);
     if (!app.signer) throw new Refusal('transfer_not_configured');
     const now = app.clock.now();
-    // As it is now: while the body came, slowly perhaps, the wallet may have been closed.
+    // Read again: the wallet may have been closed while the body arrived.
     refuseInactive(walletOf(app.ledger.read, wallet.accountId, wallet.id), now);
-    // Never past the wallet's end: a signed URL cannot be taken back.
+    // Never past the wallet's expiry: a signed URL cannot be revoked.
     const seconds = Math.min(body.expires_seconds, (wallet.expiresAt ?? Number.POSITIVE_INFINITY) - now);
     const method = body.operation === 'get' ? 'GET' : 'PUT';
     return {
