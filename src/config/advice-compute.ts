@@ -10,7 +10,7 @@ const NOTES: { [B in Settings['backend']]: (settings: Of<B>) => string[] } = {
       ? []
       : [`leases reach whatever the network ${it.network} reaches; Purser filters nothing`]),
     ...('prices' in it ? notesOnGpus(it) : []),
-    'containers share the kernel of their host, which is no wall against a hostile tenant',
+    'containers share the kernel of their host, which does not isolate a hostile tenant',
   ],
   slurm: ({ job_users: users, job_user: user }) => [
     users
@@ -27,7 +27,9 @@ const NOTES: { [B in Settings['backend']]: (settings: Of<B>) => string[] } = {
   ],
   vast: (it) => [
     'the deadline is kept by Purser, and while it is down by a watchdog in the machine, where the tenant is root',
-    ...(it.markup_percent === 0 ? ['Vast bills traffic apart, and markup_percent is 0: nobody pays you for it'] : []),
+    ...(it.markup_percent === 0
+      ? ['Vast bills traffic separately, and markup_percent is 0: nobody pays you for it']
+      : []),
   ],
 };
 
@@ -38,7 +40,7 @@ function notesOnGpus({ limits, prices }: Slots['provider_one']): string[] {
   return [];
 }
 
-/** What can be known from the settings alone about what a backend does not enforce: words for the operator, not faults. */
+/** Notes for the operator on what each configured backend does not enforce, as far as its settings show. They are not faults. */
 export function adviceOn(compute: ComputeSettings): string[] {
   return Object.entries(compute).flatMap(([slot, settings]) => {
     if (!settings) return [];

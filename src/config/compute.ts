@@ -2,10 +2,10 @@ import { userInfo } from 'node:os';
 import * as v from 'valibot';
 import { parseDecimal } from '../money.ts';
 
-/** The settings of the three slots (design, section 4). Alternatives are variants of a schema, not optional fields. */
+/** Schemas of the settings of the three slots (design, section 4). Alternatives are variants of a schema, not optional fields. */
 
 const NANOS_DECIMALS = 9;
-const HOURLY_MAX = 10n ** 15n; // USD 1,000,000 an hour is a slip of the pen.
+const HOURLY_MAX = 10n ** 15n; // USD 1,000,000 an hour. More is taken for a typing error.
 
 /** An exact decimal price per hour, as nano-dollars. */
 const hourly = v.pipe(
@@ -21,18 +21,18 @@ const hourly = v.pipe(
     return NEVER;
   }),
 );
-const whole = (least: number, most: number) => v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
+const whole = (min: number, max: number) => v.pipe(v.number(), v.integer(), v.minValue(min), v.maxValue(max));
 const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
 const SECONDS_MAX = 30 * 86_400;
 const CONTAINER_PROVISION_SECONDS = 60;
 const CLOUD_PROVISION_SECONDS = 900;
-/** It has what a lease needs in any case: a shell, Python and the CUDA runtime; many of Vast's hosts have it at hand. */
+/** Default image. It has what every lease needs: a shell, Python and the CUDA runtime. Many of Vast's hosts have it cached. */
 const VAST_IMAGE = 'pytorch/pytorch:2.4.1-cuda12.4-cudnn9-runtime';
 
-/** What a slot cannot be served by. `local` gets a word of its own: the demo shows it, and somebody will try it. */
+/** The message for an unknown backend. `local` has its own message: the demo shows that name, and somebody will try it. */
 const notThis = ({ expected, received }: v.BaseIssue<unknown>) =>
   received === '"local"'
-    ? 'local is for `purser demo` only: it puts no wall between a lease and this machine'
+    ? 'local is for `purser demo` only: it does not isolate a lease from this machine'
     : `Invalid type: Expected ${expected} but received ${received}`;
 
 const container = {
@@ -54,14 +54,14 @@ const container = {
   provision_seconds: v.optional(whole(1, 86_400), CONTAINER_PROVISION_SECONDS),
 };
 
-/** A device as the GPU's vendor names it: an index, `GPU-` and its UUID, or a part of one. */
+/** A GPU as its vendor's tools name it: an index, `GPU-` and its UUID, or a part of one. */
 const device = v.pipe(
   v.union([v.string(), v.number()], 'must be an index or a UUID'),
   v.transform(String),
   v.regex(/^[A-Za-z0-9][\w:.-]*$/, 'must be an index or a UUID, as nvidia-smi -L shows them'),
 );
 
-/** The devices of each GPU type; each is leased to one at a time. */
+/** The devices of each GPU type. Each device is leased to one tenant at a time. */
 const gpuDevices = v.pipe(
   v.record(v.string(), v.pipe(v.array(device), v.minLength(1, 'has no device'))),
   v.check((types) => {
@@ -78,17 +78,17 @@ const ProviderOne = v.pipe(
       memory_gib_hourly_usd: hourly,
       gpu_hourly_usd: v.optional(v.record(v.string(), hourly), {}),
     }),
-    /** Of one lease. */
+    /** Limits of one lease. */
     limits: v.strictObject({
       cpus: above0,
       memory_gib: above0,
       gpus: v.optional(whole(0, 64), 0),
       max_seconds: v.optional(whole(60, SECONDS_MAX), 86_400),
     }),
-    /** Of all leases together. */
+    /** Limits of all leases together. */
     capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
     gpu_devices: v.optional(gpuDevices),
-    /** How Docker is asked for GPUs; Podman is always asked by their CDI names. */
+    /** How GPUs are requested from Docker. Podman always gets their CDI names. */
     gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
   }),
   v.forward(
@@ -135,7 +135,7 @@ const Vast = v.strictObject({
     ),
     'https://console.vast.ai',
   ),
-  /** On top of Vast's price; bandwidth is billed apart and has to be covered by it. At most two decimals. */
+  /** Added to Vast's price. It has to cover bandwidth, which Vast bills separately. At most two decimals. */
   markup_percent: v.optional(
     v.pipe(
       v.number(),
@@ -161,7 +161,7 @@ const ContainerThree = v.strictObject({
         memory_gib: above0,
         max_disk_gb: whole(1, 1_000_000),
         price_hourly_usd: hourly,
-        /** How many of it may be leased at once. */
+        /** How many leases of this offer may run at once. */
         count: v.optional(whole(1, 10_000), 1),
       }),
     ),
@@ -177,7 +177,7 @@ const Ssh = v.strictObject({
     v.array(
       v.strictObject({
         chip: v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
-        /** So many GPUs at least have to answer before the host is leased. */
+        /** The host is leased only when at least this many GPUs respond. */
         gpus: v.optional(whole(0, 64), 0),
         address: v.pipe(v.string(), v.regex(/^[\w.:-]+$/, 'must be a name or an address')),
         port: v.optional(whole(1, 65_535), 22),
@@ -191,7 +191,7 @@ const Ssh = v.strictObject({
           ),
         ),
         identity_file: v.pipe(v.string(), v.minLength(1)),
-        /** What the host keeps of its tenant and of the ids that it has given. */
+        /** Where the host records its tenant and the user ids that it has assigned. */
         state_directory: v.optional(
           v.pipe(v.string(), v.regex(/^(\/[\w-][\w.-]*)+$/, 'must be a plain absolute path')),
           '/var/lib/purser-pool',
@@ -213,12 +213,12 @@ const Ssh = v.strictObject({
   provision_seconds: v.optional(whole(1, 86_400), 60),
 });
 
-/** The name of the user that this process runs as, where it has one. */
+/** Returns the name of the user that this process runs as, or undefined if it has none. */
 function ownUser(): string | undefined {
   try {
     return userInfo().username;
   } catch {
-    return undefined; // A number without a name.
+    return undefined; // A user id without a name.
   }
 }
 const notOurs = (name: string) => name !== 'root' && name !== ownUser();
@@ -229,12 +229,12 @@ const jobUser = v.pipe(
   v.check(notOurs, 'must be neither root nor the user that Purser runs as: what is leased runs as this user'),
 );
 
-/** Jobs of a cluster: each chip is what a job asks for. */
+/** Jobs on a Slurm cluster. Each chip names the resources that a job requests. */
 const SlurmSlot = v.strictObject({
   backend: v.literal('slurm'),
-  /** Whom all leases run as. */
+  /** The user that all leases run as. */
   job_user: v.optional(jobUser),
-  /** Whom leases run as, each user with one lease at a time. */
+  /** The users that leases run as. Each user has one lease at a time. */
   job_users: v.optional(
     v.pipe(
       v.array(jobUser),
@@ -243,10 +243,10 @@ const SlurmSlot = v.strictObject({
       v.check((names) => new Set(names).size === names.length, 'has a user twice'),
     ),
   ),
-  /** Whether the job users do nothing but Purser's jobs: whatever else they run is then ended like an orphan. */
+  /** Whether the job users run nothing but Purser's jobs. If so, any other job of theirs is ended like an orphan. */
   exclusive_user: v.optional(v.boolean(), false),
   partition: v.optional(word(/^[\w.][\w.,-]*$/)),
-  /** Where Slurm's configuration lies, if Slurm does not find it by itself. */
+  /** Path of Slurm's configuration, if Slurm does not find it by itself. */
   slurm_conf: v.optional(v.pipe(v.string(), v.regex(/^\//, 'must be an absolute path'))),
   chips: v.pipe(
     v.record(
@@ -291,7 +291,7 @@ export type SshSettings = v.InferOutput<typeof Ssh>;
 export type SlurmSettings = v.InferOutput<typeof Slurm>;
 export type ComputeSettings = { [K in keyof Parsed]: WithoutKey<Parsed[K]> };
 
-/** Plain processes on this machine: `purser demo` writes this in its own code, and no file can. */
+/** Settings of the `local` backend: plain processes on this machine. Only the code of `purser demo` can set it; no file can. */
 export type LocalSettings = { backend: 'local'; provision_seconds: number } & (
   | Pick<ProviderOneSettings, 'prices' | 'limits'>
   | { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } }
@@ -299,8 +299,8 @@ export type LocalSettings = { backend: 'local'; provision_seconds: number } & (
 );
 export type LocalCompute = { [K in keyof Parsed]: LocalSettings };
 
-/** The settings without their secrets, and these by the name of the slot. */
-export function partSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {
+/** Separates the settings from their secrets. Returns the secrets by slot. */
+export function splitSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {
   const slotKeys = new Map<string, string>();
   const plain = Object.entries(parsed).map(([slot, settings]) => {
     if (!settings || !('api_key' in settings)) return [slot, settings];

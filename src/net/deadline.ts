@@ -1,6 +1,6 @@
 /**
- * What `promise` answers, or an error that says how long `what` has taken already. Nothing is stopped by this: whoever
- * can be stopped has a limit of its own.
+ * Resolves as `promise` does. After `milliseconds` it throws an Error saying that `what` took too long. It stops nothing:
+ * calls that can be stopped have a time limit of their own.
  */
 export async function inTime<T>(promise: Promise<T>, milliseconds: number, what: string): Promise<T> {
   const over = Promise.withResolvers<never>();

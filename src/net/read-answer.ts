@@ -1,4 +1,4 @@
-/** The whole text of an answer from outside, at most `bytesMax` bytes of it. Throws an Error when there is more. */
+/** Reads the whole text of a response body. Throws an Error if it is longer than `bytesMax` bytes. */
 export async function readAnswerText(body: AsyncIterable<Buffer>, bytesMax: number): Promise<string> {
   const chunks: Buffer[] = [];
   let length = 0;
