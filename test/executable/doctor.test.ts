@@ -267,7 +267,7 @@ test('a layer of a container is no place for books', async (t) => {
   if (!layer) return;
   mkdirSync(join(layer, 'data'), { mode: 0o700 });
   const { is } = await books(t, { directory: join(layer, 'data') });
-  await is('file system', true, /^Warning: .*on overlay .*Give the data directory a volume\.$/);
+  await is('file system', true, /^Warning: .*on overlay .*Put the data directory on a volume\.$/);
 });
 
 test('a disk that refuses to sync is told from one that is slow', async (t) => {
