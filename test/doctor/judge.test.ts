@@ -60,7 +60,10 @@ test('what a sync promises: a mount without barriers, a memory, a cache and a sl
   );
   assert.match(judgeFsync([1], home, { ...disk, isFlushed: false }), /sda says it has no volatile cache/);
   assert.match(judgeFsync([1], home, undefined), /ms\)\. Whether a disk keeps its word/);
-  assert.throws(() => judgeFsync([8], at('/srv/fast'), disk), /mounted with nobarrier.* Mount it without that option\.$/);
+  assert.throws(
+    () => judgeFsync([8], at('/srv/fast'), disk),
+    /mounted with nobarrier.* Mount it without that option\.$/,
+  );
   assert.throws(() => judgeFsync([0.002], home, disk), /no disk is that fast/);
   assert.match(judgeFsync([0.3], home, turning), /^Warning: .*faster than sda can turn.*battery/);
   assert.match(judgeFsync([8], home, turning), /^fsync takes/);
