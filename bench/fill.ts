@@ -1,6 +1,6 @@
 // Fills a stopped, new installation with wallets and settled chats, fast: `node bench/fill.ts <directory> <wallets>
 // <entries> <tokens>`. The rows are what Purser itself would have written (`purser ledger verify` says so): real ids,
-// tokens and hashes. Only the stored answers are missing, as if their 72 hours were over. Prints as many tokens of wallets,
+// tokens and hashes. Only the stored answers are missing, as if their 72 hours were over. Prints <tokens> wallet tokens,
 // chosen evenly, as JSON.
 import { randomBytes } from 'node:crypto';
 import { createKeyring, walletCredential } from '../src/access/keyring.ts';
@@ -23,7 +23,7 @@ const CHARGE = Nanos(3_200n);
 const PRICE =
   '{"prompt_nanos_per_million":"100000000","completion_nanos_per_million":"400000000","request_nanos":"0","bound_prompt_tokens":400,"bound_completion_tokens":100}';
 const ENTRIES_PER_OPERATION = 3;
-const SPREAD = 2_654_435_761; // Knuth's multiplier: neighbours in time are strangers in the wallet's index.
+const SPREAD = 2_654_435_761; // Knuth's multiplier: consecutive operations go to wallets far apart in the index.
 const CACHE_KIB = 1024 * 1024;
 
 const [directory = '', walletCount, entryCount, tokenCount] = process.argv

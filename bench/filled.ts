@@ -6,10 +6,10 @@ import type { Installation } from './purser.ts';
 
 const TOKENS = 1000;
 
-/** An installation with a past, and the tokens of some of its wallets. */
+/** A filled installation, and the tokens of some of its wallets. */
 export type Filled = { installation: Installation; tokens: string[]; megabytes: number };
 
-/** Fills a stopped, new installation, in a process of its own (bench/fill.ts). */
+/** Fills a stopped, new installation in a separate process (bench/fill.ts). */
 export async function fillInstallation(
   installation: Installation,
   { wallets, entries }: Pick<Flags, 'wallets' | 'entries'>,

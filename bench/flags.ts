@@ -8,14 +8,14 @@ export type Flags = {
   seconds: number;
   /** Rounds of each target; medians are reported. */
   rounds: number;
-  /** How full the filled database is. */
+  /** Size of the filled database. */
   wallets: number;
   entries: number;
-  /** Operations before memory is read the second time. */
+  /** Number of operations before memory is measured again. */
   operations: number;
-  /** Same-key races. */
+  /** Number of same-key races. */
   races: number;
-  /** Where the data directories are made: on the disk that is to be measured. */
+  /** Where the data directories are made: on the disk to be measured. */
   dir: string;
 };
 
@@ -25,12 +25,12 @@ const HELP = `npm run bench -- [flags]
   --rounds N      rounds of each target, interleaved; medians are reported (5)
   --wallets N     wallets in the filled database (100000)
   --entries N     journal entries in it (1000000)
-  --operations N  operations before memory is read again (100000)
+  --operations N  operations before memory is measured again (100000)
   --races N       same-key races (1000)
   --full          1000000 wallets, 10000000 entries, 1000000 operations
   --dir DIR       where the data directories are made (the system's temporary directory)`;
 
-/** The flags of the command line, or undefined when they were asked for. Throws TypeError for what is no flag. */
+/** Reads the command line. Prints the help and returns undefined for --help. Throws TypeError for an unknown or bad flag. */
 export function readFlags(): Flags | undefined {
   const count = { type: 'string' } as const;
   const { values } = parseArgs({

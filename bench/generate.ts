@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { cpuSeconds, run } from './process.ts';
 
-/** What the load generator is to do. With `seconds` or `count` it ends by time or by number of requests. */
+/** The load generator's order. It ends after `seconds`, or after `count` requests. */
 export type LoadOrder = {
   port: number;
   path: string;
@@ -9,24 +9,24 @@ export type LoadOrder = {
   connections: number;
   seconds?: number;
   count?: number;
-  /** Connections share these out; each connection takes its own in turn. */
+  /** Distributed over the connections. Each connection uses its own in turn. */
   tokens?: readonly string[];
   headers?: Record<string, string>;
   /** Prefix of every Idempotency-Key: unique to this run. */
   run: string;
-  /** All connections ask at the same moment, `count` times over. */
+  /** All connections send at the same moment, `count` times. */
   lockstep?: boolean;
-  /** In lockstep: all of them with the same key. */
+  /** In lockstep: all of them use the same key. */
   sameKey?: boolean;
 };
 
-/** Latencies are in milliseconds. `errors` are connections that broke. */
+/** Latencies are in milliseconds. `errors` counts connections that broke. */
 export type LoadResult = {
   count: number;
   perSecond: number;
   p50: number;
   p99: number;
-  /** To the first byte of the answer, median. */
+  /** Median time to the first byte of the answer. */
   firstByte: number;
   statuses: Record<string, number>;
   errors: number;
@@ -38,7 +38,7 @@ export type Load = Omit<LoadOrder, 'run'> & { /** Whose processor time is counte
 
 let runs = 0;
 
-/** Puts one load on a server, from a process of its own. */
+/** Puts one load on a server, from a separate process. */
 export async function generate({ pid, ...load }: Load): Promise<Measured> {
   const order: LoadOrder = { ...load, run: `${process.pid.toString(36)}.${(runs++).toString(36)}.` };
   const before = cpuSeconds(pid);
@@ -47,7 +47,7 @@ export async function generate({ pid, ...load }: Load): Promise<Measured> {
   return { ...result, cpu: ((cpuSeconds(pid) - before) / result.count) * 1e6 };
 }
 
-/** The same, where every request has to be answered with success: otherwise the figures would be those of refusals. */
+/** Does the same, and throws unless every request succeeded: otherwise the figures would be those of refusals. */
 export async function generateGood(load: Load): Promise<Measured> {
   const result = await generate(load);
   const good = (result.statuses[200] ?? 0) + (result.statuses[201] ?? 0);

@@ -1,5 +1,5 @@
-// The load generator, a process of its own: raw sockets, one request in flight on each, nothing allocated per request
-// that can be helped. It reads its order as JSON on stdin and prints its result as JSON.
+// The load generator, a separate process: raw sockets, one request in flight on each, as few allocations per request as
+// possible. It reads its order as JSON on stdin and prints its result as JSON.
 
 import { once } from 'node:events';
 import net from 'node:net';
@@ -18,7 +18,7 @@ let asked = 0;
 let endsAt = Number.POSITIVE_INFINITY;
 let lastRefusal: string | undefined;
 
-/** The bytes of a request for one of the tokens, with room for its key. */
+/** The bytes of a request with one of the tokens, and the position of its key. */
 type Template = { bytes: Buffer; keyAt: number };
 
 function template(token: string | undefined): Template {
@@ -37,7 +37,7 @@ function template(token: string | undefined): Template {
 
 type Client = {
   send(template: Template, key: number): Promise<Reply | undefined>;
-  /** When the first byte of the last answer came. */
+  /** Returns when the first byte of the last answer came. */
   firstByteAt(): number;
 };
 
@@ -67,7 +67,7 @@ async function connect(): Promise<Client> {
   socket.on('error', () => settle(undefined));
   socket.on('close', () => settle(undefined));
   await once(socket, 'connect');
-  socket.unref(); // The process ends when the last answer is there.
+  socket.unref(); // The process ends after the last answer.
   return {
     firstByteAt: () => firstByteAt as number,
     send({ bytes, keyAt }, key) {
@@ -96,7 +96,7 @@ async function ask(client: Client, from: Template, key: number): Promise<boolean
   return true;
 }
 
-/** Every client goes on by itself until the time or the number of requests is over. */
+/** Sends requests on one connection until the time is over or the number of requests is reached. */
 async function stream(client: Client, index: number): Promise<void> {
   const tokens = order.tokens ?? [undefined];
   const own = tokens.filter((_, i) => i % order.connections === index % tokens.length).map(template);
@@ -106,7 +106,7 @@ async function stream(client: Client, index: number): Promise<void> {
   }
 }
 
-/** All clients ask at the same moment, `count` times over; with `sameKey` it is the same request. */
+/** Sends on all connections at the same moment, `count` times. With `sameKey` they all send the same request. */
 async function lockstep(clients: readonly Client[]): Promise<void> {
   const own = clients.map((_, i) => template(order.tokens?.[i % order.tokens.length]));
   for (let round = 0; round < (order.count ?? 1); round++) {

@@ -10,7 +10,7 @@ const CHAT = {
   max_tokens: 100,
 };
 
-/** One chat completion, the same words for everybody. */
+/** Returns the body of a chat completion. It is the same for every target. */
 export const chatBody = (model = 'mock-1') => JSON.stringify({ model, ...CHAT });
 
 export const chatLoad = ({ child, port }: Purser, tokens: readonly string[], connections = CONNECTIONS): Load => ({

@@ -1,5 +1,5 @@
 // `npm run bench`: the numbers of design section 11, each as a ratio within one run on one machine. It asserts nothing,
-// prints a table, and leaves nothing behind but bench/peers/node_modules.
+// prints a table, and leaves only bench/peers/node_modules behind.
 import { cpus } from 'node:os';
 import { type Bench, openBench } from './bench.ts';
 import { readFlags } from './flags.ts';
@@ -16,7 +16,7 @@ import { streaming } from './rows/streaming.ts';
 import { walletCreation } from './rows/wallet-creation.ts';
 import { type Line, printLines } from './table.ts';
 
-/** The rows in the order in which they are printed. */
+/** The rows, in the order of printing. */
 const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
   a: chatAgainstPeer,
   b: chatAgainstNoLedger,

@@ -1,6 +1,6 @@
-// A model server that costs next to nothing: node:http, one canned answer. It runs as a process of its own, so that it
-// takes no time from whoever is measured. GET /count answers how many completions it has given. A body that asks for a
-// stream gets STREAM_TOKENS chunks, one a turn of the event loop.
+// A model server that costs next to nothing: node:http, one canned answer. It runs as a separate process, so that it takes
+// no time from the measured one. GET /count returns how many completions it has given. A streamed request gets
+// STREAM_TOKENS chunks, one per turn of the event loop.
 import { createServer, type ServerResponse } from 'node:http';
 
 const [port, delay] = process.argv.slice(2).map(Number);
@@ -50,5 +50,5 @@ const server = createServer((request, response) => {
     else answer();
   });
 });
-server.keepAliveTimeout = 60_000; // Longer than any pause of the bench: a closed connection would be measured as an error.
+server.keepAliveTimeout = 60_000; // Longer than any pause of the bench: a closed connection would count as an error.
 server.listen(port, '127.0.0.1');

@@ -5,10 +5,10 @@ import { freePort, run, start, untilAnswers } from './process.ts';
 const PEERS = join(import.meta.dirname, 'peers');
 const SERVER = join(PEERS, 'node_modules', '@portkey-ai', 'gateway', 'build', 'start-server.js');
 
-/** @portkey-ai/gateway, running: it meters nothing, so it is an unmetered floor. */
+/** A running @portkey-ai/gateway. It meters nothing, so it is the unmetered baseline. */
 export type Portkey = { pid: number; port: number; headers: Record<string, string>; stop(): Promise<void> };
 
-/** Starts it on the Node that runs the bench. Answers undefined when it is not there and cannot be installed. */
+/** Starts it on the Node that runs the bench. Returns undefined if it is missing and cannot be installed. */
 export async function startPortkey(directory: string, upstreamPort: number): Promise<Portkey | undefined> {
   if (!existsSync(SERVER)) {
     try {

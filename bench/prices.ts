@@ -1,5 +1,5 @@
-// `npm run prices`: ten ordinary requests as they are bounded, beside what they really cost by a real tokenizer
-// (docs/prices.md has the table). It calls nobody, and writes nothing.
+// `npm run prices`: the bounds of ordinary requests, beside their real cost by a real tokenizer (docs/prices.md has the
+// table). It makes no calls, and writes nothing.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { getEncoding } from 'js-tiktoken';
@@ -34,9 +34,9 @@ const catalogue = createCatalogue({
   }),
 });
 const WALLET = 1_000_000_000n; // one dollar
-/** What OpenAI counts for an image of 1024 × 1024 in high detail. */
+/** OpenAI's count for an image of 1024 × 1024 in high detail. */
 const IMAGE_TOKENS = 765;
-/** OpenAI's own count of the frame of a message and of the answer's opening. */
+/** OpenAI's count for the frame of a message and for the opening of the answer. */
 const [MESSAGE_TOKENS, OPENING_TOKENS] = [4, 3];
 
 const encoding = getEncoding('o200k_base');
@@ -44,13 +44,13 @@ const count = (text: string) => encoding.encode(text, 'all').length;
 
 const read = (...names: string[]) =>
   names.map((name) => readFileSync(join(import.meta.dirname, '..', name), 'utf8')).join('\n');
-/** Text of exactly so many bytes; the pages and sources of this project are ASCII, nearly. */
+/** Returns text of `bytes` bytes. The pages and sources of this project are nearly all ASCII. */
 function ofBytes(text: string, bytes: number): string {
   const whole = Buffer.from(text.repeat(Math.ceil(bytes / Buffer.byteLength(text))));
   return whole.subarray(0, bytes).toString('utf8');
 }
 const pages = read('docs/recovery.md', 'docs/security.md', 'docs/sign-in.md', 'docs/backends.md', 'docs/clients.md');
-/** Without its marks and tables: prose. */
+/** The pages without Markdown marks and tables. */
 const prose = pages
   .replace(/```[\s\S]*?```/g, '')
   .replace(/^\|.*$/gm, '')
@@ -97,7 +97,7 @@ const agentTurn = [
 
 type Row = { what: string; request: Record<string, unknown>; outputTokens: number; images?: number };
 const image = `data:image/png;base64,${'A'.repeat(400_000)}`;
-/** Each with the output that such a request usually has. Where a limit is named, it is one that a caller would name. */
+/** The requests, each with the usual length of its output. Limits are such as a caller would set. */
 const ROWS: Row[] = [
   { what: 'hello', request: { messages: [user('Hello!')] }, outputTokens: 10 },
   { what: 'hello, max_tokens 100', request: { messages: [user('Hello!')], max_tokens: 100 }, outputTokens: 10 },
@@ -154,7 +154,7 @@ const ROWS: Row[] = [
   },
 ];
 
-/** The tokens of a prompt as its provider counts them: texts, tools in their compact form, and the frame. */
+/** Counts the tokens of a prompt as its provider does: texts, tools in compact form, and the frame. */
 function countPrompt({ messages, tools: given, input }: Record<string, any>): number {
   if (input !== undefined) return count(input);
   let tokens = OPENING_TOKENS + (given ? count(JSON.stringify(given)) : 0);
@@ -173,7 +173,7 @@ function measure({ what, request, outputTokens, images = 0 }: Row): string[] {
     model.kind === 'chat'
       ? boundChat(model, { model: model.id, ...body } as never, stream === true)
       : boundEmbeddings(model, { model: model.id, ...body });
-  const most = bounded.most(route);
+  const bound = bounded.most(route);
   const promptTokens = countPrompt(body) + images * IMAGE_TOKENS;
   const usage = {
     promptTokens,
@@ -183,15 +183,15 @@ function measure({ what, request, outputTokens, images = 0 }: Row): string[] {
     reasoningTokens: 0,
   };
   const real = Nanos(costOf(route.price, usage, images));
-  const hold = holdOf(route.price, most);
+  const hold = holdOf(route.price, bound);
   return [
     what,
     `${promptTokens} + ${outputTokens}`,
-    `${most.promptTokens} + ${most.completionTokens}`,
+    `${bound.promptTokens} + ${bound.completionTokens}`,
     formatUsd(real),
     formatUsd(hold),
     (Number(hold) / Number(real)).toFixed(1),
-    (most.promptTokens / promptTokens).toFixed(1),
+    (bound.promptTokens / promptTokens).toFixed(1),
     String(WALLET / hold),
   ];
 }

@@ -4,7 +4,7 @@ import { closeSync, openSync, readFileSync } from 'node:fs';
 import http from 'node:http';
 import net from 'node:net';
 
-/** Every process the bench has started and not yet seen end, by pid: what is in here is stopped however the bench ends. */
+/** Pids of the processes that the bench has started and that have not ended. They are killed however the bench ends. */
 const started = new Set<number>();
 process.on('exit', () => {
   for (const pid of started) kill(pid, 'SIGKILL');
@@ -21,7 +21,7 @@ export type Child = {
   stop(signal?: NodeJS.Signals): Promise<void>;
 };
 
-/** Starts a program with its words going to the file `log`. */
+/** Starts a program with its output going to the file `log`. */
 export function start(command: string, args: readonly string[], log: string, env: Record<string, string> = {}): Child {
   const out = openSync(log, 'a');
   const child = spawn(command, args, { stdio: ['ignore', out, out], env: { ...plainEnvironment(), ...env } });
@@ -29,7 +29,7 @@ export function start(command: string, args: readonly string[], log: string, env
   return adopt(child);
 }
 
-/** Runs a program to its end and answers its stdout. Throws with its stderr when it fails. */
+/** Runs a program and returns its stdout. Throws with its stderr if it fails. */
 export async function run(
   command: string,
   args: readonly string[],
@@ -37,7 +37,7 @@ export async function run(
 ): Promise<string> {
   const child = spawn(command, args, { ...options, stdio: ['pipe', 'pipe', 'pipe'], env: plainEnvironment() });
   const { ended } = adopt(child);
-  child.stdin.on('error', () => {}); // A program that ended early says why by its exit code.
+  child.stdin.on('error', () => {}); // The exit code tells why a program ended early.
   child.stdin.end(options.input ?? '');
   const [stdout, stderr] = await Promise.all([text(child.stdout), text(child.stderr), ended]);
   if (child.exitCode !== 0) throw new Error(`${command} ${args.join(' ').slice(0, 200)} failed: ${stderr || stdout}`);
@@ -50,7 +50,7 @@ async function text(stream: AsyncIterable<Buffer>): Promise<string> {
   return whole;
 }
 
-/** The environment without whatever would configure a Purser or a Node that the bench starts. */
+/** Returns the environment without variables that would configure a Purser or a Node that the bench starts. */
 function plainEnvironment(): NodeJS.ProcessEnv {
   return Object.fromEntries(Object.entries(process.env).filter(([name]) => !/^(PURSER_|NODE_)/.test(name)));
 }
@@ -76,7 +76,7 @@ function adopt(child: ChildProcess): Child {
   };
 }
 
-/** A process that a program of ours started: it is stopped as if the bench had started it. */
+/** Adds a process that another started one has started, so that it is stopped too. */
 export function track(pid: number): { forget(): void } {
   started.add(pid);
   return { forget: () => void started.delete(pid) };
@@ -88,20 +88,20 @@ export function kill(pid: number, signal: NodeJS.Signals): void {
   } catch {} // It has ended by itself.
 }
 
-/** Seconds of processor time a process has used so far, in all its threads. */
+/** Returns the seconds of CPU time that a process has used so far, in all its threads. */
 export function cpuSeconds(pid: number): number {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
-  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' '); // The name before it may hold spaces.
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' '); // The name before it may contain spaces.
   return (Number(fields[11]) + Number(fields[12])) / CLOCK_TICKS_PER_SECOND;
 }
 
-/** Private memory of a process in MB: what no file backs, so nobody else can share it. */
+/** Returns the anonymous memory of a process in MB: memory that no file backs, so no other process shares it. */
 export function anonymousMegabytes(pid: number): number {
   const kib = /^RssAnon:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1];
   return (Number(kib) * 1024) / 1e6;
 }
 
-/** A port on loopback that nobody listens on at the moment. */
+/** Returns a free port on loopback. */
 export async function freePort(): Promise<number> {
   const server = net.createServer();
   server.listen(0, '127.0.0.1');
@@ -112,7 +112,7 @@ export async function freePort(): Promise<number> {
   return port;
 }
 
-/** Resolves when `child` has answered `url` with 200. Throws when it ends before, or takes too long. */
+/** Resolves when `child` has answered `url` with 200. Throws if it ends before, or takes too long. */
 export async function untilAnswers(child: Child, url: string, log: string, milliseconds = 60_000): Promise<void> {
   const from = performance.now();
   for (;;) {
@@ -124,7 +124,7 @@ export async function untilAnswers(child: Child, url: string, log: string, milli
   }
 }
 
-/** The status of a GET on a connection of its own; 0 when nobody listens. */
+/** Sends a GET on a new connection and returns the status, or 0 if nothing listens. */
 function statusOf(url: string): Promise<number> {
   return new Promise((resolve) => {
     const request = http.get(url, { agent: false }, (response) => {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { type Child, freePort, run, start, untilAnswers } from './process.ts';
 
 export const EXECUTABLE = join(import.meta.dirname, '..', 'dist', 'purser');
-const CREDIT_CENTS = 100_000_000_000; // The most an account may have: no round runs out of money.
+const CREDIT_CENTS = 100_000_000_000; // The maximum of an account, so that no round runs out of money.
 const WALLET_CENTS = 1_000_000;
 const OPENING_COUNT = 64;
 
@@ -17,24 +17,24 @@ export type Installation = {
   accountKey: string;
 };
 
-/** A Purser that is running. */
+/** A running Purser. */
 export type Purser = {
   child: Child;
   port: number;
   /** Milliseconds from spawn to the first 200 on /readyz. */
   readyMilliseconds: number;
-  /** Commits of the ledger since the start. */
+  /** Returns the number of ledger commits since the start. */
   commits(): Promise<number>;
   stop(signal?: NodeJS.Signals): Promise<void>;
 };
 
-/** What serves an installation: the executable, unless a row compares it with something else. */
+/** The command that serves an installation: the executable, unless a row compares it with something else. */
 export type Server = (installation: Installation) => readonly [command: string, ...args: string[]];
 export const purserServe: Server = ({ directory }) => [EXECUTABLE, '--data', directory, 'serve'];
 
 /**
- * A new installation in `directory`: no rate limits, one model, the default account with all the credit it may have and
- * one key. Everything else is as an operator gets it, the log at `info` included (it goes to a file).
+ * Makes a new installation in `directory`: no rate limits, two models, the default account with the maximum credit, and one
+ * key. Everything else has its default, including the log level `info` (the log goes to a file).
  */
 export async function install(directory: string, upstreamPort: number): Promise<Installation> {
   mkdirSync(directory, { mode: 0o700 });
@@ -67,7 +67,7 @@ export async function install(directory: string, upstreamPort: number): Promise<
 }
 const MODEL = { upstream: 'mock', context_length: 32_768, max_output_tokens: 1000 };
 
-/** Runs one command of the CLI and answers its JSON. */
+/** Runs one CLI command and returns its JSON. */
 export async function command<T>({ directory }: Installation, ...args: string[]): Promise<T> {
   return JSON.parse(await run(EXECUTABLE, ['--data', directory, '--json', ...args])) as T;
 }
@@ -96,7 +96,7 @@ async function commitsOf({ metricsPort }: Installation): Promise<number> {
   return Number(/^purser_commits (\d+)$/m.exec(metrics)?.[1]);
 }
 
-/** Opens `count` wallets on a running Purser and answers their tokens. */
+/** Opens `count` wallets on a running Purser and returns their tokens. */
 export async function openWallets(
   { port, accountKey }: Installation,
   count: number,
@@ -124,7 +124,7 @@ export async function openWallets(
   return tokens;
 }
 
-/** A gateway key of each wallet. */
+/** Opens a gateway key for each wallet. */
 export function openRouterKeys({ port }: Installation, tokens: readonly string[]): Promise<string[]> {
   return Promise.all(
     tokens.map(async (token) => {

@@ -1,12 +1,12 @@
-/** One answer as far as the bench looks at it. The text is kept only of refusals, to say what went wrong. */
+/** The part of an answer that the bench uses. The text is kept only for refusals, to say what went wrong. */
 export type Reply = { status: number; text: string };
 
 const END_OF_HEAD = Buffer.from('\r\n\r\n');
 const LAST_CHUNK = Buffer.from('0\r\n\r\n');
 
 /**
- * Reads the answers on one connection, of which only one is ever on its way. Answers it when it is whole. Knows what the
- * servers of the bench send: a Content-Length, or chunks.
+ * Creates a reader of the answers on one connection, with one request in flight at a time. It returns an answer once it is
+ * complete. It understands what the servers of the bench send: a Content-Length, or chunks.
  */
 export function replyReader(): (bytes: Buffer) => Reply | undefined {
   let kept: Buffer | undefined;
@@ -14,7 +14,7 @@ export function replyReader(): (bytes: Buffer) => Reply | undefined {
     const all = kept ? Buffer.concat([kept, bytes]) : bytes;
     const end = wholeLength(all);
     if (end === undefined) {
-      kept = kept ? all : Buffer.from(bytes); // The buffer of the socket is used again.
+      kept = kept ? all : Buffer.from(bytes); // The socket reuses its buffer.
       return undefined;
     }
     kept = undefined;

@@ -1,6 +1,6 @@
 import { generateGood, type Load, type Measured } from './generate.ts';
 
-/** A target's figures, each the median over the rounds, and every round by itself. */
+/** A target's figures, each the median over the rounds, and the rounds themselves. */
 export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' | 'cpu'> & {
   rounds: readonly Measured[];
 };
@@ -8,8 +8,8 @@ export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' |
 const WARM_UP_SECONDS = 1;
 
 /**
- * Puts the loads on their targets by turns, so that whatever else happens on the machine meets all of them alike. Every
- * target is warmed up first, and each round begins with another one.
+ * Puts the loads on their targets in turn, so that other activity on the machine affects all of them alike. Every target is
+ * warmed up first, and each round begins with a different one.
  */
 export async function interleave<N extends string>(
   targets: Record<N, Load>,
@@ -39,7 +39,7 @@ function figuresOf(rounds: readonly Measured[]): Figures {
   };
 }
 
-/** The median over the rounds of one target's figure divided by the other's in the same round. */
+/** Divides one target's figure by the other's in the same round, and returns the median over the rounds. */
 export function ratio(one: Figures, other: Figures, name: 'perSecond' | 'p50' | 'p99'): number {
   return median(one.rounds.map((it, round) => it[name] / (other.rounds[round] as Measured)[name]));
 }

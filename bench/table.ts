@@ -13,7 +13,7 @@ export function printLines(lines: readonly Line[]): void {
   }
 }
 
-/** A number as a person reads it: three digits that count. */
+/** Formats a number with three significant digits. */
 export function figure(value: number): string {
   const decimals = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
   return value.toLocaleString('en-US', { minimumFractionDigits: decimals, maximumFractionDigits: decimals });

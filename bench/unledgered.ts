@@ -1,11 +1,11 @@
-// A Purser without books, for comparison only: `node bench/unledgered.ts <data directory>`.
+// A Purser without a ledger, for comparison only: `node bench/unledgered.ts <data directory>`.
 //
-// It is the real server (configuration, door, authentication by SQLite, the look for an earlier operation of the key,
-// quote, upstream, events and log) with one thing replaced: `ledger.write` answers at once, from memory. Left out are
-// therefore: the closures of hold and settlement (their checks, statements and journal hashes), the queue, the turn of
-// the event loop it waits for, the transaction and its fsync. Nothing is stored, so nothing can be replayed.
+// It is the real server (configuration, HTTP, authentication from SQLite, the query for an earlier operation of the key,
+// quote, upstream, events and log) with one thing replaced: `ledger.write` returns at once, from memory. This omits the
+// closures of hold and settlement (their checks, statements and journal hashes), the write queue, the turn of the event
+// loop it waits for, the transaction and its fsync. Nothing is stored, so nothing can be replayed.
 //
-// It runs from source where Purser is the executable. Their steady speed is the same: only their start differs.
+// It runs from source, while Purser is the executable. Only their start differs, not their steady speed.
 import { AsyncLocalStorage } from 'node:async_hooks';
 import { readConfig } from '../src/config/config.ts';
 import { newId } from '../src/id.ts';
@@ -21,8 +21,8 @@ const fatal = (error: unknown) => {
 };
 const app = await serve(config, secrets, { log, who: 'the bench', create: true, fatal });
 
-// Each attempt asks to write twice: the hold, and after the call the settlement. The first is answered with an operation
-// that holds more than any answer costs, the second with "it moved".
+// Each attempt writes twice: the hold, and after the call the settlement. The first returns an operation that holds more
+// than any answer costs, the second "it moved".
 const HOLD = 10n ** 15n;
 const attempts = new AsyncLocalStorage<{ key: object; isHeld: boolean }>();
 const { inFlight: real } = app;

@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { freePort, start, untilAnswers } from './process.ts';
 
-/** The mock model server, running. */
+/** The running mock model server. */
 export type Upstream = { pid: number; port: number; count(): Promise<number>; stop(): Promise<void> };
 
 /** Starts a mock that answers after `delayMilliseconds`. */

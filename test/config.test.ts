@@ -167,7 +167,7 @@ limits:
     'yaml:4: trusted_proxies.1:',
     'yaml:7: router.upstreams.0.base_url:',
     'yaml:10: router.upstreams.1.timeout_seconds:',
-    'yaml:12: router.models.0.max_output_tokens: is required of a chat model',
+    'yaml:12: router.models.0.max_output_tokens: is required for a chat model',
     'yaml:15: router.uncertain.policy:',
     'yaml:17: limits.wallet_requests_per_minute:',
     'environment: PURSER_LOG_LEVEL:',

@@ -13,7 +13,7 @@ const files = ['src', 'cli', 'test', 'bench', 'torture'].flatMap((folder) =>
 const read = (name: string) => readFileSync(join(ROOT, name), 'utf8');
 const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, '').replace(/^\s*\/\/.*$/gm, '');
 
-/** What, the only place where it may appear, and the reason, which is what a failure prints. */
+/** A pattern, the only files where it may appear, and the reason, which a failure prints. */
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   [/process\.env\b/, /^(src\/config\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
   [
@@ -38,17 +38,17 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
     'only these folders call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
-  [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the HTTP layer knows HTTP'],
-  [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'a status stands in one table'],
+  [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the HTTP layer uses the HTTP framework'],
+  [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'error statuses are in one table'],
   [
     /process\.exit\(/,
     /^(cli\/serve\.ts|bench\/(load|main)\.ts)$/,
-    'set process.exitCode and let the loop empty; only a failed commit ends at once',
+    'set process.exitCode and let the event loop empty; only a failed commit ends at once',
   ],
   [
     /console\.(log|error|warn)/,
     /^(cli\/main\.ts|test\/|bench\/|torture\/)/,
-    'data goes through print, words through say, events through the log',
+    'data goes through print, messages through say, events through the log',
   ],
   [
     /\binteger\(/,
@@ -72,8 +72,8 @@ test('what may stand in one place only stands nowhere else', () => {
   assert.deepEqual(faults, []);
 });
 
-/** The rooms from the top of the house to its ground: an import points down, or stays in its room (design, section 5). */
-const FLOORS: RegExp[][] = [
+/** The layers, from the top down. An import points to a lower layer, or stays in its folder (design, section 5). */
+const LAYERS: RegExp[][] = [
   [/^cli\//],
   [/^src\/demo\//],
   [/^src\/serve\.ts$/],
@@ -95,19 +95,21 @@ const FLOORS: RegExp[][] = [
   [/^src\/(net|files)\//, /^src\/(log|fingerprint)\.ts$/],
   [/^src\/(money|refusal|id|ssh-key|visible)\.ts$/],
 ];
-const floorOf = (name: string) => FLOORS.findIndex((rooms) => rooms.some((room) => room.test(name)));
-const roomOf = (name: string) => name.split('/').slice(0, 2).join('/');
+const layerOf = (name: string) => LAYERS.findIndex((folders) => folders.some((folder) => folder.test(name)));
+const folderOf = (name: string) => name.split('/').slice(0, 2).join('/');
+/** From this layer down, all files of a layer may import each other. */
+const SHARED_LAYER = 12;
 
-test('imports point one way: from the door down to the ground', () => {
+test('imports point to lower layers only', () => {
   const faults: string[] = [];
   for (const name of files.filter((it) => /^(src|cli)\//.test(it))) {
-    const floor = floorOf(name);
-    assert.notEqual(floor, -1, `${name} is on no floor: say where it belongs in FLOORS`);
+    const layer = layerOf(name);
+    assert.notEqual(layer, -1, `${name} is in no layer: add it to LAYERS`);
     for (const [, target] of read(name).matchAll(/(?:from|import\()\s*'(\.[^']+)'/g)) {
       const imported = relative(ROOT, join(ROOT, normalize(join(dirname(name), target as string))));
-      const below = floorOf(imported);
-      const neighbours = floor === below && (floor === 0 || floor >= 12 || roomOf(name) === roomOf(imported));
-      if (below <= floor && !neighbours) faults.push(`${name} imports ${imported}`);
+      const importedLayer = layerOf(imported);
+      const mayShare = layer === 0 || layer >= SHARED_LAYER || folderOf(name) === folderOf(imported);
+      if (importedLayer < layer || (importedLayer === layer && !mayShare)) faults.push(`${name} imports ${imported}`);
     }
   }
   assert.deepEqual(faults, []);
@@ -124,13 +126,13 @@ test('no file imports one that imports it back', () => {
     );
   const faults: string[] = [];
   const done = new Set<string>();
-  const walk = (name: string, path: string[]) => {
+  const visit = (name: string, path: string[]) => {
     if (path.includes(name)) return faults.push([...path.slice(path.indexOf(name)), name].join(' → '));
     if (done.has(name)) return;
-    for (const next of imports.get(name) ?? []) walk(next, [...path, name]);
+    for (const next of imports.get(name) ?? []) visit(next, [...path, name]);
     done.add(name);
   };
-  for (const name of imports.keys()) walk(name, []);
+  for (const name of imports.keys()) visit(name, []);
   assert.deepEqual(faults, []);
 });
 
@@ -151,7 +153,7 @@ const documents = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md'].concat(
     .map((name) => join('docs', name)),
 );
 
-/** The numbers of a document's sections, and of the items of each numbered list in them: `2`, `2.7`. */
+/** Returns the numbers of a document's sections, and of the items of numbered lists in them: `2`, `2.7`. */
 function sectionsOf(document: string): Set<string> {
   const numbers = new Set<string>();
   let section = '';
@@ -163,10 +165,10 @@ function sectionsOf(document: string): Set<string> {
   return numbers;
 }
 
-/** Of a sentence, the words that name a document and the numbers after them: `design, sections 4 and 8`, `design 2.7, 2.8`. */
+/** Matches a document's name and the section numbers after it: `design, sections 4 and 8`, `design 2.7, 2.8`. */
 const CITATION =
   /\b(design|interface)\b(?:\.md)?,?\s+(?:sections?\s+)?(\d+(?:\.\d+)?(?:(?:,\s*|\s+and\s+)\d+(?:\.\d+)?)*)\b/gi;
-/** Sections of other documents have the name of the document before them, or belong to the page they stand in. */
+/** A section of another document has that document's name before it. */
 const OTHER_DOCUMENT = /\bRFC \d+, $/;
 
 test('every section that is cited exists', () => {
@@ -177,7 +179,7 @@ test('every section that is cited exists', () => {
   const faults: string[] = [];
   let count = 0;
   for (const name of [...files, ...documents]) {
-    // A sentence goes on across the lines of a comment.
+    // Joins the lines of a comment: a sentence may span them.
     const text = read(name).replace(/\n\s*(?:\*|\/\/)?\s*/g, ' ');
     for (const [citation, document, numbers] of text.matchAll(CITATION))
       for (const number of (numbers as string).split(/,\s*|\s+and\s+/)) {

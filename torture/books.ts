@@ -16,7 +16,7 @@ export type Operation = {
   resourceId: string | null;
 };
 export type Entry = { seq: number; cause: string; debit: string; credit: string; amount: bigint; hash: string };
-/** What Purser's own books say in the end, read apart from its code. Amounts are nano-dollars. */
+/** Purser's own books at the end, read without its code. Amounts are nano-dollars. */
 export type Books = {
   operations: Operation[];
   wallets: { id: string; key: string; status: string; budget: bigint; spent: bigint; held: bigint }[];
@@ -24,11 +24,11 @@ export type Books = {
   fundings: { key: string | null; cents: bigint }[];
   account: { available: bigint; reserved: bigint; spent: bigint };
   entries: Entry[];
-  /** What `ledger verify` finds. */
+  /** The faults that `ledger verify` finds. */
   problems: string[];
 };
 
-/** Of a server that has stopped. */
+/** Reads the books of a server that has stopped. */
 export async function readBooks(purser: Installation, accountId: string): Promise<Books> {
   const verified = await purser.cli('--json', 'ledger', 'verify');
   const problems: string[] = verified.code === 0 ? [] : [`exit ${verified.code}: ${verified.stdout}${verified.stderr}`];

@@ -1,17 +1,17 @@
 import { randomFrom } from '../test/executable/random.ts';
 
-/** Chance that follows from a seed. */
+/** A random source that follows from a seed. */
 export type Chance = {
-  /** In [0, 1). */
+  /** Returns a number in [0, 1). */
   next(): number;
-  /** True so often. */
+  /** Returns true with this probability. */
   of(probability: number): boolean;
-  between(least: number, most: number): number;
-  whole(least: number, most: number): number;
+  between(min: number, max: number): number;
+  whole(min: number, max: number): number;
   pick<T>(items: readonly T[]): T;
-  /** One of the names, each as often as its weight says. */
+  /** Picks a name with the probability of its weight. */
   weighed<K extends string>(weights: Readonly<Record<K, number>>): K;
-  /** A generator of its own, which is not disturbed by how often this one is asked. */
+  /** Returns an independent source: how often this one is used does not affect it. */
   apart(name: string): Chance;
 };
 
@@ -20,8 +20,8 @@ export function chanceFrom(seed: number): Chance {
   const chance: Chance = {
     next,
     of: (probability) => next() < probability,
-    between: (least, most) => least + next() * (most - least),
-    whole: (least, most) => Math.floor(least + next() * (most - least + 1)),
+    between: (min, max) => min + next() * (max - min),
+    whole: (min, max) => Math.floor(min + next() * (max - min + 1)),
     pick: <T>(items: readonly T[]) => items[Math.floor(next() * items.length)] as T,
     weighed<K extends string>(weights: Readonly<Record<K, number>>) {
       const all = Object.entries<number>(weights);

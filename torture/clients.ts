@@ -5,27 +5,27 @@ import { Gone, type Orders } from './orders.ts';
 
 const CHATTING = 12;
 const LEASING = 2;
-const OPEN_LEAST = 4;
-const OPEN_MOST = 12;
-const LIVE_MOST = 3;
-/** The pauses of a client: the machine has to do other things too. */
+const OPEN_MIN = 4;
+const OPEN_MAX = 12;
+const LIVE_MAX = 3;
+/** The longest pause of a client between requests: the machine has other things to do too. */
 const THINK_MILLISECONDS = 60;
 const GONE_MILLISECONDS = 50;
-/** What each client does next, by how often. */
+/** The relative frequency of what a client does next. */
 const ACTS = { chat: 66, stream: 14, twice: 5, again: 5, wallet: 5, close: 3 } as const;
 
-/** Clients that order at random until they are told to stop. */
+/** Opens clients that order at random until they are told to stop. */
 export function openClients(journal: Journal, orders: Orders, chance: Chance, hasLeases: boolean) {
   let stopped = false;
   const open = () => journal.wallets.filter((it) => it.outcome === 'open' && it.token);
 
   async function newWallet(chance: Chance): Promise<void> {
-    const budget = chance.pick([100, 100, 200, 1000]); // Some are soon empty.
+    const budget = chance.pick([100, 100, 200, 1000]); // Some are empty soon.
     const expires = chance.of(0.3) ? chance.whole(60, 150) : 0;
     await orders.createWallet(orders.wallet(budget, expires));
   }
 
-  /** Sends an order, and again with its key while its outcome is not known, a few times. */
+  /** Sends an order, and repeats it with the same key a few times while its outcome is unknown. */
   async function insist(order: OrderEntry, chance: Chance): Promise<void> {
     for (let attempts = chance.whole(1, 4); attempts && !stopped; attempts--) {
       await orders.send(order).catch(patient);
@@ -36,8 +36,8 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ha
 
   async function chatter(chance: Chance): Promise<void> {
     const wallets = open();
-    const act = wallets.length < OPEN_LEAST ? 'wallet' : chance.weighed(ACTS);
-    if (act === 'wallet') return wallets.length < OPEN_MOST ? newWallet(chance) : undefined;
+    const act = wallets.length < OPEN_MIN ? 'wallet' : chance.weighed(ACTS);
+    if (act === 'wallet') return wallets.length < OPEN_MAX ? newWallet(chance) : undefined;
     const wallet = chance.pick(wallets);
     if (act === 'close') return orders.closeWallet(wallet, chance.pick(['account', 'agent']));
     if (act === 'again') {
@@ -62,7 +62,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ha
       if (chance.of(0.4)) return orders.stop(it);
       return insist(orders.extension(it, chance.whole(10, 60)), chance);
     }
-    if (live.length >= LIVE_MOST) return;
+    if (live.length >= LIVE_MAX) return;
     const wallet = chance.pick<WalletEntry | undefined>(open());
     if (wallet) await insist(orders.lease(wallet, 'small', 60), chance);
   }
@@ -75,7 +75,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ha
   }
 
   return {
-    /** Resolves when every client has stopped. Rejects with what is no fault of the server. */
+    /** Resolves when every client has stopped. Rejects with an error that is not the server's. */
     async run(): Promise<void> {
       const lanes = [
         ...Array.from({ length: CHATTING }, (_, i) => ({ act: chatter, think: THINK_MILLISECONDS, name: `chat ${i}` })),
@@ -98,7 +98,7 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ha
   };
 }
 
-/** Whoever gets no answer tries again, a little later. */
+/** Waits a little after a request without an answer. Rethrows any other error. */
 async function patient(error: unknown): Promise<void> {
   if (!(error instanceof Gone)) throw error;
   await pause(GONE_MILLISECONDS);

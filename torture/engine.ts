@@ -6,16 +6,16 @@ import type { Stage } from './site.ts';
 const TAG_LABEL = 'purser.tag';
 
 export type Machines = {
-  /** The slot that is served by them. */
+  /** The `compute` settings of the slot that uses them. */
   settings: object;
   engine: Daemon;
   proxy: EngineProxy;
-  /** What carries a tag, and whether it runs. Throws while the engine does not answer. */
+  /** Lists the containers with a tag, and whether they run. Throws while the engine does not answer. */
   list(): Promise<Machine[]>;
 };
 export type Machine = { tag: string; resourceId: string; running: boolean; id: string };
 
-/** The container backend on a real engine, with a wire between that can be cut. Undefined where there is no Docker. */
+/** Opens the container backend on a real engine, behind a proxy that can fail. Returns undefined without Docker. */
 export async function openMachines(t: Stage): Promise<Machines | undefined> {
   const engine = await openDocker(t as Parameters<typeof openDocker>[0]);
   if (!engine) return undefined;
@@ -44,7 +44,7 @@ export async function openMachines(t: Stage): Promise<Machines | undefined> {
   };
 }
 
-/** Loses some of the next requests, or their answers. */
+/** Loses the n-th of the next requests, or its answer. */
 export function lose(proxy: EngineProxy, moment: Moment, nth: number): void {
   proxy.watch({ nth, moment, strike: () => {} });
 }

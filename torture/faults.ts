@@ -4,25 +4,25 @@ import type { Chance } from './chance.ts';
 import { runCommand } from './commands.ts';
 import { lose } from './engine.ts';
 import type { FaultName, Step } from './plan.ts';
-import type { Room } from './room.ts';
+import type { Rig } from './rig.ts';
 import { tamper } from './tamper.ts';
 
-/** Does one thing to the house, and undoes what it can. Answers `left out` where it cannot be done here. */
-type Fault = (room: Room, step: Step) => Promise<unknown>;
+/** Causes one fault, and undoes what it can. Returns `left out` if it cannot be caused here. */
+type Fault = (rig: Rig, step: Step) => Promise<unknown>;
 
 const seconds = (count: number) => pause(count * 1000);
 const PAST_EXPIRIES = 3;
 
-/** System calls of the server that fail, come late or kill it, while strace watches; `fatal` where that may end it. */
+/** Makes system calls of the server fail, come late or kill it, through strace. `fatal` says that this may end the server. */
 const injected =
   (calls: string, what: string | ((chance: Chance) => string), fatal: boolean): Fault =>
-  async (room, { lasts, chance }) => {
-    const allowance = fatal ? room.site.allow() : undefined;
-    const server = await room.site.server();
+  async (rig, { lasts, chance }) => {
+    const allowance = fatal ? rig.site.allow() : undefined;
+    const server = await rig.site.server();
     const watching = await tamper(server.pid, calls, typeof what === 'string' ? what : what(chance));
     await Promise.race([server.ended, seconds(lasts)]);
     await watching?.end();
-    await seconds(0.2); // An end that it brought about is seen by then.
+    await seconds(0.2); // By then an end that it caused has been noticed.
     allowance?.end();
     return watching ? undefined : 'left out';
   };
@@ -41,10 +41,10 @@ const full =
   (freeBytes: number): Fault =>
   async ({ disk, site }, { lasts }) => {
     if (!disk) return 'left out';
-    const allowance = site.allow(); // It cannot start without room.
+    const allowance = site.allow(); // The server cannot start without space.
     disk.fill(freeBytes);
     await seconds(lasts / 2);
-    disk.fill(freeBytes); // What the server gave back for its settlements is gone too.
+    disk.fill(freeBytes); // Takes the reserve too, which the server has released for settlements.
     await seconds(lasts / 2);
     disk.free();
     await seconds(1);
@@ -77,7 +77,7 @@ export const FAULTS: Record<FaultName, Fault> = {
     await site.server();
     await site.end('SIGKILL');
   },
-  /** While it serves, and again while it starts. */
+  /** Kills the server while it serves, and again while it starts. */
   async 'kill -9 twice'({ site }, { chance }) {
     await site.server();
     await site.end('SIGKILL');
@@ -109,7 +109,7 @@ export const FAULTS: Record<FaultName, Fault> = {
     true,
   ),
   'fsync is slow': injected('fsync,fdatasync', 'delay_enter=150000', false),
-  /** Another server on the same directory has to give up at once, and must not disturb the first. */
+  /** Starts another server on the same directory. It has to give up at once, and must not disturb the first. */
   async 'second server'({ site }) {
     const { pid } = await site.server();
     const second = site.purser.launch('serve');
@@ -161,7 +161,7 @@ export const FAULTS: Record<FaultName, Fault> = {
     await machines.engine.docker
       .getContainer(chance.pick(running).id)
       .kill()
-      .catch(() => {}); // Its time may be over.
+      .catch(() => {}); // It may have ended already.
   },
   'disk full': full(0),
   'disk nearly full': full(256 * 1024),

@@ -3,20 +3,20 @@ import { credit } from './commands.ts';
 import type { Machine } from './engine.ts';
 import type { OrderEntry } from './journal.ts';
 import { Gone, type Orders } from './orders.ts';
-import type { Room } from './room.ts';
+import type { Rig } from './rig.ts';
 
-/** Longer than the policy, the proofs of absence and a frozen clock together. */
+/** How long outcomes may stay unknown: longer than the policy, the proofs of absence and a frozen clock together. */
 const KNOWN_MILLISECONDS = 240_000;
-/** Longer than two sweeps and the grace of a young machine. */
+/** How long machines may remain: longer than two sweeps and the grace period of a young machine. */
 const SWEPT_MILLISECONDS = 420_000;
 const AGAIN_MILLISECONDS = 500;
 const LANES = 6;
-/** So many of the acknowledged orders are asked for once more. */
+/** About how many of the acknowledged orders are repeated. */
 const AGAIN_COUNT = 2000;
 
-/** Everything that is still open is brought to its end, as clients and operators would: by asking again. */
-export async function finish(room: Room, orders: Orders, say: (text: string) => void): Promise<void> {
-  const { journal, site, models } = room;
+/** Completes everything that is still open as clients and operators would: by repeating requests. */
+export async function finish(rig: Rig, orders: Orders, say: (text: string) => void): Promise<void> {
+  const { journal, site, models } = rig;
   models.weather = 'calm';
   await site.server();
   await site.end('SIGTERM');
@@ -28,7 +28,7 @@ export async function finish(room: Room, orders: Orders, say: (text: string) => 
   await until(async () => {
     await each(journal.wallets, (it) => it.outcome === 'unknown', orders.createWallet);
     await each(journal.orders, (it) => it.outcome === 'unknown' && it.wallet.token !== '', orders.send);
-    for (const it of journal.credits.filter(({ outcome }) => outcome === 'unknown')) await credit(room, it);
+    for (const it of journal.credits.filter(({ outcome }) => outcome === 'unknown')) await credit(rig, it);
     const open = [...journal.wallets, ...journal.credits].filter((it) => it.outcome === 'unknown');
     return !open.length && !unknown().length;
   }, KNOWN_MILLISECONDS);
@@ -56,8 +56,8 @@ export async function finish(room: Room, orders: Orders, say: (text: string) => 
   );
 }
 
-/** The machines that are left when everybody has had the time to remove them. */
-export async function machinesLeft({ machines }: Room): Promise<Machine[]> {
+/** Returns the machines that are left after the server has had time to remove them. */
+export async function machinesLeft({ machines }: Rig): Promise<Machine[]> {
   if (!machines) return [];
   let left: Machine[] = [];
   await until(async () => {
@@ -72,7 +72,7 @@ async function until(isSo: () => Promise<boolean>, milliseconds: number): Promis
   while (!(await isSo()) && performance.now() < deadline) await pause(AGAIN_MILLISECONDS);
 }
 
-/** A few at a time; who gets no answer is left for the next round. */
+/** Acts on the items, a few at a time. An item without an answer is left for the next round. */
 async function each<T>(items: readonly T[], isMeant: (item: T) => boolean, act: (item: T) => Promise<unknown>) {
   const queue = items.filter(isMeant);
   const lane = async () => {

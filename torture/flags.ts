@@ -5,18 +5,18 @@ import { LANES } from './plan.ts';
 export type Flags = {
   minutes: number;
   seed: number;
-  /** Names of the faults that are meant; undefined means all. */
+  /** Names of the faults to cause; undefined means all. */
   only: readonly string[] | undefined;
 };
 
 const HELP = `npm run torture -- [flags]
-  --minutes N   of load and faults (3); what is open is brought to its end afterwards
-  --seed S      the same faults in the same order again; drawn unless given
-  --only a,b    these faults, and no others: ${Object.values(LANES)
+  --minutes N   minutes of load and faults (3); afterwards everything still open is completed
+  --seed S      repeats the same faults in the same order; random unless given
+  --only a,b    causes only these faults: ${Object.values(LANES)
     .flatMap((lane) => Object.keys(lane))
     .join(', ')}`;
 
-/** The flags of the command line, or undefined when they were asked for. Throws TypeError for what is no flag. */
+/** Reads the command line. Prints the help and returns undefined for --help. Throws TypeError for an unknown or bad flag. */
 export function readFlags(): Flags | undefined {
   const { values } = parseArgs({
     options: {

@@ -2,7 +2,7 @@ import { nanos } from '../test/executable/books.ts';
 import type { Answer } from '../test/helper/server.ts';
 import { chargeOf, type Usage } from './prices.ts';
 
-/** Of an order: `lost` was charged by policy, its answer is gone; `refused` is a definite no, which cost nothing. */
+/** The outcome of an order. `lost`: charged by policy, without an answer. `refused`: a definite no, which cost nothing. */
 export type Outcome = 'unknown' | 'done' | 'lost' | 'refused';
 
 export type WalletEntry = {
@@ -14,48 +14,48 @@ export type WalletEntry = {
   id: string;
   token: string;
   routerKey: string;
-  /** Milliseconds: when it was first asked for, and when that was acknowledged. */
+  /** When it was first requested, and when that was acknowledged, in Unix milliseconds. */
   askedAt: number;
   madeAt?: number;
-  /** What the first acknowledged close said, and when it came. */
+  /** The first acknowledged answer to a close, and when it came. */
   closed?: Answer['body'];
   closedAt?: number;
-  /** What its acknowledged answers cost together, in nano-dollars. */
+  /** Total cost of its acknowledged answers, in nano-dollars. */
   known: bigint;
 };
 
-/** A paid order with its key: what was asked, and what is known of it. */
+/** A paid order with its key: the request, and what is known of its outcome. */
 export type OrderEntry = {
   kind: 'chat' | 'stream' | 'create' | 'extend';
   key: string;
   wallet: WalletEntry;
-  /** The model, or the offer. */
+  /** The model or the offer. */
   what: string;
   path: string;
   body: Record<string, unknown>;
   outcome: Outcome;
-  /** The acknowledged answer, word for word. */
+  /** The text of the acknowledged answer. */
   text: string;
-  /** Nano-dollars that it was charged; `hold` where the answer has no usable count. */
+  /** The charge in nano-dollars, or `hold` if the answer has no usable count. */
   charged: bigint | 'hold' | undefined;
-  /** The operation, where the answer told its id. */
+  /** The operation's id, if the answer had it. */
   operationId: string;
   resourceId: string;
-  /** Since when a machine has been known to be gone (milliseconds). */
+  /** When its machine was first known to be gone (Unix milliseconds). */
   stoppedAt?: number;
-  /** Until when the machine was paid for, as last acknowledged (Unix seconds). */
+  /** The end of the paid time, as last acknowledged (Unix seconds). */
   expiresAt?: number;
-  /** Whether what comes now is the answer to the first request. */
+  /** Whether the next answer is the first. */
   isNew: boolean;
-  /** How often it is being asked for at this moment. */
+  /** How many requests for it are in flight. */
   flying: number;
 };
 
 export type CreditEntry = { kind: 'credit'; key: string; cents: number; outcome: 'unknown' | 'done' };
-/** What a backup said it holds. */
+/** A backup, and the journal head that it reported. */
 export type BackupEntry = { file: string; seq: number; hash: string };
 
-/** What goes wrong: the columns of the table that have to be 0. */
+/** The kinds of failure: lines of the table that have to be 0. */
 export const FAILURES = [
   'acknowledged and lost',
   'charged twice',
@@ -71,14 +71,14 @@ export const FAILURES = [
 export type Failure = (typeof FAILURES)[number];
 export type Finding = { failure: Failure; what: string };
 
-/** What the clients know: every order and every answer. Their process is not tortured, so memory is enough. */
+/** Everything that the clients know: orders and answers. Their process is not tortured, so memory is enough. */
 export type Journal = {
   wallets: WalletEntry[];
   orders: OrderEntry[];
   credits: CreditEntry[];
   backups: BackupEntry[];
   findings: Finding[];
-  /** How often each answer came: `200`, or the code of a refusal, or `gone`. */
+  /** Number of answers by kind: `200`, the code of a refusal, or `gone`. */
   answers: Map<string, number>;
 };
 
@@ -95,7 +95,7 @@ export function count(tally: Map<string, number>, name: string): void {
   tally.set(name, (tally.get(name) ?? 0) + 1);
 }
 
-/** A definite no: the key is free, nothing was charged. */
+/** Codes that are a definite no: the key is free, and nothing was charged. */
 const REFUSED = [
   'insufficient_funds',
   'funds_held',
@@ -108,9 +108,9 @@ const REFUSED = [
   'lease_limit_exceeded',
   'resource_not_active',
 ];
-/** Nobody knows yet. */
+/** Codes that say that the outcome is not known yet. */
 const UNKNOWN = ['operation_uncertain', 'idempotency_in_progress'];
-/** Nothing is known that was not known before. */
+/** Codes that tell nothing new. */
 const NOT_NOW = ['read_only'];
 
 const DONE = 'data: [DONE]\n\n';
@@ -122,10 +122,10 @@ type Told =
   | { outcome: 'pending'; resource: Answer['body'] }
   | { outcome: 'unexpected' };
 
-/** The clock leaps by less than a minute, which is believed; by more, which must change nothing. */
+/** A leap of the clock below this is believed. A longer one must change nothing. */
 const CLOCK_MILLISECONDS = 60_000;
 
-/** Whether an answer of now fits the expiry of its wallet: neither a leap of the clock nor a crash may move it. */
+/** Returns whether an answer that comes now fits its wallet's expiry, which neither a leap of the clock nor a crash may move. */
 function isTimely(
   { expiresInSeconds, askedAt, madeAt = Number.POSITIVE_INFINITY }: WalletEntry,
   told: 'expired' | 'new',
@@ -135,7 +135,7 @@ function isTimely(
   return lasts === 0 || Date.now() < madeAt + lasts + CLOCK_MILLISECONDS;
 }
 
-/** What an answer says of the order that it answers. */
+/** Reads an answer's meaning for its order. */
 export function readAnswer(order: OrderEntry, { status, body, text }: Answer): Told {
   const code: string | undefined = body?.error?.code;
   if (code !== undefined && REFUSED.includes(code)) return { outcome: 'refused' };
@@ -145,7 +145,7 @@ export function readAnswer(order: OrderEntry, { status, body, text }: Answer): T
   if (status !== 200) return { outcome: 'unexpected' };
   if (order.kind === 'chat') return { outcome: 'done', text, ...told(order, body) };
   if (order.kind === 'stream') {
-    if (!text.endsWith(DONE)) return { outcome: 'unknown' }; // It broke off, or says so.
+    if (!text.endsWith(DONE)) return { outcome: 'unknown' }; // It broke off, or reports an error.
     return { outcome: 'done', text, ...told(order, lastCount(text)) };
   }
   if (body.billing_state !== 'settled') return { outcome: 'pending', resource: body };
@@ -155,7 +155,7 @@ export function readAnswer(order: OrderEntry, { status, body, text }: Answer): T
   return { outcome: 'done', text: '', charged, operationId: '', resource: body };
 }
 
-/** The upstream answers with the operation's id for its own. */
+/** Reads charge and operation id: the upstream uses the operation's id as its own. */
 function told(
   order: OrderEntry,
   body: { id?: string; usage?: Usage },
@@ -163,7 +163,7 @@ function told(
   return { charged: chargeOf(order.what, body.usage), operationId: body.id ?? '' };
 }
 
-/** The id and the last usage of a stream. */
+/** Returns the id and the last usage of a stream. */
 function lastCount(text: string): { id?: string; usage?: Usage } {
   const found: { id?: string; usage?: Usage } = {};
   for (const [, data] of text.matchAll(/^data: (\{.*\})$/gm)) {
@@ -175,9 +175,9 @@ function lastCount(text: string): { id?: string; usage?: Usage } {
 }
 
 /**
- * Notes what an order was answered. `before` is its outcome when it was asked: what was acknowledged by then must be told
- * again, word for word. A refusal is the last word only where it was asked for `alone`: one of two requests may have been
- * refused before the other began anew.
+ * Records the answer to an order. `before` is its outcome when the request was sent: an answer acknowledged by then must come
+ * again unchanged. A refusal is final only if the request was `alone`: one of two requests may have been refused before the
+ * other began a new attempt.
  */
 export function note(journal: Journal, order: OrderEntry, before: Outcome, answer: Answer, alone: boolean): void {
   const told = readAnswer(order, answer);
@@ -187,7 +187,7 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
   count(journal.answers, `${order.kind} ${answer.body?.error?.code ?? answer.status}`);
 
   if (answer.body?.error?.code === 'wallet_expired' && !isTimely(order.wallet, 'expired'))
-    find('unexpected answers', `it lasts for ${order.wallet.expiresInSeconds} s, and had expired before: ${said}`);
+    find('unexpected answers', `the wallet lasts ${order.wallet.expiresInSeconds} s, and expired early: ${said}`);
   if (told.outcome === 'unexpected') return void find('unexpected answers', said);
   if (told.outcome === 'as before') return;
   if ('resource' in told && told.resource) {
@@ -199,7 +199,7 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
     if (!isSame) find('acknowledged and lost', `was ${before}, and is now answered ${said}`);
     return;
   }
-  if (order.outcome === 'done' || order.outcome === 'lost') return; // Asked twice at once; the other one was first.
+  if (order.outcome === 'done' || order.outcome === 'lost') return; // Two requests at once; the other was answered first.
   if (told.outcome === 'done' || told.outcome === 'lost') {
     order.outcome = told.outcome;
     order.charged = told.charged;
@@ -208,7 +208,10 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
       return;
     }
     if (order.isNew && !isTimely(order.wallet, 'new'))
-      find('unexpected answers', `it lasted for ${order.wallet.expiresInSeconds} s, and was still spent from: ${said}`);
+      find(
+        'unexpected answers',
+        `the wallet lasted ${order.wallet.expiresInSeconds} s, and was spent from after that: ${said}`,
+      );
     order.text = told.text;
     order.operationId = told.operationId;
     if (told.charged !== 'hold') order.wallet.known += told.charged;

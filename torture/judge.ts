@@ -5,13 +5,13 @@ import { FAILURES, type Failure, type Finding, type Journal, type OrderEntry } f
 import type { Call } from './models.ts';
 import { chargeOf } from './prices.ts';
 
-/** Everything that somebody saw: clients, model server, engine, and Purser's own books. */
+/** All records: those of the clients, the model server, the engine, and Purser's own books. */
 export type Evidence = {
   journal: Pick<Journal, 'wallets' | 'orders' | 'credits' | 'backups' | 'findings'>;
   calls: ReadonlyMap<string, Call>;
   machines: readonly Pick<Machine, 'tag'>[];
   books: Books;
-  /** With what the account began. */
+  /** The account's initial credit. */
   creditCents: number;
 };
 export type Verdict = Record<Failure, string[]>;
@@ -21,8 +21,8 @@ const sum = (amounts: Iterable<bigint>) => [...amounts].reduce((total, it) => to
 const isChat = ({ kind }: { kind: string }) => kind === 'chat' || kind === 'stream';
 
 /**
- * Holds what the clients were told, what the model server counted and what the engine runs against the books. It knows the
- * promises, and nothing of how they are kept.
+ * Compares the clients' answers, the model server's counts and the engine's machines with the books. It knows what Purser
+ * promises, and nothing of the implementation.
  */
 export function judge(evidence: Evidence): Verdict {
   const found: Finding[] = [...evidence.journal.findings];
@@ -52,7 +52,7 @@ function group<T>(items: readonly T[], by: (item: T) => string): Map<string, T[]
   return groups;
 }
 
-/** Every order against the attempts that the books have under its key. Answers what each order was charged. */
+/** Compares every order with the attempts in the books under its key. Returns what each order was charged. */
 function judgeOrders({ journal, books }: Evidence, find: Find): Map<OrderEntry, bigint> {
   const attempts = group(books.operations, ({ wallet, key }) => `${wallet} ${key}`);
   const charges = new Map<OrderEntry, bigint>();
@@ -89,7 +89,7 @@ function judgeOrders({ journal, books }: Evidence, find: Find): Map<OrderEntry, 
   return charges;
 }
 
-/** The model server's own count against the books: nothing asked twice, nothing answered for nothing. */
+/** Compares the model server's count with the books: no call made twice, none answered without a charge. */
 function judgeCalls({ calls, books }: Evidence, find: Find): void {
   for (const [id, call] of calls)
     if (call.seen > 1) find('charged twice', `the model server saw ${id} ${call.seen} times`);
@@ -119,7 +119,7 @@ function judgeCalls({ calls, books }: Evidence, find: Find): void {
   }
 }
 
-/** To the nano: what a closed wallet says it used is what its orders were charged, one by one. */
+/** Checks, to the nano-dollar, that a closed wallet used exactly what its orders were charged. */
 function judgeWallets({ journal, books }: Evidence, charged: Map<OrderEntry, bigint>, find: Find): void {
   const byKey = group(books.wallets, ({ key }) => key);
   const orders = group(journal.orders, ({ wallet }) => wallet.key);
@@ -155,7 +155,7 @@ function judgeWallets({ journal, books }: Evidence, charged: Map<OrderEntry, big
   for (const [key, rows] of byKey) find('charged wrongly', `the wallet ${rows[0]?.id} (${key}), and nobody ordered it`);
 }
 
-/** To the cent: what came in is there, or was spent by wallets that closed. */
+/** Checks, to the cent, that what came in is still there or was spent by wallets that closed. */
 function judgeAccount({ journal, books, creditCents }: Evidence, find: Find): void {
   const fundings = group(books.fundings, ({ key }) => key ?? '');
   let credited = BigInt(creditCents);
@@ -177,7 +177,7 @@ function judgeAccount({ journal, books, creditCents }: Evidence, find: Find): vo
     );
 }
 
-/** The journal line by line: one hold and one outcome for each operation, and no wallet below nothing at any line. */
+/** Checks the journal line by line: one hold and one outcome per operation, and no balance below zero at any line. */
 function judgeEntries({ books }: Evidence, find: Find): void {
   const balances = new Map<string, bigint>();
   const lines = new Map<string, Entry[]>();
@@ -192,7 +192,7 @@ function judgeEntries({ books }: Evidence, find: Find): void {
     if (own) own.push(entry);
     else lines.set(cause, [entry]);
   }
-  if (sum(balances.values()) !== 0n) find('money not conserved', 'the books do not add up to nothing');
+  if (sum(balances.values()) !== 0n) find('money not conserved', 'the books do not add up to zero');
   const operations = new Map(books.operations.map((it) => [it.id, it]));
   for (const [id, own] of lines) judgeLines(id, own, operations.get(id), find);
 }
@@ -220,7 +220,7 @@ function judgeLines(id: string, own: Entry[], operation: Operation | undefined, 
     );
 }
 
-/** A backup holds the journal up to its head, and nothing else. */
+/** Checks that a backup holds the journal up to its head. */
 function judgeBackups({ journal, books }: Evidence, find: Find): void {
   const hashes = new Map(books.entries.map(({ seq, hash }) => [seq, hash]));
   for (const { file, seq, hash } of journal.backups)
@@ -228,7 +228,7 @@ function judgeBackups({ journal, books }: Evidence, find: Find): void {
       find('acknowledged and lost', `${file} ends with ${seq} ${hash}, the journal has ${hashes.get(seq)}`);
 }
 
-/** In the end no machine is left, and every row says so. */
+/** Checks that no machine is left at the end, and that every row says so. */
 function judgeMachines({ machines, books }: Evidence, find: Find): void {
   const rows = new Map(books.resources.map((it) => [it.tag, it]));
   for (const { tag } of machines) find('orphans', `${tag} is left; its row: ${rows.get(tag)?.status ?? 'none'}`);

@@ -8,9 +8,9 @@ import { openClients } from './clients.ts';
 import { finish, machinesLeft } from './finish.ts';
 import { type Flags, readFlags } from './flags.ts';
 import { judge } from './judge.ts';
-import { CREDIT_CENTS, openRoom } from './open.ts';
+import { CREDIT_CENTS, openRig } from './open.ts';
 import { openOrders } from './orders.ts';
-import type { Room } from './room.ts';
+import type { Rig } from './rig.ts';
 import { type Struck, strike } from './strike.ts';
 import { printReport } from './table.ts';
 import { watch } from './watch.ts';
@@ -18,17 +18,17 @@ import { watch } from './watch.ts';
 const flags = readFlags();
 if (flags)
   process.exitCode = await attempt(flags).catch((error) => {
-    console.log(`\nFAILED with seed ${flags.seed}: it did not come to its end.`);
+    console.log(`\nFAILED with seed ${flags.seed}: the run did not complete.`);
     throw error;
   });
 
-/** Whatever it ends with, an interrupt included, what was started is ended. */
+/** Runs the torture. Whatever it ends with, an interrupt included, everything it started is stopped. */
 async function attempt(flags: Flags): Promise<number> {
   await using stack = new AsyncDisposableStack();
   return await Promise.race([torture(flags, stack), interrupted()]);
 }
 
-/** Answers the exit code. */
+/** Returns the exit code. */
 async function torture(flags: Flags, stack: AsyncDisposableStack): Promise<number> {
   const { seed, minutes } = flags;
   const began = performance.now();
@@ -43,23 +43,23 @@ async function torture(flags: Flags, stack: AsyncDisposableStack): Promise<numbe
   };
   console.log(`seed ${seed}, ${minutes} minutes`);
   const chance = chanceFrom(seed);
-  const room = await openRoom(stage, chance.apart('models'), minutes);
-  const { site, journal, models, accountKey, accountId } = room;
+  const rig = await openRig(stage, chance.apart('models'), minutes);
+  const { site, journal, models, accountKey, accountId } = rig;
 
   const orders = openOrders(journal, site.server, accountKey);
-  const clients = openClients(journal, orders, chance.apart('clients'), room.machines !== undefined);
-  const looking = watch(room, orders, room.machines, chance.apart('watch'));
+  const clients = openClients(journal, orders, chance.apart('clients'), rig.machines !== undefined);
+  const watching = watch(rig, orders, rig.machines, chance.apart('watch'));
   const load = clients.run();
-  const striking = strike(room, flags, say);
+  const striking = strike(rig, flags, say);
   await Promise.race([striking, load]); // Clients only end by themselves with an error.
   const struck = await striking;
   clients.stop();
   await load;
-  await looking.stop();
+  await watching.stop();
 
   say('faults off');
-  await finish(room, orders, say);
-  const machines = await machinesLeft(room);
+  await finish(rig, orders, say);
+  const machines = await machinesLeft(rig);
   const { code, signal } = await site.close();
   if (code !== 0) site.findings.push({ failure: 'unexpected ends', what: `the last SIGTERM: ${code ?? signal}` });
   const books = await readBooks(site.purser, accountId);
@@ -71,21 +71,21 @@ async function torture(flags: Flags, stack: AsyncDisposableStack): Promise<numbe
     books,
     creditCents: CREDIT_CENTS,
   });
-  const failures = printReport({ ...room, ...struck, seed, minutes, books, verdict, looks: looking.looks });
-  if (failures) keep(room, struck, seed);
-  else rmSync(room.directory, { recursive: true, force: true });
+  const failures = printReport({ ...rig, ...struck, seed, minutes, books, verdict, polls: watching.polls });
+  if (failures) keep(rig, struck, seed);
+  else rmSync(rig.directory, { recursive: true, force: true });
   return failures ? 1 : 0;
 }
 
-/** Rejects when somebody wants the run to end. */
+/** Rejects on SIGINT and SIGTERM. */
 function interrupted(): Promise<never> {
   return new Promise((_, reject) => {
     for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => reject(new Error(signal)));
   });
 }
 
-/** What whoever looks for the fault needs. */
-function keep({ directory, journal }: Room, { steps }: Struck, seed: number): void {
+/** Writes what is needed to find the fault. */
+function keep({ directory, journal }: Rig, { steps }: Struck, seed: number): void {
   const plain = (_: string, value: unknown) => (typeof value === 'bigint' ? String(value) : value);
   writeFileSync(join(directory, 'steps'), `${steps.join('\n')}\n`);
   writeFileSync(join(directory, 'journal.json'), JSON.stringify(journal, plain, 1));

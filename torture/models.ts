@@ -5,20 +5,20 @@ import { failure, halfBody, hang, openUpstream, reset, type UpstreamCall } from 
 import type { Chance } from './chance.ts';
 import { TOKENS_MAX } from './prices.ts';
 
-/** What the model server knows of one operation: its own count, which the books are held against. */
+/** The model server's record of one operation: its own count, which the books are compared with. */
 export type Call = {
-  /** The order's key: it is what the message says. */
+  /** The order's key, which is the text of the message. */
   key: string;
   model: string;
   seen: number;
-  /** `part`: it may have worked, and nobody got the whole. */
+  /** `part`: it may have worked, but the answer was not complete. */
   answered: 'no' | 'part' | 'whole';
   usage: object | undefined;
   fault: string;
 };
 
 type Asked = UpstreamCall & { id: string; usage: object | undefined };
-/** What goes wrong with one call. `answered` is what the model server remembers of it. */
+/** A fault of one call. `answered` is what the model server records. */
 type Fault = { answered: Call['answered']; plain: Handle; stream: Handle };
 type Handle = (asked: Asked, response: ServerResponse) => unknown;
 
@@ -28,7 +28,7 @@ const delta = (asked: Asked, content: string, reason: string | null = null) =>
   chunk(asked, [{ index: 0, delta: { content }, finish_reason: reason }]);
 const begun = (asked: Asked) => [delta(asked, 'hel'), delta(asked, 'lo')];
 
-/** A whole answer. The operation's id is its own: so the client learns which operation it was charged for. */
+/** A complete answer. Its id is the operation's, so that the client learns which operation it was charged for. */
 const plain: Handle = ({ id, body, usage }, response) => {
   response.writeHead(200, { 'content-type': 'application/json' });
   const choices = [{ index: 0, message: { role: 'assistant', content: 'hello' }, finish_reason: 'stop' }];
@@ -87,20 +87,20 @@ const BAD_USAGES = [
   { prompt_tokens: '7', completion_tokens: 3 },
   { prompt_tokens: 5, completion_tokens: 1_000_000 },
 ];
-/** So many calls go wrong at any time; in a storm, so many. */
+/** The rate of faulty calls: normally, and in a storm. */
 const [EVER, STORM] = [0.06, 0.7];
 
 export type Models = {
   url: string;
   calls: Map<string, Call>;
-  /** How often each fault was done. */
+  /** How often each fault was caused. */
   faults: Map<string, number>;
-  /** Most calls go wrong from now on, or few as ever. None when `calm`. */
+  /** Sets how many calls fail: few (`ever`), most (`storm`) or none (`calm`). */
   weather: 'ever' | 'storm' | 'calm';
   leave(): Promise<() => Promise<void>>;
 };
 
-/** The model server: a real HTTP server that fails in every way it can, and counts what it did. */
+/** Opens the model server: a real HTTP server that fails in every way it can, and counts what it did. */
 export async function openModels(t: Parameters<typeof openUpstream>[0], chance: Chance): Promise<Models> {
   const upstream = await openUpstream(t);
   const models: Models = {
@@ -111,7 +111,7 @@ export async function openModels(t: Parameters<typeof openUpstream>[0], chance: 
     leave: () => upstream.leave(),
   };
   upstream.handle = (call, response) => {
-    upstream.calls.length = 0; // It keeps them all, and there are many.
+    upstream.calls.length = 0; // It would keep all of them, and there are many.
     const rate = { ever: EVER, storm: STORM, calm: 0 }[models.weather];
     const name = chance.of(rate) ? chance.pick(Object.keys(FAULTS)) : undefined;
     const usage = { prompt_tokens: chance.whole(1, 20), completion_tokens: chance.whole(0, TOKENS_MAX) };

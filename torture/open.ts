@@ -9,15 +9,15 @@ import type { Chance } from './chance.ts';
 import { openMachines } from './engine.ts';
 import { newJournal } from './journal.ts';
 import { openModels } from './models.ts';
-import type { Room } from './room.ts';
+import type { Rig } from './rig.ts';
 import { openSite, openWallClock, type Stage } from './site.ts';
 
 export const CREDIT_CENTS = 100_000_000;
-/** In memory: all of it is taken whenever it is full. */
+/** The size of the small disk, which is in memory. */
 const [DISK_MEBIBYTES, MEBIBYTES_PER_MINUTE] = [128, 16];
 
 /** Sets everything up: model server, engine, disk, clock and an installation with an account that has credit. */
-export async function openRoom(stage: Stage, chance: Chance, minutes: number): Promise<Room> {
+export async function openRig(stage: Stage, chance: Chance, minutes: number): Promise<Rig> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-torture-kept-'));
   const models = await openModels(stage, chance);
   const machines = await openMachines(stage);
@@ -26,11 +26,11 @@ export async function openRoom(stage: Stage, chance: Chance, minutes: number): P
   hasComponent(stage as TestContext, 'strace', () => hasProgram('strace'));
   const data = join(disk?.directory ?? directory, 'data');
   mkdirSync(data, { mode: 0o700 });
-  const house = { name: 'house', base_url: models.url, timeout_seconds: 3 };
+  const upstream = { name: 'house', base_url: models.url, timeout_seconds: 3 };
   const settings = {
     close_wait_seconds: 2,
     drain_seconds: 2,
-    router: { upstreams: [house], models: MODELS, uncertain: { after_seconds: 4, policy: 'charge' } },
+    router: { upstreams: [upstream], models: MODELS, uncertain: { after_seconds: 4, policy: 'charge' } },
     ...(machines ? { compute: machines.settings, ssh: { listen: '127.0.0.1:0' } } : {}),
   };
   const log = join(directory, 'server.log');

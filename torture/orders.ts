@@ -5,12 +5,12 @@ import type { Chance } from './chance.ts';
 import { count, type Journal, note, type OrderEntry, type WalletEntry } from './journal.ts';
 import { ASKED, TOKENS_MAX } from './prices.ts';
 
-/** No whole answer came: the server is gone, or stands still. */
+/** Thrown when no complete answer came: the server is gone, or does not respond. */
 export class Gone extends Error {}
 
 export type Ask = (method: string, path: string, asked: Asked) => Promise<Answer>;
 
-/** What the clients can order, and how each answer is noted. Every request goes to the server of its moment. */
+/** Creates what the clients can order. Every answer is recorded. Every request goes to the server that runs at that moment. */
 export function openOrders(journal: Journal, server: () => Promise<Serving>, accountKey: string) {
   const ask: Ask = async (method, path, asked) => {
     const at = await server();
@@ -30,7 +30,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     count(journal.answers, `wallet ${code ?? answer.status}`);
     if (code === 'read_only') return;
     if (code === 'wallet_expired' || code === 'wallet_closed') {
-      // It was made, and nobody heard of it; only its expiry can have ended it.
+      // It was made without an acknowledgement; only its expiry can have ended it.
       wallet.id ||= /wal_\w+/.exec(answer.text)?.[0] ?? '';
       wallet.outcome = 'open';
       return;
@@ -67,7 +67,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     wallet.closed ??= answer.body;
   }
 
-  /** Sends an order, again if it was sent before. Throws Gone where no whole answer came. */
+  /** Sends an order, also if it was sent before. Throws Gone if no complete answer came. */
   async function send(order: OrderEntry): Promise<void> {
     const before = order.outcome;
     const token = order.kind === 'stream' ? order.wallet.routerKey : order.wallet.token;

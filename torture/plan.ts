@@ -1,9 +1,9 @@
 import { type Chance, chanceFrom } from './chance.ts';
 
 /**
- * What is done to the server itself, one after the other; and beside that what the operator does at his desk, and what is
- * done to the world around. How often each is drawn. A clock leaps and comes back between two starts: whoever starts with
- * a wrong clock has to believe it.
+ * The faults and their weights, in three lanes that run side by side: faults of the server process, commands of the operator,
+ * and faults of the surroundings. A clock leaps and returns between two starts: a server that starts with a wrong clock has
+ * to believe it.
  */
 export const LANES = {
   process: {
@@ -45,29 +45,29 @@ export type Step = {
   number: number;
   lane: Lane;
   name: FaultName;
-  /** Seconds of quiet before it, and how long it lasts where it lasts. */
+  /** Seconds of quiet before it, and its duration in seconds, if it has one. */
   after: number;
   lasts: number;
-  /** Chance of its own, so that what happens in one step does not shift the next. */
+  /** Its own random source, so that one step does not affect the next. */
   chance: Chance;
 };
 
 const QUIET_SECONDS = { process: [0.3, 3], desk: [0.5, 4], world: [0.2, 3] } as const;
 const LASTS_SECONDS = [0.5, 5] as const;
 
-/** The steps of a lane, without end: they follow from the seed, and from which faults are meant. */
+/** Yields the steps of a lane, without end. They follow from the seed and from the selected faults. */
 export function* stepsOf(lane: Lane, seed: number, only?: readonly string[]): Generator<Step> {
   const chance = chanceFrom(seed).apart(lane);
-  const meant = Object.entries(LANES[lane]).filter(([name]) => only?.includes(name) ?? true);
-  if (!meant.length) return;
-  const weights = Object.fromEntries(meant) as Record<FaultName, number>;
+  const selected = Object.entries(LANES[lane]).filter(([name]) => only?.includes(name) ?? true);
+  if (!selected.length) return;
+  const weights = Object.fromEntries(selected) as Record<FaultName, number>;
   for (let number = 1; ; number++) {
     const name = chance.weighed(weights);
-    const [least, most] = QUIET_SECONDS[lane];
-    const [after, lasts] = [chance.between(least, most), chance.between(...LASTS_SECONDS)];
+    const [min, max] = QUIET_SECONDS[lane];
+    const [after, lasts] = [chance.between(min, max), chance.between(...LASTS_SECONDS)];
     yield { number, lane, name, after, lasts, chance: chance.apart(`${name} ${number}`) };
   }
 }
 
-/** A step as a person names it. */
+/** Returns the readable name of a step. */
 export const nameOf = ({ lane, number, name }: Step) => `${lane} ${number}: ${name}`;

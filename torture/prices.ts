@@ -3,18 +3,18 @@ import { MODELS } from '../test/helper/server.ts';
 
 export type Usage = { prompt_tokens?: unknown; completion_tokens?: unknown };
 
-/** The models that are asked for, by how often. */
+/** The requested models, with their weights. */
 export const ASKED = { chat: 6, flat: 3, dear: 1, free: 1 } as const;
-/** The most output tokens that are asked for: 0.10 USD of the dear model. */
+/** The maximum output tokens of a request: 0.10 USD of the dear model. */
 export const TOKENS_MAX = 10;
-/** What the container offers cost: 100,000 nano-dollars a second. */
+/** Price of the container offers: 100,000 nano-dollars a second. */
 export const HOURLY_USD = '0.36';
 
 const isCount = (it: unknown): it is number => Number.isInteger(it) && (it as number) >= 0;
 
 /**
- * What an answer costs by its usage, in nano-dollars, computed apart from Purser's own code. A usage that cannot be is
- * charged with the whole hold.
+ * Returns what an answer costs by its usage, in nano-dollars, computed without Purser's own code. An impossible usage is
+ * charged the whole hold.
  */
 export function chargeOf(model: string, usage: Usage | undefined): bigint | 'hold' {
   const { prompt_tokens: prompt, completion_tokens: completion } = usage ?? {};

@@ -7,7 +7,7 @@ import { count, type Finding } from './journal.ts';
 
 export type Stage = { after(undo: () => unknown): void; skip(message?: string): void };
 
-/** The wall clock that the executable sees; the monotonic clock stays the machine's. */
+/** The wall clock that the executable sees. Its monotonic clock is the machine's. */
 export type WallClock = { env: Record<string, string>; leap(seconds: number): void };
 
 export function openWallClock(t: Stage, directory: string): WallClock | undefined {
@@ -35,29 +35,29 @@ function libfaketime(): string | undefined {
     try {
       const name = readdirSync(place).find((it) => it.startsWith('libfaketime.so'));
       if (name) return join(place, name);
-    } catch {} // Most have none.
+    } catch {} // Most do not have it.
   return undefined;
 }
 
-/** The installation under torture, and the operator who starts it again whenever it has ended. */
+/** The installation under torture, and an operator who restarts it whenever it has ended. */
 export type Site = {
   purser: Installation;
-  /** What serves, now or as soon as it does. Throws when the operator has given up. */
+  /** Resolves with the running server as soon as it serves. Throws if the operator has given up. */
   server(): Promise<Serving>;
-  /** The process of now, serving or still starting. */
+  /** Returns the current process, serving or still starting. */
   launched(): Launched;
-  /** Until `end` is called the server may end by itself, or refuse to start: that fault may make it. */
+  /** Until `end` is called, the server may end by itself or refuse to start, because of a fault. */
   allow(): { end(): void };
-  /** Kills it, or asks it to stop; resolves with how it ended. The operator then starts it again. */
+  /** Sends a signal and resolves with how the server ended. The operator then restarts it. */
   end(signal: NodeJS.Signals): Promise<Ended>;
-  /** Ends it for good. */
+  /** Stops the server for good. */
   close(): Promise<Ended>;
   findings: Finding[];
-  /** Milliseconds until each start served. */
+  /** Milliseconds from each start until it served. */
   ready: number[];
   /** Errors in the log, by event. */
   errors: Map<string, number>;
-  /** Where everything that the servers logged is kept. */
+  /** The file with everything that the servers logged. */
   log: string;
 };
 
@@ -112,7 +112,7 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
       await pause(AGAIN_MILLISECONDS);
     }
   };
-  /** The server answers, and says why it does not serve. */
+  /** Returns why a server that answers does not serve its books, if so. */
   async function notServed(server: Serving): Promise<string | undefined> {
     const { status, text } = await server.ask('GET', '/readyz').catch(() => ({ status: 0, text: '' }));
     return status === 503 && /accept-loss|chain|behind|missing|damaged/.test(text) ? text : undefined;
@@ -124,7 +124,7 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
   }
 
   t.after(() => {
-    closing = true; // Whatever the run ended with, nothing is started again.
+    closing = true; // However the run ended, nothing is restarted.
   });
   void operate();
   return {

@@ -13,13 +13,13 @@ export type Report = {
   faults: ReadonlyMap<string, number>;
   verdict: Verdict;
   site: Site;
-  looks: Record<string, number>;
+  polls: Record<string, number>;
 };
 
 const SHOWN = 10;
 
-/** Prints the tables; answers how many failures there were. */
-export function printReport({ seed, minutes, journal, books, models, faults, verdict, site, looks }: Report): number {
+/** Prints the tables, and returns the number of failures. */
+export function printReport({ seed, minutes, journal, books, models, faults, verdict, site, polls }: Report): number {
   const { orders, wallets, credits, backups } = journal;
   console.log('\noperations');
   for (const kind of ['chat', 'stream', 'create', 'extend'] as const) {
@@ -36,11 +36,14 @@ export function printReport({ seed, minutes, journal, books, models, faults, ver
   row('journal lines', `${books.entries.length}`);
   row('acknowledged', `${acknowledged(journal)} orders, wallets, closes and credits`);
   const unseen = books.operations.filter((it) => it.settledBy === 'policy' && !models.calls.has(it.id));
-  row('charged by policy, never seen', `${unseen.length} (the server died before it called, or nobody was there)`);
+  row(
+    'charged by policy, never seen',
+    `${unseen.length} (the server died before it called, or the model server was gone)`,
+  );
   list('answers', journal.answers);
   list('faults', faults);
   list('faults of model calls', models.faults);
-  list('looks', new Map(Object.entries(looks)));
+  list('polls', new Map(Object.entries(polls)));
   list('errors in the log', site.errors);
   const ready = site.ready.toSorted((a, b) => a - b);
   console.log(
@@ -59,7 +62,7 @@ export function printReport({ seed, minutes, journal, books, models, faults, ver
   return failures;
 }
 
-/** Everything that a client was told is so, each thing once. */
+/** Counts everything that was acknowledged to a client. */
 function acknowledged({ orders, wallets, credits }: Journal): number {
   return (
     orders.filter(({ outcome }) => outcome === 'done' || outcome === 'lost').length +

@@ -3,10 +3,10 @@ import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { setTimeout as pause } from 'node:timers/promises';
 
-const LOOK_MILLISECONDS = 10;
+const POLL_MILLISECONDS = 10;
 
 /**
- * Makes some system calls of a running process fail, or late, until `end`. Undefined where strace did not get hold of it:
+ * Makes some system calls of a running process fail or come late, until `end`. Returns undefined if strace could not attach:
  * the process may have ended.
  */
 export async function tamper(pid: number, calls: string, what: string): Promise<{ end(): Promise<void> } | undefined> {
@@ -18,11 +18,11 @@ export async function tamper(pid: number, calls: string, what: string): Promise<
     .then(() => {
       isOver = true;
     });
-  while (!isOver && !isTraced(pid)) await pause(LOOK_MILLISECONDS);
+  while (!isOver && !isTraced(pid)) await pause(POLL_MILLISECONDS);
   if (isOver) return undefined;
   return {
     async end() {
-      strace.kill('SIGTERM'); // It lets go of the process first.
+      strace.kill('SIGTERM'); // It detaches from the process first.
       await ended;
     },
   };

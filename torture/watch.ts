@@ -5,25 +5,25 @@ import type { Machines } from './engine.ts';
 import type { Failure, Journal } from './journal.ts';
 import { Gone, type Orders } from './orders.ts';
 
-const LOOK_MILLISECONDS = 200;
+const POLL_MILLISECONDS = 200;
 const MACHINES_MILLISECONDS = 1000;
-/** So long after its deadline a machine may still be seen: the engine takes its time to stop one. */
+/** How long after its deadline a machine may still run: the engine takes a while to stop it. */
 const GRACE_SECONDS = 30;
 const NANOS_PER_CENT = 10_000_000n;
 
-export type Watch = { stop(): Promise<void>; looks: { budgets: number; accounts: number; machines: number } };
+export type Watch = { stop(): Promise<void>; polls: { budgets: number; accounts: number; machines: number } };
 
-/** Looks at budgets, the account and the machines all the time: what must hold at every moment is asked for at many. */
+/** Polls budgets, the account and the machines throughout: checks what must hold at every moment. */
 export function watch(
   { journal, accountKey }: { journal: Journal; accountKey: string },
   orders: Orders,
   machines: Machines | undefined,
   chance: Chance,
 ): Watch {
-  const looks = { budgets: 0, accounts: 0, machines: 0 };
+  const polls = { budgets: 0, accounts: 0, machines: 0 };
   const find = (failure: Failure, what: string) => void journal.findings.push({ failure, what });
 
-  async function lookAtBudget(): Promise<void> {
+  async function checkBudget(): Promise<void> {
     const wallets = journal.wallets.filter(({ token }) => token);
     if (!wallets.length) return;
     const wallet = chance.pick(wallets.slice(-40));
@@ -31,7 +31,7 @@ export function watch(
     const answer = await orders.ask('GET', '/v1/budget', { token: wallet.token });
     if (answer.body?.error?.code === 'read_only') return;
     if (answer.status !== 200) return orders.unexpected(`budget of ${wallet.id}`, answer);
-    looks.budgets++;
+    polls.budgets++;
     const [used, held, budget] = [answer.body.used_usd, answer.body.held_usd, answer.body.budget_usd].map(nanos) as [
       bigint,
       bigint,
@@ -46,19 +46,19 @@ export function watch(
       );
   }
 
-  async function lookAtAccount(): Promise<void> {
+  async function checkAccount(): Promise<void> {
     const answer = await orders.ask('GET', '/v1/account', { token: accountKey });
     if (answer.body?.error?.code === 'read_only') return;
     if (answer.status !== 200) return orders.unexpected('account', answer);
-    looks.accounts++;
+    polls.accounts++;
     const { available_cents: available, reserved_cents: reserved } = answer.body;
     if (available < 0 || reserved < 0) find('over budget', `the account: ${answer.text}`);
   }
 
-  async function lookAtMachines(from: Machines): Promise<void> {
+  async function checkMachines(from: Machines): Promise<void> {
     const asked = Date.now();
     const found = await from.list().catch(() => []); // An engine that is down shows nothing.
-    looks.machines++;
+    polls.machines++;
     for (const machine of found.filter(({ running }) => running)) {
       const made = journal.orders.find((it) => it.kind === 'create' && it.resourceId === machine.resourceId);
       if (!made) continue;
@@ -76,25 +76,25 @@ export function watch(
   }
 
   let stopped = false;
-  const forever = async (look: () => Promise<void>, milliseconds: number) => {
+  const forever = async (check: () => Promise<void>, milliseconds: number) => {
     while (!stopped) {
-      await look().catch((error) => {
+      await check().catch((error) => {
         if (!(error instanceof Gone)) throw error;
       });
       await pause(milliseconds);
     }
   };
-  const looking = Promise.all([
-    forever(lookAtBudget, LOOK_MILLISECONDS),
-    forever(lookAtAccount, LOOK_MILLISECONDS),
-    ...(machines ? [forever(() => lookAtMachines(machines), MACHINES_MILLISECONDS)] : []),
+  const running = Promise.all([
+    forever(checkBudget, POLL_MILLISECONDS),
+    forever(checkAccount, POLL_MILLISECONDS),
+    ...(machines ? [forever(() => checkMachines(machines), MACHINES_MILLISECONDS)] : []),
   ]);
-  looking.catch(() => {}); // Whoever stops it hears of it.
+  running.catch(() => {}); // `stop` throws it.
   return {
-    looks,
+    polls,
     async stop() {
       stopped = true;
-      await looking;
+      await running;
     },
   };
 }

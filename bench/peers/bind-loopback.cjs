@@ -1,4 +1,4 @@
-// Portkey binds every interface and has no flag for the host: listen() is forced onto 127.0.0.1.
+// Portkey binds every interface and has no flag for the host, so this forces listen() onto 127.0.0.1.
 const net = require('node:net');
 const listen = net.Server.prototype.listen;
 net.Server.prototype.listen = function (...args) {

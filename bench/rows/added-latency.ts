@@ -5,7 +5,7 @@ import { openWallets, startPurser } from '../purser.ts';
 import { interleave, median } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
-/** What one caller alone waits longer than at the bare upstream. */
+/** Measures how much longer a single caller waits than at the bare upstream. */
 export async function addedLatency(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const installation = await bench.fresh();

@@ -12,11 +12,11 @@ const unledgered: Server = ({ directory }) => [
   directory,
 ];
 
-/** What the books cost: the same chat against a Purser that writes nothing (bench/unledgered.ts says what it leaves out). */
+/** Measures the cost of the ledger: the same chat against a Purser that writes nothing (bench/unledgered.ts says what it omits). */
 export async function chatAgainstNoLedger(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const bare = await bench.fresh();
-  const filling = await startPurser(bare); // Without books no wallet can be opened, so it is done before.
+  const filling = await startPurser(bare); // Wallets are opened first: without a ledger that is impossible.
   const bareTokens = await openWallets(bare, WALLETS).finally(() => filling.stop());
   const without = open.adopt(await startPurser(bare, unledgered), (it) => it.stop());
 

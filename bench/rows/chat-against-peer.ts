@@ -8,7 +8,7 @@ import { figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
 
-/** Metered chat (durable hold and settlement, authentication on) against a gateway that meters nothing. */
+/** Compares metered chat (durable hold and settlement, authentication on) with a gateway that meters nothing. */
 export async function chatAgainstPeer(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const { upstream } = bench;

@@ -12,8 +12,8 @@ const WALLETS = 1000;
 const WARM_UP_SECONDS = 1;
 
 /**
- * Counts fsync and fdatasync of the whole process while it serves chats, beside Purser's own count of commits. Every call
- * is written to a file instead of summed up by `-c`, so that the start and the end are not counted with the load.
+ * Counts the process's fsync and fdatasync calls while it serves chats, beside Purser's own count of commits. Calls are
+ * logged to a file instead of summed by `-c`, so that start and stop are not counted.
  */
 export async function fsyncs(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
@@ -64,5 +64,5 @@ export async function fsyncs(bench: Bench): Promise<Line[]> {
   ];
 }
 
-/** A call that another thread interrupts takes two lines: "unfinished" and "resumed". */
+/** Counts the calls in a trace. A call that another thread interrupts takes two lines: "unfinished" and "resumed". */
 const linesOf = (file: string) => readFileSync(file, 'utf8').match(/f(data)?sync\(/g)?.length ?? 0;

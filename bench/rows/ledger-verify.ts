@@ -2,7 +2,7 @@ import type { Bench } from '../bench.ts';
 import { command } from '../purser.ts';
 import { figure, type Line } from '../table.ts';
 
-/** The whole command on the filled database, its start included. */
+/** Measures the whole command on the filled database, including its start. */
 export async function ledgerVerify(bench: Bench): Promise<Line[]> {
   const { installation } = await bench.filled();
   const from = performance.now();

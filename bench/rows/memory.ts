@@ -8,7 +8,7 @@ import { figure, type Line } from '../table.ts';
 const WALLETS = 1000;
 const REST_MILLISECONDS = 2000;
 
-/** RssAnon: what the process has for itself. The rest of its resident memory is the executable and SQLite's file. */
+/** Measures RssAnon, the private memory. The rest of the resident memory is the executable and SQLite's file. */
 export async function memory(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const installation = await bench.fresh();

@@ -7,14 +7,14 @@ import { startUpstream } from '../upstream.ts';
 
 const CLIENTS = 64;
 const SPENDERS = 1000;
-const AFFORDABLE = 100; // The smallest budget there is, in requests of one cent.
-const UPSTREAM_MILLISECONDS = 20; // Long enough for every spender to meet the holds of the others.
+const AFFORDABLE = 100; // The smallest possible budget, in requests of one cent.
+const UPSTREAM_MILLISECONDS = 20; // Long enough for the holds of all clients to overlap.
 
 export async function races(bench: Bench): Promise<Line[]> {
   return [await sameKey(bench), await oneWallet(bench)];
 }
 
-/** All clients send the same key and body at the same moment: one of them may reach the upstream, all get its answer. */
+/** All clients send the same key and body at the same moment: one request may reach the upstream, and all get its answer. */
 async function sameKey(bench: Bench): Promise<Line> {
   await using open = new AsyncDisposableStack();
   const installation = await bench.fresh();
@@ -36,7 +36,7 @@ async function sameKey(bench: Bench): Promise<Line> {
   };
 }
 
-/** Far more spenders than a wallet can pay, at once. */
+/** Far more concurrent requests than a wallet can pay for. */
 async function oneWallet(bench: Bench): Promise<Line> {
   await using open = new AsyncDisposableStack();
   const upstream = open.adopt(await startUpstream(bench.directory, UPSTREAM_MILLISECONDS), (it) => it.stop());

@@ -6,7 +6,7 @@ import { figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
 
-/** The rates of chat and of wallet creation with a past in the database, against an empty one in the same rounds. */
+/** Compares chat and wallet creation on a filled database with an empty one, in the same rounds. */
 export async function slowDown(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const { installation: old, tokens: oldTokens, megabytes } = await bench.filled();

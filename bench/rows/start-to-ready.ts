@@ -10,7 +10,7 @@ const STARTS = 7;
 const CRASHES = 3;
 const LOAD_MILLISECONDS = 1000;
 
-/** From spawn to the first 200 on /readyz: empty, filled, and filled after kill -9 in the middle of a load. */
+/** Measures the time from spawn to the first 200 on /readyz: empty, filled, and filled after kill -9 under load. */
 export async function startToReady(bench: Bench): Promise<Line[]> {
   const empty = await starts(await bench.fresh());
   const { installation, tokens } = await bench.filled();

@@ -5,10 +5,10 @@ import { openRouterKeys, openWallets, startPurser } from '../purser.ts';
 import { interleave, median, ratio } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
-/** The mock's streams have so many (bench/mock-upstream.ts). */
+/** Number of tokens in the mock's streams (bench/mock-upstream.ts). */
 const TOKENS = 64;
 
-/** What a stream loses on its way through: time to its first byte, and tokens a second. */
+/** Measures what Purser costs a stream: time to the first byte, and tokens per second. */
 export async function streaming(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const installation = await bench.fresh();

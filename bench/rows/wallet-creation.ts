@@ -5,7 +5,7 @@ import { startPurser } from '../purser.ts';
 import { interleave } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
-/** Wallets opened over HTTP, each durable before its answer, beside what the disk itself takes. */
+/** Measures opening wallets over HTTP, each durable before its answer, beside the time of the disk alone. */
 export async function walletCreation(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
   const installation = await bench.fresh();

@@ -1,17 +1,17 @@
 import type { Config } from './config.ts';
 
-/** What an operator should know of the limits of models: words, not faults. */
+/** Notes for the operator on the limits of models. They are not faults. */
 export function adviceOnRouter({ router }: Pick<Config, 'router'>): string[] {
   const notes: string[] = [];
-  for (const { id, context_length: context, max_output_tokens: most = 0, fallbacks, ...model } of router.models) {
+  for (const { id, context_length: context, max_output_tokens: max = 0, fallbacks, ...model } of router.models) {
     const note = (text: string) => notes.push(`router.models ${id}: ${text}.`);
     const shortest = Math.min(context, ...fallbacks.map((it) => it.context_length ?? context));
-    if (most >= shortest)
+    if (max >= shortest)
       note(
-        `max_output_tokens ${most} leaves no room for a prompt in a context_length of ${shortest}: prompt and answer share it`,
+        `max_output_tokens ${max} leaves no room for a prompt in a context_length of ${shortest}: prompt and answer share it`,
       );
     const standard = model.default_output_tokens ?? 0;
-    if (standard < most && standard >= shortest)
+    if (standard < max && standard >= shortest)
       note(`default_output_tokens ${standard} leaves no room for a prompt in a context_length of ${shortest}`);
     if ((model.prompt_overhead_tokens ?? 0) >= shortest)
       note(

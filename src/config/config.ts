@@ -14,16 +14,16 @@ import {
   type BillingSettings,
   Identity,
   type IdentitySettings,
-  partBilling,
-  partTransfer,
+  splitBilling,
+  splitTransfer,
   Transfer,
   type TransferKeys,
   type TransferSettings,
 } from './services.ts';
 
 /**
- * The only reader of the environment and of purser.yaml (design, section 4). Flag beats environment beats file beats
- * default. Every fault is reported at once, with file and line.
+ * The only reader of the environment and of purser.yaml (design, section 4). A flag overrides the environment, which
+ * overrides the file, which overrides the default. All faults are reported at once, with file and line.
  */
 
 const perMinute = (standard: number) => v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), standard);
@@ -85,7 +85,7 @@ export type Config = {
   /** The YAML file that was read, if any. */
   file: string | undefined;
   listen: Address;
-  /** `{base_url}` of the interface, when it was given; else it follows from where the server listens. */
+  /** `{base_url}` of the interface. If undefined, it follows from the address the server listens on. */
   publicUrl: string | undefined;
   logLevel: LogLevel;
   metrics: { listen: Address } | undefined;
@@ -93,7 +93,7 @@ export type Config = {
   closeWaitSeconds: number;
   drainSeconds: number;
   router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
-  /** The SSH gateway: opened only when a slot is configured. What is public follows from where it listens. */
+  /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
   ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
   compute: ComputeSettings;
   identity: IdentitySettings | undefined;
@@ -102,12 +102,12 @@ export type Config = {
   limits: Parsed['limits'];
 };
 
-/** What must never be printed travels apart from the configuration. */
+/** Values that must never be printed, kept apart from the configuration. */
 export type Secrets = {
   masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
-  /** By the name of the upstream. */
+  /** API keys by upstream name. */
   upstreamKeys: ReadonlyMap<string, string>;
-  /** The provider's key, by the name of the slot. */
+  /** The providers' API keys by slot. */
   slotKeys: ReadonlyMap<string, string>;
   transferKeys: TransferKeys | undefined;
   billingKeys: BillingKeys | undefined;
@@ -116,20 +116,20 @@ export type Secrets = {
 export type Flags = { data?: string | undefined; config?: string | undefined };
 type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Where the data directory is, before anything else is read. */
+/** Returns the absolute path of the data directory: from the flag, the environment, or the default. */
 export function dataDirectoryOf(flags: Flags, env: Environment = process.env): string {
   return resolve(flags.data ?? (env.PURSER_DATA || undefined) ?? './purser-data');
 }
 
-/** Where programs are looked for. */
+/** Returns the absolute directories of PATH. */
 export function searchPath(env: Environment = process.env): string[] {
   return (env.PATH ?? '').split(delimiter).filter(isAbsolute);
 }
 
-/** At a stop without an upstream, requests in flight have this long to be answered. */
+/** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
 const DRAIN_SECONDS = 10;
 
-/** How long an answer of a model may take, in seconds: by default a stop waits for all of them, so that none is cut off. */
+/** The longest upstream timeout, in seconds. By default a stop waits that long, so that no answer is cut off. */
 const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
   Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
 
@@ -155,9 +155,9 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     faults.push('environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both');
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
-  const { compute, slotKeys } = partSecrets(settings.compute);
-  const { transfer, transferKeys } = partTransfer(settings.transfer);
-  const { billing, billingKeys } = partBilling(settings.billing);
+  const { compute, slotKeys } = splitSecrets(settings.compute);
+  const { transfer, transferKeys } = splitTransfer(settings.transfer);
+  const { billing, billingKeys } = splitBilling(settings.billing);
   const config: Config = {
     dataDirectory,
     file,
@@ -218,8 +218,8 @@ function fromEnvironment<S extends v.GenericSchema>(
 }
 
 /**
- * The braces of `${NAME}` would end a mapping between braces: while YAML is parsed, two characters that mean nothing to
- * anybody stand for them.
+ * The braces of `${NAME}` would end a YAML flow mapping. While YAML is parsed, two private-use characters stand in for
+ * them.
  */
 const [OPEN, CLOSE] = ['\ue000', '\ue001'];
 const hideVariables = (text: string) => text.replace(/\$\{([A-Za-z_][A-Za-z0-9_]*)\}/g, `${OPEN}$1${CLOSE}`);
@@ -253,7 +253,7 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
           if (value === undefined) faults.push(`${at(node.range?.[0])}: \${${name}} is not set in the environment`);
           return value ?? '';
         });
-      // A price is exact: an unquoted one is taken as it was written, never by way of a binary fraction.
+      // Prices are exact: an unquoted one is taken from the source text, never through a floating-point number.
       const priced = path.some((step) => isPair(step) && isScalar(step.key) && /^pric/.test(String(step.key.value)));
       if (priced && typeof node.value === 'number' && node.source !== undefined) node.value = node.source;
     },
@@ -281,7 +281,7 @@ function plain(issue: v.BaseIssue<unknown>): string {
   return issue.message.replace(/ but received .*$/, '');
 }
 
-/** The configuration in force, fit to print: no secret is in it. */
+/** Returns the configuration in force, as JSON without secrets: `[set]` stands for each of them. */
 export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
   const { router, compute, ...rest } = config;
   const slots = Object.entries(compute).map(([slot, settings]) => [

@@ -1,4 +1,4 @@
-/** The configuration cannot be used. Every fault is in it, each as `file:line: path: what is wrong`. */
+/** Thrown when the configuration cannot be used. Lists every fault, each as `file:line: path: what is wrong`. */
 export class ConfigurationFault extends Error {
   readonly faults: readonly string[];
   constructor(faults: readonly string[]) {

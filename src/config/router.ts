@@ -1,16 +1,16 @@
 import * as v from 'valibot';
 import { parseDecimal } from '../money.ts';
 
-/** The settings of the router: upstreams, models and their prices (design, sections 4 and 8). */
+/** Schemas of the router's settings: upstreams, models and their prices (design, sections 4 and 8). */
 
-export const wholeSeconds = (least: number, most: number) =>
-  v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
+export const wholeSeconds = (min: number, max: number) =>
+  v.pipe(v.number(), v.integer(), v.minValue(min), v.maxValue(max));
 const whole = wholeSeconds;
 
 export const url = v.pipe(
   v.string(),
   v.check((text) => /^https?:\/\/[^\s]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
-  // Nothing would use them, and an address is printed.
+  // Nothing would use the credentials, and addresses are printed.
   v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password: give the key as api_key'),
   v.transform((text) => text.replace(/\/+$/, '')),
 );
@@ -18,7 +18,7 @@ export const url = v.pipe(
 /** Prices are exact: kept as integer nano-dollars per million tokens (design, section 8). */
 const NANOS_PER_MILLION_FROM_TOKEN = 15;
 const NANOS_DECIMALS = 9;
-const PRICE_MAX = 10n ** 13n; // USD 10,000 per million tokens, or per request: beyond is a slip of the pen
+const PRICE_MAX = 10n ** 13n; // USD 10,000 per million tokens, or per request; more is taken for a typing error
 const price = (decimals: number) =>
   v.pipe(
     v.string(),
@@ -34,16 +34,16 @@ const price = (decimals: number) =>
     }),
   );
 
-/** Rates of tokens. A special rate that is left out is the plain one: nothing is free by omission. */
+/** Token rates. A special rate that is not set falls back to the plain one: nothing is free by omission. */
 const rates = (decimals: number) => ({
   prompt: v.optional(price(decimals)),
   completion: v.optional(price(decimals)),
-  /** Prompt tokens that the upstream read from its cache, or wrote to it; reasoning among the completion tokens. */
+  /** Rates of prompt tokens read from the upstream's cache or written to it, and of reasoning tokens in the completion. */
   input_cache_read: v.optional(price(decimals)),
   input_cache_write: v.optional(price(decimals)),
   internal_reasoning: v.optional(price(decimals)),
 });
-/** Under a price every number comes as it was written (config.ts), this one too. */
+/** A number, given as text: config.ts keeps every number under a price as it was written. */
 const tokenCount = v.pipe(
   v.string(),
   v.regex(/^\d{1,9}$/, 'must be a whole number'),
@@ -56,15 +56,15 @@ const pricing = (decimals: number) =>
     v.strictObject({
       ...rates(decimals),
       request: v.optional(price(NANOS_DECIMALS)),
-      /** For each image of the request. */
+      /** Price per image in the request. */
       image: v.optional(price(NANOS_DECIMALS)),
-      /** A prompt longer than `above_tokens` is charged at these rates, all of it, its completion too. */
+      /** A request whose prompt exceeds `above_tokens` is charged at these rates: the whole prompt and the completion. */
       tiers: v.optional(
         v.pipe(
           v.array(v.strictObject({ above_tokens: tokenCount, ...rates(decimals) })),
           v.check(
             (tiers) => tiers.every((it, i) => i === 0 || it.above_tokens > (tiers[i - 1]?.above_tokens as number)),
-            'the tiers must stand in ascending order of above_tokens',
+            'the tiers must be in ascending order of above_tokens',
           ),
           v.check(
             (tiers) => tiers.every(({ prompt, completion }) => prompt !== undefined && completion !== undefined),
@@ -81,15 +81,15 @@ const pricing = (decimals: number) =>
     ),
   );
 
-/** One way to a model: an upstream, the name it has there, and what it costs there. */
-const way = {
+/** A route to a model: an upstream, the model's name there, and its price there. */
+const route = {
   upstream: v.string(),
   upstream_model: v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(500))),
-  /** The name by which the upstream knows the limit that was reserved for. */
+  /** The request field in which the upstream expects the output limit. */
   output_limit: v.optional(v.picklist(['max_tokens', 'max_completion_tokens'])),
-  /** Above 1 for a tokenizer or template that makes more tokens of a prompt than it has bytes as rendered. */
+  /** Set above 1 for a tokenizer or template that makes more tokens of a prompt than its rendered text has bytes. */
   tokens_per_byte: v.optional(whole(1, 64)),
-  /** Prompt tokens that the server adds by itself: a system prompt of its own, a long preamble of its template. */
+  /** Prompt tokens that the server adds by itself, for example a system prompt or a long template preamble. */
   prompt_overhead_tokens: v.optional(whole(0, 1e8)),
   pricing: v.optional(pricing(NANOS_PER_MILLION_FROM_TOKEN)),
   pricing_per_million: v.optional(pricing(NANOS_DECIMALS)),
@@ -97,7 +97,7 @@ const way = {
 const PRICED_TWICE = 'give pricing or pricing_per_million, not both';
 
 const Fallback = v.pipe(
-  v.strictObject({ ...way, context_length: v.optional(whole(1, 1e8)) }),
+  v.strictObject({ ...route, context_length: v.optional(whole(1, 1e8)) }),
   v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
 );
 
@@ -105,31 +105,31 @@ const Model = v.pipe(
   v.strictObject({
     id: v.pipe(v.string(), v.minLength(1), v.maxLength(200)),
     kind: v.optional(v.picklist(['chat', 'embeddings']), 'chat'),
-    ...way,
-    /** Asked in this order when the ones before have clearly refused; what is left out is as above. */
+    ...route,
+    /** Tried in this order when the earlier routes have clearly refused. Settings that are not given default to those above. */
     fallbacks: v.optional(v.array(Fallback), []),
     context_length: whole(1, 1e8),
     max_output_tokens: v.optional(whole(1, 1e8)),
-    /** Written into a request that names no limit; 4,096, or max_output_tokens if that is lower. */
+    /** The limit set on a request that names none. Default: 4,096, or max_output_tokens if that is lower. */
     default_output_tokens: v.optional(whole(1, 1e8)),
-    /** The most prompt tokens that one image can become; the whole context where it is left out. */
+    /** The maximum prompt tokens of one image. Default: the whole context length. */
     image_tokens: v.optional(whole(0, 1e8)),
-    /** Images by http(s) address, which the model server fetches; else only `data:` addresses. */
+    /** Whether images may be given as http(s) URLs, which the model server fetches. Otherwise only `data:` URLs are allowed. */
     image_urls: v.optional(v.boolean(), false),
   }),
   v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
   v.forward(
     v.partialCheck(
       [['kind'], ['max_output_tokens']],
-      ({ kind, max_output_tokens: most }) => (kind === 'chat') === (most !== undefined),
-      'is required of a chat model, and one of kind embeddings has none',
+      ({ kind, max_output_tokens: max }) => (kind === 'chat') === (max !== undefined),
+      'is required for a chat model, and not allowed for one of kind embeddings',
     ),
     ['max_output_tokens'],
   ),
   v.forward(
     v.partialCheck(
       [['max_output_tokens'], ['default_output_tokens']],
-      ({ max_output_tokens: most = 0, default_output_tokens: standard = 0 }) => standard <= most,
+      ({ max_output_tokens: max = 0, default_output_tokens: standard = 0 }) => standard <= max,
       'is above max_output_tokens',
     ),
     ['default_output_tokens'],
@@ -146,7 +146,7 @@ const Model = v.pipe(
   }),
 );
 
-/** What becomes of a chat whose outcome nobody knows (design 2.9). */
+/** When and how a chat with an uncertain outcome is resolved (design 2.9). */
 const afterSeconds = whole(0, 30 * 86_400);
 const policy = v.picklist(['charge', 'release']);
 
@@ -158,13 +158,13 @@ const Upstream = v.pipe(
       v.check((text) => !/[?#]/.test(text), 'must not have a query or a fragment'),
     ),
     api_key: v.optional(v.pipe(v.string(), v.trim(), v.regex(/^[\x20-\x7e]*$/, 'must be printable ASCII'))),
-    /** For a whole call; to its first byte (default: the same); to a connection. */
+    /** Time limits of the whole call, of its first byte (default: the same) and of connecting. */
     timeout_seconds: v.optional(whole(1, 3600), 300),
     first_byte_timeout_seconds: v.optional(whole(1, 3600)),
     connect_timeout_seconds: v.optional(whole(1, 600), 10),
-    /** So many calls at once at most; the next one is refused, or goes to the next upstream of its model. */
+    /** Maximum number of concurrent calls. The next one is refused, or goes to the next upstream of its model. */
     max_concurrent: v.optional(whole(1, 1_000_000)),
-    /** In place of `router.uncertain`, for what this upstream was asked. */
+    /** Overrides `router.uncertain` for calls to this upstream. */
     uncertain: v.optional(
       v.strictObject({ after_seconds: v.exactOptional(afterSeconds), policy: v.exactOptional(policy) }),
     ),

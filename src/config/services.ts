@@ -1,9 +1,9 @@
 import * as v from 'valibot';
 import { url } from './router.ts';
 
-/** The settings of the parts that touch other people's services (design, section 4): sign-in, checkout and transfer storage. */
+/** Schemas of the settings for third-party services (design, section 4): sign-in, checkout and transfer storage. */
 
-const word = (most: number) => v.pipe(v.string(), v.trim(), v.minLength(1), v.maxLength(most));
+const word = (max: number) => v.pipe(v.string(), v.trim(), v.minLength(1), v.maxLength(max));
 
 const origin = v.pipe(
   url,
@@ -13,17 +13,17 @@ const origin = v.pipe(
 /** Sign-in by the access tokens of an OpenID Connect issuer. */
 export const Identity = v.pipe(
   v.strictObject({
-    /** Compared as it stands with what the issuer calls itself: a slash at the end counts. */
+    /** Compared character by character with the issuer's own name: a trailing slash matters. */
     issuer: v.pipe(
       v.string(),
       v.check((text) => /^https?:\/\/[^\s?#]+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
     ),
     audience: word(500),
-    /** Takes only tokens whose header says that they are access tokens (RFC 9068); without it `JWT` and none are taken too. */
+    /** Accepts only tokens whose header marks them as access tokens (RFC 9068). If unset, `JWT` and no type are accepted too. */
     token_type: v.optional(v.literal('at+jwt', 'must be at+jwt')),
-    /** The applications whose tokens are taken, by `client_id` or `azp`; without it every application of the issuer. */
+    /** The applications whose tokens are accepted, by `client_id` or `azp`. If unset, every application of the issuer. */
     client_ids: v.optional(v.pipe(v.array(word(500)), v.minLength(1, 'must name at least one client'))),
-    /** Demands the claim email_verified; without this it only must not be false. */
+    /** Requires the claim email_verified. If unset, the claim may be missing, but not false. */
     require_verified_email: v.optional(v.boolean(), false),
     required_claim: v.optional(v.strictObject({ name: word(200), value: word(500) })),
     welcome_credit_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(1_000_000)), 0),
@@ -32,21 +32,21 @@ export const Identity = v.pipe(
     v.partialCheck(
       [['required_claim'], ['welcome_credit_cents']],
       ({ required_claim: claim, welcome_credit_cents: cents }) => cents === 0 || claim !== undefined,
-      'needs required_claim: a public issuer would hand out money to whoever signs up',
+      'needs required_claim: a public issuer would hand out money to anybody who signs up',
     ),
     ['welcome_credit_cents'],
   ),
 );
 export type IdentitySettings = v.InferOutput<typeof Identity>;
 
-/** Object storage that speaks S3's protocol. `endpoint` is the address under which a sandbox reaches it: it is signed. */
+/** S3-compatible object storage. `endpoint` is the address at which a sandbox reaches it: it is part of the signature. */
 export const Transfer = v.strictObject({
   endpoint: origin,
   region: v.optional(word(100), 'us-east-1'),
-  bucket: v.pipe(word(63), v.regex(/^[a-z0-9][a-z0-9.-]+$/i, 'is no name of a bucket')),
+  bucket: v.pipe(word(63), v.regex(/^[a-z0-9][a-z0-9.-]+$/i, 'is not a valid bucket name')),
   access_key_id: word(200),
   secret_access_key: word(500),
-  /** https://host/bucket/object, as self-hosted servers want it; false is https://bucket.host/object. */
+  /** True: https://host/bucket/object, as self-hosted servers expect. False: https://bucket.host/object. */
   path_style: v.optional(v.boolean(), true),
 });
 type Keys = 'access_key_id' | 'secret_access_key';
@@ -54,8 +54,8 @@ type Parsed = v.InferOutput<typeof Transfer>;
 export type TransferSettings = Omit<Parsed, Keys>;
 export type TransferKeys = Pick<Parsed, Keys>;
 
-/** The settings without their secrets, and these. */
-export function partTransfer(
+/** Separates the transfer settings from their secrets. */
+export function splitTransfer(
   parsed: Parsed | undefined,
 ): { transfer: TransferSettings; transferKeys: TransferKeys } | { transfer: undefined; transferKeys: undefined } {
   if (!parsed) return { transfer: undefined, transferKeys: undefined };
@@ -75,9 +75,9 @@ export const Billing = v.strictObject({
         v.string(),
         v.regex(/^[rs]k_(test|live)_\w+$/, 'must begin with sk_live_, sk_test_, rk_live_ or rk_test_'),
       ),
-      /** Of the webhook endpoint; several while one is being replaced. None: Stripe is only asked. */
+      /** Signing secrets of the webhook endpoint; several while one is being replaced. If empty, Stripe is only polled. */
       webhook_secrets: v.optional(v.array(v.pipe(v.string(), v.trim(), v.minLength(8), v.maxLength(500))), []),
-      /** Where the browser goes when it has paid, and when it has not. */
+      /** Where the browser goes after paying, and after cancelling. */
       success_url: landing,
       cancel_url: v.optional(landing),
       api_base: v.optional(origin, 'https://api.stripe.com'),
@@ -95,11 +95,11 @@ export const Billing = v.strictObject({
 type ParsedBilling = v.InferOutput<typeof Billing>;
 type StripeKeys = 'secret_key' | 'webhook_secrets';
 export type BillingKeys = Pick<ParsedBilling['stripe'], StripeKeys>;
-/** `livemode` is what the key says: whether the money is real. */
+/** `livemode` follows from the key: whether the money is real. */
 export type BillingSettings = { stripe: Omit<ParsedBilling['stripe'], StripeKeys> & { livemode: boolean } };
 
-/** The settings without their secrets, and these. */
-export function partBilling(
+/** Separates the billing settings from their secrets. */
+export function splitBilling(
   parsed: ParsedBilling | undefined,
 ): { billing: BillingSettings; billingKeys: BillingKeys } | { billing: undefined; billingKeys: undefined } {
   if (!parsed) return { billing: undefined, billingKeys: undefined };

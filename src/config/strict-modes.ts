@@ -1,7 +1,7 @@
 import { existsSync, type Stats, statSync } from 'node:fs';
 import type { Config, Secrets } from './config.ts';
 
-/** Other users of this machine could change what Purser believes, or read its master key. */
+/** Thrown when other users of this machine could change Purser's files, or read its master key. */
 export class OpenToOthersError extends Error {}
 
 const octal = ({ mode }: Stats) => (mode & 0o7777).toString(8);
@@ -9,8 +9,8 @@ const isWritable = ({ mode }: Stats) => (mode & 0o022) !== 0;
 
 /**
  * Refuses, as sshd's StrictModes does, a data directory or a configuration that others may write, and a master key that
- * others may read. Throws OpenToOthersError with every fault and its remedy. `warn` hears of a master key outside of the data
- * directory that others may read: container runtimes put secrets in place like that.
+ * others may read. Throws OpenToOthersError with every fault and its remedy. Only warns of a readable master key outside the
+ * data directory: container runtimes mount secrets like that.
  */
 export function refuseOpenToOthers(
   { dataDirectory, file }: Pick<Config, 'dataDirectory' | 'file'>,
@@ -27,11 +27,11 @@ export function refuseOpenToOthers(
     const it = statSync(file);
     if (it.uid !== 0 && it.uid !== directory.uid)
       faults.push(
-        `${file} belongs to user ${it.uid}, who could have our keys sent to himself. Run: chown ${directory.uid} ${file}`,
+        `${file} belongs to user ${it.uid}, who could redirect our keys to a server of theirs. Run: chown ${directory.uid} ${file}`,
       );
     if (isWritable(it))
       faults.push(
-        `${file} can be changed by other users (mode ${octal(it)}), who could have our keys sent to themselves. Run: chmod go-w ${file}`,
+        `${file} can be changed by other users (mode ${octal(it)}), who could redirect our keys to a server of theirs. Run: chmod go-w ${file}`,
       );
   }
   const { path } = masterKey;
@@ -46,7 +46,10 @@ export function refuseOpenToOthers(
   if (faults.length) throw new OpenToOthersError(faults.join('\n'));
 }
 
-/** A key of root's may be readable by a group that we are in: that is how it is given to a service. */
+/**
+ * Returns whether users who should not may read the master key. A key owned by root may be readable by a group that this
+ * process is in: this is how a service gets its key.
+ */
 function isMasterKeyOpen({ mode, uid, gid }: Stats): boolean {
   const self = process.getuid?.() ?? uid;
   const isOurGroup = uid === 0 && self !== 0 && (process.getgroups?.() ?? []).includes(gid);

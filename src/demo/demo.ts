@@ -11,25 +11,25 @@ import { type CommandInput, type CommandName, type CommandOutput, runCommand } f
 import { serve } from '../serve.ts';
 import { ECHO_MODEL, openEchoModel } from './echo-model.ts';
 import { CHIP, DEMO_COMPUTE } from './providers.ts';
-import { DEMO_PRICING, liveOnce } from './scenario.ts';
+import { DEMO_PRICING, runScenario } from './scenario.ts';
 
 export type DemoOptions = {
   log: Log;
   print: (line: string) => void;
-  /** Ends the demo, wherever it is. */
+  /** Ends the demo at any point. */
   signal: AbortSignal;
-  /** Whether it goes on serving after the life has been shown, until the signal. */
+  /** Whether to keep serving after the scenario, until the signal. */
   keepServing: boolean;
   fatal: (error: unknown) => void;
 };
 
-/** Leases of the demo are processes that are found by what the kernel tells of them (proc(5)). */
+/** Leases need /proc: here they are processes that are found by their environment (proc(5)). */
 const canRent = () => existsSync('/proc/self/environ');
 
 /**
- * The main job against embedded parts: a real server on a temporary data directory, a model behind real HTTP on loopback,
- * and leases that are processes of this machine. Returns how many figures were wrong, or undefined when the signal came
- * before the last of them. Afterwards nothing of it is left, neither a process nor a file.
+ * Runs the demo against embedded parts: a real server on a temporary data directory, a model behind real HTTP on loopback,
+ * and leases that are processes of this machine. Returns how many figures were wrong, or undefined if the signal came
+ * before the last of them. Leaves neither a process nor a file behind.
  */
 export async function runDemo(options: DemoOptions): Promise<number | undefined> {
   const { print, signal } = options;
@@ -51,7 +51,7 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
     },
   };
   writeFileSync(file, stringify(settings));
-  const { config, secrets } = readConfig({ data: directory, config: file }, {}); // Whatever an installation here is told.
+  const { config, secrets } = readConfig({ data: directory, config: file }, {}); // Without the environment of an installation on this machine.
   const rents = canRent();
   const local = rents ? DEMO_COMPUTE : {};
   const app = open.use(
@@ -80,7 +80,7 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
       credit: async (cents: number) => void (await run('account.credit', { id: account.id, cents, reason: 'demo' })),
       problems: () => verifyLedger(app.ledger.client).problems,
     };
-    wrong = await liveOnce(house, print, signal);
+    wrong = await runScenario(server, print, signal);
   } catch (error) {
     if (!signal.aborted) throw error;
     print('\nInterrupted before the end.');
@@ -99,7 +99,7 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
 
 function pasteable(baseUrl: string, operatorKey: string, walletToken: string, more: string): string {
   return `
-Now it is yours, until Ctrl-C. A wallet of 5 USD is open:
+Now try it yourself, until Ctrl-C. A wallet of 5 USD is open:
 
   base URL      ${baseUrl}
   operator key  ${operatorKey}
@@ -123,11 +123,11 @@ OpenAI SDK (JavaScript):
 
 function rentable(baseUrl: string, walletToken: string): string {
   return `
-Rent ten minutes, run a command, and let go again; the lease is a process of this machine, and ends with the demo:
+Rent ten minutes, run a command, and stop the lease; it is a process of this machine, and ends with the demo:
   rent() { curl -s "${baseUrl}/v1/compute/$1" -H 'Authorization: Bearer ${walletToken}' \\
     -H 'Idempotency-Key: ${randomUUID()}' -H 'Content-Type: application/json' -d "$2"; echo; }
   rent create '{"provider":"provider_two","spec":{"chip":"${CHIP}","max_seconds":600}}'
-  rent exec '{"id":"res_…","command":"pwd"}'        # the id that create answered
+  rent exec '{"id":"res_…","command":"pwd"}'        # the id that create returned
   rent stop '{"id":"res_…"}'
 `;
 }

@@ -1,7 +1,7 @@
 import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 
-/** Embedded, so that the demo needs no network: it is a real HTTP server, and only what it says is simple. */
+/** The model of the demo. It is embedded so that the demo needs no network, and served by a real HTTP server. */
 export const ECHO_MODEL = 'echo';
 const CHARACTERS_PER_TOKEN = 4;
 const tokensOf = (text: string) => Math.ceil(text.length / CHARACTERS_PER_TOKEN);
@@ -17,8 +17,8 @@ export async function openEchoModel(): Promise<{ baseUrl: string; close(): Promi
       messages: Message[];
       max_tokens: number;
     };
-    const said = String(messages.at(-1)?.content ?? '');
-    const content = said.slice(0, maxTokens * CHARACTERS_PER_TOKEN);
+    const message = String(messages.at(-1)?.content ?? '');
+    const content = message.slice(0, maxTokens * CHARACTERS_PER_TOKEN);
     const promptTokens = messages.reduce((total, it) => total + tokensOf(String(it.content)), 0);
     const completionTokens = tokensOf(content);
     response.writeHead(200, { 'content-type': 'application/json' });
@@ -32,7 +32,7 @@ export async function openEchoModel(): Promise<{ baseUrl: string; close(): Promi
           {
             index: 0,
             message: { role: 'assistant', content },
-            finish_reason: content.length < said.length ? 'length' : 'stop',
+            finish_reason: content.length < message.length ? 'length' : 'stop',
           },
         ],
         usage: {

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 import { formatUsd, Nanos, parseUsd } from '../money.ts';
-import type { Teller } from './narrator.ts';
+import type { Narrator } from './narrator.ts';
 import { overSsh } from './plain-ssh.ts';
 import { CHIP, HOURLY, OFFER } from './providers.ts';
 
@@ -11,18 +11,18 @@ const MEMORY_GIB = 1;
 const SECONDS_PER_HOUR = 3600n;
 const NOTE = 'What an agent brings is there, whole or not at all.\n';
 
-/** Hundredths of a cent count: the price of some seconds is rounded up to one nano-dollar, once. */
+/** Price of some seconds in nano-dollars, rounded up once. */
 const priceOf = (hourly: bigint, seconds: number) =>
   (hourly * BigInt(seconds) + SECONDS_PER_HOUR - 1n) / SECONDS_PER_HOUR;
 type Rented = { provider: string; id: string; expiresAt: number; cost: bigint };
 const usd = (nanos: bigint) => formatUsd(Nanos(nanos));
 
 /**
- * The leases in the life of a wallet: rented, used, extended, stopped; one is left running for the end of the wallet.
- * Answers what they cost and the resource that still runs.
+ * Shows leases over HTTP: rented, used, extended and stopped. One is left running for the end of the wallet. Returns what
+ * they cost in nano-dollars, and the id of the one that still runs.
  */
 export async function rent(
-  { step, note, check, ask }: Teller,
+  { step, note, check, ask }: Narrator,
   token: string,
   { directory, signal }: { directory: string; signal: AbortSignal },
 ): Promise<{ spent: bigint; running: string }> {
@@ -39,7 +39,7 @@ export async function rent(
     return { provider, id: body.id, expiresAt: body.expires_at, cost };
   }
 
-  step('The agent looks at what it can rent: here all of it is processes of this machine.');
+  step('The agent lists what it can rent: here every lease is a process of this machine.');
   const { offers } = (await ask('GET', '/v1/compute/offers', token)).body;
   check(
     'offers',
@@ -79,11 +79,11 @@ export async function rent(
 
   step('Plain ssh reaches it, with a key that opens nothing else.');
   const access = (await compute('ssh', { id: two.id })).body;
-  const said = await overSsh(access, 'echo "reached, in $(basename "$HOME")"', directory, signal);
-  if (said === undefined) note('skipped: there is no ssh client here that this user can run');
-  else check('it said', said.trim(), 'reached, in home');
+  const output = await overSsh(access, 'echo "reached, in $(basename "$HOME")"', directory, signal);
+  if (output === undefined) note('skipped: there is no ssh client here that this user can run');
+  else check('it printed', output.trim(), 'reached, in home');
 
-  step('It stops both before their time: they end at once, and nothing is refunded.');
+  step('It stops both early: they end at once, and nothing is refunded.');
   for (const { provider, id, cost } of [one, two]) {
     const stopped = await compute('stop', { id });
     check(provider, stopped.body.status, 'stopped');

@@ -1,19 +1,19 @@
 // biome-ignore lint/suspicious/noExplicitAny: the demo reads answers as any client would.
-export type Told = { status: number; replayed: boolean; body: any };
+export type Response = { status: number; replayed: boolean; body: any };
 
-/** Tells the life step by step, asks the server over HTTP, and compares every figure with what arithmetic says. */
-export type Teller = {
+/** Prints the scenario step by step, calls the server over HTTP, and compares every figure with what arithmetic says. */
+export type Narrator = {
   step(title: string): void;
-  /** A line that no figure hangs on. */
+  /** Prints a line that is not checked. */
   note(line: string): void;
   check(what: string, actual: unknown, expected: unknown): void;
-  ask(method: string, path: string, token: string, body?: object, key?: string): Promise<Told>;
-  /** How many figures were not what arithmetic says. */
+  ask(method: string, path: string, token: string, body?: object, key?: string): Promise<Response>;
+  /** Returns how many figures were not what arithmetic says. */
   wrong(): number;
 };
 
-/** Every request ends with `signal`. */
-export function createTeller(baseUrl: string, print: (line: string) => void, signal: AbortSignal): Teller {
+/** Creates a narrator. `signal` aborts every request. */
+export function createNarrator(baseUrl: string, print: (line: string) => void, signal: AbortSignal): Narrator {
   let steps = 0;
   let wrong = 0;
   return {

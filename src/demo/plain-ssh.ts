@@ -5,14 +5,14 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { PATH } from '../compute/backends/local/kill.ts';
 
-/** What `POST /v1/compute/ssh` answers. */
+/** The response of `POST /v1/compute/ssh`. */
 export type Access = { host: string; port: number; username: string; private_key: string; host_key: string };
 
 const REACH_SECONDS = 20;
 
 /**
  * Runs a command in a lease by this machine's own ssh client, with the key and the host key in files of `directory`.
- * Answers what it said, or undefined where this machine has no client that this user could run.
+ * Returns its stdout, or its stderr if that is empty. Undefined if this machine has no client that this user can run.
  */
 export async function overSsh(
   access: Access,
@@ -48,7 +48,7 @@ export async function overSsh(
   return stdout || stderr;
 }
 
-/** OpenSSH's client does not run for a user without a name. */
+/** Returns whether this user has a name: OpenSSH's client does not run without one. */
 function hasName(): boolean {
   try {
     return userInfo().username !== '';

@@ -1,7 +1,7 @@
 import type { LocalCompute } from '../compute/settings.ts';
 import { parseUsd } from '../money.ts';
 
-/** USD per hour, uneven on purpose: some prices have to be rounded up to a nano-dollar. */
+/** Prices in USD per hour, uneven on purpose: some have to be rounded up to a nano-dollar. */
 export const HOURLY = { cpu: '0.04', memoryGib: '0.005', chip: '0.36', offer: '0.05' };
 export const CHIP = 'demo-chip';
 export const OFFER = 'small';

@@ -1,51 +1,57 @@
 import { centsToNanos, formatUsd, Nanos, nanosToCentsUp, parseUsd } from '../money.ts';
 import { ECHO_MODEL } from './echo-model.ts';
 import { rent } from './lease-scenario.ts';
-import { createTeller, type Told } from './narrator.ts';
+import { createNarrator, type Response } from './narrator.ts';
 
-/** Dear on purpose, so that a dollar is spent in a few calls. USD per token, and per request. */
+/** Prices in USD per token and per request, high on purpose, so that a few calls spend a dollar. */
 export const DEMO_PRICING = { prompt: '0.0005', completion: '0.002', request: '0.001' };
 const CREDIT_CENTS = 5000;
 const BUDGET_CENTS = 100;
 const MESSAGE = 'Every paid operation first holds its maximum price, then calls out, then settles.';
 const CALL_COUNT_MAX = 100;
 
-export type LifeHouse = {
+/** The server that the scenario runs against. */
+export type ScenarioServer = {
   baseUrl: string;
-  /** Credits the account by the operator's command, as the CLI does. */
+  /** Credits the account through the operator command, as the CLI does. */
   credit(cents: number): Promise<void>;
   operatorKey: string;
-  /** Whether it has something to rent, and a directory of its own for what a client keeps meanwhile. */
+  /** Whether it offers leases. */
   rents: boolean;
+  /** A directory for the files of a client. */
   directory: string;
-  /** The faults of the books. */
+  /** Returns the faults that `ledger verify` finds. */
   problems(): string[];
 };
 
 /**
- * The whole life of a wallet over HTTP, printed step by step with its amounts. Every figure is computed beside the server
- * and compared. Returns how many figures were not what arithmetic says.
+ * Shows the whole life of a wallet over HTTP, step by step with its amounts. Every figure is computed independently of the
+ * server and compared. Returns how many figures were not what arithmetic says.
  */
-export async function liveOnce(house: LifeHouse, print: (line: string) => void, signal: AbortSignal): Promise<number> {
-  const teller = createTeller(house.baseUrl, print, signal);
-  const { step, note, check, ask } = teller;
+export async function runScenario(
+  server: ScenarioServer,
+  print: (line: string) => void,
+  signal: AbortSignal,
+): Promise<number> {
+  const narrator = createNarrator(server.baseUrl, print, signal);
+  const { step, note, check, ask } = narrator;
 
   step('The operator credits the account.');
-  await house.credit(CREDIT_CENTS);
-  const before = await ask('GET', '/v1/account', house.operatorKey);
+  await server.credit(CREDIT_CENTS);
+  const before = await ask('GET', '/v1/account', server.operatorKey);
   check('available cents', before.body.available_cents, CREDIT_CENTS);
 
-  step('A wallet is carved out of it.');
+  step('A wallet is opened with a part of it.');
   const opened = await ask(
     'POST',
     '/v1/wallets',
-    house.operatorKey,
+    server.operatorKey,
     { name: 'demo agent', budget_cents: BUDGET_CENTS },
     'demo-wallet',
   );
   check('status', opened.status, 201);
   const { id, agent_token: token } = opened.body as { id: string; agent_token: string };
-  const set = await ask('GET', '/v1/account', house.operatorKey);
+  const set = await ask('GET', '/v1/account', server.operatorKey);
   check('available cents', set.body.available_cents, CREDIT_CENTS - BUDGET_CENTS);
   check('reserved cents', set.body.reserved_cents, BUDGET_CENTS);
 
@@ -59,7 +65,7 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void, 
       { model: ECHO_MODEL, messages: [{ role: 'user', content: MESSAGE }], max_tokens: 40 },
       key,
     );
-  const priceOf = ({ body }: Told) => {
+  const priceOf = ({ body }: Response) => {
     const { prompt_tokens: prompt, completion_tokens: completion } = body.usage as {
       prompt_tokens: number;
       completion_tokens: number;
@@ -72,7 +78,7 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void, 
   };
   const first = await call('demo-call-1');
   check('status', first.status, 200);
-  note(`it said: ${JSON.stringify(first.body.choices?.[0]?.message?.content)}`);
+  note(`it answered: ${JSON.stringify(first.body.choices?.[0]?.message?.content)}`);
   note(`usage: ${first.body.usage?.prompt_tokens} prompt and ${first.body.usage?.completion_tokens} completion tokens`);
   spent += priceOf(first);
 
@@ -81,12 +87,12 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void, 
   check('used USD', budget.body.used_usd, formatUsd(Nanos(spent)));
   check('held USD', budget.body.held_usd, '0.00');
 
-  step('The same request with the same key is answered again, and paid once.');
+  step('The same request with the same key gets the same answer, and is paid for once.');
   const again = await call('demo-call-1');
   check('replayed', again.replayed, true);
   check('used USD', (await ask('GET', '/v1/budget', token)).body.used_usd, formatUsd(Nanos(spent)));
 
-  const leases = house.rents ? await rent(teller, token, { directory: house.directory, signal }) : undefined;
+  const leases = server.rents ? await rent(narrator, token, { directory: server.directory, signal }) : undefined;
   if (leases) {
     step('The budget shows what the leases cost, to the nano-dollar.');
     spent += leases.spent;
@@ -97,7 +103,7 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void, 
 
   step('It goes on calling the model until the wallet cannot cover the next call.');
   let calls = 1;
-  let refused: Told | undefined;
+  let refused: Response | undefined;
   while (!refused && calls < CALL_COUNT_MAX) {
     const next = await call(`demo-call-${calls + 1}`);
     if (next.status === 200) {
@@ -112,25 +118,25 @@ export async function liveOnce(house: LifeHouse, print: (line: string) => void, 
   check('available USD', left.body.available_usd, formatUsd(Nanos(centsToNanos(BUDGET_CENTS) - spent)));
 
   step('The wallet is closed: what is left returns to the account, in whole cents.');
-  const closed = await ask('POST', `/v1/wallets/${id}/close`, house.operatorKey);
+  const closed = await ask('POST', `/v1/wallets/${id}/close`, server.operatorKey);
   const usedCents = nanosToCentsUp(Nanos(spent));
   check('status', closed.body.status, 'closed');
   check('used cents', closed.body.used_cents, usedCents);
   check('returned cents', closed.body.returned_cents, BUDGET_CENTS - usedCents);
 
   if (leases) {
-    step('What still ran has ended with it.');
-    const { resources } = (await ask('GET', `/v1/wallets/${id}/resources`, house.operatorKey)).body;
+    step('The lease that was still running has ended with it.');
+    const { resources } = (await ask('GET', `/v1/wallets/${id}/resources`, server.operatorKey)).body;
     const left = resources?.find((it: { id: string }) => it.id === leases.running);
     check('provider_three', left?.status, 'stopped');
     check('because', left?.end_reason, 'wallet_closed');
   }
 
-  step('The account has every cent back that was not spent.');
-  const after = await ask('GET', '/v1/account', house.operatorKey);
+  step('Every cent that was not spent is back in the account.');
+  const after = await ask('GET', '/v1/account', server.operatorKey);
   check('available cents', after.body.available_cents, CREDIT_CENTS - usedCents);
   check('reserved cents', after.body.reserved_cents, 0);
   check('spent cents', after.body.spent_cents, usedCents);
-  check('faults in the books', house.problems().length, 0);
-  return teller.wrong();
+  check('faults in the books', server.problems().length, 0);
+  return narrator.wrong();
 }

@@ -7,13 +7,14 @@ import type { Config, Secrets } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
 import { inTime } from '../net/deadline.ts';
 
-/** A backend's calls have limits of their own; these are for one that does not keep them. */
+/** Time limits for a backend that does not keep its own. */
 const CHECK_MILLISECONDS = 120_000;
 const TRIAL_MILLISECONDS = 240_000;
 
 /**
- * The backend of every configured slot: what it needs, and, where that costs nothing, whether it can make, find and
- * destroy a machine. Without an installation's id none is made, since nobody would know whose it is.
+ * Checks the backend of every configured slot: what it needs and, if that costs nothing, whether it can make, find and
+ * destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
+ * Unix seconds.
  */
 export async function examineSlots(
   config: Config,
@@ -25,7 +26,7 @@ export async function examineSlots(
   return found.flat();
 }
 
-/** One slot, with a backend of its own beside the server's. */
+/** Checks one slot, with its own instance of the backend. */
 async function examineSlot(
   slot: Slot,
   config: Config,
@@ -35,7 +36,7 @@ async function examineSlot(
 ): Promise<Finding[]> {
   const settings = config.compute[slot];
   if (!settings) return [];
-  // Without a database nothing is this installation's.
+  // Without a database no machine belongs to this installation.
   const prefix = tagPrefix(installationId ?? 'inst_none');
   const around = { leases: files(config.dataDirectory).leases, prefix, now };
   const named = (it: Finding) => ({ ...it, name: `${slot} ${settings.backend}: ${it.name}` });
@@ -50,13 +51,13 @@ async function examineSlot(
     const found = await inTime(backend.check?.() ?? Promise.resolve([]), CHECK_MILLISECONDS, 'The check').catch(
       (error: Error) => [{ name: 'check', ok: false, detail: error.message }],
     );
-    return [...found, ...(await trialOf(configured, installationId, now))].map(named);
+    return [...found, ...(await runSelfTest(configured, installationId, now))].map(named);
   } finally {
     await backend.close();
   }
 }
 
-async function trialOf(
+async function runSelfTest(
   configured: ConfiguredSlot,
   installationId: string | undefined,
   now: () => number,
@@ -64,7 +65,8 @@ async function trialOf(
   const name = 'trial';
   const { trial } = configured.backend;
   if (trial === undefined) return [];
-  if (trial === 'costs_money') return [{ name, ok: true, detail: 'No machine was made: here it would cost money' }];
+  if (trial === 'costs_money')
+    return [{ name, ok: true, detail: 'No machine was made: with this backend it would cost money' }];
   if (installationId === undefined)
     return [{ name, ok: true, detail: 'No machine was made: that needs the database of this installation' }];
   const tried = selfTest(configured, installationId, now);
@@ -72,7 +74,7 @@ async function trialOf(
     await inTime(tried, TRIAL_MILLISECONDS, 'The trial').catch(({ message }: Error) => ({
       name,
       ok: false,
-      detail: `${message}. A running server takes what it made away within minutes.`,
+      detail: `${message}. A running server removes what it made within minutes.`,
     })),
   ];
 }

@@ -14,14 +14,14 @@ import { warning } from '../compute/finding.ts';
 import { freeNeeded, reserveOn } from '../db/disk-reserve.ts';
 import { type Mount, mountOf } from './mount.ts';
 
-/** What doctor says of the disk under the data directory. What is thrown is wrong, as everywhere in doctor. */
+/** The doctor's checks of the disk under the data directory. A check returns its finding, and throws an Error for a fault. */
 
-/** Local file systems on which the log, its locks and its shared memory do what SQLite expects of them. */
+/** Local file systems whose locks and shared memory behave as SQLite expects. */
 const FIT = /^(ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|jfs|reiserfs|nilfs2)$/;
-/** Their locks and shared memory are not those of one machine, or are made up by a program (sqlite.org/wal.html, "no network"). */
+/** File systems whose locks and shared memory span machines or are emulated, which WAL mode forbids (sqlite.org/wal.html). */
 const NETWORK = /^(nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gfs2?|ocfs2|glusterfs|beegfs|orangefs|gpfs|coda|ncpfs)$/;
 
-/** Answers what the file system is. Throws where the books cannot be trusted to it. */
+/** Returns what the file system is. Throws if the ledger is not safe on it. */
 export function judgeFileSystem(directory: string, mount: Mount | undefined): string {
   if (!mount)
     return warning(
@@ -43,7 +43,7 @@ export function judgeFileSystem(directory: string, mount: Mount | undefined): st
     throw new Error(`${is}, which is mounted read-only. The kernel log may say why (dmesg); then mount it writable.`);
   if (type === 'overlay')
     return warning(
-      `${is}, a layer of this container: all of it is gone with the container. Give the data directory a volume.`,
+      `${is}, a layer of this container: all of it is gone with the container. Put the data directory on a volume.`,
     );
   if (/^(vfat|exfat|msdos|ntfs\d?|fuseblk|hfsplus)$/.test(type))
     return warning(
@@ -51,12 +51,13 @@ export function judgeFileSystem(directory: string, mount: Mount | undefined): st
     );
   if (type === 'virtiofs')
     return warning(
-      `${is}, a share of the machine that hosts this one: what it syncs is as safe as the host makes it. A disk of this machine's own is safer.`,
+      `${is}, a share of the host: what is synced there is as safe as the host makes it. A disk of this machine's own is safer.`,
     );
-  if (!FIT.test(type)) return warning(`${is}, of which nothing is known here. Move it to ext4, xfs or btrfs.`);
+  if (!FIT.test(type)) return warning(`${is}, which Purser does not know. Move it to ext4, xfs or btrfs.`);
   return is;
 }
 
+/** Returns the mount that a directory is on, or undefined if the kernel does not say. */
 export function readMount(directory: string): Mount | undefined {
   try {
     return mountOf(readFileSync('/proc/self/mountinfo', 'utf8'), realpathSync(directory));
@@ -65,19 +66,20 @@ export function readMount(directory: string): Mount | undefined {
   }
 }
 
-/** A journal of some years; below it somebody should know. */
+/** Free space below which the doctor warns: room for a journal of some years. */
 const DISK_BYTES_LOW = 256 * 1024 * 1024;
 const MIB = 1024 * 1024;
 
 export type Space = { bytes: number; freeBytes: number; reserveBytes: number; files: number; freeFiles: number };
 
-/** What is free where the data directory is, and how much of it is set aside for settlements. */
+/** Returns the free space of the data directory's file system, and how much is reserved for settlements. */
 export function readSpace(directory: string, reserve: string): Space {
   const { blocks, bavail, bsize, ffree, files } = statfsSync(directory);
   const reserveBytes = statSync(reserve, { throwIfNoEntry: false })?.size ?? 0;
   return { bytes: blocks * bsize, freeBytes: bavail * bsize, reserveBytes, files, freeFiles: ffree };
 }
 
+/** Returns how much space is free. Throws if settlements could fail for lack of it, or if no file can be made. */
 export function judgeSpace(directory: string, { bytes, freeBytes, reserveBytes, files, freeFiles }: Space): string {
   const needed = freeNeeded(reserveOn(bytes), reserveBytes);
   const aside = reserveBytes ? `, and ${Math.floor(reserveBytes / MIB)} MiB set aside for settlements` : '';
@@ -90,24 +92,27 @@ export function judgeSpace(directory: string, { bytes, freeBytes, reserveBytes, 
   return free;
 }
 
-/** Below this, no disk has really written anything: something between us and the disk says yes too early. */
+/** No disk is faster than this: below it, something between Purser and the disk acknowledges too early. */
 const FSYNC_MILLISECONDS_MIN = 0.01;
-/** The fastest disk turns 15,000 times a minute, and the head is half a turn away on average. */
+/** Average rotational latency of the fastest disks: half a turn at 15,000 a minute. */
 const TURN_MILLISECONDS = 2;
-/** Slower than this, a commit is what everybody waits for. */
+/** Above this, commits dominate the response time. */
 const FSYNC_MILLISECONDS_SLOW = 50;
 const FSYNC_COUNT = 20;
 
 /** A disk as the kernel sees it. */
 export type Disk = {
   name: string;
-  /** Turns, and is not one that a hypervisor made up: those say so of flash, too. */
+  /** A rotating disk, and not a virtual one: hypervisors report flash as rotating too. */
   isTurning: boolean;
-  /** Whether the kernel has a volatile cache flushed: not when the disk says that it has none. */
+  /** Whether the kernel flushes the disk's write cache. It does not if the disk reports no volatile cache. */
   isFlushed: boolean;
 };
 
-/** Milliseconds of appending 4 KiB and syncing it, from the shortest to the longest. Leaves nothing behind. */
+/**
+ * Measures appending 4 KiB and syncing it, some times. Returns the milliseconds of each fsync in ascending order, and leaves
+ * no file behind. Throws if the disk is full or refuses the write.
+ */
 export function measureFsync(directory: string): number[] {
   const file = join(directory, `.doctor-${process.pid}`);
   const handle = openSync(file, 'wx', 0o600);
@@ -124,16 +129,16 @@ export function measureFsync(directory: string): number[] {
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     if (code === 'ENOSPC' || code === 'EDQUOT')
-      throw new Error(`Nothing can be written to ${directory}: it is full (${code}). Make room there.`);
+      throw new Error(`Nothing can be written to ${directory}: it is full (${code}). Free some space there.`);
     throw new Error(
-      `The disk of ${directory} does not take what is written (${code ?? message}). Look into the kernel log (dmesg), and replace it before it loses what it has.`,
+      `The disk of ${directory} does not take what is written (${code ?? message}). Check the kernel log (dmesg), and replace it before it loses what it has.`,
     );
   } finally {
     closeSync(handle);
   }
 }
 
-/** What the measured times and the mount say of a promise that only a power cut can break. */
+/** Judges from the measured times and the mount whether fsync reaches the disk. Only a power cut can prove it. */
 export function judgeFsync(times: readonly number[], mount: Mount | undefined, disk: Disk | undefined): string {
   const median = times[Math.floor(times.length / 2)] ?? 0;
   const slowest = times.at(-1) ?? 0;
@@ -141,7 +146,7 @@ export function judgeFsync(times: readonly number[], mount: Mount | undefined, d
   const unsafe = mount?.options.find((it) => /^(nobarrier|barrier=0|nobarriers|fsync_mode=nobarrier)$/.test(it));
   if (unsafe)
     throw new Error(
-      `${measured}, but ${mount?.source} is mounted with ${unsafe}: it does not reach past the disk's own memory. Mount it without.`,
+      `${measured}, but ${mount?.source} is mounted with ${unsafe}: syncing does not reach past the disk's own cache. Mount it without that option.`,
     );
   if (median < FSYNC_MILLISECONDS_MIN)
     throw new Error(
@@ -153,14 +158,14 @@ export function judgeFsync(times: readonly number[], mount: Mount | undefined, d
     );
   if (median > FSYNC_MILLISECONDS_SLOW)
     return warning(
-      `${measured}: every answer that moves money waits that long. Look for what else uses this disk, or move the data directory to a faster one.`,
+      `${measured}: every answer that moves money waits that long. Find out what else uses this disk, or move the data directory to a faster one.`,
     );
   const cache =
     disk && (disk.isFlushed ? `the cache of ${disk.name} is flushed` : `${disk.name} says it has no volatile cache`);
   return `${[measured, cache].filter(Boolean).join('; ')}. Whether a disk keeps its word shows only when its power is cut`;
 }
 
-/** The disk under a mount. Undefined where the kernel does not show one: a volume of several, or a container without /sys. */
+/** Returns the disk under a mount. Undefined if the kernel does not show one: a volume of several disks, or no /sys. */
 export function readDisk(mount: Mount | undefined): Disk | undefined {
   if (!mount) return undefined;
   try {
@@ -179,14 +184,14 @@ export function readDisk(mount: Mount | undefined): Disk | undefined {
   }
 }
 
-/** btrfs and others invent a device number; then what is mounted may still be one. */
+/** Returns the device number, major:minor. btrfs and others invent one; then it is read from the mounted device, if it is one. */
 function deviceOf({ device, source }: Mount): string {
   if (!device.startsWith('0:') || !source.startsWith('/')) return device;
   const { rdev } = statSync(source);
   return `${(rdev >> 8) & 0xfff}:${(rdev & 0xff) | ((rdev >> 12) & 0xfff00)}`;
 }
 
-/** Disks of a virtual machine that come by SCSI carry the hypervisor's name. */
+/** Returns whether a hypervisor provides the disk. A virtual SCSI disk carries the hypervisor's name. */
 function isOfHypervisor(place: string): boolean {
   try {
     const vendor =

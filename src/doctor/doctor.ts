@@ -23,34 +23,34 @@ import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './machine.ts';
-import { examineOutside } from './services.ts';
+import { examineServices } from './services.ts';
 
 export type Check = Finding;
 
 const UPSTREAM_MILLISECONDS = 5000;
-/** OpenRouter's list of all its models has less than one. */
+/** OpenRouter's list of all its models is smaller than 1 MiB. */
 const LIST_BYTES_MAX = 16 * 1024 * 1024;
 /** A healthy server answers within milliseconds; a busy machine may take seconds. */
 const SERVER_MILLISECONDS = 10_000;
 const CLOCK_SECONDS = 60;
-/** Books of so many bytes are read whole here: some seconds. */
+/** The largest database that is verified as a whole here, which takes some seconds. */
 const READ_BYTES_MAX = 256 * 1024 * 1024;
-/** SQLite folds the log into the database long before, unless somebody reads an old state of it all the time. */
+/** SQLite checkpoints the log long before this size, unless a long-running reader prevents it. */
 const LOG_BYTES_MAX = 128 * 1024 * 1024;
-/** What was not credited, and why, has been seen to or forgotten by then. */
+/** Checkouts in trouble that are older are no longer reported. */
 const TROUBLE_DAYS = 30;
 
-type Look = (name: string, look: () => string | Promise<string>) => Promise<boolean>;
+type RunCheck = (name: string, check: () => string | Promise<string>) => Promise<boolean>;
 
 /**
- * What is wrong with this installation, and what to do about it. Changes nothing, also while the server runs; asks only
- * what is configured, and has each backend where that costs nothing make one machine and destroy it.
+ * Checks an installation, and returns every finding with its remedy. Changes nothing, and may run beside the server. Calls
+ * only what is configured. Each backend where that costs nothing makes one machine and destroys it.
  */
 export async function examine(config: Config, secrets: Secrets): Promise<Check[]> {
   const checks: Check[] = [];
-  /** One check: whatever it throws is what is wrong. */
-  const check: Look = async (name, look) => {
-    const found = await finding(name, look);
+  /** Runs one check. An error that it throws is its finding. */
+  const check: RunCheck = async (name, run) => {
+    const found = await finding(name, run);
     checks.push(found);
     return found.ok;
   };
@@ -73,12 +73,12 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
         });
   }
   const now = () => Math.floor(Date.now() / 1000);
-  checks.push(...(await examineOutside(config, secrets, installationId ?? 'inst_none', now())));
+  checks.push(...(await examineServices(config, secrets, installationId ?? 'inst_none', now())));
   return [...checks, ...(await examineSlots(config, secrets, installationId, now))];
 }
 
-/** The data directory and what is in it. Answers the installation's id, where there is a database that tells it. */
-async function examineDirectory(check: Look, config: Config, secrets: Secrets): Promise<string | undefined> {
+/** Checks the data directory and its files. Returns the installation's id, if a database has it. */
+async function examineDirectory(check: RunCheck, config: Config, secrets: Secrets): Promise<string | undefined> {
   const directory = config.dataDirectory;
   const at = files(directory);
   let isOurs = false;
@@ -99,7 +99,7 @@ async function examineDirectory(check: Look, config: Config, secrets: Secrets): 
     const answer = await askSocket(at.socket, 'ledger.head', {}, signal).catch((error: Error) => {
       if (!signal.aborted) return error;
       throw new Error(
-        `The server that listens on ${at.socket} does not answer. If it was stopped, let it go on (kill -CONT); if it hangs, end it (kill -9) and start it again: nothing that was answered is lost.`,
+        `The server that listens on ${at.socket} does not answer. If it is suspended, resume it (kill -CONT); if it hangs, end it (kill -9) and start it again: nothing that was acknowledged is lost.`,
       );
     });
     return answer ? `running, listens on ${at.socket}` : 'not running';
@@ -120,8 +120,9 @@ async function examineDirectory(check: Look, config: Config, secrets: Secrets): 
 const WHAT_NOW = 'Restore the newest good backup, or accept the loss: purser serve --accept-loss';
 const find = (name: string) => findPrograms(name, searchPath());
 
+/** Checks the ledger and its settings in an open database, and closes it. Returns the installation's id. */
 async function examineBooks(
-  check: Look,
+  check: RunCheck,
   { client, read }: Database,
   config: Config,
   secrets: Secrets,
@@ -137,14 +138,14 @@ async function examineBooks(
       if (gap) throw new Error(`${gap}. ${WHAT_NOW}`);
       if (tip === undefined && existsSync(at.tip) && statSync(at.tip).size)
         return warning(
-          `the newest entries follow each other and ledger.head agrees, but ledger.tip is damaged: it cannot show that the last second is there. The next commit writes it anew; look at the disk, and run \`purser ledger verify\`.`,
+          `the newest entries follow each other and ledger.head agrees, but ledger.tip is damaged: it cannot show that the last second is there. The next commit writes it anew; check the disk, and run \`purser ledger verify\`.`,
         );
       return 'the newest entries follow each other; ledger.head and ledger.tip agree';
     });
     await check('books', () => {
       const bytes = statSync(at.database).size;
       if (bytes > READ_BYTES_MAX)
-        return `not read here, being ${Math.round(bytes / 1024 / 1024)} MiB; \`purser ledger verify\` does, and the server every day`;
+        return `not verified here: it has ${Math.round(bytes / 1024 / 1024)} MiB; \`purser ledger verify\` does it, and the server every day`;
       const { entries, problems } = audit(client);
       const fault = newFault(read, problems);
       if (fault) throw new Error(`${fault}. \`purser ledger verify\` names all. ${WHAT_NOW}`);
@@ -152,14 +153,14 @@ async function examineBooks(
         return warning(
           `${problems.length} faults, all accepted by \`purser serve --accept-loss\`. \`purser ledger verify\` names them.`,
         );
-      return `all ${entries} entries are chained and add up, and every seal fits`;
+      return `all ${entries} entries are chained and add up, and every checksum fits`;
     });
     await check('log', () => {
       const bytes = statSync(`${at.database}-wal`, { throwIfNoEntry: false })?.size ?? 0;
       const text = `the write-ahead log has ${Math.ceil(bytes / 1024)} KiB`;
       if (bytes > LOG_BYTES_MAX)
         return warning(
-          `${text}: somebody reads an old state of the database and keeps it from being folded in. Look for a Litestream or sqlite3 that hangs (lsof ${at.database}).`,
+          `${text}: a long-running reader keeps SQLite from checkpointing it. Look for a Litestream or sqlite3 that hangs (lsof ${at.database}).`,
         );
       return text;
     });
@@ -169,13 +170,13 @@ async function examineBooks(
       const from = `from the ${secrets.masterKey.from}`;
       if (current.id === given.id) return `${given.id}, ${from}`;
       return warning(
-        `${given.id}, ${from}, which has been rotated since: whoever has it can open the new one, ${current.id}. Put that in its place, or run \`purser master-key rotate\` again if it was lost.`,
+        `${given.id}, ${from}, which has been rotated since: anybody who has it can open the new one, ${current.id}. Put the new key in its place, or run \`purser master-key rotate\` again if it was lost.`,
       );
     });
     await check('secrets', () => judgeSecrets(config, secrets));
     await check('leases', () => {
-      const caution = describeReportOnly(read);
-      if (caution) throw new Error(`${caution.sentence}. Look first: purser resource reconcile`);
+      const reportOnly = describeReportOnly(read);
+      if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);
       return 'ended when their time is over';
     });
     await check('clock', async () =>
@@ -187,18 +188,18 @@ async function examineBooks(
       const overdue = Math.floor(Date.now() / 1000) - (oldest.uncertainAt as number);
       if (overdue > uncertainPolicyOf(config.router, oldest).after_seconds + CLOCK_SECONDS)
         throw new Error(
-          `${oldest.id} has waited ${overdue} s for its policy. Is the server running? Else: purser operation resolve`,
+          `${oldest.id} has waited ${overdue} s for its policy. Make sure that the server is running, or run: purser operation resolve`,
         );
-      return `oldest ${oldest.id}; its policy decides it`;
+      return `oldest ${oldest.id}; its policy will resolve it`;
     });
     await check('checkouts', () => {
       const since = Math.floor(Date.now() / 1000) - TROUBLE_DAYS * 86_400;
       const [newest] = troubledCheckouts(read).filter((it) => it.createdAt > since);
       if (newest)
         throw new Error(
-          `${newest.id} is ${newest.status} (${newest.lastError ?? 'no word of it'}): nothing was credited. Look at its payment, then: purser checkout list --trouble`,
+          `${newest.id} is ${newest.status} (${newest.lastError ?? 'no error was reported'}): nothing was credited. Check its payment, then run: purser checkout list --trouble`,
         );
-      return 'none needs a person';
+      return 'none needs the operator';
     });
     await check('prompt bounds', () => {
       const catalogue = createCatalogue(config);
@@ -217,10 +218,11 @@ async function examineBooks(
   }
 }
 
+/** Asks an upstream for its models and passes its answer on. Throws if it cannot be reached or refuses our key. */
 async function tryUpstream(
   baseUrl: string,
   apiKey: string | undefined,
-  told: (models: unknown) => void,
+  onModels: (models: unknown) => void,
 ): Promise<string> {
   const { request } = await import('undici');
   try {
@@ -234,8 +236,8 @@ async function tryUpstream(
     if (response.statusCode === 401 || response.statusCode === 403)
       throw new Error(`${baseUrl} refuses our key (${response.statusCode}). Check its api_key.`);
     try {
-      told(JSON.parse(text));
-    } catch {} // Not every model server has a list of its models.
+      onModels(JSON.parse(text));
+    } catch {} // Not every model server lists its models.
     return `${baseUrl} answers (GET /models: ${response.statusCode})`;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;

@@ -13,13 +13,13 @@ import { warning } from '../compute/finding.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
 
-/** Whose the files of an installation are, and who can read and change them. What is thrown is wrong, as everywhere in doctor. */
+/** The doctor's checks of file owners and modes. A check returns its finding, and throws an Error for a fault. */
 
-/** What Purser makes in its data directory, for its owner alone. */
+/** Files that Purser makes in its data directory, for its owner alone. */
 const OURS = /^(backup\.lock|purser\.(db|lock|sock)|ledger\.|master\.key|ssh_host_key|reserve)/;
 const LISTED_COUNT_MAX = 3;
 
-/** The data directory itself: for its owner alone, and not in a place where anybody can put another in its stead. */
+/** Checks that only the owner can open the data directory, and that nobody else can replace it. */
 export function judgeDirectory(directory: string): string {
   const mode = statSync(directory).mode & 0o777;
   if (mode & 0o077)
@@ -44,12 +44,12 @@ function judgePlace(path: string): void {
 export function judgeFiles(directory: string): string {
   const owner = statSync(directory).uid;
   const names = readdirSync(directory, { recursive: true, encoding: 'utf8' });
-  // Settings may be somebody's whom the server only reads.
+  // The server only reads its settings, so they may belong to another user.
   const written = names.filter((it) => it !== 'purser.yaml');
-  const strangers = written.filter((it) => uidOf(join(directory, it), owner) !== owner);
-  if (strangers.length)
+  const foreign = written.filter((it) => uidOf(join(directory, it), owner) !== owner);
+  if (foreign.length)
     throw new Error(
-      `${listed(strangers)}: not of user ${owner}, who owns ${directory}, so the server may be unable to read or write. Run: chown -R ${owner} ${directory}`,
+      `${listed(foreign)}: not owned by user ${owner}, who owns ${directory}, so the server may be unable to read or write. Run: chown -R ${owner} ${directory}`,
     );
   const open = names.filter((it) => OURS.test(it) && modeOf(join(directory, it)) & 0o077);
   if (open.length)
@@ -62,12 +62,12 @@ export function judgeFiles(directory: string): string {
   const { nlink } = statSync(at.database);
   if (nlink > 1)
     return warning(
-      `${at.database} has ${nlink} names, and what is written under one is seen under the other: that one is no copy. Find it with: find ${directory} -samefile ${at.database}. Copy it, and remove the name.`,
+      `${at.database} has ${nlink} names (hard links): the other one is not a copy, and changes with it. Find it with: find ${directory} -samefile ${at.database}. Make a real copy, and remove the link.`,
     );
-  return `${written.length} files, all of user ${owner}`;
+  return `${written.length} files, all owned by user ${owner}`;
 }
 
-/** Every file outside or inside the data directory that holds a secret, or that decides where secrets go. */
+/** Checks every file that holds a secret, inside or outside the data directory, and the configuration, which decides where secrets go. */
 export function judgeSecrets(config: Config, secrets: Secrets): string {
   const holding = secretFiles(config, secrets).filter((it) => existsSync(it));
   for (const file of holding) {
@@ -75,7 +75,7 @@ export function judgeSecrets(config: Config, secrets: Secrets): string {
     const self = process.getuid?.() ?? uid;
     if (uid !== self && uid !== 0)
       throw new Error(`${file} holds a secret and belongs to user ${uid}. Run: chown ${self} ${file}`);
-    // Given to a service by its group: /etc/purser/purser.yaml of root:purser with mode 640.
+    // How a service gets its file: /etc/purser/purser.yaml, owned by root:purser, mode 640.
     const isOurGroup = uid === 0 && self !== 0 && (process.getgroups?.() ?? []).includes(gid);
     if (mode & (isOurGroup ? 0o037 : 0o077))
       throw new Error(
@@ -85,7 +85,7 @@ export function judgeSecrets(config: Config, secrets: Secrets): string {
   const { file } = config;
   if (file && statSync(file).mode & 0o022)
     throw new Error(
-      `${file} can be changed by others, who could have our keys sent to themselves. Run: chmod go-w ${file}`,
+      `${file} can be changed by others, who could redirect our keys to a server of theirs. Run: chmod go-w ${file}`,
     );
   if (file) judgePlace(file);
   return holding.length ? `${holding.join(', ')}: closed to others` : 'no file holds one';
@@ -96,7 +96,7 @@ function secretFiles(config: Config, secrets: Secrets): string[] {
   const { provider_two: pool } = config.compute;
   const keys = pool?.backend === 'ssh' ? pool.hosts.map((it) => it.identity_file) : [];
   const text = config.file ? readFileSync(config.file, 'utf8') : '';
-  // By reference (`${NAME}`) nothing is in it.
+  // The configuration holds no secret if it only refers to them (`${NAME}`).
   const isInFile = [masterKey.text, ...textsOf(others)].some((it) => it && text.includes(it));
   return [
     ...(masterKey.path ? [masterKey.path] : []),
@@ -105,7 +105,7 @@ function secretFiles(config: Config, secrets: Secrets): string[] {
   ];
 }
 
-/** Every text in a value, however deep. */
+/** Returns every string in a value, at any depth. */
 function textsOf(value: unknown): string[] {
   if (typeof value === 'string') return [value];
   if (value instanceof Map) return [...value.values()].flatMap(textsOf);
@@ -116,7 +116,7 @@ const listed = (names: readonly string[]) =>
   names.slice(0, LISTED_COUNT_MAX).join(', ') +
   (names.length > LISTED_COUNT_MAX ? ` and ${names.length - LISTED_COUNT_MAX} more` : '');
 
-/** Of what is gone meanwhile (a log, a `.new`) nothing is wrong. */
+// A file that has disappeared meanwhile (a log, a `.new`) is no fault.
 const uidOf = (file: string, otherwise: number) => lstatSync(file, { throwIfNoEntry: false })?.uid ?? otherwise;
 const modeOf = (file: string) => {
   const it = lstatSync(file, { throwIfNoEntry: false });

@@ -4,7 +4,7 @@ import { openDatabase } from '../db/open.ts';
 import { files } from '../files/data-directory.ts';
 import type { Catalogue } from '../router/catalogue.ts';
 
-/** Gives every route what the books of a data directory know of it, also while a server runs; nothing where there are none. */
+/** Loads the learned bounds of every route from a data directory's database, if there is one. A server may be running. */
 export function readLearned(dataDirectory: string, catalogue: Catalogue): void {
   const { database } = files(dataDirectory);
   if (!existsSync(database)) return;

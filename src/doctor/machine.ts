@@ -4,13 +4,13 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { warning } from '../compute/finding.ts';
 
-/** What doctor says of the machine around the installation: its clock, and other programs that may open the database. */
+/** The doctor's checks of the machine: its clock, and other programs that may open the database. */
 
 const run = promisify(execFile);
 const RUN_MILLISECONDS = 5000;
 
-/** What a program prints, whatever its exit code. Undefined when it is not there, hangs or says nothing. */
-async function said(program: string, ...args: string[]): Promise<string | undefined> {
+/** Returns what a program prints, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
+async function outputOf(program: string, ...args: string[]): Promise<string | undefined> {
   const output = await run(program, args, { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} }).catch(
     (error: { stdout?: string }) => ({ stdout: error.stdout ?? '' }),
   );
@@ -19,7 +19,7 @@ async function said(program: string, ...args: string[]): Promise<string | undefi
 
 const CLOCK_SECONDS = 60;
 
-/** Throws when the wall clock is behind the newest entry; `isSynced` is undefined where nobody knows. */
+/** Throws if the wall clock is behind the newest entry. Times are in Unix seconds; `isSynced` is undefined if unknown. */
 export function judgeClock(now: number, lastJournalAt: number, isSynced: boolean | undefined): string {
   const ahead = lastJournalAt - now;
   if (ahead > CLOCK_SECONDS)
@@ -28,19 +28,19 @@ export function judgeClock(now: number, lastJournalAt: number, isSynced: boolean
     );
   if (isSynced === false)
     return warning(
-      'not behind the journal, but the kernel says that nothing keeps it right. Run a time service: systemd-timesyncd or chrony.',
+      'not behind the journal, but the kernel says that it is not synchronized. Run a time service: systemd-timesyncd or chrony.',
     );
   return isSynced ? 'not behind the journal, and the kernel says that it is synchronized' : 'not behind the journal';
 }
 
 /**
- * Whether the kernel holds its clock for synchronized (adjtimex(2), STA_UNSYNC), by whichever program of this machine can
- * ask it. Time services set that state.
+ * Returns whether the kernel considers its clock synchronized (adjtimex(2), STA_UNSYNC), by any program of this machine that
+ * can ask it. Undefined if none can. Time services set that state.
  */
 export async function clockIsSynced(find: (name: string) => string[]): Promise<boolean | undefined> {
   const ask = async (name: string, ...args: string[]) => {
     const [program] = find(name);
-    return program && (await said(program, ...args));
+    return program && (await outputOf(program, ...args));
   };
   const byService = await ask('timedatectl', 'show', '--property=NTPSynchronized', '--value');
   if (byService === 'yes' || byService === 'no') return byService === 'yes';
@@ -50,7 +50,7 @@ export async function clockIsSynced(find: (name: string) => string[]): Promise<b
 }
 const TIME_ERROR = 5;
 
-/** Every program of this name on the search path, each once. */
+/** Returns every program of this name on the search path, each once. */
 export function findPrograms(name: string, searchPath: readonly string[]): string[] {
   const found = searchPath.flatMap((directory) => {
     try {
@@ -72,8 +72,8 @@ const versionIn = (text: string): Version | undefined => {
 const isBefore = (a: Version, b: Version) => (a[0] - b[0] || a[1] - b[1] || a[2] - b[2]) < 0;
 
 /**
- * The WAL-reset bug: two connections that write or checkpoint at the same moment may destroy the database. 3.7.0 to 3.51.2,
- * fixed in 3.51.3, 3.50.7 and 3.44.6 (sqlite.org/wal.html#walresetbug).
+ * Returns whether a version of SQLite has the WAL-reset bug: two connections that write or checkpoint at the same moment may
+ * destroy the database. 3.7.0 to 3.51.2, fixed in 3.51.3, 3.50.7 and 3.44.6 (sqlite.org/wal.html#walresetbug).
  */
 function hasWalResetBug(version: Version): boolean {
   const [, minor, patch] = version;
@@ -81,7 +81,7 @@ function hasWalResetBug(version: Version): boolean {
   return !((minor === 50 && patch >= 7) || (minor === 44 && patch >= 6));
 }
 
-/** Litestream checkpoints the database that it follows; up to this release it does so with SQLite 3.51.2 or older. */
+/** Litestream checkpoints the database it replicates. Up to this release it contains SQLite 3.51.2 or older. */
 const LITESTREAM_AFFECTED: Version = [0, 5, 16];
 
 const TOOLS = {
@@ -89,19 +89,19 @@ const TOOLS = {
   litestream: { asks: 'version', isAffected: (it: Version) => !isBefore(LITESTREAM_AFFECTED, it) },
 };
 
-/** Programs on the search path that an operator may open the database with, and that may destroy it when he does. */
+/** Checks the programs on the search path that operators open databases with: an affected one may destroy the database. */
 export async function judgeTools(find: (name: string) => string[]): Promise<string> {
   const affected: string[] = [];
   const sound: string[] = [];
   for (const [name, { asks, isAffected }] of Object.entries(TOOLS))
     for (const program of find(name)) {
-      const version = versionIn((await said(program, asks)) ?? '');
-      const text = `${program} is ${version ? version.join('.') : 'of a version that it does not tell'}`;
+      const version = versionIn((await outputOf(program, asks)) ?? '');
+      const text = `${program} is ${version ? version.join('.') : 'of an unknown version'}`;
       (version && !isAffected(version) ? sound : affected).push(text);
     }
   if (affected.length)
     return warning(
-      `${affected.join(', ')}: SQLite below 3.51.3 has a bug that can destroy a database which two programs have open. Never open purser.db with it while Purser runs; look into a copy made by \`purser backup\`, or bring it up to date.`,
+      `${affected.join(', ')}: SQLite below 3.51.3 has a bug that can destroy a database which two programs have open. Never open purser.db with it while Purser runs; open a copy made by \`purser backup\`, or update the program.`,
     );
   return sound.length ? sound.join(', ') : 'no sqlite3 and no litestream on the PATH';
 }

@@ -1,20 +1,20 @@
-/** Where a path lies, as the kernel says it in /proc/self/mountinfo (proc(5)). */
+/** A mount, as a line of /proc/self/mountinfo describes it (proc(5)). */
 export type Mount = {
   at: string;
-  /** Of the device: it is below /sys/dev/block, unless the file system made it up. */
+  /** Device number, major:minor. It is listed in /sys/dev/block, unless the file system invented it. */
   device: string;
   type: string;
-  /** What is mounted: a device, or what the file system calls it. */
+  /** What is mounted: a device, or a name that the file system chose. */
   source: string;
-  /** Of the mount and of the file system. */
+  /** Options of the mount and of the file system. */
   options: readonly string[];
 };
 
-/** Space, tab, newline and backslash are written as octal numbers. */
+/** Decodes the octal escapes of space, tab, newline and backslash. */
 const plain = (text: string) =>
   text.replace(/\\(\d{3})/g, (_, octal) => String.fromCharCode(Number.parseInt(octal, 8)));
 
-/** The mount that `path` lies on: absolute and without symbolic links. Undefined where the text does not tell. */
+/** Finds the mount that `path` is on. `path` is absolute and has no symbolic links. Returns undefined if the text has none. */
 export function mountOf(mountinfo: string, path: string): Mount | undefined {
   let found: Mount | undefined;
   for (const line of mountinfo.split('\n')) {
@@ -24,7 +24,7 @@ export function mountOf(mountinfo: string, path: string): Mount | undefined {
     if (!device || !at || !type) continue;
     const point = plain(at);
     const isOn = path === point || path.startsWith(point === '/' ? '/' : `${point}/`);
-    // Of two on the same point, the later one hides the other.
+    // Of two mounts on the same point, the later hides the earlier.
     if (!isOn || (found && point.length < found.at.length)) continue;
     found = { at: point, device, type, source: plain(source ?? ''), options: `${options},${more}`.split(',') };
   }

@@ -5,25 +5,25 @@ import { files } from '../files/data-directory.ts';
 import { askSocket } from '../operator/ask.ts';
 
 /**
- * Other people's services that are configured: whether the issuer publishes its keys, the payment provider takes ours, and
- * an object can be moved, and whether its messages find our door. `now` is Unix seconds.
+ * Checks the configured third-party services: that the issuer publishes its keys, the payment provider accepts our key, its
+ * webhooks can reach us, and an object makes the round trip through the transfer storage. `now` is in Unix seconds.
  */
-export async function examineOutside(
+export async function examineServices(
   { identity, billing, transfer, publicUrl, dataDirectory }: Config,
   { billingKeys, transferKeys }: Secrets,
   installationId: string,
   now: number,
 ): Promise<Finding[]> {
-  const looks: Promise<Finding>[] = [];
+  const checks: Promise<Finding>[] = [];
   if (identity)
-    looks.push(
+    checks.push(
       finding('identity provider', async () => {
         const { tryIssuer } = await import('../access/issuer.ts');
         return tryIssuer(identity.issuer);
       }),
     );
   if (billing && billingKeys)
-    looks.push(
+    checks.push(
       finding('payment provider', async () => {
         const { openStripe } = await import('../billing/stripe.ts');
         const stripe = openStripe(billing, billingKeys, { installationId });
@@ -35,9 +35,9 @@ export async function examineOutside(
       }),
     );
   if (billing && billingKeys && billingKeys.webhook_secrets.length > 0)
-    looks.push(finding('payment webhook', () => tryWebhook(publicUrl, files(dataDirectory).socket)));
+    checks.push(finding('payment webhook', () => tryWebhook(publicUrl, files(dataDirectory).socket)));
   if (transfer && transferKeys)
-    looks.push(
+    checks.push(
       finding('transfer storage', async () => {
         const [{ createSigner }, { tryTransfer }] = await Promise.all([
           import('../transfer/object-url.ts'),
@@ -46,12 +46,12 @@ export async function examineOutside(
         return tryTransfer(transfer, createSigner(transfer, transferKeys), now);
       }),
     );
-  return Promise.all(looks);
+  return Promise.all(checks);
 }
 
-/** As far as it can be tried: there must be an address, and a server behind it. */
+/** Checks that a webhook reaches this server. That can only be tried with a public address and a running server. */
 async function tryWebhook(publicUrl: string | undefined, socket: string): Promise<string> {
-  if (publicUrl === undefined) return 'not tried: public_url is not set, so only you know under which address it is';
+  if (publicUrl === undefined) return 'not tried: public_url is not set, so its public address is unknown';
   const isServed = await askSocket(socket, 'ledger.head', {}).catch(() => true);
   if (!isServed) return `not tried: the server of ${publicUrl} is not running`;
   const { findWebhook } = await import('../billing/check.ts');

@@ -1,19 +1,20 @@
 import { closeSync, existsSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 
-/** There is nothing to work on: only `serve`, `demo` and `restore` create a database (design, section 4). */
+/** Thrown when there is no database. Only `serve`, `demo` and `restore` create one (design, section 4). */
 export class NoDatabaseError extends Error {
   constructor(directory: string) {
     super(`There is no database in ${directory}. \`purser serve\` creates one on its first start.`);
   }
 }
 
-/** Another process keeps the data directory. */
+/** Thrown when another process holds the lock of the data directory. */
 export class LockedError extends Error {}
 
+/** Thrown when the data directory belongs to another user. */
 export class OtherOwnerError extends Error {}
 
-/** What is where in a data directory. */
+/** Returns the paths of the files in a data directory. */
 export const files = (directory: string) => ({
   database: join(directory, 'purser.db'),
   head: join(directory, 'ledger.head'),
@@ -28,12 +29,12 @@ export const files = (directory: string) => ({
 });
 
 /**
- * Makes sure that the data directory is one, and ours. With `create` a missing one is made, for its owner alone.
- * Throws NoDatabaseError without a database to open, and OtherOwnerError.
+ * Checks that the data directory is a directory and belongs to this user. With `create` a missing one is made, mode 0700;
+ * without it, throws NoDatabaseError if there is no database. Throws OtherOwnerError if it belongs to another user.
  */
 export function prepareDirectory(directory: string, create: boolean): void {
   if (create && !existsSync(directory)) mkdirSync(directory, { recursive: true, mode: 0o700 });
-  // First: to anybody else it looks as if nothing were in it.
+  // Checked first: to another user the directory would look empty.
   if (existsSync(directory)) refuseOtherOwner(directory);
   if (!create && !existsSync(files(directory).database)) throw new NoDatabaseError(directory);
   if (!statSync(directory).isDirectory()) throw new Error(`${directory} is not a directory.`);
@@ -42,9 +43,9 @@ export function prepareDirectory(directory: string, create: boolean): void {
 export const READ_ONLY = 'the file system of the data directory is read-only';
 
 /**
- * Whether the file system takes no writes any more. One that turned read-only after an error of its own still looks
- * writable to access(2) and statfs(2), so a file is opened to be written: the one that says who holds the lock, because it
- * is always there and closing it gives up nothing (to close the database or the lock would give up SQLite's locks).
+ * Returns whether the file system has become read-only. One that was remounted after an I/O error still looks writable to
+ * access(2) and statfs(2), so a file is opened for writing: the one that names the lock's holder, because it always exists
+ * and closing it releases nothing (closing the database or the lock would release SQLite's locks).
  */
 export function isReadOnly(directory: string): boolean {
   try {
@@ -55,7 +56,7 @@ export function isReadOnly(directory: string): boolean {
   }
 }
 
-/** Purser runs as the owner of its data directory and as nobody else (design, section 4). Throws OtherOwnerError. */
+/** Throws OtherOwnerError unless this process runs as the owner of its data directory (design, section 4). */
 function refuseOtherOwner(directory: string): void {
   const owner = statSync(directory).uid;
   const self = process.getuid?.();

@@ -2,10 +2,10 @@ import { existsSync, linkSync, renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { syncDirectory } from './durable-file.ts';
 
-/** File systems without hard links say so in one of these ways. */
+/** The errors with which file systems without hard links refuse link(2). */
 const NO_LINKS = ['EPERM', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EMLINK'];
 
-/** Gives a finished file its name at once, unless something has that name: throws EEXIST, and touches neither. */
+/** Moves a finished file to its name atomically. If the name is taken, throws EEXIST and leaves both files alone. */
 export function giveName(fresh: string, name: string): void {
   try {
     linkSync(fresh, name);
@@ -18,7 +18,7 @@ export function giveName(fresh: string, name: string): void {
   syncDirectory(dirname(name));
 }
 
-/** Removes a database and whatever SQLite laid beside it. */
+/** Removes a database and the files that SQLite keeps beside it. */
 export function removeDatabase(file: string): void {
   for (const suffix of ['', '-wal', '-shm', '-journal']) rmSync(file + suffix, { force: true });
 }

@@ -2,7 +2,7 @@ import { closeSync, fsyncSync, openSync, renameSync, writeFileSync } from 'node:
 import { open, rename } from 'node:fs/promises';
 import { dirname } from 'node:path';
 
-/** Makes names in a directory durable: until then a power cut may bring the former ones back. */
+/** Syncs a directory. Until then a power cut may undo renames in it. */
 export function syncDirectory(directory: string): void {
   const handle = openSync(directory, 'r');
   try {
@@ -12,7 +12,7 @@ export function syncDirectory(directory: string): void {
   }
 }
 
-/** Writes a file of its owner's alone, mode 0600. When this returns it is on the disk; a power cut before leaves all or nothing. */
+/** Writes a file with mode 0600 and syncs it. A power cut leaves either the former file or the new one, whole. */
 export function writeDurablySync(file: string, text: string): void {
   const fresh = `${file}.new`;
   writeFileSync(fresh, text, { mode: 0o600, flush: true });
@@ -20,7 +20,7 @@ export function writeDurablySync(file: string, text: string): void {
   syncDirectory(dirname(file));
 }
 
-/** The same without holding up the event loop: where there was a file, there is always the former or the new one, whole. */
+/** Does the same without blocking the event loop. */
 export async function writeDurably(file: string, text: string): Promise<void> {
   const fresh = `${file}.new`;
   const handle = await open(fresh, 'w', 0o600);

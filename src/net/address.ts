@@ -1,6 +1,9 @@
 import { BlockList, isIP } from 'node:net';
 
-/** Finds whose request it is behind trusted proxies: the last address in the chain that is not one of them. */
+/**
+ * Returns a function that finds the client's address behind trusted proxies: the last address in the chain of X-Forwarded-For
+ * that is not one of them.
+ */
 export function createAddressReader(
   trustedProxies: readonly string[],
 ): (peer: string | undefined, forwarded: string | undefined) => string {
@@ -19,21 +22,21 @@ export function createAddressReader(
     const hops = forwarded.split(',').map((hop) => plain(hop.trim()));
     while (hops.length && isTrusted(address)) {
       const hop = hops.pop() as string;
-      if (!isIP(hop)) break; // Whatever a proxy did not write is not believed.
+      if (!isIP(hop)) break; // Not written by a trusted proxy.
       address = hop;
     }
     return address;
   };
 }
 
-/** An IPv4 address that arrived on an IPv6 socket is the IPv4 address. */
+/** Turns an IPv4-mapped IPv6 address into the IPv4 address. */
 function plain(address: string): string {
   return address.startsWith('::ffff:') ? address.slice('::ffff:'.length) : address;
 }
 
 /**
- * Whose connections and failures are counted together: an IPv4 address, or the /64 of an IPv6 address, which is what one
- * customer gets (RFC 6177).
+ * Returns the network whose connections and failures are counted together: an IPv4 address, or the /64 of an IPv6 address,
+ * which is the smallest block that a site gets (RFC 6177).
  */
 export function networkOf(address: string | undefined): string {
   const ip = plain(address ?? 'unknown');

@@ -1,10 +1,10 @@
 import type { EventEmitter } from 'node:events';
 
 /**
- * Keeps what goes wrong on one connection to that connection: an exception of a listener, on any event of `emitter`, is
- * handed to `broken` instead of ending the process. For sockets and channels on which a protocol library listens: what it
- * cannot cope with came from its peer, and says nothing about the books. Listeners that were added after the one that
- * threw do not hear of the event, so what has to hear of a `close` is added before the library is let in.
+ * Confines a failure on one connection to that connection: an exception thrown by a listener, on any event of `emitter`, is
+ * passed to `broken` instead of ending the process. For sockets and channels that a protocol library listens on: what it
+ * cannot handle came from its peer, and says nothing about the ledger. Listeners added after the one that threw do not get
+ * the event, so a listener that must see `close` is added before the library's.
  */
 export function contain(emitter: EventEmitter, broken: (error: Error) => void): void {
   const emit = emitter.emit;
@@ -18,7 +18,7 @@ export function contain(emitter: EventEmitter, broken: (error: Error) => void): 
   };
 }
 
-/** The same for a single call of such a library. */
+/** Calls such a library once; an exception is passed to `broken`. */
 export function containCall(call: () => void, broken: (error: Error) => void): void {
   try {
     call();

@@ -1,7 +1,7 @@
 import { buildConnector } from 'undici';
 import { contain } from './contain.ts';
 
-/** Connects as undici does by itself; an exception of undici on the events of a socket ends that socket only. */
+/** Creates undici's own connector, but an exception of undici on a socket event ends only that socket. */
 export function containedConnector(timeoutMilliseconds: number): buildConnector.connector {
   const connect = buildConnector({ timeout: timeoutMilliseconds });
   return (options, callback) => {

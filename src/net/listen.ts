@@ -1,10 +1,10 @@
 import { readFileSync } from 'node:fs';
 import type { Server } from 'node:net';
 
-/** Where something listens; an IPv6 host is kept without its brackets. */
+/** An address to listen on. An IPv6 host is kept without its brackets. */
 export type Address = { host: string; port: number };
 
-/** Reads "host:port"; an IPv6 host stands in brackets. Undefined where it is none. */
+/** Parses "host:port", where an IPv6 host is in brackets. Returns undefined if it is not an address. */
 export function parseAddress(text: string): Address | undefined {
   const match = /^(?:\[([0-9a-fA-F:]+)\]|([^:[\]]+)):(\d{1,5})$/.exec(text);
   const port = Number(match?.[3]);
@@ -12,17 +12,17 @@ export function parseAddress(text: string): Address | undefined {
   return host && port <= 65535 ? { host, port } : undefined;
 }
 
-/** The `http://` URL of an address. */
+/** Returns the `http://` URL of an address. */
 export function urlOf({ host, port }: Address): string {
   return `http://${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 
-/** One fault of accept(2) is as good as a thousand in a row: what is said of them is said so often at most. */
-const SAY_MILLISECONDS = 10_000;
+/** Minimum interval between reports of failed accept(2) calls, which come in bursts. */
+const REPORT_MILLISECONDS = 10_000;
 
 /**
- * Listens, and goes on whatever becomes of a single connection afterwards: `failed` hears, now and then, that one could
- * not be accepted. Answers where it really listens; `name` is the setting, for the error.
+ * Listens, and keeps listening when a single connection cannot be accepted; `failed` is told of such errors, at intervals.
+ * Returns the address with the actual port. Throws when the address is in use; the message names the setting `name`.
  */
 export async function listen(
   server: Server,
@@ -48,21 +48,21 @@ export async function listen(
   return { host: at.host, port };
 }
 
-/** A server without a listener for its errors would take the process with it at the first one. */
+/** Adds an error listener to a server. Without one, its first error would end the process. */
 export function outliveFaults(server: Server, failed: (error: Error) => void): void {
-  let saidAt = Number.NEGATIVE_INFINITY;
+  let reportedAt = Number.NEGATIVE_INFINITY;
   server.on('error', (error) => {
     const now = performance.now();
-    if (now - saidAt < SAY_MILLISECONDS) return;
-    saidAt = now;
+    if (now - reportedAt < REPORT_MILLISECONDS) return;
+    reportedAt = now;
     failed(error);
   });
 }
 
-/** What every Linux gives; assumed where there is no /proc to read the limit from. */
+/** The usual soft limit on Linux; assumed if there is no /proc to read the limit from. */
 const OPEN_FILES_USUAL = 1024;
 
-/** The files and sockets that this process may have open (getrlimit(2), RLIMIT_NOFILE; Node has raised it to the most). */
+/** Returns how many files and sockets this process may open (getrlimit(2), RLIMIT_NOFILE; Node raises it to the maximum). */
 export function openFilesMax(): number {
   let limits: string;
   try {

@@ -1,20 +1,20 @@
-const BLOCK_BYTES = { least: 4 * 1024, most: 64 * 1024 };
+const BLOCK_BYTES = { min: 4 * 1024, max: 64 * 1024 };
 
-/** Bytes that arrive in pieces of any size. */
+/** A collector of bytes that arrive in pieces of any size. */
 export type Pieces = {
   /** Copies a piece. */
   add(piece: Buffer): void;
   length(): number;
-  /** Everything so far, in one buffer. */
+  /** Returns everything collected so far, in one buffer. */
   whole(): Buffer;
-  /** Lets go of everything. */
+  /** Drops everything collected. */
   clear(): void;
 };
 
 /**
- * Collects bytes in blocks. A list of the pieces themselves would cost an object of more than a hundred bytes for each,
- * so whoever sends one byte at a time would fill the memory with a hundred times of what is counted.
- * `announced` is how many bytes are expected, where that is known.
+ * Collects bytes in blocks. A list of the pieces would cost an object of more than a hundred bytes each, so a client that
+ * sends one byte at a time would use a hundred times the memory that is counted. `announced` is the expected number of
+ * bytes, if known.
  */
 export function collectPieces(announced = 0): Pieces {
   let full: Buffer[] = [];
@@ -26,7 +26,7 @@ export function collectPieces(announced = 0): Pieces {
       for (let at = 0; at < piece.length; ) {
         if (used === block.length) {
           if (used) full.push(block);
-          block = Buffer.allocUnsafeSlow(Math.min(Math.max(length, BLOCK_BYTES.least), BLOCK_BYTES.most));
+          block = Buffer.allocUnsafeSlow(Math.min(Math.max(length, BLOCK_BYTES.min), BLOCK_BYTES.max));
           used = 0;
         }
         const copied = piece.copy(block, used, at);

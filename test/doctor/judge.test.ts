@@ -43,9 +43,9 @@ test('books are not trusted to a network, a program, memory or a read-only mount
   assert.throws(() => judged('/srv/sshfs'), /on fuse\.sshfs \(root@nas:\/\), which a program serves.* Move it/);
   assert.throws(() => judged('/srv/memory'), /which is memory.* Move it to a disk\.$/);
   assert.throws(() => judged('/srv/broken'), /mounted read-only.*mount it writable\.$/);
-  assert.match(judged('/srv/layer'), /^Warning: .*gone with the container\. Give the data directory a volume\.$/);
+  assert.match(judged('/srv/layer'), /^Warning: .*gone with the container\. Put the data directory on a volume\.$/);
   assert.match(judged('/srv/stick'), /^Warning: .*no owners.* Move it/);
-  assert.match(judged('/srv/new'), /^Warning: .*nothing is known.* Move it/);
+  assert.match(judged('/srv/new'), /^Warning: .*Purser does not know.* Move it/);
   assert.match(judgeFileSystem('/srv', undefined), /^Warning: the kernel does not say/);
   assert.equal(judged('/home/purser'), '/home/purser is on ext4 (/dev/vda)');
 });
@@ -60,7 +60,10 @@ test('what a sync promises: a mount without barriers, a memory, a cache and a sl
   );
   assert.match(judgeFsync([1], home, { ...disk, isFlushed: false }), /sda says it has no volatile cache/);
   assert.match(judgeFsync([1], home, undefined), /ms\)\. Whether a disk keeps its word/);
-  assert.throws(() => judgeFsync([8], at('/srv/fast'), disk), /mounted with nobarrier.* Mount it without\.$/);
+  assert.throws(
+    () => judgeFsync([8], at('/srv/fast'), disk),
+    /mounted with nobarrier.* Mount it without that option\.$/,
+  );
   assert.throws(() => judgeFsync([0.002], home, disk), /no disk is that fast/);
   assert.match(judgeFsync([0.3], home, turning), /^Warning: .*faster than sda can turn.*battery/);
   assert.match(judgeFsync([8], home, turning), /^fsync takes/);

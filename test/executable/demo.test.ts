@@ -60,7 +60,8 @@ test('the demo shows a life with leases, counts every figure, and leaves neither
   assert.deepEqual([code, stderr], [0, '']);
   for (const it of RENTED) assert.match(stdout, it);
   assert.doesNotMatch(stdout, /✗/);
-  if (hasComponent(t, 'openssh-client', () => hasProgram('ssh'))) assert.match(stdout, /✓ it said: reached, in home\n/);
+  if (hasComponent(t, 'openssh-client', () => hasProgram('ssh')))
+    assert.match(stdout, /✓ it printed: reached, in home\n/);
   assert.deepEqual(leftOf(directory), []);
   assert.deepEqual(JSON.parse((await purser.cli('--json', 'demo', '--once')).stdout), { ok: true, wrong: 0 });
   assert.deepEqual(leftOf(directory), []);

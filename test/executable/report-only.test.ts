@@ -31,7 +31,7 @@ test('an accepted loss only reports until the operator says so, in words and as 
 
   const doctor = await purser.cli('doctor');
   assert.equal(doctor.code, 1);
-  assert.match(doctor.stdout, /^BAD {2}leases: report only: .*Look first: purser resource reconcile$/m);
+  assert.match(doctor.stdout, /^BAD {2}leases: report only: .*Review it with: purser resource reconcile$/m);
   const { report_only: state, ...shown } = await purser.json('resource', 'reconcile');
   assert.deepEqual(shown, { applied: false, leases: [], orphans: [], faults: [] });
   assert.equal(state.reason, 'the loss of entries was accepted');

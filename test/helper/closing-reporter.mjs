@@ -1,5 +1,5 @@
-// A second reporter for the last lines of a run: where its time went, and which real components this machine lacks, so that
-// a skipped test is seen.
+// A second reporter, for the end of a run: prints where the time went, and which real components this machine lacks, so that
+// skipped tests are noticed.
 import { dirname, resolve } from 'node:path';
 
 const SLOWEST_COUNT = 10;
@@ -17,7 +17,7 @@ export default async function* closing(source) {
   }
   if (times.size > 1) yield timesByPart(times, total);
   for (const [name, count] of missing)
-    yield `\nSKIPPED: ${count} test(s) for want of ${name}. PURSER_TEST_REQUIRE=all makes that a failure.\n`;
+    yield `\nSKIPPED: ${count} test(s) because ${name} is missing. PURSER_TEST_REQUIRE=all makes this a failure.\n`;
 }
 
 /** Files run side by side, so their times add up to more than the whole. */

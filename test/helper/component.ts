@@ -3,8 +3,8 @@ import { execFileSync } from 'node:child_process';
 import type { TestContext } from 'node:test';
 
 /**
- * Whether a real component is on this machine. Where it is not, the test is skipped and the last lines of the run say so;
- * with PURSER_TEST_REQUIRE=all a missing component is a failure.
+ * Returns whether this machine has a real component. If not, the test is skipped, and the end of the run says so; with
+ * PURSER_TEST_REQUIRE=all a missing component is a failure.
  */
 export function hasComponent(t: Pick<TestContext, 'skip'>, name: string, isThere: () => boolean): boolean {
   if (isThere()) return true;
@@ -13,7 +13,7 @@ export function hasComponent(t: Pick<TestContext, 'skip'>, name: string, isThere
   return false;
 }
 
-/** Whether a program can be found. */
+/** Returns whether a program is on the PATH. */
 export function hasProgram(name: string): boolean {
   try {
     execFileSync('sh', ['-c', `command -v ${name}`], { stdio: 'ignore' });

@@ -12,13 +12,13 @@ import { type Answer, type Asked, MODELS } from './server.ts';
 /** The built product; `npm test` builds it first. */
 export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));
 
-/** The name by which the configuration finds the upstream's key: the key itself is in no file. */
+/** The environment variable that holds the upstream's key. The key itself is in no file. */
 const UPSTREAM_KEY_VARIABLE = 'HOUSE_KEY';
-/** Longer than anything here takes on a busy machine; what takes longer hangs. */
+/** Longer than anything here takes on a busy machine. Whatever takes longer hangs. */
 const DEADLINE_MILLISECONDS = 30_000;
 
 export type Ended = { code: number | null; signal: NodeJS.Signals | null };
-/** What a command said, and how it ended. */
+/** The output of a command, and how it ended. */
 export type Said = Ended & { stdout: string; stderr: string };
 export type LogLine = { event: string } & Record<string, unknown>;
 
@@ -30,23 +30,23 @@ export type Serving = {
   readyMilliseconds: number;
   output: { stdout: string; stderr: string };
   ask(method: string, path: string, asked?: Asked): Promise<Answer>;
-  /** Resolves with the `count`-th log line of `event`, past or to come. */
+  /** Resolves with the `count`-th log line of `event`, past or future. */
   logged(event: string, count?: number): Promise<LogLine>;
   kill(signal: NodeJS.Signals): void;
   ended: Promise<Ended>;
-  /** Sends a signal and waits for the end. */
+  /** Sends a signal and waits until the process has ended. */
   stop(signal?: NodeJS.Signals): Promise<Ended>;
 };
 
 export type Installation = {
   directory: string;
-  /** Runs one command in this installation, to its end. */
+  /** Runs one command in this installation and waits until it has ended. */
   cli(...args: string[]): Promise<Said>;
-  /** The same with --json, which has to succeed: the one JSON value on stdout. */
+  /** Runs a command with --json, which has to succeed. Returns the JSON value on stdout. */
   json(...args: string[]): Promise<Answer['body']>;
   /** Starts `purser serve` and waits until it serves. */
   serve(...args: string[]): Promise<Serving>;
-  /** Starts one command and leaves it to its fate; `serving` rejects when it ends before it serves. */
+  /** Starts one command and does not wait. `serving` rejects if it ends before it serves. */
   launch(...args: string[]): Launched;
 };
 export type Launched = {
@@ -57,21 +57,21 @@ export type Launched = {
 };
 
 export type InstallationOptions = {
-  /** Laid over the settings of a test installation. Null: no purser.yaml at all. */
+  /** Merged over the settings of a test installation. Null: no purser.yaml. */
   settings?: Record<string, unknown> | null;
   env?: Record<string, string>;
-  /** Where; a fresh temporary directory unless given. It is removed in the end. */
+  /** The data directory. Default: a new temporary directory. It is removed at the end. */
   directory?: string;
   upstream?: { url: string; key?: string };
-  /** How the executable is started, where it is not simply itself: the program before it, and its place. */
+  /** The command that starts the executable, for example through another program. Default: the executable alone. */
   command?: readonly string[];
-  /** What comes before every command; --data with the directory, unless given. */
+  /** Arguments before every command. Default: --data with the directory. */
   globals?: readonly string[];
   /** `router.uncertain`. */
   uncertain?: { after_seconds: number; policy: 'charge' | 'release' };
 };
 
-/** A data directory with a purser.yaml, and the real executable to work on it. What it starts ends with the test. */
+/** Makes a data directory with a purser.yaml, to run the real executable on. Everything it starts ends with the test. */
 export function installation(t: Pick<TestContext, 'after'>, options: InstallationOptions = {}): Installation {
   assert(existsSync(EXECUTABLE), `${EXECUTABLE} is missing: \`npm run build\` makes it`);
   const directory = options.directory ?? mkdtempSync(join(tmpdir(), 'purser-executable-'));
@@ -121,7 +121,7 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
           },
         };
       });
-      serving.catch(() => {}); // Whoever waits for it hears of it.
+      serving.catch(() => {}); // Those who await it get the error.
       return { child, output, ended, serving };
     },
   };
@@ -129,7 +129,7 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
 }
 
 function defaults({ upstream, uncertain }: InstallationOptions) {
-  const house = {
+  const upstreamSettings = {
     name: 'house',
     base_url: upstream?.url,
     timeout_seconds: 30,
@@ -141,13 +141,15 @@ function defaults({ upstream, uncertain }: InstallationOptions) {
     close_wait_seconds: 1,
     drain_seconds: 1,
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
-    ...(upstream ? { router: { upstreams: [house], models: MODELS, ...(uncertain ? { uncertain } : {}) } } : {}),
+    ...(upstream
+      ? { router: { upstreams: [upstreamSettings], models: MODELS, ...(uncertain ? { uncertain } : {}) } }
+      : {}),
   };
 }
 
 type RunOptions = { env?: Record<string, string>; cwd?: string; command?: readonly string[] };
 
-/** Starts the executable with an environment of its own: nothing of the tester's gets in. */
+/** Starts the executable with its own environment, without the tester's. */
 function start(args: readonly string[], { env = {}, cwd, command = [EXECUTABLE] }: RunOptions = {}) {
   const [program, ...before] = command as [string, ...string[]];
   const child = spawn(program, [...before, ...args], {
@@ -161,13 +163,13 @@ function start(args: readonly string[], { env = {}, cwd, command = [EXECUTABLE] 
       output[name] += text;
     });
   const ended = new Promise<Ended>((resolve, reject) => {
-    child.once('close', (code, signal) => resolve({ code, signal })); // Not `exit`: by now all it said has been read.
+    child.once('close', (code, signal) => resolve({ code, signal })); // Not `exit`: on `close` all its output has been read.
     child.once('error', reject);
   });
   return { child, output, ended };
 }
 
-/** Runs the executable to its end. `command` may put another program before it. */
+/** Runs the executable and waits until it has ended. `command` may put another program before it. */
 export async function run(args: readonly string[], options: RunOptions = {}): Promise<Said> {
   const { child, output, ended } = start(args, options);
   try {
@@ -177,7 +179,7 @@ export async function run(args: readonly string[], options: RunOptions = {}): Pr
   }
 }
 
-/** Waits for log lines; JSON lines on stderr, among words. */
+/** Waits for log lines: JSON lines on stderr, among plain text. */
 function followLog(child: ChildProcess, output: { stderr: string }, ended: Promise<Ended>) {
   const lines: string[] = []; // Parsed when they are asked for: a server under load writes thousands.
   const waiting = new Set<() => void>();
@@ -186,28 +188,28 @@ function followLog(child: ChildProcess, output: { stderr: string }, ended: Promi
     const parts = (rest + text).split('\n');
     rest = parts.pop() as string;
     lines.push(...parts);
-    for (const look of [...waiting]) look();
+    for (const check of [...waiting]) check();
   });
   return (event: string, count: number): Promise<LogLine> => {
     const waited = Promise.withResolvers<LogLine>();
-    const look = () => {
+    const check = () => {
       const found = lines.filter((line) => line.startsWith('{') && line.includes(`"event":"${event}"`))[count - 1];
       if (found) waited.resolve(JSON.parse(found) as LogLine);
     };
-    waiting.add(look);
-    look();
+    waiting.add(check);
+    check();
     void ended.then(({ code, signal }) => {
-      look();
+      check();
       waited.reject(
         new Error(`the server ended (${code ?? signal}) before it logged ${event}:\n${output.stderr.slice(-2000)}`),
       );
     });
-    const clean = waited.promise.finally(() => waiting.delete(look));
+    const clean = waited.promise.finally(() => waiting.delete(check));
     return within(clean, () => `the log says ${event}, ${count} times:\n${output.stderr.slice(-2000)}`);
   };
 }
 
-/** The value, or an error that says what was waited for in vain. */
+/** Resolves as `promise` does, or throws an error that says what did not happen in time. */
 export async function within<T>(
   promise: Promise<T>,
   what: () => string,
@@ -225,7 +227,7 @@ export async function within<T>(
   }
 }
 
-/** One HTTP request. Throws where there was no whole answer: then nobody knows. */
+/** Sends one HTTP request. Throws if no complete answer came: then the outcome is unknown. */
 export async function ask(agent: Agent, url: string, method: string, path: string, asked: Asked = {}): Promise<Answer> {
   const { token, body, key, headers = {} } = asked;
   const response = await send(`${url}${path}`, {

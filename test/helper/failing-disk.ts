@@ -5,20 +5,20 @@ import { basename, join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { hasComponent, hasProgram } from './component.ts';
 
-/** An ext4 of its own, mounted as Debian mounts one: after an error it takes no more writes until it has been checked. */
+/** A separate ext4, mounted as Debian mounts one: after an error it refuses writes until it has been checked. */
 export type FailingDisk = {
   directory: string;
-  /** The file system finds an error of its own: it turns read-only under whoever has files open there. */
+  /** Makes the file system detect an error: it turns read-only, also for files that are open. */
   turnReadOnly(): void;
-  /** Unmounts, checks and mounts it again. Nobody may have files open there. */
+  /** Unmounts, checks and mounts it again. No file may be open there. */
   repair(): void;
 };
 
 const BYTES = 256 * 1024 * 1024;
-/** e2fsck: "file system errors corrected" */
+/** Exit code of e2fsck: "file system errors corrected". */
 const CORRECTED = 1;
 
-/** Undefined, and the test skipped, where nothing can be mounted. */
+/** Opens one. If nothing can be mounted, returns undefined and skips the test. */
 export function openFailingDisk(t: TestContext): FailingDisk | undefined {
   const canMount = () => process.getuid?.() === 0 && ['losetup', 'mkfs.ext4', 'e2fsck'].every(hasProgram);
   if (!hasComponent(t, 'root and ext4', canMount)) return undefined;
@@ -41,7 +41,7 @@ export function openFailingDisk(t: TestContext): FailingDisk | undefined {
   return {
     directory,
     turnReadOnly() {
-      run('sync', '--file-system', directory); // Also of what is mapped: the next write of it is a fault that ext4 hears of.
+      run('sync', '--file-system', directory); // Mapped pages too: their next write faults, and ext4 notices.
       writeFileSync(join('/sys/fs/ext4', basename(device), 'trigger_fs_error'), '1');
     },
     repair() {

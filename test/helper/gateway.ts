@@ -5,7 +5,7 @@ import { openStream, type Stream } from './sse.ts';
 /** Longer than anything here takes on a busy machine. */
 const QUIET_SECONDS = 20;
 
-/** A wallet with a gateway key, and what a client does with it. */
+/** A wallet with a gateway key, and a client that uses it. */
 export type Gateway = {
   walletId: string;
   /** The wallet's own token. */
@@ -13,26 +13,26 @@ export type Gateway = {
   key: string;
   /** POST chat/completions under the gateway's base URL. */
   chat(body?: object, idempotencyKey?: string): Promise<Answer>;
-  /** The same, streamed, read to its end. */
+  /** The same, streamed and read completely. */
   streamed(body?: object, idempotencyKey?: string): Promise<Answer>;
-  /** The same, read as the test likes. */
+  /** The same, streamed; the test reads it. */
   stream(body?: object, idempotencyKey?: string): Promise<Stream>;
   ask(method: string, path: string, asked?: Asked): Promise<Answer>;
-  /** Resolves when nothing of the wallet runs any more. */
+  /** Resolves when no operation of the wallet is in flight. */
   quiet(): Promise<void>;
 };
 
 export async function openGateway(
-  house: TestServer,
+  server: TestServer,
   { options = {}, wallet = {} }: { options?: object; wallet?: Record<string, unknown> } = {},
 ): Promise<Gateway> {
-  const { id: walletId, token } = await house.openWallet(wallet);
-  const answer = await house.ask('POST', '/v1/router/key', { token, body: options });
+  const { id: walletId, token } = await server.openWallet(wallet);
+  const answer = await server.ask('POST', '/v1/router/key', { token, body: options });
   assert.equal(answer.status, 200, answer.text);
   const key = answer.body.api_key;
   const chatBody = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
   const post = (body: object, idempotencyKey?: string) =>
-    house.ask('POST', '/v1/router/chat/completions', {
+    server.ask('POST', '/v1/router/chat/completions', {
       token: key,
       key: idempotencyKey,
       body: { ...chatBody, ...body },
@@ -44,8 +44,8 @@ export async function openGateway(
     chat: (body = {}, idempotencyKey) => post(body, idempotencyKey),
     streamed: (body = {}, idempotencyKey) => post({ stream: true, ...body }, idempotencyKey),
     stream: (body = {}, idempotencyKey) =>
-      openStream(house.url, key, body, idempotencyKey === undefined ? {} : { key: idempotencyKey }),
-    ask: (method, path, asked = {}) => house.ask(method, `/v1/router${path}`, { token: key, ...asked }),
-    quiet: () => house.app.inFlight.whenWalletIdle(walletId, QUIET_SECONDS),
+      openStream(server.url, key, body, idempotencyKey === undefined ? {} : { key: idempotencyKey }),
+    ask: (method, path, asked = {}) => server.ask(method, `/v1/router${path}`, { token: key, ...asked }),
+    quiet: () => server.app.inFlight.whenWalletIdle(walletId, QUIET_SECONDS),
   };
 }

@@ -1,6 +1,6 @@
 import net from 'node:net';
 
-/** One connection in a test's hand: what is written on it goes as it is, and what comes back is kept whole. */
+/** One raw connection: what the test writes is sent as it is, and everything that comes back is kept. */
 export type Line = {
   socket: net.Socket;
   write(text: string): void;
@@ -8,9 +8,9 @@ export type Line = {
   text(): string;
   /** The statuses of the answers so far. */
   statuses(): number[];
-  /** Resolves when so much has come back that `enough` says so; rejects when the connection ends before. */
+  /** Resolves when `enough` is true of what came back. Rejects if the connection ends before. */
   until(enough: (text: string) => boolean): Promise<string>;
-  /** How it ended: undefined is a proper end, else the code of the error. */
+  /** How it ended: undefined for an orderly end, otherwise the error code. */
   ended: Promise<string | undefined>;
 };
 
@@ -21,12 +21,12 @@ export async function openLine(url: string, options: Partial<net.NetConnectOpts>
   const waiting = new Set<() => void>();
   let error: string | undefined;
   let isOver = false;
-  const lookAll = () => {
-    for (const look of [...waiting]) look();
+  const checkAll = () => {
+    for (const check of [...waiting]) check();
   };
   socket.on('data', (chunk) => {
     chunks.push(chunk);
-    lookAll();
+    checkAll();
   });
   socket.on('error', (it: NodeJS.ErrnoException) => {
     error = it.code;
@@ -35,7 +35,7 @@ export async function openLine(url: string, options: Partial<net.NetConnectOpts>
     socket.once('close', () => {
       isOver = true;
       resolve(error);
-      lookAll();
+      checkAll();
     }),
   );
   await new Promise<void>((resolve, reject) => socket.once('connect', resolve).once('error', reject));
@@ -47,21 +47,21 @@ export async function openLine(url: string, options: Partial<net.NetConnectOpts>
     statuses: () => [...text().matchAll(/HTTP\/1\.1 (\d{3}) /g)].map(([, status]) => Number(status)),
     until(enough) {
       const { promise, resolve, reject } = Promise.withResolvers<string>();
-      const look = () => {
+      const check = () => {
         if (enough(text())) resolve(text());
         else if (isOver) reject(new Error(`the connection ended (${error ?? 'properly'}) after: ${text()}`));
         else return;
-        waiting.delete(look);
+        waiting.delete(check);
       };
-      waiting.add(look);
-      look();
+      waiting.add(check);
+      check();
       return promise;
     },
     ended,
   };
 }
 
-/** A request as it goes over the wire. */
+/** Returns the text of an HTTP request as it is sent. */
 export function requestText(method: string, path: string, headers: Record<string, string>, body = ''): string {
   const all = { host: 'purser', ...(body ? { 'content-length': String(Buffer.byteLength(body)) } : {}), ...headers };
   const lines = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);

@@ -7,12 +7,12 @@ import { promisify } from 'node:util';
 import { hasComponent, hasProgram } from './component.ts';
 
 const SUITE = 'bookworm';
-/** Kept between runs: it is the same tree every time, and takes half a minute to make. */
+/** The tree is kept between runs: it is always the same, and takes half a minute to make. */
 const treeOf = (packages: readonly string[]) =>
   join(tmpdir(), ['purser-minimal', SUITE, process.arch, ...packages].join('-'));
 const MAKE_MILLISECONDS_MAX = 600_000;
 
-/** The mirror from which this machine itself installs Debian's packages. */
+/** Returns the mirror that this machine installs Debian packages from. */
 function debianMirror(): string | undefined {
   if (!hasProgram('apt-get')) return undefined;
   const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
@@ -21,7 +21,7 @@ function debianMirror(): string | undefined {
   )[0];
 }
 
-/** The directory of the smallest Debian there is with these `packages`. Undefined, and the test skipped, without the means. */
+/** Returns the directory of a minimal Debian with these `packages`. If it cannot be made, returns undefined and skips the test. */
 export async function minimalDebian(t: TestContext, packages: readonly string[] = []): Promise<string | undefined> {
   if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return undefined;
   if (!hasComponent(t, 'debootstrap', () => hasProgram('debootstrap') && hasProgram('chroot'))) return undefined;
@@ -35,7 +35,7 @@ export async function minimalDebian(t: TestContext, packages: readonly string[] 
     const include = packages.length ? [`--include=${packages.join(',')}`] : [];
     const args = ['--variant=minbase', ...include, SUITE, part, mirror as string];
     await promisify(execFile)('debootstrap', args, { timeout: MAKE_MILLISECONDS_MAX, maxBuffer: 2 ** 26 });
-    // It is there whole, or not at all. Another test may have been quicker.
+    // Atomic. Another test may have been quicker.
     if (!existsSync(tree)) renameSync(part, tree);
   } finally {
     rmSync(part, { recursive: true, force: true });

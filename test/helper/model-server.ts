@@ -1,14 +1,14 @@
 import type { ServerResponse } from 'node:http';
 import type { Handler } from './upstream.ts';
 
-/** What the model server counted for one answer, in tokens; `cached` of them are among the prompt's. */
+/** The model server's token counts for one answer. `cached` tokens are part of the prompt's. */
 export type Counted = { model: string; prompt: number; cached: number; completion: number };
 
 type Json = Record<string, any>;
 
 /**
- * A model server as OpenAI's clients know it: plain and streamed chat that says what it was told, tools, structured output,
- * embeddings. It keeps a count of its own of everything that it answered.
+ * A model server as OpenAI's clients expect it: plain and streamed chat that repeats what it was told, tools, structured
+ * output, embeddings. It keeps its own count of everything that it answered.
  */
 export function openModelServer(): { handle: Handler; counted: Counted[] } {
   const counted: Counted[] = [];
@@ -46,7 +46,7 @@ function sendJson(response: ServerResponse, body: unknown): void {
   response.end(JSON.stringify(body));
 }
 
-/** Calls the first tool, once; fills in the schema, if there is one; else says what it was told. */
+/** Calls the first tool, once; or fills in the schema, if there is one; or repeats what it was told. */
 function answerTo({ messages, tools, response_format: format }: Json): Json {
   const last = messages.at(-1);
   if (tools && last.role !== 'tool') {
@@ -58,14 +58,14 @@ function answerTo({ messages, tools, response_format: format }: Json): Json {
   return { role: 'assistant', content: schema ? JSON.stringify(sample(schema)) : `You said: ${last.content}` };
 }
 
-/** A value of this JSON schema. */
+/** Returns a value that fits the JSON schema. */
 function sample({ type, properties = {} }: Json): unknown {
   if (type === 'integer') return 1815;
   if (type !== 'object') return 'Ada';
   return Object.fromEntries(Object.entries<Json>(properties).map(([name, it]) => [name, sample(it)]));
 }
 
-/** A server-sent event. */
+/** Formats a server-sent event. */
 const eventOf = (data: unknown) => `data: ${JSON.stringify(data)}\n\n`;
 
 function sendStream(response: ServerResponse, body: Json, { tool_calls: calls, ...message }: Json, usage: Json): void {
@@ -81,7 +81,7 @@ function sendStream(response: ServerResponse, body: Json, { tool_calls: calls, .
   response.end('data: [DONE]\n\n');
 }
 
-/** Vectors of as many numbers as a text has characters, as numbers or as their bytes in base64. */
+/** Returns vectors with one number per character of the text, as numbers or as base64. */
 function embeddings({ input, model, encoding_format: format }: Json, usage: Json) {
   const data = [input].flat().map((text: string, index: number) => {
     const numbers = Float32Array.from(text, (it) => it.charCodeAt(0));

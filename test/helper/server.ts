@@ -14,11 +14,11 @@ import { type CommandInput, type CommandName, type CommandOutput, runCommand } f
 import { type Served, serve } from '../../src/serve.ts';
 import { type FakeUpstream, openUpstream } from './upstream.ts';
 
-/** The clock in a test's hand. It stands still unless it is moved. */
+/** A clock that the test controls. It stands still until it is moved. */
 export type HandClock = TimeSource & {
-  /** Time passes: wall clock and monotonic clock move together. */
+  /** Lets time pass: the wall clock and the monotonic clock move together. */
   advance(seconds: number): void;
-  /** Somebody sets the wall clock. */
+  /** Sets the wall clock alone. */
   leap(seconds: number): void;
 };
 
@@ -38,7 +38,7 @@ export function handClock(): HandClock {
   };
 }
 
-/** The models every house offers unless it is told otherwise. Prices are USD. */
+/** The models of every test server, by default. Prices are in USD. */
 export const MODELS = [
   {
     id: 'chat',
@@ -64,15 +64,15 @@ export const UPSTREAM_KEY = 'sk-upstream-canary-0123456789';
 export type TestServerOptions = {
   /** Credit of the default account, in cents (default 100000). */
   creditCents?: number;
-  /** Settings of purser.yaml, laid over the defaults of a test house. */
+  /** Settings of purser.yaml, merged over the defaults of a test server. */
   settings?: Record<string, unknown>;
-  /** The settings as they are to be, where one inside another is to differ. */
+  /** Changes the merged settings, for a nested setting. */
   change?: (settings: Record<string, any>) => Record<string, unknown>;
   time?: HandClock;
-  /** How long a client of a stream may take nothing. */
+  /** How long the client of a stream may read nothing. */
   stallMilliseconds?: number;
   env?: Record<string, string>;
-  /** The id of the machine, from the next start on; that of this machine unless given. */
+  /** The machine id from the next start on. Default: that of this machine. */
   machine?: { id: string | undefined };
 };
 
@@ -84,14 +84,14 @@ export type Answer = {
 };
 export type Asked = {
   token?: string | undefined;
-  /** An object is sent as JSON; text and bytes are sent as they are. */
+  /** An object is sent as JSON, text and bytes as they are. */
   body?: unknown;
   /** The Idempotency-Key. */
   key?: string | undefined;
   headers?: Record<string, string>;
 };
 
-/** The real server on a real file and a free port, with the clock and the upstream in the test's hand. */
+/** The real server on a real file and a free port. The test controls the clock and the upstream. */
 export type TestServer = {
   directory: string;
   url: string;
@@ -104,22 +104,22 @@ export type TestServer = {
   /** Every line of the log so far. */
   log: string[];
   ask(method: string, path: string, asked?: Asked): Promise<Answer>;
-  /** A new wallet by POST /v1/wallets. */
+  /** Opens a wallet by POST /v1/wallets. */
   openWallet(body?: Record<string, unknown>): Promise<{ id: string; token: string }>;
   /** POST /v1/chat/completions with a fresh key unless one is given. */
   chat(token: string, body?: Record<string, unknown>, key?: string): Promise<Answer>;
   /** GET /v1/budget. */
   budget(token: string): Promise<any>;
-  /** An operator command, in process. */
+  /** Runs an operator command in process. */
   run<N extends CommandName>(name: N, input: CommandInput<N>): Promise<CommandOutput<N>>;
   wallet(id: string): Wallet;
-  /** `ledger verify` on the open file; empty when the books agree. */
+  /** The faults that `ledger verify` finds in the open file. */
   problems(): string[];
-  /** Closes and opens again on the same file; in between, `meanwhile` may do something to the files. */
+  /** Closes the server and opens it again on the same files, which `meanwhile` may change in between. */
   reopen(meanwhile?: () => void, options?: { acceptLoss?: boolean }): Promise<void>;
   /**
-   * Leaves the house for dead in the middle of whatever it does, and opens another on a copy of its files as they are at
-   * this moment. `release` ends what the dead one still waits for, after the test.
+   * Abandons the server in the middle of its work, as a crash would, and opens another on a copy of its files as they are
+   * now. After the test, `release` ends whatever the abandoned one still waits for.
    */
   crash(release: () => void): Promise<void>;
   close(): Promise<void>;
@@ -171,7 +171,7 @@ export async function openTestServer(
     });
   }
 
-  const house: TestServer = {
+  const server: TestServer = {
     directory,
     clock,
     upstream,
@@ -183,7 +183,7 @@ export async function openTestServer(
     accountKey: '',
     async ask(method, path, { token, body, key, headers = {} } = {}) {
       const isRaw = typeof body === 'string' || Buffer.isBuffer(body);
-      const response = await send(`${house.url}${path}`, {
+      const response = await send(`${server.url}${path}`, {
         method: method as 'GET',
         dispatcher: agent,
         headersTimeout: 0,
@@ -204,8 +204,8 @@ export async function openTestServer(
       return { status: response.statusCode, headers: response.headers, body: parsed, text };
     },
     async openWallet(body = {}) {
-      const answer = await house.ask('POST', '/v1/wallets', {
-        token: house.accountKey,
+      const answer = await server.ask('POST', '/v1/wallets', {
+        token: server.accountKey,
         key: randomUUID(),
         body: { name: 'test', budget_cents: 1000, expires_in_seconds: 3600, ...body },
       });
@@ -213,44 +213,44 @@ export async function openTestServer(
       return { id: answer.body.id, token: answer.body.agent_token };
     },
     chat: (token, body = {}, key = randomUUID()) =>
-      house.ask('POST', '/v1/chat/completions', {
+      server.ask('POST', '/v1/chat/completions', {
         token,
         key,
         body: { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100, ...body },
       }),
-    budget: async (token) => (await house.ask('GET', '/v1/budget', { token })).body,
-    run: (name, input) => runCommand(house.app, name, input) as Promise<never>,
-    wallet: (id) => findWallet(house.app.ledger.read, id) as Wallet,
-    problems: () => verifyLedger(house.app.ledger.client).problems,
+    budget: async (token) => (await server.ask('GET', '/v1/budget', { token })).body,
+    run: (name, input) => runCommand(server.app, name, input) as Promise<never>,
+    wallet: (id) => findWallet(server.app.ledger.read, id) as Wallet,
+    problems: () => verifyLedger(server.app.ledger.client).problems,
     async reopen(meanwhile = () => {}, over = {}) {
-      await house.app[Symbol.asyncDispose]();
+      await server.app[Symbol.asyncDispose]();
       meanwhile();
-      house.app = await start(over);
-      house.url = `http://${house.app.address.host}:${house.app.address.port}`;
+      server.app = await start(over);
+      server.url = `http://${server.app.address.host}:${server.app.address.port}`;
     },
     async crash(release) {
-      const dead = house.app;
+      const dead = server.app;
       await dead.reaper.stop();
       const copy = mkdtempSync(join(tmpdir(), 'purser-test-'));
       const left = directory;
       cpSync(left, copy, { recursive: true, filter: (name) => !/purser\.(sock|lock)|\/leases/.test(name) });
       symlinkSync(join(left, 'leases'), join(copy, 'leases')); // Running containers have it mounted.
       directory = copy;
-      house.directory = copy;
+      server.directory = copy;
       graves.push({ dead, release, directory: left });
-      house.app = await start();
-      house.url = `http://${house.app.address.host}:${house.app.address.port}`;
+      server.app = await start();
+      server.url = `http://${server.app.address.host}:${server.app.address.port}`;
     },
     async close() {
-      await house.app[Symbol.asyncDispose]();
+      await server.app[Symbol.asyncDispose]();
     },
   };
-  house.app = await start();
+  server.app = await start();
   t.after(async () => {
     await upstream.close().catch(() => {});
-    // Together: a server that stops waits a moment for what a client may still ask on a connection that it keeps. What was
-    // asked of a dead one is not waited for: it may hang for as long as its answer may take.
-    await Promise.all([house.app[Symbol.asyncDispose](), graves.length ? agent.destroy() : agent.close()]);
+    // Together: a server that stops waits a moment for further requests on open connections. Requests to an abandoned
+    // server are not waited for: they may hang for as long as their answer may take.
+    await Promise.all([server.app[Symbol.asyncDispose](), graves.length ? agent.destroy() : agent.close()]);
     for (const grave of graves) {
       grave.release();
       await grave.dead[Symbol.asyncDispose]();
@@ -259,11 +259,11 @@ export async function openTestServer(
     await agent.destroy();
     rmSync(directory, { recursive: true, force: true });
   });
-  house.url = `http://${house.app.address.host}:${house.app.address.port}`;
-  house.accountId = (await house.run('account.list', {})).accounts[0]?.id as string;
+  server.url = `http://${server.app.address.host}:${server.app.address.port}`;
+  server.accountId = (await server.run('account.list', {})).accounts[0]?.id as string;
   if (options.creditCents !== 0)
-    await house.run('account.credit', { id: house.accountId, cents: options.creditCents ?? 100_000 });
-  house.operatorKey = (await house.run('operator-key.mint', {})).key;
-  house.accountKey = (await house.run('key.create', { account: house.accountId, name: 'test' })).key;
-  return house;
+    await server.run('account.credit', { id: server.accountId, cents: options.creditCents ?? 100_000 });
+  server.operatorKey = (await server.run('operator-key.mint', {})).key;
+  server.accountKey = (await server.run('key.create', { account: server.accountId, name: 'test' })).key;
+  return server;
 }

@@ -5,19 +5,19 @@ import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { hasComponent, hasProgram } from './component.ts';
 
-/** A disk of its own that a test can fill to the brim: a tmpfs of a few MiB. */
+/** A separate disk that a test can fill completely: a tmpfs of a few MiB. */
 export type SmallDisk = {
   directory: string;
   freeBytes(): number;
-  /** Somebody else's file takes all that is free but `leaveBytes`. Called again, it takes what has become free since. */
+  /** Fills the disk with a file, except for `leaveBytes`. Called again, it takes the space freed since. */
   fill(leaveBytes?: number): void;
-  /** That file is gone. */
+  /** Removes that file. */
   free(): void;
 };
 
 const SLICE = Buffer.alloc(64 * 1024, 1);
 
-/** Undefined, and the test skipped, where nothing can be mounted. */
+/** Opens one. If nothing can be mounted, returns undefined and skips the test. */
 export function openSmallDisk(t: TestContext, mebibytes: number): SmallDisk | undefined {
   if (!hasComponent(t, 'root', () => process.getuid?.() === 0 && hasProgram('mount'))) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-disk-'));

@@ -3,7 +3,7 @@ import type http from 'node:http';
 import { Agent, request as send } from 'undici';
 import type { UpstreamCall } from './upstream.ts';
 
-/** What an upstream writes: text or bytes as they are, or something to wait for and do. */
+/** One step of a stream: text or bytes to write, or a function to run and wait for. */
 export type Step = string | Buffer | ((response: http.ServerResponse) => unknown);
 type Handler = (call: UpstreamCall, response: http.ServerResponse) => Promise<void>;
 
@@ -11,16 +11,16 @@ export const event = (value: unknown): string => `data: ${JSON.stringify(value)}
 export const DONE = 'data: [DONE]\n\n';
 
 const head = { id: 'chatcmpl-test', object: 'chat.completion.chunk', created: 1, model: 'real/chat' };
-/** A chunk that says `content`. */
+/** A chunk with `content`. */
 export const said = (content: string, more: object = {}): string =>
   event({ ...head, choices: [{ index: 0, delta: { content }, finish_reason: null }], ...more });
-/** The chunk that says how it finished. */
+/** The chunk with the finish reason. */
 export const FINISHED = event({ ...head, choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] });
-/** The last chunk, which says nothing but the usage. */
+/** The last chunk, which has only the usage. */
 export const counted = (usage: unknown = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 }): string =>
   event({ ...head, choices: [], usage });
 
-/** A stream of server-sent events, a step at a time; it is as fast as its reader lets it be. */
+/** Writes a stream of server-sent events step by step, with back-pressure. */
 export function streaming(...steps: Step[]): Handler {
   return async (_, response) => {
     response.writeHead(200, { 'content-type': 'text/event-stream' });
@@ -36,13 +36,13 @@ export function streaming(...steps: Step[]): Handler {
   };
 }
 
-/** A whole stream that says hello and reports `usage`. */
+/** A complete stream that says hello and reports `usage`. */
 export const completionStream = (usage?: unknown): Handler =>
   streaming(said('hel'), said('lo'), FINISHED, counted(usage), DONE);
 
-/** Resolves when all that was written has left: loopback has delivered it by then. */
+/** Resolves when everything written has been sent: loopback has delivered it by then. */
 const flushed = (response: http.ServerResponse) => new Promise((resolve) => response.write(':\n\n', resolve));
-/** Steps that end a connection without ending its answer. */
+/** A step that ends the connection without ending the answer. */
 export async function breakOff(response: http.ServerResponse) {
   await flushed(response);
   response.socket?.destroy();
@@ -51,26 +51,26 @@ export async function resetIt(response: http.ServerResponse) {
   await flushed(response);
   response.socket?.resetAndDestroy();
 }
-/** Never comes to an end; freed when the connection closes. */
+/** A step that never ends; freed when the connection closes. */
 export const forever = (response: http.ServerResponse) => new Promise((resolve) => response.once('close', resolve));
 
-/** A stream in a client's hand: nothing is read of it that is not asked for. */
+/** A stream as its client reads it: nothing is read unless the test asks for it. */
 export type Stream = {
   status: number;
   headers: Record<string, string | string[] | undefined>;
   /** The next event without its blank line; undefined at the end. */
   next(): Promise<string | undefined>;
-  /** All that is left, as text; what breaks off is thrown. */
+  /** Reads the rest, as text. Throws if the stream breaks off. */
   rest(): Promise<string>;
-  /** The client goes away. */
+  /** Closes the connection from the client's side. */
   leave(): void;
   body: AsyncIterable<Buffer>;
 };
 
-/** As many connections as there are streams. */
+/** Opens one connection per stream. */
 const agent = new Agent({ connections: null, pipelining: 1, headersTimeout: 0, bodyTimeout: 0 });
 
-/** Posts a chat to be streamed, and resolves when its head has come. */
+/** Posts a streamed chat, and resolves when the response headers have come. */
 export async function openStream(
   url: string,
   token: string,
@@ -93,7 +93,7 @@ export async function openStream(
       ...body,
     }),
   });
-  response.body.on('error', () => {}); // Whoever reads it hears of it.
+  response.body.on('error', () => {}); // The reader gets the error.
   const pieces = response.body[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
   let text = '';
   return {

@@ -5,11 +5,11 @@ import { hasComponent, hasProgram } from './component.ts';
 import { within } from './executable.ts';
 import { minimalDebian } from './minimal-debian.ts';
 
-/** A Debian that systemd has booted, with files, processes and a network of its own. */
+/** A Debian booted by systemd, with its own files, processes and network. */
 export type Machine = {
-  /** Runs one command in there as root: what it says on stdout. Throws where it fails. */
+  /** Runs one command in it as root, and returns its stdout. Throws if it fails. */
   inside(program: string, ...args: string[]): Promise<string>;
-  /** The same for a line of shell. */
+  /** Runs a line of shell in the same way. */
   sh(line: string): Promise<string>;
 };
 
@@ -17,8 +17,8 @@ const BOOT_MILLISECONDS_MAX = 120_000;
 const LOOK_MILLISECONDS = 200;
 
 /**
- * Boots a machine in which `files` of this one are seen, read-only, at other paths. What it writes is in memory and gone with
- * the test: a systemd does its boot jobs, one of which empties /tmp, and has to have a root of its own for that.
+ * Boots a machine that sees `files` of this one, read-only, at other paths. What it writes is in memory and gone after the
+ * test: systemd's boot jobs, one of which empties /tmp, need a root of their own.
  */
 export async function bootMachine(
   t: TestContext,
@@ -46,7 +46,7 @@ export async function bootMachine(
     });
   const ended = new Promise<void>((resolve) => nspawn.once('exit', () => resolve()));
   t.after(async () => {
-    nspawn.kill('SIGTERM'); // It takes everything in there with it.
+    nspawn.kill('SIGTERM'); // Everything inside ends with it.
     await ended;
   });
 
@@ -66,7 +66,7 @@ export async function bootMachine(
   return machine;
 }
 
-/** Its first process is nspawn's only child. */
+/** Starts a command inside. The machine's first process is nspawn's only child. */
 function enter(nspawn: ChildProcess, command: readonly string[]): Promise<string> {
   const { pid } = nspawn;
   const leader = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim();

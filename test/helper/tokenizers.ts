@@ -3,7 +3,7 @@ import { Template } from '@huggingface/jinja';
 import { TokenizerLoader } from '@lenml/tokenizers';
 import llama3 from 'llama3-tokenizer-js';
 
-/** A model's own tokenizer and chat template: what a model server counts. */
+/** A model's own tokenizer and chat template, which count as a model server does. */
 export type Counter = { name: string; count(request: ChatRequest): number };
 export type ChatRequest = {
   messages: readonly Record<string, any>[];
@@ -12,7 +12,7 @@ export type ChatRequest = {
 
 const require = createRequire(import.meta.url);
 
-/** Written after the layout that the model's card documents; the tools as Llama 3.1 takes them, indented by four. */
+/** Follows the layout in the model card; tools are indented by four, as Llama 3.1 expects. */
 const LLAMA_31 = `{{- bos_token }}
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}
 {{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
@@ -52,7 +52,7 @@ const LENML = [
   ['Llama 2 (SentencePiece)', 'llama2', LLAMA_2],
 ] as const;
 
-/** Loads them all, which takes some seconds. */
+/** Loads all tokenizers, which takes some seconds. */
 export function openCounters(): Counter[] {
   return [
     ...LENML.map(([name, folder, own]) => {
@@ -77,7 +77,7 @@ export function openCounters(): Counter[] {
   ];
 }
 
-/** What a server counts that parses the arguments of calls (vLLM does), or one that leaves them a text: the more of both. */
+/** Counts as a server that parses the arguments of calls (vLLM does) and as one that keeps them as text; returns the larger. */
 function countBy(template: Template, specials: object, encode: (text: string) => number): Counter['count'] {
   return ({ messages, tools }) => {
     const flat = messages.map(flatten);
@@ -89,7 +89,7 @@ function countBy(template: Template, specials: object, encode: (text: string) =>
   };
 }
 
-/** vLLM joins the parts of a text by line feeds, and a call has an empty content. */
+/** Joins the parts of a text by line feeds and gives a call an empty content, as vLLM does. */
 const flatten = (message: Record<string, any>): Record<string, any> => ({
   ...message,
   content: Array.isArray(message.content)
@@ -110,7 +110,7 @@ function withParsedArguments(message: Record<string, any>): Record<string, any> 
 
 const MARK = '\u{f0000}';
 
-/** As Python's json.loads reads it: NaN is a number, a whole number keeps its digits, and 1e15 is a float. */
+/** Parses JSON as Python's json.loads does: NaN is a number, an integer keeps its digits, and 1e15 is a float. */
 function parsePython(text: string): unknown {
   const readable = text.replace(/-?\b(NaN|Infinity)\b/g, `"${MARK}$&${MARK}"`);
   const revive = (_: string, value: unknown, context?: { source?: string }) => {

@@ -5,16 +5,16 @@ import type { TestContext } from 'node:test';
 export type UpstreamCall = { path: string; headers: http.IncomingHttpHeaders; body: Record<string, unknown> };
 export type Handler = (call: UpstreamCall, response: http.ServerResponse) => unknown;
 
-/** A real HTTP server in a test's hand: it answers, refuses, hangs, resets or answers late, as it is told. */
+/** A real HTTP server that the test controls: it answers, refuses, hangs, resets or answers late, as told. */
 export type FakeUpstream = {
   url: string;
   /** Every request that arrived, in order. */
   calls: UpstreamCall[];
-  /** What the next calls get; `completion()` unless told otherwise. */
+  /** Handles the next calls. Default: `completion()`. */
   handle: Handler;
   /** Resolves when `count` calls have arrived. */
   arrived(count: number): Promise<void>;
-  /** Nobody listens any more, and open connections are cut; resolves with what makes it listen again on its port. */
+  /** Stops listening and cuts open connections. Resolves with a function that makes it listen on its port again. */
   leave(): Promise<() => Promise<void>>;
   close(): Promise<void>;
 };
@@ -48,7 +48,7 @@ export function failure(
   };
 }
 
-/** Reads the whole request and never answers; what hangs is freed when the upstream closes. */
+/** Reads the whole request and never answers. Freed when the upstream closes. */
 export const hang: Handler = () => {};
 
 /** Reads the whole request, then resets the connection. */
@@ -61,7 +61,7 @@ export const halfBody: Handler = (_, response) => {
   setImmediate(() => response.socket?.destroy());
 };
 
-/** A handler that waits until the test says so, then does as `handler`. */
+/** A handler that waits for `open()`, then does as `handler`. */
 export function gate(handler: Handler = completion()): { handler: Handler; open(): void } {
   const opened = Promise.withResolvers<void>();
   return {
@@ -75,7 +75,7 @@ export function gate(handler: Handler = completion()): { handler: Handler; open(
 
 export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeUpstream> {
   const waiting: { count: number; tell: () => void }[] = [];
-  // However long the test's own process is busy elsewhere, no connection is closed just when it is used again.
+  // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
   const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);

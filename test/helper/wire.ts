@@ -2,13 +2,13 @@ import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 
-/** The wire between clients and a server, with a line for each client: every answer is seen on its way, and none changed. */
+/** A proxy between clients and a server, with its own URL for each client. It records every answer and changes none. */
 export type Wire = {
-  /** The base URL for a client of its own (`name` stands in it): what is asked below it is asked below `target`. */
+  /** The base URL of a client, which contains `name`. Requests below it are forwarded to `target`. */
   line(name: string): string;
-  /** The answers to a client so far: status, and when its head came, in milliseconds. */
+  /** The answers to a client so far: status, and when the headers came, in milliseconds. */
   answers(name: string): { status: number; at: number }[];
-  /** Resolves when a client has got the head of so many answers. */
+  /** Resolves when a client has got the headers of `count` answers. */
   answered(name: string, count: number): Promise<void>;
 };
 
@@ -27,7 +27,7 @@ export async function openWire(t: Pick<TestContext, 'after'>, target: string): P
       response.writeHead(answer.statusCode as number, answer.headers);
       answer.pipe(response);
       answer.once('error', () => response.destroy());
-      for (const look of [...waiting]) look();
+      for (const check of [...waiting]) check();
     });
     onward.once('error', () => response.destroy());
     response.once('close', () => onward.destroy());
@@ -43,13 +43,13 @@ export async function openWire(t: Pick<TestContext, 'after'>, target: string): P
     answers,
     answered(name, count) {
       const { promise, resolve } = Promise.withResolvers<void>();
-      const look = () => {
+      const check = () => {
         if (answers(name).length < count) return;
-        waiting.delete(look);
+        waiting.delete(check);
         resolve();
       };
-      waiting.add(look);
-      look();
+      waiting.add(check);
+      check();
       return promise;
     },
   };

@@ -6,9 +6,12 @@ import type { TestContext } from 'node:test';
 import { hasComponent, hasProgram } from '../../helper/component.ts';
 import { unmountBelow } from './docker.ts';
 
-const BYTES = 4 * 1024 ** 3; // Sparse: it takes what is written.
+const BYTES = 4 * 1024 ** 3; // Sparse: only what is written takes space.
 
-/** A btrfs in a file: a file system on which both engines can limit a container's disk. Undefined, and the test skipped, without one. */
+/**
+ * Opens a btrfs in a file: a file system on which both engines can limit a container's disk. If there is none, returns
+ * undefined and skips the test.
+ */
 export function openBtrfs(t: TestContext): { directory: string; close(): void } | undefined {
   const below = mkdtempSync(join(tmpdir(), 'purser-btrfs-'));
   const directory = join(below, 'mount');

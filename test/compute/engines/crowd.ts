@@ -5,17 +5,17 @@ import { hasComponent, hasProgram } from '../../helper/component.ts';
 
 const SLEEPERS = 'i=0; while [ $i -lt "$1" ]; do busybox sleep 3600 & i=$((i + 1)); done; echo made; wait';
 
-/** Starts so many idle processes on this machine, in one group, which is killed when the test ends. */
+/** Starts `count` idle processes on this machine, in one process group, which is killed when the test ends. */
 export async function startCrowd(t: TestContext, count: number): Promise<void> {
   if (!hasComponent(t, 'busybox', () => hasProgram('busybox'))) return;
-  const crowd = spawn('/bin/sh', ['-c', SLEEPERS, 'crowd', String(count)], {
+  const shell = spawn('/bin/sh', ['-c', SLEEPERS, 'crowd', String(count)], {
     detached: true,
     stdio: ['ignore', 'pipe', 'ignore'],
   });
-  const ended = once(crowd, 'exit');
+  const ended = once(shell, 'exit');
   t.after(async () => {
-    process.kill(-(crowd.pid as number), 'SIGKILL');
+    process.kill(-(shell.pid as number), 'SIGKILL');
     await ended;
   });
-  await once(crowd.stdout, 'data');
+  await once(shell.stdout, 'data');
 }

@@ -22,9 +22,9 @@ const LEAVES_THE_NETWORK_ALONE = [
   '--userland-proxy=false',
 ];
 
-/** A real engine on a socket of its own; the host's network is left alone. */
+/** A real engine on its own socket. It leaves the host's network alone. */
 export type Engine = { socket: string; docker: Docker; directory: string; stop(): Promise<void> };
-/** An engine whose daemon can be ended and started again. */
+/** An engine whose daemon can be stopped and restarted. */
 export type Daemon = Engine & {
   /** Sends the daemon a signal. */
   signal(signal: NodeJS.Signals): void;
@@ -33,18 +33,18 @@ export type Daemon = Engine & {
 };
 
 export type DockerOptions = {
-  /** Stopped by whoever opened it, not with the test. */
+  /** Stopped by the code that opened it, not with the test. */
   shared?: boolean;
-  /** Where its data lies, if not in its own directory. */
+  /** The data directory, if not in its own directory. */
   data?: string;
   flags?: string[];
-  /** In a network namespace of its own, where it may make networks. */
+  /** Runs in its own network namespace, where it may make networks. */
   apart?: boolean;
   /** A directory that it does not see, as if it ran on another machine. */
   blindTo?: string;
 };
 
-/** Starts a real dockerd in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
+/** Starts a real dockerd in a temporary directory, with a small image. Without dockerd, returns undefined and skips the test. */
 export async function openDocker(
   t: Pick<TestContext, 'after' | 'skip'>,
   { shared = false, data, flags = [], apart = false, blindTo }: DockerOptions = {},
@@ -85,7 +85,7 @@ export async function openDocker(
     signal: (signal) => void child.kill(signal),
     async revive() {
       if (!hasEnded(child)) await once(child, 'exit');
-      // Its containerd dies a moment later; a daemon that still sees it waits for it in vain.
+      // Its containerd ends a moment later. A daemon that still sees it would wait for it in vain.
       await until('containerd has ended', async () => !isAlive(`${directory}/exec/containerd/containerd.pid`));
       for (let attempts = REVIVAL_COUNT; ; attempts--) {
         child = startEngine(command, apart);
@@ -100,7 +100,7 @@ export async function openDocker(
   };
 }
 
-/** The deadline that a container's watchdog has, asked as Purser does. */
+/** Returns the deadline that a container's watchdog has, read as Purser reads it. */
 export async function deadlineInside(docker: Docker, container: string): Promise<number> {
   const exec = await docker.getContainer(container).exec({
     Cmd: ['/proc/1/exe'],
@@ -114,7 +114,7 @@ export async function deadlineInside(docker: Docker, container: string): Promise
   return Number(said);
 }
 
-/** Runs a program as the tenant's root, without Purser and without a shell. Answers its exit code and what it printed. */
+/** Runs a program as the tenant's root, without Purser and without a shell. Returns its exit code and output. */
 export async function runAsRoot(docker: Docker, container: string, ...argv: string[]): Promise<[number, string]> {
   const exec = await docker
     .getContainer(container)
@@ -128,7 +128,7 @@ export async function runAsRoot(docker: Docker, container: string, ...argv: stri
   return [Number(code), said];
 }
 
-/** Whether the process that a file names still runs. */
+/** Returns whether the process that a pid file names is running. */
 function isAlive(pidFile: string): boolean {
   try {
     const status = readFileSync(`/proc/${readFileSync(pidFile, 'utf8').trim()}/status`, 'utf8');
@@ -140,7 +140,7 @@ function isAlive(pidFile: string): boolean {
 
 const hasEnded = ({ exitCode, signalCode }: ChildProcess) => exitCode !== null || signalCode !== null;
 
-/** Starts an engine; `apart` in a network namespace of its own. */
+/** Starts an engine, with `apart` in its own network namespace. */
 export function startEngine(command: string[], apart: boolean, env = process.env): ChildProcess {
   const [program, ...args] = apart ? ['unshare', '--net', ...command] : command;
   return spawn(program as string, args, { stdio: ['ignore', 'ignore', 'pipe'], env });
@@ -163,7 +163,7 @@ export async function untilReady(docker: Docker, child: ChildProcess): Promise<v
   );
 }
 
-/** Removes what it runs, ends it by its pid, and undoes its mounts. */
+/** Removes the engine's containers, ends it by its pid, and undoes its mounts. */
 export async function stopEngine({
   docker,
   child,
@@ -189,15 +189,16 @@ export async function stopEngine({
 }
 
 /**
- * Podman's monitor of an exec stays for five minutes after it, and its cleanup writes where we are about to remove. What
- * names this directory is ours; it is ended by its id. Answers how many there still were.
+ * Ends processes that an engine left behind, and returns how many there were. Podman's monitor of an exec stays for five
+ * minutes, and its cleanup writes into the directory that is about to be removed. Only processes whose command names this
+ * directory are ended, each by its id.
  */
 function endLeft(directory: string): number {
   const left = readdirSync('/proc').filter((pid) => {
     try {
       return /^\d+$/.test(pid) && readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes(`${directory}/`);
     } catch {
-      return false; // It has ended meanwhile.
+      return false; // It has ended in the meantime.
     }
   });
   for (const pid of left)
@@ -212,7 +213,7 @@ export function unmountBelow(directory: string): void {
   execFileSync('sh', ['-c', script, directory]);
 }
 
-/** An image without a registry: busybox and a link for each of its commands. */
+/** Imports an image without a registry: busybox and a link for each of its commands. */
 export async function importBusybox(docker: Docker, directory: string): Promise<void> {
   const archive = packBusybox(directory);
   await importImage(docker, archive, { repo: IMAGE }); // Podman takes no tag of its own.

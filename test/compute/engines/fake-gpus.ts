@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 const CDI_DIRECTORY = '/var/run/cdi';
-/** Lists what was put into the container; like the real one it fails where there is none. */
+/** Lists the devices that were put into the container. Like the real one, it fails if there is none. */
 const NVIDIA_SMI = `#!/bin/sh
 n=0
 for gpu in /run/fake-gpus/*; do
@@ -14,11 +14,11 @@ for gpu in /run/fake-gpus/*; do
 done
 `;
 
-/** GPUs for Podman on a machine that has none, by a CDI specification of NVIDIA's kind with names that nobody else has. */
+/** GPUs for Podman on a machine without any: a CDI specification of NVIDIA's kind, with unique device names. */
 export type FakeGpus = {
-  /** Devices of which each shows in the `nvidia-smi` of its container. */
+  /** Devices. Each is listed by the `nvidia-smi` of its container. */
   names: string[];
-  /** One that the specification knows, and that never arrives inside. */
+  /** A device that the specification names but that never appears in the container. */
   absent: string;
   remove(): void;
 };

@@ -26,35 +26,35 @@ export type VastCall = {
 };
 export type VastEndpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
 
-/** What this server does wrong. Counts go down by one each time. */
+/** The faults of this server. Counts decrease by one each time. */
 export type VastFaults = {
-  /** Creates that make the instance and then answer so. */
+  /** Answers of the next creates that do make the instance. */
   createThen: ('500' | 'error-with-contract' | 'reset' | 'hang' | 'garbage' | 'no-contract')[];
-  /** Creates that make nothing and answer so. */
+  /** Answers of the next creates, which make nothing. */
   createSays: [status: number, body: string][];
-  /** So many instances per create, all with the label. */
+  /** Number of instances per create, all with the same label. */
   copies: number;
-  /** One offer may be rented twice; the loser's instance never becomes happy. */
+  /** Whether one offer can be rented twice. The second instance never starts. */
   sellTwice: boolean;
-  /** Milliseconds until a new instance is in the lists. */
+  /** Milliseconds until a new instance appears in lists. */
   listLagMilliseconds: number;
-  /** Shows and destroys of a new instance that answer 404. */
+  /** Number of shows and destroys of a new instance that are answered with 404. */
   notYet: number;
-  /** Calls of an endpoint that answer 429 in plain text, without Retry-After. */
+  /** Number of calls of an endpoint that are answered with 429 in plain text, without Retry-After. */
   tooOften: Partial<Record<VastEndpoint, number>>;
-  /** Least milliseconds between two calls of an endpoint; closer ones get the 429. */
+  /** Minimum milliseconds between two calls of an endpoint. Closer calls get a 429. */
   spacing: Partial<Record<VastEndpoint, number>>;
-  /** What a new instance reports instead of ever running. */
+  /** What a new instance reports forever instead of starting. */
   stuck: Record<string, unknown> | undefined;
-  /** Milliseconds that every answer takes. */
+  /** Delay of every answer, in milliseconds. */
   slow: number;
-  /** Lists answer their first page and then fail. */
+  /** Whether lists fail after their first page. */
   brokenPages: boolean;
-  /** The list leaves instances out and says so only in its total. */
+  /** Whether lists omit instances and reveal it only in the total. */
   shortList: boolean;
-  /** DELETE answers so. */
+  /** Answers of the next DELETE calls. */
   destroySays: [status: number, body: string][];
-  /** What the account tells of itself. */
+  /** The account's own data. */
   account: Record<string, unknown>;
 };
 
@@ -70,7 +70,7 @@ type Instance = {
   notYet: number;
   keys: string[];
   port: number;
-  /** Commands run, and their lines die before they say so. */
+  /** Whether connections break after a command has run and before its result is sent. */
   cutsLines: boolean;
   end(): Promise<void>;
 };
@@ -83,7 +83,7 @@ export type FakeVast = {
   instances: ReadonlyMap<number, Instance>;
   /** Puts an offer on the market. `dph` is the JSON text of its price. */
   offer(over?: Partial<Offer>): number;
-  /** Makes an instance behind everybody's back. */
+  /** Makes an instance directly, without an API call. */
   plant(label: string, row?: Record<string, unknown>): number;
   remove(id: number): Promise<void>;
   close(): Promise<void>;
@@ -107,9 +107,9 @@ const noFaults = (): VastFaults => ({
 });
 
 /**
- * A server that speaks Vast's documented protocol, with every misbehaviour on request. Its instances
- * are real: each is a process tree in namespaces of its own, with its own /tmp and /run, behind an SSH server on a free
- * loopback port. All of it ends with `close`.
+ * A server that speaks Vast's documented protocol, with every fault on request. Its instances are real: each is a process
+ * tree in its own namespaces, with its own /tmp and /run, behind an SSH server on a free loopback port. Everything ends with
+ * `close`.
  */
 export async function openFakeVast(t: TestContext, { shared = false } = {}): Promise<FakeVast | undefined> {
   if (!hasComponent(t, 'namespaces (unshare, nsenter)', hasNamespaces)) return undefined;
@@ -197,10 +197,10 @@ export async function openFakeVast(t: TestContext, { shared = false } = {}): Pro
     const before = lastCall.get(endpoint) ?? Number.NEGATIVE_INFINITY;
     const now = performance.now();
     lastCall.set(endpoint, now);
-    const least = faults.spacing[endpoint] ?? 0;
+    const spacing = faults.spacing[endpoint] ?? 0;
     const left = faults.tooOften[endpoint] ?? 0;
     if (left > 0) faults.tooOften[endpoint] = left - 1;
-    if (left > 0 || now - before < least) return say(429, 'API requests too frequent: endpoint threshold exceeded');
+    if (left > 0 || now - before < spacing) return say(429, 'API requests too frequent: endpoint threshold exceeded');
 
     const id = Number(/\/(\d+)\//.exec(path)?.[1]);
     const bearer = call.headers.authorization;
@@ -379,7 +379,7 @@ function matches(label: string, filter: { eq?: string; in?: string[] } | undefin
   return filter.in ? filter.in.includes(label) : label === filter.eq;
 }
 
-/** Starts the machine: its namespaces, what runs at its start, and its SSH server. */
+/** Starts the machine: its namespaces, its start script, and its SSH server. */
 async function boot(instance: Instance): Promise<void> {
   const env = {
     PATH: process.env.PATH,
@@ -403,7 +403,7 @@ async function boot(instance: Instance): Promise<void> {
     });
     children.add(child);
     child.once('close', () => children.delete(child));
-    child.stdin.on('error', () => {}); // Whoever went away reads no more.
+    child.stdin.on('error', () => {}); // The client has gone away.
     return child;
   };
   await until('the machine has its own directories', () => {
@@ -441,7 +441,7 @@ async function boot(instance: Instance): Promise<void> {
         child.stdout.pipe(channel, { end: false });
         child.stderr.pipe(channel.stderr, { end: false });
         child.once('exit', (code, signal) => {
-          if (instance.cutsLines) return client.end(); // It was done, and nobody hears of it.
+          if (instance.cutsLines) return client.end(); // The command ran, but its result is not sent.
           if (code !== null) channel.exit(code);
           else channel.exit((signal ?? 'SIGKILL').slice(3), false, '');
         });
@@ -460,7 +460,7 @@ async function boot(instance: Instance): Promise<void> {
   instance.end = async () => {
     for (const it of connections) it.end();
     server.close();
-    if (init.pid && init.exitCode === null && init.signalCode === null) process.kill(init.pid, 'SIGKILL'); // With it dies all that runs inside.
+    if (init.pid && init.exitCode === null && init.signalCode === null) process.kill(init.pid, 'SIGKILL'); // Everything inside ends with it.
     await gone;
     for (const it of children) it.kill('SIGKILL');
   };

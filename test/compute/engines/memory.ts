@@ -3,23 +3,23 @@ import type { Backend, Machine, Owned } from '../../../src/compute/backend.ts';
 type Asked = Exclude<keyof Backend, 'name' | 'absence' | 'trial' | 'close' | 'check' | 'unlimited'>;
 type Kept = Owned & { deadline: number };
 
-/** What an engine might say: it names a place that no agent has to know. */
+/** An error text of an engine. It names a path that no agent may see. */
 export const SECRET_WORDS = 'connect ENOENT /srv/secret-place/docker.sock';
 
-/** Machines that are only remembered, in a test's hand: what many of them do, and what a backend does at its worst. */
+/** Machines that exist only in memory, controlled by the test: for many machines, and for a backend that fails. */
 export type Memory = {
   machines: Map<string, Kept>;
   /** Every call that arrived, in order. */
   calls: Asked[];
-  /** What a call does before it does its work; it may wait, or throw. Nothing unless told otherwise. */
+  /** Runs before a call does its work; it may wait, or throw. Nothing by default. */
   before: Partial<Record<Asked, (...args: never[]) => Promise<unknown> | unknown>>;
-  /** What a call does when its work is done, before it answers. */
+  /** Runs after a call has done its work, before it returns. */
   after: Partial<Record<Asked, (...args: never[]) => Promise<unknown> | unknown>>;
-  /** So many machines at most; what is too much is refused. */
+  /** Maximum number of machines. More are refused. */
   room: number;
   /** Whether a machine runs as soon as it is made. */
   ready: boolean;
-  /** What `inspect` shows of the deadline: a backend may be unable to read it. */
+  /** Whether `inspect` reports the deadline: a backend may be unable to read it. */
   readable: boolean;
 };
 
@@ -35,10 +35,10 @@ export function createMemory(): Memory {
   };
 }
 
-/** Puts the machines of `memory` behind an opened backend, by replacing what it does. `now` is in Unix seconds. */
+/** Replaces the calls of an opened backend with ones on the machines of `memory`. `now` is in Unix seconds. */
 export function replaceBackend(backend: Backend, memory: Memory, now: () => number): void {
   let count = memory.machines.size;
-  /** What has passed its deadline has ended by itself, as with a real one. */
+  /** Returns a machine's state. Past its deadline it has ended by itself, like a real one. */
   const show = (it: Kept): Machine => ({
     ref: it.ref,
     state: it.deadline <= now() ? 'ended' : it.state,

@@ -6,7 +6,7 @@ import Docker from 'dockerode';
 import { hasComponent, hasProgram } from '../../helper/component.ts';
 import { type Engine, importBusybox, startEngine, stopEngine, untilReady } from './docker.ts';
 
-/** Limits that a host without CAP_SYS_RESOURCE can give, a runtime for hybrid cgroups, and no systemd. */
+/** Limits that a host without CAP_SYS_RESOURCE can set, a runtime for hybrid cgroups, and no systemd. */
 const CONTAINERS_CONF = `[containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 pids_limit = 512
@@ -20,16 +20,16 @@ network_backend = "netavark"
 `;
 
 export type PodmanOptions = {
-  /** A host that it may pull from without TLS. */
+  /** A registry that it may pull from without TLS. */
   registry?: string;
   driver?: string;
-  /** Where its data lies, if not in its own directory. */
+  /** The data directory, if not in its own directory. */
   data?: string;
-  /** In a network namespace of its own, where it may make networks. */
+  /** Runs in its own network namespace, where it may make networks. */
   apart?: boolean;
 };
 
-/** Starts a real Podman service in a temporary directory, with a small image in it. Undefined, and the test skipped, without one. */
+/** Starts a real Podman service in a temporary directory, with a small image. Without Podman, returns undefined and skips the test. */
 export async function openPodman(
   t: TestContext,
   { registry = 'localhost', driver = 'overlay', data, apart = false }: PodmanOptions = {},

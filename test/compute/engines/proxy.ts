@@ -4,18 +4,18 @@ import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import type { Engine } from './docker.ts';
 
-/** When somebody who talks to an engine is to die: before it hears of a request, before it answers, or after. */
+/** When the client of an engine is killed: before the engine gets a request, before it answers, or after. */
 export const MOMENTS = ['before it arrives', 'before it is answered', 'after it was answered'] as const;
 export type Moment = (typeof MOMENTS)[number];
 
-/** Stands between Purser and an engine: counts what is asked, and stops the world at a place. */
+/** A proxy between Purser and an engine. It counts requests, and strikes at a chosen one. */
 export type EngineProxy = {
   socket: string;
-  /** What was asked since `watch`, in order: method and path. */
+  /** The requests since `watch`, in order: method and path. */
   asked: string[];
-  /** Counts from now on; `strike` runs once, at that moment of the n-th request, and the request is then dropped. */
+  /** Starts counting. `strike` runs once, at the given moment of the n-th request, which is then dropped. */
   watch(place?: { nth: number; moment: Moment; strike: () => void }): void;
-  /** Leaves every request unanswered, or forwards those that wait and all others again. */
+  /** With true, leaves every request unanswered. With false, forwards the waiting ones and all others again. */
   hang(isHanging: boolean): void;
 };
 
@@ -27,7 +27,7 @@ export async function openEngineProxy(t: Pick<TestContext, 'after'>, engine: Eng
   let place: Parameters<EngineProxy['watch']>[0];
   let waiting: (() => void)[] | undefined;
 
-  /** Notes a request, and answers the place where it is to be struck. */
+  /** Records a request, and returns the place to strike it, if any. */
   function note({ method, url }: http.IncomingMessage) {
     proxy.asked.push(`${method} ${url?.replace(/\?.*/, '').replace(/[0-9a-f]{64}|purser-inst-\w+-res-\w+/, ':id')}`);
     return place && proxy.asked.length === place.nth ? place : undefined;
@@ -56,7 +56,7 @@ export async function openEngineProxy(t: Pick<TestContext, 'after'>, engine: Eng
     });
     forwarded.end(Buffer.concat(chunks));
   });
-  /** The start of a command inside: its streams are passed on as they are. */
+  /** Upgraded connections carry the streams of a command in a container; they are forwarded unchanged. */
   server.on('upgrade', async (request, client: Socket, head: Buffer) => {
     const struck = note(request);
     client.on('error', () => {});

@@ -11,15 +11,15 @@ import { packBusybox } from './docker.ts';
 const MANIFEST = 'application/vnd.docker.distribution.manifest.v2+json';
 const digestOf = (bytes: Buffer) => `sha256:${hash('sha256', bytes)}`;
 
-/** A registry on loopback with one image, as the distribution specification has it; its layer comes when the test says so. */
+/** A registry on loopback with one image, after the distribution specification. Its layer is sent when the test says so. */
 export type Registry = {
   host: string;
   image: string;
-  /** How often the layer was asked for: an engine asks once, however many pulls wait for it. */
+  /** How often the layer was requested. An engine requests it once, however many pulls wait for it. */
   layerCount(): number;
-  /** How often somebody asked what the tag stands for: once a pull. */
+  /** How often the tag was resolved: once per pull. */
   pullCount(): number;
-  /** Whether the image is there at all; it is unless it is set to false. */
+  /** Whether the image exists. Default: true. */
   isThere: boolean;
   release(): void;
   close(): Promise<void>;

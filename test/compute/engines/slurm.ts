@@ -26,36 +26,36 @@ const JOB_SUBMIT = join(import.meta.dirname, '../../../docs/job_submit.lua');
 const NOBODY = 65_534;
 const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
 
-/** A real cluster of one node, this machine, with two GPUs that are none: munged, slurmctld and slurmd on loopback. */
+/** A real cluster of one node, this machine, with two fake GPUs: munged, slurmctld and slurmd on loopback. */
 export type Cluster = {
   conf: string;
   directory: string;
-  /** Runs one of Slurm's programs as root, and answers what it says. */
+  /** Runs one of Slurm's programs as root, and returns its output. */
   slurm(program: string, ...args: string[]): Promise<string>;
-  /** The controller alone. */
+  /** Suspends the controller alone. */
   pause(): void;
   proceed(): void;
   stopController(): Promise<void>;
-  /** Without it nobody can say who he is. */
+  /** Stops munged. Without it no user can authenticate. */
   stopMunge(): Promise<void>;
-  /** The node: slurmd alone. */
+  /** Stops the node: slurmd alone. */
   stopNode(): Promise<void>;
   startNode(): Promise<void>;
   startMunge(): Promise<void>;
-  /** The same program as the job user, not as root. */
+  /** Runs a program as the job user, not as root. */
   asJobUser(program: string, ...args: string[]): Promise<string>;
-  /** Whether slurmctld refuses what the job user submits, by docs/job_submit.lua. */
+  /** Sets whether slurmctld refuses what the job user submits, by docs/job_submit.lua. */
   guard(isOn: boolean): void;
   startController(): Promise<void>;
   stop(): Promise<void>;
 };
 
-/** Starts one. Undefined, and the test skipped, where Slurm or munge is not installed. The caller stops it. */
+/** Starts one, which the caller stops. Without Slurm or munge, returns undefined and skips the test. */
 export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
   const programs = ['munged', 'slurmctld', 'slurmd', 'sbatch', 'squeue', 'scancel', 'scontrol', 'srun', 'script'];
   if (!hasComponent(t, 'slurm', () => process.getuid?.() === 0 && programs.every(hasProgram))) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-slurm-'));
-  chmodSync(directory, 0o755); // Jobs run as somebody else.
+  chmodSync(directory, 0o755); // Jobs run as another user.
   const conf = await configure(directory);
   const env = { PATH, LC_ALL: 'C', SLURM_CONF: conf };
   const running = new Map<string, { child: ChildProcess; ended: Promise<void> }>();
@@ -94,7 +94,7 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
   function guard(isOn: boolean) {
     const file = join(directory, 'job_submit.lua');
     writeFileSync(file, isOn ? script : script.replace('= true', '= nil'));
-    // The plugin reads the file again when its time, in whole seconds, is another.
+    // The plugin reloads the file when its time, in whole seconds, has changed.
     utimesSync(file, ++changedAt, changedAt);
   }
 
@@ -124,7 +124,7 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
       );
     },
     async stop() {
-      // What a job started would outlive the daemons.
+      // The processes of a job would outlive the daemons.
       await slurm('scancel', '--user=nobody,games,news').catch(() => {});
       await until(
         'the jobs have ended',
@@ -174,7 +174,7 @@ async function configure(directory: string): Promise<string> {
     `SlurmdPidFile=${directory}/slurmd.pid`,
     `SlurmctldLogFile=${directory}/slurmctld.log`,
     `SlurmdLogFile=${directory}/slurmd.log`,
-    'ProctrackType=proctrack/linuxproc', // Control groups may not be ours to make; a job's own script finds what slips away.
+    'ProctrackType=proctrack/linuxproc', // This machine may not allow control groups; a job's own script finds processes that escape.
     'TaskPlugin=task/none',
     'SelectType=select/cons_tres',
     'SelectTypeParameters=CR_Core_Memory',
@@ -207,7 +207,7 @@ async function freePorts(count: number): Promise<number[]> {
   return ports;
 }
 
-/** Processes that still belong to this cluster, by its directory in their environment. */
+/** Returns the processes that still belong to this cluster, by its directory in their environment. */
 function left(directory: string): number[] {
   return readdirSync('/proc')
     .filter((name) => /^\d+$/.test(name) && Number(name) !== process.pid)

@@ -10,21 +10,21 @@ import { hasComponent } from '../../helper/component.ts';
 import { until } from '../conformance.ts';
 
 const READY_MILLISECONDS = 20_000;
-/** Ids of test users: a fresh range for every host, so that not even two runs give the same id twice. */
+/** User ids for tests: a new range for every host, so that even two runs do not assign the same id. */
 const UIDS = { from: 1_900_000_000, below: 2_100_000_000 };
 
-/** A pool host: a real sshd on a loopback port, with a state directory of its own on this machine. */
+/** A pool host: a real sshd on a loopback port, with its own state directory on this machine. */
 export type Sshd = {
   host: SshSettings['hosts'][number];
   /** Its state directory. */
   pool: string;
   firstUid: number;
-  /** Stops the daemon and its connections; `stop` still cleans. */
+  /** Stops the daemon and its connections. `stop` still cleans up. */
   halt(): Promise<void>;
   stop(): Promise<void>;
 };
 
-/** Starts a real sshd with a root key. Undefined, and the test skipped, without one. */
+/** Starts a real sshd with a root key. Without sshd, returns undefined and skips the test. */
 export async function openSshd(t: TestContext, { shared = false, chip = 'test-chip' } = {}): Promise<Sshd | undefined> {
   const isThere = () => process.getuid?.() === 0 && has('/usr/sbin/sshd');
   if (!hasComponent(t, 'sshd', isThere)) return undefined;
@@ -66,7 +66,7 @@ export async function openSshd(t: TestContext, { shared = false, chip = 'test-ch
     child.kill('SIGTERM');
     await ended;
   }
-  /** What tests left: the tenant of this pool ends by the script that every tenant ends by. */
+  /** Ends what tests left behind: the tenant of this pool, by the same script that ends every tenant. */
   async function stop(): Promise<void> {
     await halt();
     execFileSync(

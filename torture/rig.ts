@@ -4,8 +4,8 @@ import type { Journal } from './journal.ts';
 import type { Models } from './models.ts';
 import type { Site, WallClock } from './site.ts';
 
-/** Everything that can be tortured, and who looks on. */
-export type Room = {
+/** Everything that can be tortured, and what observes it. */
+export type Rig = {
   site: Site;
   journal: Journal;
   models: Models;
@@ -14,6 +14,6 @@ export type Room = {
   clock: WallClock | undefined;
   accountId: string;
   accountKey: string;
-  /** What is left of it is removed in the end. */
+  /** Removed at the end, unless the run failed. */
   directory: string;
 };
