@@ -155,7 +155,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     faults.push('environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both');
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
-  const { compute, slotKeys } = splitSecrets(settings.compute);
+  const { compute, slotKeys } = partSecrets(settings.compute);
   const { transfer, transferKeys } = splitTransfer(settings.transfer);
   const { billing, billingKeys } = splitBilling(settings.billing);
   const config: Config = {

@@ -72,7 +72,7 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
   if (!rents) print('Leases are left out: here they are processes, and this machine has no /proc to find them by.');
   let wrong: number;
   try {
-    const house = {
+    const server = {
       baseUrl: app.state.baseUrl,
       operatorKey,
       rents,

@@ -56,7 +56,7 @@ export function createHeadWriter(
     writing = writing.then(write);
     return writing;
   }
-  const keeper: HeadWriter = {
+  const writer: HeadWriter = {
     committed() {
       if (tip && !health.fault) markTip();
       if (stopped || timer) return;

@@ -58,7 +58,7 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
   const byKey = new Map<string, Entry>();
   const countOf = new Map<string, number>();
   const operationIds = new Set<string>();
-  const attended = new Map<Promise<void>, () => void>();
+  const tracked = new Map<Promise<void>, () => void>();
   const cutOff = new AbortController();
   const stopping = () =>
     new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
@@ -143,8 +143,8 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
     cutOff(refusal) {
       cutOff.abort();
       for (const entry of byKey.values()) entry.cut(refusal());
-      for (const cut of attended.values()) cut();
-      attended.clear();
+      for (const cut of tracked.values()) cut();
+      tracked.clear();
     },
 
     async drained() {
