@@ -244,7 +244,7 @@ for (const { path, body = lineOf(path).body, required, wrong } of SUBJECTS) {
 
 // Design 2.5: refused where the interface forbids them, ignored elsewhere; an option of a gateway key that binds nothing
 // would be a false promise, so unknown ones are refused too.
-const FORBIDS_OTHERS = ['/v1/wallets', '/v1/compute/create', '/v1/compute/extend', '/v1/router/key'];
+const FORBIDS_OTHERS = ['/v1/wallets', '/v1/compute/create', '/v1/compute/extend'];
 const OTHERS: Record<string, string> = {
   extra: '1',
   budget: 'null',

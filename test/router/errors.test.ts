@@ -75,7 +75,7 @@ test('every error under the base URL has the shape that OpenAI’s clients read'
   const outside = await house.ask('GET', '/v1/no/such/path', { token: gateway.key });
   assert.deepEqual(Object.keys(outside.body.error).sort(), ['code', 'message'], 'elsewhere it is the interface’s own');
   assert.equal(outside.headers['x-should-retry'], undefined);
-  const made = await house.ask('POST', '/v1/router/key', { token: gateway.token, body: { a: 1 } });
+  const made = await house.ask('POST', '/v1/router/key', { token: gateway.token, body: { models: 1 } });
   assert.deepEqual(Object.keys(made.body.error).sort(), ['code', 'message'], 'the key itself is made by the interface');
 });
 
