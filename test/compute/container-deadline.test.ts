@@ -164,10 +164,11 @@ test('a deadline that was in the container before Purser was told of it is read 
   if (!engine) return;
   const { backend, tag, sh } = await lease(engine, IMAGE, 300);
   const moved = now() + 400;
-  await engine.docker
+  const move = await engine.docker
     .getContainer(tag)
-    .exec({ Cmd: ['/proc/1/exe', String(moved)], User: '63541:63541', AttachStdout: true, Tty: true })
-    .then((exec) => exec.start({ Tty: true }));
+    .exec({ Cmd: ['/proc/1/exe', String(moved)], User: '63541:63541', AttachStdout: true, Tty: true });
+  await move.start({ Tty: true });
+  await until('it is moved', async () => (await move.inspect()).ExitCode === 0); // What is read is read once.
   const again = openAnother(engine);
   await until('it is read', async () => (await again.inspect(tag))?.deadline === moved);
   // A watchdog that cannot be asked is no reason to call the machine unknown.
