@@ -14,7 +14,10 @@ import { hashToken, lastFour } from './token.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** The requested restrictions of a gateway key. They do not bind the wallet token, whose holder may create another key. */
-export type RouterKeyOptions = { models?: readonly string[] | undefined; max_price_usd?: string | undefined };
+export type RouterKeyOptions = {
+  models?: readonly string[] | null | undefined;
+  max_price_usd?: string | null | undefined;
+};
 export type KeyLimits = { models: ReadonlySet<string> | undefined; maxPrice: Nanos | undefined };
 
 const reads = prepare((read: Reader) => ({
@@ -68,8 +71,8 @@ export function listRouterKeys(read: Reader, walletId: string): RouterKey[] {
 export function limitsOf({ options }: RouterKey): KeyLimits {
   const { models, max_price_usd: maxPriceUsd } = JSON.parse(options) as RouterKeyOptions;
   return {
-    models: models && new Set(models),
-    maxPrice: maxPriceUsd === undefined ? undefined : parseUsd(maxPriceUsd),
+    models: models ? new Set(models) : undefined,
+    maxPrice: maxPriceUsd ? parseUsd(maxPriceUsd) : undefined,
   };
 }
 
@@ -89,7 +92,7 @@ export function openRouterKey(
   const { models, max_price_usd: maxPriceUsd } = options;
   const text = canonicalJson({
     ...(models ? { models: [...new Set(models)].sort() } : {}),
-    ...(maxPriceUsd === undefined ? {} : { max_price_usd: maxPriceUsd }),
+    ...(maxPriceUsd ? { max_price_usd: maxPriceUsd } : {}),
   });
   const known = reads(tx).byOptions.get({ walletId: wallet.id, options: text });
   if (known) return { key: known, isNew: false };

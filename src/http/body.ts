@@ -47,11 +47,6 @@ function tooLarge(max: number): Refusal {
   return new Refusal('payload_too_large', `The body is larger than the ${max} bytes that this endpoint takes.`);
 }
 
-/** Tells whether the request has a body; one of these headers announces it (RFC 9112, 6). */
-export function hasBody({ headers }: IncomingMessage): boolean {
-  return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > 0;
-}
-
 /** Throws `unsupported_media_type` unless the body is uncompressed JSON. */
 export function refuseMediaType(request: IncomingMessage): void {
   const type = request.headers['content-type'];

@@ -27,7 +27,7 @@ import { eventOf } from '../router/sse.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
-import { hasBody, parseJson, readBody, refuseMediaType, validate } from './body.ts';
+import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
 import type { Concurrency } from './concurrency.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
@@ -163,10 +163,10 @@ async function runEndpoint(
 
   let raw: unknown;
   if (it.body) {
-    const isMissing = it.isBodyOptional === true && !hasBody(incoming);
-    if (!isMissing) refuseMediaType(incoming);
-    const bytes = isMissing ? undefined : await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
-    raw = bytes ? parseJson(bytes, it.bodyNumbersMax ?? 0, share) : {};
+    if (!it.isBodyOptional) refuseMediaType(incoming);
+    const bytes = await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
+    if (it.isBodyOptional && bytes.length) refuseMediaType(incoming);
+    raw = it.isBodyOptional && !bytes.length ? {} : parseJson(bytes, it.bodyNumbersMax ?? 0, share);
     // A body may arrive slowly: a key that was revoked meanwhile must not complete its request.
     refuseRevoked(app.ledger.read, principal);
   }

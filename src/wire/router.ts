@@ -12,16 +12,14 @@ const MODEL_COUNT_MAX = 1000;
  * (design, section 8); others are ignored.
  */
 export const RouterKeyRequest = v.looseObject({
-  models: v.optional(
+  models: v.nullish(
     v.pipe(
       v.array(text(1, 200), 'must be an array of model ids'),
       v.minLength(1, 'must name at least one model'),
       v.maxLength(MODEL_COUNT_MAX, `must name at most ${MODEL_COUNT_MAX} models`),
     ),
   ),
-  max_price_usd: v.optional(
-    v.pipe(v.string('must be a decimal string'), v.check(isPrice, 'must be exact USD above 0')),
-  ),
+  max_price_usd: v.nullish(v.pipe(v.string('must be a decimal string'), v.check(isPrice, 'must be exact USD above 0'))),
 });
 export const RouterKeyAnswer = v.object({ api_key: v.string(), base_url: v.string(), expires_at: v.nullable(Time) });
 
