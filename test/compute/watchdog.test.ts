@@ -65,13 +65,14 @@ for (const [architecture, prefix] of [
     if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
     // Of the foreign one only a machine with an emulator can tell.
     const [emulator] = prefix;
-    if (emulator !== undefined && !hasProgram(emulator)) return t.diagnostic(`${emulator} is not here: not run`);
+    if (emulator !== undefined && !hasComponent(t, emulator, () => hasProgram(emulator))) return;
     await behaves(t, ...prefix, join(FOLDER, `watchdog-${architecture}`));
   });
 
 test('what its source makes today behaves the same', async (t) => {
   if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
-  if (process.arch !== 'x64' || !hasProgram('x86_64-linux-gnu-gcc')) return t.diagnostic('gcc is not here: not built');
+  if (!hasComponent(t, 'gcc', () => process.arch !== 'x64' || hasProgram('x86_64-linux-gnu-gcc'))) return;
+  if (process.arch !== 'x64') return t.diagnostic('its build is tried on amd64 alone');
   const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
   t.after(() => rmSync(directory, { recursive: true }));
   execFileSync(join(FOLDER, 'build.sh'), [directory, 'amd64']);
