@@ -46,7 +46,7 @@ test('doctor tries what is configured outside: the issuer’s keys, the payment 
     [
       `${issuer.url}/jwks publishes 1 key`,
       'the key is accepted (test mode: nobody pays real money, and what is paid is credited); webhooks and polling',
-      'not tried: public_url is not set, so only you know under which address it is',
+      'not tried: public_url is not set, so its public address is unknown',
       'PUT, GET and DELETE of an object in agents work, and nobody reads it unsigned',
     ],
   );
