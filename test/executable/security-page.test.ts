@@ -65,7 +65,7 @@ test('the bounds that the page states are those of the source', () => {
     ['256 MiB', '{ caller: 64 * 1024 * 1024, all: 256 * 1024 * 1024 }'],
     ['32 more', 'const WAITING_COUNT_MAX = 32;'],
     ['a quarter', 'const WALLET_SHARE = 1 / 4;'],
-    ['64 connections without a key', 'const STRANGER_COUNT_MAX = 64;'],
+    ['64 connections without a key', 'const UNAUTHENTICATED_COUNT_MAX = 64;'],
     ['16 connections', 'const CONNECTION_COUNT_MAX = 16;'],
     ['cap-drop ALL', "CapDrop: ['ALL']"],
     ['no-new-privileges', "SecurityOpt: ['no-new-privileges']"],
