@@ -164,7 +164,7 @@ test('a database of this Purser is refused by every one before it, with a senten
       assert.throws(
         () => pendingMigrations(client, all.slice(0, count)),
         RegExp(
-          `written by a newer Purser: it has ${all[count]?.name}, which this one does not know. Use the newer one`,
+          `written by a newer Purser: it has ${all[count]?.name}, which this one does not know. Use the newer version`,
         ),
       );
   });
