@@ -1,6 +1,6 @@
 import { nanos } from '../test/executable/books.ts';
 import type { Answer } from '../test/helper/server.ts';
-import { chargeOf, type Usage } from './prices.ts';
+import { chargeOf, type Expected, type Usage } from './prices.ts';
 
 /** The outcome of an order. `lost`: charged by policy, without an answer. `refused`: a definite no, which cost nothing. */
 export type Outcome = 'unknown' | 'done' | 'lost' | 'refused';
@@ -36,8 +36,8 @@ export type OrderEntry = {
   outcome: Outcome;
   /** The text of the acknowledged answer. */
   text: string;
-  /** The charge in nano-dollars, or `hold` if the answer has no usable count. */
-  charged: bigint | 'hold' | undefined;
+  /** The charge in nano-dollars, or what it has to be if the answer has no usable count. */
+  charged: Expected | undefined;
   /** The operation's id, if the answer had it. */
   operationId: string;
   resourceId: string;
@@ -116,7 +116,7 @@ const NOT_NOW = ['read_only'];
 const DONE = 'data: [DONE]\n\n';
 
 type Told =
-  | { outcome: 'done'; text: string; charged: bigint | 'hold'; operationId: string; resource?: Answer['body'] }
+  | { outcome: 'done'; text: string; charged: Expected; operationId: string; resource?: Answer['body'] }
   | { outcome: 'lost'; charged: bigint }
   | { outcome: 'refused' | 'unknown' | 'as before' }
   | { outcome: 'pending'; resource: Answer['body'] }
@@ -156,10 +156,7 @@ export function readAnswer(order: OrderEntry, { status, body, text }: Answer): T
 }
 
 /** Reads charge and operation id: the upstream uses the operation's id as its own. */
-function told(
-  order: OrderEntry,
-  body: { id?: string; usage?: Usage },
-): { charged: bigint | 'hold'; operationId: string } {
+function told(order: OrderEntry, body: { id?: string; usage?: Usage }): { charged: Expected; operationId: string } {
   return { charged: chargeOf(order.what, body.usage), operationId: body.id ?? '' };
 }
 
@@ -214,6 +211,6 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
       );
     order.text = told.text;
     order.operationId = told.operationId;
-    if (told.charged !== 'hold') order.wallet.known += told.charged;
+    if (typeof told.charged === 'bigint') order.wallet.known += told.charged;
   } else order.outcome = told.outcome === 'refused' && alone ? 'refused' : 'unknown';
 }

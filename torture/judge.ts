@@ -3,7 +3,7 @@ import type { Books, Entry, Operation } from './books.ts';
 import type { Machine } from './engine.ts';
 import { FAILURES, type Failure, type Finding, type Journal, type OrderEntry } from './journal.ts';
 import type { Call } from './models.ts';
-import { chargeOf } from './prices.ts';
+import { chargeOf, isExpected } from './prices.ts';
 
 /** All records: those of the clients, the model server, the engine, and Purser's own books. */
 export type Evidence = {
@@ -77,8 +77,8 @@ function judgeOrders({ journal, books }: Evidence, find: Find): Map<OrderEntry, 
     charges.set(order, one.charge ?? 0n);
     if (order.operationId && one.id !== order.operationId)
       find('charged wrongly', `${name} was answered by ${order.operationId}; the books have ${booked}`);
-    const expected = order.charged === 'hold' ? one.hold : order.charged;
-    if (one.charge !== expected) find('charged wrongly', `${name} was ${told}; the books have ${booked}`);
+    if (!isExpected(order.charged, one.charge, one.hold))
+      find('charged wrongly', `${name} was ${told}; the books have ${booked}`);
   }
   for (const [name, [one]] of attempts)
     find('charged wrongly', `${name}: ${one?.id} (${one?.outcome} ${one?.charge}), and nobody ordered it`);
@@ -113,8 +113,9 @@ function judgeCalls({ calls, books }: Evidence, find: Find): void {
     }
     if (it.outcome === 'released' && call.answered === 'whole')
       find('charged wrongly', `${it.id} was answered and given back for nothing`);
-    const cost = chargeOf(call.model, call.usage as never);
-    if (it.outcome === 'charged' && it.charge !== (cost === 'hold' ? it.hold : cost))
+    // The count of an answer that broke off was never sent.
+    const cost = call.answered === 'part' ? 'estimate' : chargeOf(call.model, call.usage as never);
+    if (it.outcome === 'charged' && !isExpected(cost, it.charge, it.hold, call.model))
       find('charged wrongly', `${it.id}: the model server counted ${cost}, the books have ${it.charge} of ${it.hold}`);
   }
 }

@@ -18,8 +18,8 @@ export type Call = {
 };
 
 type Asked = UpstreamCall & { id: string; usage: object | undefined };
-/** A fault of one call. `answered` is what the model server records. */
-type Fault = { answered: Call['answered']; plain: Handle; stream: Handle };
+/** A fault of one call. `answered` is what the model server records, of a request that does not stream too unless `plainly` says. */
+type Fault = { answered: Call['answered']; plainly?: Call['answered']; plain: Handle; stream: Handle };
 type Handle = (asked: Asked, response: ServerResponse) => unknown;
 
 const chunk = ({ id }: Asked, choices: object[], usage?: object) =>
@@ -63,7 +63,7 @@ const FAULTS: Record<string, Fault> = {
   'bad usage': WHOLE,
   '429': says(429),
   '500': says(500),
-  '502': both('part', failure(502)),
+  '502': says(502), // A complete error is nobody's bill, whatever was worked for it.
   '503': says(503),
   '504': both('part', failure(504)),
   '529': says(529),
@@ -73,6 +73,7 @@ const FAULTS: Record<string, Fault> = {
   'reset in the middle': { answered: 'part', plain: reset, stream: broken(resetIt) },
   'an error in the middle': {
     answered: 'part',
+    plainly: 'no',
     plain: failure(502),
     stream: broken(event({ error: { message: 'no' } })),
   },
@@ -124,7 +125,7 @@ export async function openModels(t: Parameters<typeof openUpstream>[0], chance: 
       key: content,
       model: String(call.body.model),
       seen: (models.calls.get(id)?.seen ?? 0) + 1,
-      answered: fault.answered,
+      answered: call.body.stream ? fault.answered : (fault.plainly ?? fault.answered),
       usage: asked.usage,
       fault: name ?? 'none',
     });

@@ -167,6 +167,24 @@ const WRONGS: [what: string, failure: Failure, breakIt: (run: ReturnType<typeof 
     'acknowledged and lost',
     ({ books }) => void Object.assign(books.entries[1] as object, { hash: 'another' }),
   ],
+  [
+    'an answer without a usage that was charged more than its hold',
+    'charged wrongly',
+    (it) => {
+      Object.assign(it.calls.get('op_a') as object, { usage: undefined });
+      orderOf(it, 'a').charged = 'estimate';
+      rebook(it, ([a, ...rest]) => [{ ...(a as Operation), charge: FLAT + 1n }, ...rest]);
+    },
+  ],
+  [
+    'an answer without a usage that was charged less than what was delivered',
+    'charged wrongly',
+    (it) => {
+      Object.assign(it.calls.get('op_a') as object, { usage: undefined });
+      orderOf(it, 'a').charged = 'estimate';
+      rebook(it, ([a, ...rest]) => [{ ...(a as Operation), charge: FLAT - 1n }, ...rest]);
+    },
+  ],
   ['a key that was charged twice', 'charged twice', (it) => rebook(it, (all) => [...all, operation('op_e', 'a')])],
   [
     'an operation with two charges in the journal',
