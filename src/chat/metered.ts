@@ -5,7 +5,14 @@ import { callInOrder } from '../router/call.ts';
 import type { Route } from '../router/catalogue.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply } from '../router/upstream.ts';
-import { type Answered, type Called, type NotDone, spend, UNCERTAIN_RETRY_SECONDS } from '../spend/spend.ts';
+import {
+  type Answered,
+  type Called,
+  type NotDone,
+  refusedOutside,
+  spend,
+  UNCERTAIN_RETRY_SECONDS,
+} from '../spend/spend.ts';
 import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.ts';
 
 /** A chargeable answer of a model server, and the route it came by. */
@@ -81,9 +88,7 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
 
 /** The refusal that the caller gets once the outcome is on disk. */
 function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
-  if (outcome.kind === 'unknown') return uncertainChat(app, operationOf(app.ledger.read, id));
-  const { code, reason, retryAfterSeconds } = outcome;
-  return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
+  return outcome.kind === 'unknown' ? uncertainChat(app, operationOf(app.ledger.read, id)) : refusedOutside(outcome);
 }
 
 /** Returns the stored answer of an operation that is no longer running. Throws a refusal if there is none. */

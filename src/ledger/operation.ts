@@ -100,13 +100,6 @@ const reads = prepare((read: Reader) => ({
     .orderBy(asc(operations.uncertainAt), asc(operations.id))
     .limit(LIST_COUNT_MAX)
     .prepare(),
-  ofWallet: read
-    .select()
-    .from(operations)
-    .where(and(eq(operations.walletId, sql.placeholder('walletId')), gt(operations.id, sql.placeholder('after'))))
-    .orderBy(asc(operations.id))
-    .limit(LIST_COUNT_MAX)
-    .prepare(),
   answer: read
     .select({ body: answers.body })
     .from(answers)
@@ -227,11 +220,6 @@ export function uncertainOperations(
   cursor: UncertainCursor = { id: '', uncertainAt: -1 },
 ): Operation[] {
   return reads(read).uncertain.all({ until, afterAt: cursor.uncertainAt, afterId: cursor.id });
-}
-
-/** Returns the operations of a wallet, oldest first, at most 100, after `after`. */
-export function operationsOfWallet(read: Reader, walletId: string, after = ''): Operation[] {
-  return reads(read).ofWallet.all({ walletId, after });
 }
 
 export type HoldOrder = {

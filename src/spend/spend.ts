@@ -182,8 +182,11 @@ function refusalOf(
   { refuse }: Pick<PaidSteps<never, never>, 'refuse'>,
 ): Refusal {
   if (refuse) return refuse(operation, outcome);
-  if (outcome.kind === 'unknown') return uncertain();
-  const { code, reason, retryAfterSeconds } = outcome;
+  return outcome.kind === 'unknown' ? uncertain() : refusedOutside(outcome);
+}
+
+/** Returns the refusal of an outcome that the outside refused, in its own code and words. */
+export function refusedOutside({ code, reason, retryAfterSeconds }: NotDone & { kind: 'refused' }): Refusal {
   return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }
 
