@@ -15,6 +15,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
+import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 
 const DIST = 'dist';
@@ -22,6 +23,13 @@ const EXECUTABLE = join(DIST, 'purser');
 const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
 // The first process of a leased container, for both architectures: the engine may run on another machine.
 const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/container/watchdog/watchdog-${it}`);
+// What the pages load, with its media type; its limit, compressed, is for all of it together.
+const UI_ASSETS = {
+  'page.css': 'text/css; charset=utf-8',
+  'page.js': 'text/javascript; charset=utf-8',
+  'icon.svg': 'image/svg+xml',
+};
+const UI_BYTES_MAX = 40 * 1024;
 const SENTINEL_FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2'; // Node's own; its value is fixed.
 
 /** SHA-256 of `bin/node` of the pinned runtimes, 24.21.0. They are pinned because the Node project does not publish these npm packages. */
@@ -71,11 +79,19 @@ function strippedRuntime(runtime, to) {
   }
 }
 
+/** The threads beside the main one, and the module that each begins with (src/files/worker.ts). */
+const THREADS = {
+  'read-bodies': 'src/http/model-request-worker.ts',
+  write: 'src/writer-thread.ts',
+  audit: 'src/ledger/audit-worker.ts',
+};
+
 /**
- * Packages that our dependencies import and Purser never uses: native accelerators of ssh2, dockerode's gRPC for BuildKit.
+ * Packages that our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit.
  * They are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
  */
-const NEVER_REACHED = /^(cpu-features|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs)$|sshcrypto\.node$/;
+const NEVER_REACHED =
+  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs)$|sshcrypto\.node$/;
 const absent = {
   name: 'absent',
   setup(build) {
@@ -86,29 +102,80 @@ const absent = {
   },
 };
 
+/** Returns the assets of the page by name: media type, hash, and the bytes as they are and compressed. */
+async function uiManifest() {
+  const manifest = {};
+  for (const [name, mime] of Object.entries(UI_ASSETS)) {
+    const file = join('src/ui/assets', name);
+    const isCode = /\.(css|js)$/.test(name);
+    const bytes = isCode
+      ? (
+          await build({
+            entryPoints: [file],
+            minify: true,
+            write: false,
+            target: ['chrome123', 'firefox120', 'safari17.5'],
+          })
+        ).outputFiles[0].contents
+      : readFileSync(file);
+    const gzipped = gzipSync(bytes, { level: 9 });
+    const text = (it) => Buffer.from(it).toString('base64');
+    manifest[name] = { mime, sha256: hash('sha256', bytes), bytes: text(bytes), gzipped: text(gzipped) };
+  }
+  const total = Object.values(manifest).reduce((sum, it) => sum + Buffer.from(it.gzipped, 'base64').length, 0);
+  if (total > UI_BYTES_MAX)
+    throw new Error(`The page loads ${total} bytes compressed; at most ${UI_BYTES_MAX} are allowed.`);
+  console.error(`page: ${(total / 1024).toFixed(1)} KB compressed, of at most ${UI_BYTES_MAX / 1024}`);
+  return manifest;
+}
+
+/**
+ * Throws if a bundle has a character beyond Latin-1: V8 would keep all of it at two bytes a character. Everywhere but in
+ * tagged templates esbuild writes them as escapes.
+ */
+function refuseWide(bundle) {
+  const [found] = /.{0,60}[^\0-\xff].{0,20}/.exec(readFileSync(bundle, 'utf8')) ?? [];
+  if (found) throw new Error(`${bundle} has a character beyond Latin-1; use an entity or an escape: ${found}`);
+}
+
+/** The young generation in MiB, and how the old one grows: half the memory after load (docs/decisions/0058). */
+const V8_FLAGS = ['--max-semi-space-size=8', '--heap-growing-percent=40'];
+
 async function make() {
   const runtime = findRuntime();
   mkdirSync(DIST, { recursive: true });
   const at = (name) => join(DIST, name);
-  await build({
-    entryPoints: ['cli/main.ts'],
-    outfile: at('purser.cjs'),
+  const common = {
     bundle: true,
     platform: 'node',
     target: 'node24',
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
-    sourcemap: 'linked',
-    keepNames: true, // ssh2 identifies a class by its name, and the bundle has several of that name.
+    logLevel: 'warning',
+    lineLimit: 160, // What ends the process is printed with its line.
+    minifyWhitespace: true, // Each thread keeps its source in memory. Names stay, for whoever reads a stack trace.
+  };
+  const forUrls = {
     define: { 'import.meta.url': '__url' },
     banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
+  };
+  for (const [name, module] of Object.entries(THREADS))
+    await build({ ...common, ...forUrls, entryPoints: [module], outfile: at(`${name}.cjs`), plugins: [absent] });
+  await build({
+    ...common,
+    entryPoints: ['cli/main.ts'],
+    outfile: at('purser.cjs'),
+    sourcemap: 'linked',
+    keepNames: true, // ssh2 identifies a class by its name, and the bundle has several of that name.
+    ...forUrls,
     plugins: [absent],
-    logLevel: 'warning',
   });
+  for (const name of ['purser', ...Object.keys(THREADS)]) refuseWide(at(`${name}.cjs`));
   const names = readdirSync('migrations')
     .filter((name) => name.endsWith('.sql'))
     .sort();
   const migrations = names.map((name) => ({ name, sql: readFileSync(join('migrations', name), 'utf8') }));
   writeFileSync(at('migrations.json'), JSON.stringify(migrations));
+  writeFileSync(at('ui.json'), JSON.stringify(await uiManifest()));
   writeFileSync(
     at('sea.json'),
     JSON.stringify({
@@ -116,19 +183,26 @@ async function make() {
       output: at('purser.blob'),
       disableExperimentalSEAWarning: true,
       useCodeCache: true,
-      execArgv: ['--disable-sigusr1'], // Otherwise SIGUSR1 opens the inspector to every user of the machine.
+      execArgv: [
+        ...V8_FLAGS,
+        '--disable-sigusr1', // Otherwise SIGUSR1 opens the inspector to every user of the machine.
+        '--disable-warning=DEP0169', // docker-modem calls url.parse; the runtime warns of that outside of node_modules.
+      ],
       execArgvExtension: 'none', // Ignores NODE_OPTIONS.
       assets: {
         'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
         'migrations.json': at('migrations.json'),
+        'ui.json': at('ui.json'),
+        ...Object.fromEntries(Object.keys(THREADS).map((name) => [`${name}.cjs`, at(`${name}.cjs`)])),
         'package.json': 'package.json',
         ...Object.fromEntries(WATCHDOGS.map((name) => [name, name])),
       },
     }),
   );
   strippedRuntime(runtime, at('runtime'));
-  // Run by the runtime that goes into the executable: another version's code cache would crash it.
-  execFileSync(runtime, ['--experimental-sea-config', at('sea.json')], {
+  // Run by the runtime that goes into the executable: another version's code cache would crash it. V8 rejects, with a
+  // warning, a cache that was made with other flags.
+  execFileSync(runtime, [...V8_FLAGS, '--experimental-sea-config', at('sea.json')], {
     stdio: ['ignore', 'ignore', 'inherit'],
   });
   const postject = [
@@ -141,7 +215,8 @@ async function make() {
   ];
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
-  for (const name of ['purser.blob', 'sea.json', 'migrations.json']) rmSync(at(name));
+  const threads = Object.keys(THREADS).map((name) => `${name}.cjs`);
+  for (const name of ['purser.blob', 'sea.json', 'migrations.json', 'ui.json', ...threads]) rmSync(at(name));
   console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
 }
 

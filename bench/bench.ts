@@ -10,8 +10,8 @@ export type Bench = Flags & {
   /** Removed when the bench ends. */
   directory: string;
   upstream: Upstream;
-  /** Makes a new, empty installation. Its model server is the mock by default. */
-  fresh(upstream?: Upstream): Promise<Installation>;
+  /** Makes a new, empty installation. Its model server is the mock by default; `broken` as for `install`. */
+  fresh(upstream?: Upstream, broken?: Record<string, number>): Promise<Installation>;
   /** Returns the installation with many wallets and entries. It is filled once, for all rows. */
   filled(): Promise<Filled>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -29,7 +29,8 @@ export async function openBench(flags: Flags): Promise<Bench> {
   const upstream = opening.adopt(await startUpstream(directory), (it) => it.stop());
   let installations = 0;
   let filled: Promise<Filled> | undefined;
-  const fresh = (at = upstream) => install(join(directory, `data-${installations++}`), at.port);
+  const fresh = (at = upstream, broken?: Record<string, number>) =>
+    install(join(directory, `data-${installations++}`), at.port, broken);
   const opened = opening.move();
   return {
     ...flags,

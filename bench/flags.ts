@@ -15,11 +15,14 @@ export type Flags = {
   operations: number;
   /** Number of same-key races. */
   races: number;
+  /** Prints the table of docs/performance.md. */
+  markdown: boolean;
   /** Where the data directories are made: on the disk to be measured. */
   dir: string;
 };
 
 const HELP = `npm run bench -- [flags]
+npm run bench -- backends --help
   --only a,b,…    these rows
   --seconds N     seconds of one round of load (2)
   --rounds N      rounds of each target, interleaved; medians are reported (5)
@@ -28,6 +31,7 @@ const HELP = `npm run bench -- [flags]
   --operations N  operations before memory is measured again (100000)
   --races N       same-key races (1000)
   --full          1000000 wallets, 10000000 entries, 1000000 operations
+  --markdown      prints the table of docs/performance.md
   --dir DIR       where the data directories are made (the system's temporary directory)`;
 
 /** Reads the command line. Prints the help and returns undefined for --help. Throws TypeError for an unknown or bad flag. */
@@ -43,6 +47,7 @@ export function readFlags(): Flags | undefined {
       operations: count,
       races: count,
       full: { type: 'boolean', default: false },
+      markdown: { type: 'boolean', default: false },
       dir: { type: 'string', default: tmpdir() },
       help: { type: 'boolean', default: false },
     },
@@ -62,6 +67,7 @@ export function readFlags(): Flags | undefined {
   return {
     only: values.only?.split(','),
     dir: values.dir,
+    markdown: values.markdown,
     seconds: number('seconds', 2),
     rounds: number('rounds', 5),
     wallets: number('wallets', size.wallets),

@@ -1,5 +1,5 @@
 import { join } from 'node:path';
-import { cpuSeconds, run } from './process.ts';
+import { run, threadMicroseconds } from './process.ts';
 
 /** The load generator's order. It ends after `seconds`, or after `count` requests. */
 export type LoadOrder = {
@@ -12,6 +12,8 @@ export type LoadOrder = {
   /** Distributed over the connections. Each connection uses its own in turn. */
   tokens?: readonly string[];
   headers?: Record<string, string>;
+  /** Sends no Idempotency-Key. */
+  isKeyless?: boolean;
   /** Prefix of every Idempotency-Key: unique to this run. */
   run: string;
   /** All connections send at the same moment, `count` times. */
@@ -26,14 +28,21 @@ export type LoadResult = {
   perSecond: number;
   p50: number;
   p99: number;
-  /** Median time to the first byte of the answer. */
+  /** Median time to the first byte of the answer; of a stream, to its first event. */
   firstByte: number;
+  /** Between two reads of one answer: median and 99th percentile. Undefined if every answer came in one piece. */
+  gap50?: number;
+  gap99?: number;
   statuses: Record<string, number>;
   errors: number;
   lastRefusal?: string;
 };
 
-export type Measured = LoadResult & { /** Microseconds of the server's processor time per request. */ cpu: number };
+export type Measured = LoadResult & {
+  /** Microseconds of the server's CPU time per request: all threads, and the main thread. */
+  cpu: number;
+  mainCpu: number;
+};
 export type Load = Omit<LoadOrder, 'run'> & { /** Whose processor time is counted. */ pid: number };
 
 let runs = 0;
@@ -41,10 +50,15 @@ let runs = 0;
 /** Puts one load on a server, from a separate process. */
 export async function generate({ pid, ...load }: Load): Promise<Measured> {
   const order: LoadOrder = { ...load, run: `${process.pid.toString(36)}.${(runs++).toString(36)}.` };
-  const before = cpuSeconds(pid);
+  const before = threadMicroseconds(pid);
   const output = await run(process.execPath, [join(import.meta.dirname, 'load.ts')], { input: JSON.stringify(order) });
   const result = JSON.parse(output) as LoadResult;
-  return { ...result, cpu: ((cpuSeconds(pid) - before) / result.count) * 1e6 };
+  const after = threadMicroseconds(pid);
+  return {
+    ...result,
+    cpu: (after.all - before.all) / result.count,
+    mainCpu: (after.main - before.main) / result.count,
+  };
 }
 
 /** Does the same, and throws unless every request succeeded: otherwise the figures would be those of refusals. */

@@ -12,6 +12,9 @@ const order = JSON.parse(await stdin()) as LoadOrder;
 const body = Buffer.from(order.body);
 const latencies: number[] = [];
 const firstBytes: number[] = [];
+const gaps: number[] = [];
+const FIRST_EVENT = 'data: ';
+const isStream = order.body.includes('"stream":true');
 const statuses: Record<string, number> = {};
 let errors = 0;
 let asked = 0;
@@ -29,7 +32,7 @@ function template(token: string | undefined): Template {
     `Content-Length: ${body.length}`,
     ...(token === undefined ? [] : [`Authorization: Bearer ${token}`]),
     ...Object.entries(order.headers ?? {}).map(([name, value]) => `${name}: ${value}`),
-    `Idempotency-Key: ${'x'.repeat(KEY_LENGTH)}`,
+    `${order.isKeyless ? 'X-Unused' : 'Idempotency-Key'}: ${'x'.repeat(KEY_LENGTH)}`,
   ];
   const head = `${headers.join('\r\n')}\r\n\r\n`;
   return { bytes: Buffer.concat([Buffer.from(head), body]), keyAt: head.length - 4 - KEY_LENGTH };
@@ -44,6 +47,7 @@ type Client = {
 async function connect(): Promise<Client> {
   const reader = replyReader();
   let firstByteAt: number | undefined;
+  let lastAt: number | undefined;
   let answered: ((reply: Reply | undefined) => void) | undefined;
   const settle = (reply: Reply | undefined) => {
     const tell = answered;
@@ -57,8 +61,12 @@ async function connect(): Promise<Client> {
     onread: {
       buffer: Buffer.allocUnsafe(64 * 1024),
       callback(length, buffer) {
-        firstByteAt ??= performance.now();
-        const reply = reader((buffer as Buffer).subarray(0, length));
+        const bytes = (buffer as Buffer).subarray(0, length);
+        const now = performance.now();
+        if (lastAt !== undefined) gaps.push(now - lastAt);
+        if (firstByteAt !== undefined) lastAt = now;
+        else if (!isStream || bytes.includes(FIRST_EVENT)) firstByteAt = lastAt = now;
+        const reply = reader(bytes);
         if (reply) settle(reply);
         return true;
       },
@@ -71,7 +79,7 @@ async function connect(): Promise<Client> {
   return {
     firstByteAt: () => firstByteAt as number,
     send({ bytes, keyAt }, key) {
-      firstByteAt = undefined;
+      firstByteAt = lastAt = undefined;
       bytes.write(`${order.run}${key}`.padEnd(KEY_LENGTH, '-'), keyAt, KEY_LENGTH, 'latin1');
       return new Promise((resolve) => {
         answered = resolve;
@@ -129,6 +137,7 @@ await (order.lockstep ? lockstep(clients) : Promise.all(clients.map(stream)));
 const seconds = (performance.now() - from) / 1000;
 clearInterval(keepAlive);
 const sorted = Float64Array.from(latencies).sort();
+const sortedGaps = Float64Array.from(gaps).sort();
 const share = (of: Float64Array, part: number) =>
   of[Math.min(of.length - 1, Math.floor(of.length * part))] ?? Number.NaN;
 const result: LoadResult = {
@@ -137,6 +146,7 @@ const result: LoadResult = {
   p50: share(sorted, 0.5),
   p99: share(sorted, 0.99),
   firstByte: share(Float64Array.from(firstBytes).sort(), 0.5),
+  ...(gaps.length ? { gap50: share(sortedGaps, 0.5), gap99: share(sortedGaps, 0.99) } : {}),
   statuses,
   errors,
   ...(lastRefusal === undefined ? {} : { lastRefusal }),

@@ -13,6 +13,47 @@ const CHAT = {
 /** Returns the body of a chat completion. It is the same for every target. */
 export const chatBody = (model = 'mock-1') => JSON.stringify({ model, ...CHAT });
 
+/** Lines of code and prose, with the quotes and line ends that have to be escaped in JSON. */
+const LINES = [
+  'export function total(list: readonly Item[]): number {',
+  '  return list.map((it) => it.price * it.count).reduce((sum, it) => sum + it, 0);',
+  '\tif (name === "total") throw new Error("no such member: " + name); // See "members", below.',
+  'The test that failed expects 12 items where the page has 11: the last one is cut off at its right edge.',
+];
+const BYTES_PER_TOKEN = 4.6;
+const TURN_BYTES = 6000;
+
+/** Returns the body of an agent's chat of about so many tokens: tools, calls and their results, the whole conversation. */
+export function agentBody(tokens: number, more: object = {}): string {
+  const text = (bytes: number) => {
+    const lines: string[] = [];
+    for (let i = 0, left = bytes; left > 0; i++) {
+      const line = LINES[i % LINES.length] as string;
+      lines.push(line);
+      left -= line.length + 3;
+    }
+    return lines.join('\n');
+  };
+  const tools = ['read_file', 'edit_file', 'run'].map((name) => ({
+    type: 'function',
+    function: { name, parameters: { type: 'object', properties: { path: { type: 'string' } }, required: ['path'] } },
+  }));
+  const messages: object[] = [...CHAT.messages];
+  for (let bytes = 1200, i = 0; bytes < tokens * BYTES_PER_TOKEN; bytes += TURN_BYTES, i++) {
+    const size = Math.min(TURN_BYTES, tokens * BYTES_PER_TOKEN - bytes);
+    const call = { name: 'read_file', arguments: JSON.stringify({ path: `src/part-${i}.ts`, from: i }) };
+    messages.push(
+      {
+        role: 'assistant',
+        content: text(size / 6),
+        tool_calls: [{ id: `call_${i}`, type: 'function', function: call }],
+      },
+      { role: 'tool', tool_call_id: `call_${i}`, content: text((size * 4) / 6) },
+    );
+  }
+  return JSON.stringify({ model: 'mock-1', messages, tools, max_tokens: 100, temperature: 0.2, ...more });
+}
+
 export const chatLoad = ({ child, port }: Purser, tokens: readonly string[], connections = CONNECTIONS): Load => ({
   pid: child.pid,
   port,

@@ -1,20 +1,27 @@
 // `npm run bench`: the numbers of design section 11, each as a ratio within one run on one machine. It asserts nothing,
 // prints a table, and leaves only bench/peers/node_modules behind.
-import { cpus } from 'node:os';
+import { cpus, loadavg } from 'node:os';
+import { benchBackends } from './backends/main.ts';
 import { type Bench, openBench } from './bench.ts';
 import { readFlags } from './flags.ts';
 import { addedLatency } from './rows/added-latency.ts';
 import { chatAgainstNoLedger } from './rows/chat-against-no-ledger.ts';
 import { chatAgainstPeer } from './rows/chat-against-peer.ts';
+import { failOver } from './rows/fail-over.ts';
 import { fsyncs } from './rows/fsyncs.ts';
+import { headOfLine } from './rows/head-of-line.ts';
 import { ledgerVerify } from './rows/ledger-verify.ts';
+import { manyKeys } from './rows/many-keys.ts';
 import { memory } from './rows/memory.ts';
+import { poolHost } from './rows/pool-host.ts';
+import { promptSizes } from './rows/prompt-sizes.ts';
 import { races } from './rows/races.ts';
 import { slowDown } from './rows/slow-down.ts';
+import { slowReaders } from './rows/slow-readers.ts';
 import { startToReady } from './rows/start-to-ready.ts';
 import { streaming } from './rows/streaming.ts';
 import { walletCreation } from './rows/wallet-creation.ts';
-import { type Line, printLines } from './table.ts';
+import { figure, type Line, printLines, printMarkdown } from './table.ts';
 
 /** The rows, in the order of printing. */
 const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
@@ -29,20 +36,32 @@ const ROWS: Record<string, (bench: Bench) => Promise<Line[]>> = {
   i: ledgerVerify,
   j: races,
   k: streaming,
+  l: poolHost,
+  m: promptSizes,
+  n: headOfLine,
+  o: manyKeys,
+  p: failOver,
+  q: slowReaders,
 };
 
-const flags = readFlags();
+const [, , first, ...others] = process.argv;
+const isOfBackends = first === 'backends';
+if (isOfBackends) await benchBackends(others);
+const flags = isOfBackends ? undefined : readFlags();
 // Ending the process runs the handlers of 'exit', which stop what was started and remove what was written.
-for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => process.exit(130));
+const table: Line[] = [];
+for (const signal of ['SIGINT', 'SIGTERM'] as const)
+  process.once(signal, () => {
+    printLines(table); // What has been measured is not lost.
+    process.exit(130);
+  });
 
 if (flags) {
   const from = performance.now();
   await using bench = await openBench(flags);
   const [cpu] = cpus();
-  console.log(
-    `${cpus().length} × ${cpu?.model.trim()}, Node ${process.version}, ${flags.rounds} rounds of ${flags.seconds} s, medians\n`,
-  );
-  const table: Line[] = [];
+  const load = () => figure(loadavg()[0] as number);
+  const loadBefore = load();
   for (const [letter, row] of Object.entries(ROWS)) {
     if (flags.only && !flags.only.includes(letter)) continue;
     const at = performance.now();
@@ -52,6 +71,9 @@ if (flags) {
     process.stderr.write(`${letter} took ${Math.round((performance.now() - at) / 1000)} s\n`);
     table.push(...lines.map((line, i) => ({ ...line, letter: i ? '' : letter })));
   }
-  printLines(table);
-  console.log(`\n${Math.round((performance.now() - from) / 1000)} s in all`);
+  const minutes = Math.round((performance.now() - from) / 60_000);
+  console.log(
+    `${new Date().toISOString().slice(0, 10)}, ${cpus().length} × ${cpu?.model.trim()}, Node ${process.version}, ${flags.rounds} rounds of ${flags.seconds} s, medians. Load average ${loadBefore} before, ${load()} after ${minutes} minutes.\n`,
+  );
+  (flags.markdown ? printMarkdown : printLines)(table);
 }

@@ -1,9 +1,11 @@
 // A model server that costs next to nothing: node:http, one canned answer. It runs as a separate process, so that it takes
 // no time from the measured one. GET /count returns how many completions it has given. A streamed request gets
-// STREAM_TOKENS chunks, one per turn of the event loop.
+// 512 chunks, one per turn of the event loop, or 64, one every `pause` milliseconds. The model "long" streams without
+// end, as fast as it is read. With a `status` it answers
+// everything with that error.
 import { createServer, type ServerResponse } from 'node:http';
 
-const [port, delay] = process.argv.slice(2).map(Number);
+const [port, delay, pause, status = 200] = process.argv.slice(2).map(Number);
 const ANSWER = Buffer.from(
   JSON.stringify({
     id: 'chatcmpl-mock',
@@ -16,7 +18,7 @@ const ANSWER = Buffer.from(
 );
 const HEADERS = { 'content-type': 'application/json', 'content-length': ANSWER.length };
 
-const STREAM_TOKENS = 64;
+const STREAM_TOKENS = pause ? 64 : 512;
 const chunk = (rest: object) =>
   `data: ${JSON.stringify({ id: 'chatcmpl-mock', object: 'chat.completion.chunk', created: 1, model: 'mock-1', ...rest })}\n\n`;
 const TOKEN = chunk({ choices: [{ index: 0, delta: { content: ' word' }, finish_reason: null }] });
@@ -28,9 +30,21 @@ function stream(response: ServerResponse): void {
   const next = () => {
     if (left-- === 0) return response.end(LAST);
     response.write(TOKEN);
-    setImmediate(next);
+    if (pause) setTimeout(next, pause);
+    else setImmediate(next);
   };
   next();
+}
+
+const MANY = TOKEN.repeat(100);
+
+function streamForever(response: ServerResponse): void {
+  response.writeHead(200, { 'content-type': 'text/event-stream' });
+  const more = () => {
+    while (!response.destroyed) if (!response.write(MANY)) return;
+  };
+  response.on('drain', more);
+  more();
 }
 
 let count = 0;
@@ -39,13 +53,22 @@ const server = createServer((request, response) => {
     response.end(String(count));
     return;
   }
-  let isStream = false;
+  let [isStream, isLong] = [false, false];
   request.on('data', (bytes: Buffer) => {
     isStream ||= bytes.includes('"stream":true');
+    isLong ||= bytes.includes('"model":"long"');
   });
   request.on('end', () => {
     count++;
-    const answer = () => (isStream ? stream(response) : response.writeHead(200, HEADERS).end(ANSWER));
+    if (status !== 200) {
+      response.writeHead(status, { 'content-type': 'application/json' }).end('{"error":{"message":"overloaded"}}');
+      return;
+    }
+    const answer = () => {
+      if (isLong) streamForever(response);
+      else if (isStream) stream(response);
+      else response.writeHead(200, HEADERS).end(ANSWER);
+    };
     if (delay) setTimeout(answer, delay);
     else answer();
   });

@@ -6,7 +6,14 @@ const PEERS = join(import.meta.dirname, 'peers');
 const SERVER = join(PEERS, 'node_modules', '@portkey-ai', 'gateway', 'build', 'start-server.js');
 
 /** A running @portkey-ai/gateway. It meters nothing, so it is the unmetered baseline. */
-export type Portkey = { pid: number; port: number; headers: Record<string, string>; stop(): Promise<void> };
+export type Portkey = {
+  pid: number;
+  port: number;
+  headers: Record<string, string>;
+  /** The headers of a request that goes to the model server of this port first. */
+  headersAfter(broken: number): Record<string, string>;
+  stop(): Promise<void>;
+};
 
 /** Starts it on the Node that runs the bench. Returns undefined if it is missing and cannot be installed. */
 export async function startPortkey(directory: string, upstreamPort: number): Promise<Portkey | undefined> {
@@ -24,6 +31,15 @@ export async function startPortkey(directory: string, upstreamPort: number): Pro
   const args = ['--require', join(PEERS, 'bind-loopback.cjs'), SERVER, `--port=${port}`, '--headless'];
   const child = start(process.execPath, args, log, { NODE_ENV: 'production' });
   await untilAnswers(child, `http://127.0.0.1:${port}/`, log);
-  const headers = { 'x-portkey-provider': 'openai', 'x-portkey-custom-host': `http://127.0.0.1:${upstreamPort}/v1` };
-  return { pid: child.pid, port, headers, stop: () => child.stop() };
+  const urlOf = (at: number) => `http://127.0.0.1:${at}/v1`;
+  const headers = { 'x-portkey-provider': 'openai', 'x-portkey-custom-host': urlOf(upstreamPort) };
+  const headersAfter = (broken: number) => {
+    const targets = [broken, upstreamPort].map((at) => ({
+      provider: 'openai',
+      custom_host: urlOf(at),
+      api_key: 'unchecked',
+    }));
+    return { 'x-portkey-config': JSON.stringify({ strategy: { mode: 'fallback' }, targets }) };
+  };
+  return { pid: child.pid, port, headers, headersAfter, stop: () => child.stop() };
 }

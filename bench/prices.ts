@@ -13,11 +13,11 @@ import { costOf, holdOf } from '../src/router/price.ts';
 /** Prices and limits in the class of GPT-4o: USD per million tokens. */
 const catalogue = createCatalogue({
   router: v.parse(Router, {
-    upstreams: [{ name: 'house', base_url: 'http://127.0.0.1:1/v1' }],
+    upstreams: [{ name: 'local', base_url: 'http://127.0.0.1:1/v1' }],
     models: [
       {
         id: 'chat',
-        upstream: 'house',
+        upstream: 'local',
         context_length: 128_000,
         max_output_tokens: 16_384,
         image_tokens: 1500,
@@ -26,7 +26,7 @@ const catalogue = createCatalogue({
       {
         id: 'embeddings',
         kind: 'embeddings',
-        upstream: 'house',
+        upstream: 'local',
         context_length: 8192,
         pricing_per_million: { prompt: '0.02' },
       },
@@ -173,7 +173,7 @@ function measure({ what, request, outputTokens, images = 0 }: Row): string[] {
     model.kind === 'chat'
       ? boundChat(model, { model: model.id, ...body } as never, stream === true)
       : boundEmbeddings(model, { model: model.id, ...body });
-  const bound = bounded.most(route);
+  const bound = bounded.maxUsage(route);
   const promptTokens = countPrompt(body) + images * IMAGE_TOKENS;
   const usage = {
     promptTokens,

@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, openSync, readFileSync } from 'node:fs';
+import { closeSync, openSync, readdirSync, readFileSync } from 'node:fs';
 import http from 'node:http';
 import net from 'node:net';
 
@@ -12,7 +12,6 @@ process.on('exit', () => {
 
 const STOP_MILLISECONDS = 15_000;
 const TRY_MILLISECONDS = 2;
-const CLOCK_TICKS_PER_SECOND = 100; // USER_HZ: the same on every Linux that Node runs on.
 
 export type Child = {
   pid: number;
@@ -88,11 +87,12 @@ export function kill(pid: number, signal: NodeJS.Signals): void {
   } catch {} // It has ended by itself.
 }
 
-/** Returns the seconds of CPU time that a process has used so far, in all its threads. */
-export function cpuSeconds(pid: number): number {
-  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
-  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' '); // The name before it may contain spaces.
-  return (Number(fields[11]) + Number(fields[12])) / CLOCK_TICKS_PER_SECOND;
+/** Microseconds of CPU time that the main thread and all live threads of a process have used so far. */
+export function threadMicroseconds(pid: number): { main: number; all: number } {
+  const of = (thread: string) =>
+    Number(readFileSync(`/proc/${pid}/task/${thread}/schedstat`, 'utf8').split(' ')[0]) / 1000;
+  const threads = readdirSync(`/proc/${pid}/task`);
+  return { main: of(`${pid}`), all: threads.reduce((sum, it) => sum + of(it), 0) };
 }
 
 /** Returns the anonymous memory of a process in MB: memory that no file backs, so no other process shares it. */

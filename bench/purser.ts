@@ -33,10 +33,14 @@ export type Server = (installation: Installation) => readonly [command: string, 
 export const purserServe: Server = ({ directory }) => [EXECUTABLE, '--data', directory, 'serve'];
 
 /**
- * Makes a new installation in `directory`: no rate limits, two models, the default account with the maximum credit, and one
- * key. Everything else has its default, including the log level `info` (the log goes to a file).
+ * Makes a new installation in `directory`: no rate limits, three models, the default account with the maximum credit, and
+ * one key. For each of the `broken` ports there is one more model, which is asked for there first. Everything else has its default, including the log level `info` (the log goes to a file).
  */
-export async function install(directory: string, upstreamPort: number): Promise<Installation> {
+export async function install(
+  directory: string,
+  upstreamPort: number,
+  broken: Record<string, number> = {},
+): Promise<Installation> {
   mkdirSync(directory, { mode: 0o700 });
   const [port, metricsPort] = [await freePort(), await freePort()];
   const settings = {
@@ -44,10 +48,21 @@ export async function install(directory: string, upstreamPort: number): Promise<
     metrics: { listen: `127.0.0.1:${metricsPort}` },
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
     router: {
-      upstreams: [{ name: 'mock', base_url: `http://127.0.0.1:${upstreamPort}/v1` }],
+      upstreams: Object.entries({ mock: upstreamPort, ...broken }).map(([name, at]) => ({
+        name,
+        base_url: `http://127.0.0.1:${at}/v1`,
+      })),
       models: [
-        { ...MODEL, id: 'mock-1', pricing: { prompt: '0.0000001', completion: '0.0000004', request: '0' } },
+        { ...MODEL, id: 'mock-1', pricing: PRICING },
+        { ...MODEL, id: 'long', pricing: PRICING },
         { ...MODEL, id: 'one-cent', pricing: { request: '0.01' } },
+        ...Object.keys(broken).map((name) => ({
+          ...MODEL,
+          id: name,
+          upstream: name,
+          pricing: PRICING,
+          fallbacks: [{ upstream: 'mock', pricing: PRICING }],
+        })),
       ],
     },
   };
@@ -65,7 +80,8 @@ export async function install(directory: string, upstreamPort: number): Promise<
     await purser.stop();
   }
 }
-const MODEL = { upstream: 'mock', context_length: 32_768, max_output_tokens: 1000 };
+const PRICING = { prompt: '0.0000001', completion: '0.0000004', request: '0' };
+const MODEL = { upstream: 'mock', context_length: 2_000_000, max_output_tokens: 1000 };
 
 /** Runs one CLI command and returns its JSON. */
 export async function command<T>({ directory }: Installation, ...args: string[]): Promise<T> {

@@ -1,7 +1,7 @@
 import { generateGood, type Load, type Measured } from './generate.ts';
 
 /** A target's figures, each the median over the rounds, and the rounds themselves. */
-export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' | 'cpu'> & {
+export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' | 'cpu' | 'mainCpu'> & {
   rounds: readonly Measured[];
 };
 
@@ -35,12 +35,13 @@ function figuresOf(rounds: readonly Measured[]): Figures {
     p99: of('p99'),
     firstByte: of('firstByte'),
     cpu: of('cpu'),
+    mainCpu: of('mainCpu'),
     rounds,
   };
 }
 
 /** Divides one target's figure by the other's in the same round, and returns the median over the rounds. */
-export function ratio(one: Figures, other: Figures, name: 'perSecond' | 'p50' | 'p99'): number {
+export function ratio(one: Figures, other: Figures, name: Exclude<keyof Figures, 'rounds'>): number {
   return median(one.rounds.map((it, round) => it[name] / (other.rounds[round] as Measured)[name]));
 }
 

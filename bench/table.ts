@@ -3,6 +3,13 @@ export type Line = { letter?: string; what: string; goal: string; measured: stri
 
 const COLUMNS = ['letter', 'what', 'goal', 'measured', 'beside'] as const;
 
+/** Prints the table as it stands in docs/performance.md. */
+export function printMarkdown(lines: readonly Line[]): void {
+  const rows = lines.map(({ what, goal, measured, beside = '' }) => [what, goal, measured, beside]);
+  for (const row of [['what', 'goal', 'measured', 'beside it'], ['---', '---', '---', '---'], ...rows])
+    console.log(`| ${row.join(' | ')} |`);
+}
+
 export function printLines(lines: readonly Line[]): void {
   const head: Line = { letter: '', what: 'what', goal: 'goal', measured: 'measured', beside: 'beside it' };
   const all = [head, ...lines];
@@ -12,6 +19,10 @@ export function printLines(lines: readonly Line[]): void {
     console.log(cells.join('  ').trimEnd());
   }
 }
+
+/** Formats the processor time of a request: of the whole process, and of its main thread. */
+export const cpuOf = ({ cpu, mainCpu }: { cpu: number; mainCpu: number }) =>
+  `${figure(cpu)} µs CPU (main thread ${figure(mainCpu)})`;
 
 /** Formats a number with three significant digits. */
 export function figure(value: number): string {

@@ -32,10 +32,11 @@ const running: InFlight = {
 };
 const write = () => {
   const attempt = attempts.getStore();
-  if (!attempt || attempt.isHeld) return Promise.resolve(true);
+  if (!attempt || attempt.isHeld) return Promise.resolve({ judged: undefined, moved: true });
   attempt.isHeld = true;
-  return Promise.resolve({ ...attempt.key, id: newId('op'), state: 'reserved', hold: HOLD, subject: 'mock-1' });
+  const operation = { ...attempt.key, id: newId('op'), state: 'reserved', hold: HOLD, subject: 'mock-1' };
+  return Promise.resolve({ operation, reducedTo: undefined });
 };
 const ledger: Ledger = { ...app.ledger, write: write as unknown as Ledger['write'] };
-Object.assign(app, { running, ledger });
+Object.assign(app, { inFlight: running, ledger });
 process.once('SIGTERM', () => void app[Symbol.asyncDispose]());

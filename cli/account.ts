@@ -1,13 +1,18 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, parseWholeNumber, showRecord, showTable } from './context.ts';
+import { centsToNanos, formatUsd } from '../src/money.ts';
+import { askAndPrint, example, parseAmount, showRecord, showTable } from './context.ts';
+import { exact } from './time.ts';
 
+const usd = (cents: number) => formatUsd(centsToNanos(cents));
+
+/** Registers `account`: accounts, their credit and their links to sign-ins. */
 export function accountCommands(program: Command): void {
   const group = program.command('account').description('owners of prepaid credit');
   group
     .command('create')
     .argument('<name>')
     .description('open an account')
-    .option('--credit-cents <n>', 'initial credit in US cents', parseWholeNumber)
+    .option('--credit-cents <amount>', 'initial credit: US cents, or USD as 12.50', parseAmount)
     .addHelpText('after', example('purser account create research --credit-cents 5000'))
     .action((name: string, options: { creditCents?: number }, command: Command) =>
       askAndPrint(command, 'account.create', { name, ...options }, showRecord),
@@ -18,7 +23,16 @@ export function accountCommands(program: Command): void {
     .addHelpText('after', example('purser account list'))
     .action((_, command: Command) =>
       askAndPrint(command, 'account.list', {}, ({ accounts }) =>
-        showTable(accounts, 'id', 'name', 'available_cents', 'reserved_cents', 'spent_cents', 'suspended_at'),
+        showTable(
+          accounts,
+          'id',
+          'name',
+          'available_cents',
+          'reserved_cents',
+          'open_used_usd',
+          'spent_cents',
+          'suspended_at',
+        ),
       ),
     );
   group
@@ -28,20 +42,41 @@ export function accountCommands(program: Command): void {
     .addHelpText('after', example('purser account show acct_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'account.show', { id }, showRecord));
   group
+    .command('statement')
+    .argument('<id>')
+    .description('every credit, debit, checkout and payment taken back, with its reason')
+    .addHelpText('after', example('purser account statement research'))
+    .action((id: string, _, command: Command) =>
+      askAndPrint(command, 'account.statement', { id }, ({ account, lines }) =>
+        [
+          showTable(
+            lines.map((it) => ({ ...it, at: exact(it.at) })),
+            'at',
+            'kind',
+            'amount_cents',
+            'reason',
+            'key',
+            'session_id',
+          ),
+          `${account.name}: ${usd(account.available_cents)} USD available, ${usd(account.reserved_cents)} in open wallets, ${usd(account.spent_cents)} spent by closed ones`,
+        ].join('\n'),
+      ),
+    );
+  group
     .command('credit')
     .argument('<id>')
-    .argument('<cents>', 'whole US cents', parseWholeNumber)
+    .argument('<cents>', 'whole US cents, or USD as 12.50', parseAmount)
     .description('add prepaid credit')
     .option('--reason <text>', 'stored with the entry')
     .option('--key <key>', 'idempotency key: repeated commands with it credit once')
-    .addHelpText('after', example('purser account credit acct_01k9… 5000 --reason "invoice 17" --key invoice-17'))
+    .addHelpText('after', example('purser account credit research 50.00 --reason "invoice 17" --key invoice-17'))
     .action((id: string, cents: number, options: { reason?: string; key?: string }, command: Command) =>
       askAndPrint(command, 'account.credit', { id, cents, ...options }, showRecord),
     );
   group
     .command('debit')
     .argument('<id>')
-    .argument('<cents>', 'whole US cents', parseWholeNumber)
+    .argument('<cents>', 'whole US cents, or USD as 12.50', parseAmount)
     .description('take credit back, at most what is available')
     .requiredOption('--reason <text>', 'stored with the entry')
     .addHelpText('after', example('purser account debit acct_01k9… 500 --reason "credited twice"'))
@@ -58,6 +93,12 @@ export function accountCommands(program: Command): void {
     .action((id: string, options: { issuer: string; subject: string }, command: Command) =>
       askAndPrint(command, 'account.link', { id, ...options }, showRecord),
     );
+  group
+    .command('sign-out')
+    .argument('<id>')
+    .description('end every session of the account on the page; its keys stay')
+    .addHelpText('after', example('purser account sign-out research'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'account.sign-out', { id }, showRecord));
   group
     .command('suspend')
     .argument('<id>')

@@ -1,18 +1,37 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './context.ts';
+import {
+  askAndPrint,
+  askAndPrintList,
+  example,
+  footOf,
+  type ListOptions,
+  pageOptions,
+  showRecord,
+  showTable,
+} from './context.ts';
 
+const listCheckouts = (options: ListOptions<'checkout.list'>, command: Command) =>
+  askAndPrintList(
+    command,
+    'checkout.list',
+    'checkouts',
+    options,
+    ({ checkouts, total }) =>
+      showTable(checkouts, 'id', 'account_id', 'amount_cents', 'status', 'taken_cents', 'created_at', 'session_id') +
+      footOf(checkouts, total, ', --all shows all'),
+  );
+
+/** Registers `checkout`: top-ups through the payment provider. */
 export function checkoutCommands(program: Command): void {
   const group = program.command('checkout').description('top-ups through the payment provider');
-  group
-    .command('list')
-    .description('list the latest 100')
+  pageOptions(group.command('list'))
+    .description('list checkouts, newest first')
+    .option('--all', 'all of them')
     .option('--trouble', 'only those that need the operator')
+    .option('--account <account>', 'of this account: its id or name')
+    .option('--status <status>', 'as paid, open or mismatch')
     .addHelpText('after', example('purser checkout list --trouble'))
-    .action((options: { trouble?: boolean }, command: Command) =>
-      askAndPrint(command, 'checkout.list', options, ({ checkouts }) =>
-        showTable(checkouts, 'id', 'account_id', 'amount_cents', 'status', 'taken_cents', 'created_at', 'session_id'),
-      ),
-    );
+    .action(listCheckouts);
   group
     .command('show')
     .argument('<id>')

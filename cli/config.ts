@@ -1,8 +1,25 @@
 import type { Command } from 'commander';
 import { ConfigurationFault } from '../src/config/fault.ts';
+import { formatUsd, Nanos } from '../src/money.ts';
 import { example, type Globals, readContext } from './context.ts';
 import { print, say } from './report.ts';
 
+/** Prices are kept in nano-dollars per million tokens, or per request; people read USD. */
+function pricesInUsd(_: string, value: unknown): unknown {
+  if (typeof value !== 'object' || value === null) return value;
+  const { pricing, pricing_per_million: million, ...rest } = value as Record<string, unknown>;
+  const prices = pricing ?? million;
+  return prices === undefined ? value : { ...rest, pricing_per_million: usdOf(prices) };
+}
+
+function usdOf(prices: unknown): unknown {
+  if (Array.isArray(prices)) return prices.map(usdOf);
+  if (typeof prices === 'string') return formatUsd(Nanos(BigInt(prices)));
+  if (typeof prices !== 'object' || prices === null) return prices;
+  return Object.fromEntries(Object.entries(prices).map(([name, it]) => [name, usdOf(it)]));
+}
+
+/** Registers `config`: checks and prints the configuration, without secrets. */
 export function configCommands(program: Command): void {
   const group = program.command('config').description('the configuration: flags, environment and purser.yaml');
   group
@@ -14,18 +31,21 @@ export function configCommands(program: Command): void {
       try {
         const { config } = await readContext(command);
         if (json) print(JSON.stringify({ ok: true, file: config.file ?? null, faults: [] }));
-        else say(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
+        else
+          print(`The configuration is good${config.file ? ` (${config.file})` : ': every setting has its default'}.`);
         const { adviceOn } = await import('../src/compute/settings.ts');
         const { adviceOnDisk } = await import('../src/compute/backends/container/disk-advice.ts');
-        const { adviceOnOutside } = await import('../src/config/advice-services.ts');
+        const { adviceOnServices } = await import('../src/config/advice-services.ts');
+        const { adviceOnStart } = await import('../src/config/advice-start.ts');
         const { adviceOnRouter } = await import('../src/config/advice-router.ts');
         const notes = [
+          ...adviceOnStart(config),
           ...adviceOnRouter(config),
           ...adviceOn(config.compute),
           ...(await adviceOnDisk(config.compute)),
-          ...adviceOnOutside(config),
+          ...adviceOnServices(config),
         ];
-        for (const note of notes) say(`note: ${note}`);
+        for (const note of notes) (json ? say : print)(`note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;
         print(JSON.stringify({ ok: false, file: null, faults: error.faults }));
@@ -39,6 +59,7 @@ export function configCommands(program: Command): void {
     .action(async (_, command: Command) => {
       const { config, secrets, globals } = await readContext(command);
       const { printable } = await import('../src/config/config.ts');
-      print(JSON.stringify(printable(config, secrets), null, globals.json ? 0 : 2));
+      const settings = printable(config, secrets);
+      print(globals.json ? JSON.stringify(settings) : JSON.stringify(settings, pricesInUsd, 2));
     });
 }

@@ -1,10 +1,22 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import type { Config, Secrets } from '../src/config/config.ts';
+import { systemTime } from '../src/clock.ts';
+import { type Config, dataDirectoryOf, type Secrets } from '../src/config/config.ts';
 import type { Log } from '../src/log.ts';
+import { nanosToCentsDown, parseUsd } from '../src/money.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
-import { lines, print, table, withTimes } from './report.ts';
+import { print, say, show } from './report.ts';
+import { lines, table } from './table.ts';
 
 export type Globals = { data?: string; config?: string; json?: boolean };
+
+/** Returns the global options that a next command needs as well, each with a space before it, to be shown. */
+export function repeated(globals: Globals): string {
+  const data = dataDirectoryOf(globals);
+  return [
+    ...(data === dataDirectoryOf({}, {}) ? [] : [` --data ${data}`]),
+    ...(globals.config === undefined ? [] : [` --config ${globals.config}`]),
+  ].join('');
+}
 
 /** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */
 export type CommandContext = { config: Config; secrets: Secrets; log: Log; globals: Globals };
@@ -17,8 +29,17 @@ export async function readContext(command: Command): Promise<CommandContext> {
     import('../src/log.ts'),
   ]);
   const { config, secrets } = readConfig(globals);
-  const log = createLog(config.logLevel === 'info' ? 'warn' : config.logLevel, secretsOf(secrets));
+  const log = createLog(config.logLevel === 'info' ? 'warn' : config.logLevel, secretsOf(secrets), sayLogLine);
   return { config, secrets, globals, log };
+}
+
+const WARN = 40;
+const ERROR = 50;
+
+/** Says a line of the log in words: a command has a reader, not a collector of logs. */
+function sayLogLine(line: string): void {
+  const { level, msg, event } = JSON.parse(line) as { level: number; msg?: string; event?: string };
+  say(`${level >= ERROR ? 'error' : level >= WARN ? 'warning' : 'note'}: ${msg ?? event}`);
 }
 
 /** Returns the literal secrets that the log must redact. */
@@ -27,31 +48,126 @@ export function secretsOf(secrets: Secrets): string[] {
     ...secrets.upstreamKeys.values(),
     ...secrets.slotKeys.values(),
     ...(secrets.billingKeys ? [secrets.billingKeys.secret_key, ...secrets.billingKeys.webhook_secrets] : []),
+    ...(secrets.clientSecret === undefined ? [] : [secrets.clientSecret]),
     ...(secrets.transferKeys ? Object.values(secrets.transferKeys) : []),
+    ...Object.values(secrets.collectorHeaders).flatMap(withoutScheme),
+    ...[...secrets.receivers.values()].flatMap(({ url, secret }) => [url, ...(secret === undefined ? [] : [secret])]),
     ...(secrets.masterKey.text ? [secrets.masterKey.text.trim()] : []),
   ];
 }
 
-/** Runs an operator command and prints its result, as JSON or formatted by `show`. Throws like `ask`. */
+/** A header's value, and what follows the scheme in it: `Bearer …`. */
+const withoutScheme = (value: string) => [value, ...value.split(' ').filter((it) => it.length >= 8)];
+
+/** Prints a result: with --json as one JSON value, else formatted for people. */
+export function output<T>(command: Command, value: T, format: (value: T) => string): void {
+  if (command.optsWithGlobals<Globals>().json) print(JSON.stringify(value));
+  else show(format(value));
+}
+
+/** Runs an operator command and prints its result, as JSON or formatted for people. Throws like `ask`. */
 export async function askAndPrint<N extends CommandName>(
   command: Command,
   name: N,
   input: CommandInput<N>,
-  show: (value: CommandOutput<N>) => string,
+  format: (value: CommandOutput<N>) => string,
 ): Promise<void> {
   const { ask } = await import('./operator-client.ts');
-  const value = await ask(command, name, input);
-  print(command.optsWithGlobals<Globals>().json ? JSON.stringify(value) : show(value));
+  output(command, await ask(command, name, input), format);
 }
 
-export const showRecord = (record: Record<string, unknown>) => lines(withTimes(record));
-export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) =>
-  table(rows.map(withTimes), columns);
+/** The options of a list command. */
+export type ListOptions<N extends CommandName> = Omit<CommandInput<N>, 'limit' | 'before' | 'since'> & PageOptions;
+
+/** Runs a list command and prints the page that was asked for, or with `all` every page as one. Throws like `ask`. */
+export async function askAndPrintList<N extends CommandName, M extends keyof CommandOutput<N>>(
+  command: Command,
+  name: N,
+  member: M,
+  { all, ...options }: ListOptions<N>,
+  format: (value: CommandOutput<N>) => string,
+): Promise<void> {
+  if (!all) return askAndPrint(command, name, options as CommandInput<N>, format);
+  const { ask } = await import('./operator-client.ts');
+  const rows = await everyPage(
+    async (page) => (await ask(command, name, { ...options, ...page } as CommandInput<N>))[member] as { id: string }[],
+  );
+  output(command, { [member]: rows, total: rows.length } as CommandOutput<N>, format);
+}
+
+/** Formats one record as lines of names and values. */
+export const showRecord = (record: Record<string, unknown>) => lines(record);
+/** Formats records as a table of these columns. */
+export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) => table(rows, columns);
 
 /** Parses an argument as a whole number. Throws a usage error otherwise. */
 export function parseWholeNumber(value: string): number {
   if (!/^-?\d{1,15}$/.test(value)) throw new InvalidArgumentError('It must be a whole number.');
   return Number(value);
+}
+
+/**
+ * Parses an amount into whole cents: cents as a whole number ("1250"), or USD with a sign or two decimals ("$12", "12.50").
+ * Throws a usage error otherwise.
+ */
+export function parseAmount(value: string): number {
+  if (/^-?\d{1,15}$/.test(value)) return Number(value);
+  if (/^(\$\d{1,10}|\$?\d{1,10}\.\d\d)$/.test(value)) return nanosToCentsDown(parseUsd(value.replace('$', '')));
+  throw new InvalidArgumentError('It must be a whole number of cents, as "1250", or USD, as "12.50" or "$12".');
+}
+
+const DURATION = /^(\d{1,9})([smhdw]?)$/;
+const UNIT_SECONDS: Record<string, number> = { '': 1, s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
+
+/** Parses a duration, as "90", "30m", "12h" or "7d", into seconds. Throws a usage error otherwise. */
+export function parseDuration(value: string): number {
+  const [, count, unit] = DURATION.exec(value) ?? [];
+  if (count === undefined) throw new InvalidArgumentError('It must be a duration, as "90", "30m", "12h" or "7d".');
+  return Number(count) * (UNIT_SECONDS[unit as string] as number);
+}
+
+/**
+ * Parses a time into Unix seconds: Unix seconds, how long ago ("30m", "12h", "7d"), or a date or time of ISO 8601, in UTC
+ * unless it says otherwise. Throws a usage error otherwise.
+ */
+export function parseTime(value: string): number {
+  if (/^\d{1,12}$/.test(value)) return Number(value);
+  if (DURATION.test(value)) return Math.floor(systemTime.wall() / 1000) - parseDuration(value);
+  const at = /^\d{4}-\d\d-\d\d$/.test(value) || /^\d{4}-\d\d-\d\dT.*(Z|[+-]\d\d:\d\d)$/.test(value);
+  const milliseconds = at ? Date.parse(value) : Number.NaN;
+  if (Number.isNaN(milliseconds) || milliseconds < 0)
+    throw new InvalidArgumentError('It must be how long ago ("12h", "7d"), a date ("2026-11-22"), or Unix seconds.');
+  return Math.floor(milliseconds / 1000);
+}
+
+type PageOptions = { since?: number; before?: string; limit?: number; all?: boolean };
+
+/** Adds the options of a list: --since, --before and --limit. */
+export function pageOptions(command: Command): Command {
+  return command
+    .option('--since <time>', 'made at or after: 7d ago, 2026-11-22, or Unix seconds', parseTime)
+    .option('--before <id>', 'the next page: what is older than this one')
+    .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber);
+}
+
+/** The foot of a list that does not show everything: how many there are, and how to see the next. */
+export function footOf(shown: readonly { id: string }[], total: number, hint = ''): string {
+  if (shown.length >= total) return '';
+  return `\n${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`;
+}
+
+/** Asks for all pages of a list, newest first. */
+async function everyPage<T extends { id: string }>(
+  ask: (page: { before?: string; limit: number }) => Promise<T[]>,
+): Promise<T[]> {
+  const limit = 1000;
+  const rows: T[] = [];
+  for (;;) {
+    const last = rows.at(-1);
+    const page = await ask({ limit, ...(last ? { before: last.id } : {}) });
+    rows.push(...page);
+    if (page.length < limit) return rows;
+  }
 }
 
 /** Formats example commands for the end of a help text. */

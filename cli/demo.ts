@@ -1,9 +1,9 @@
 import type { Command } from 'commander';
-import { createLog } from '../src/log.ts';
 import { example, type Globals } from './context.ts';
 import { print } from './report.ts';
 import { stopAtOnce, untilSignal } from './serve.ts';
 
+/** Registers `demo`: a scenario against an installation in a temporary directory. */
 export function demoCommand(program: Command): void {
   program
     .command('demo')
@@ -12,7 +12,7 @@ export function demoCommand(program: Command): void {
     .addHelpText('after', example('purser demo --once'))
     .action(async (options: { once?: boolean }, command: Command) => {
       const { json } = command.optsWithGlobals<Globals>();
-      const { runDemo } = await import('../src/demo/demo.ts');
+      const [{ createLog }, { runDemo }] = await Promise.all([import('../src/log.ts'), import('../src/demo/demo.ts')]);
       const stop = new AbortController();
       void untilSignal().then(() => stop.abort());
       const wrong = await runDemo({

@@ -1,7 +1,10 @@
 import type { Command } from 'commander';
 import { example, type Globals, readContext } from './context.ts';
-import { print } from './report.ts';
+import { print, show } from './report.ts';
+import { whileWorking } from './spinner.ts';
+import { type Tone, toned } from './terminal.ts';
 
+/** Registers `doctor`. Exits with 1 if a check fails. */
 export function doctorCommand(program: Command): void {
   program
     .command('doctor')
@@ -13,7 +16,7 @@ export function doctorCommand(program: Command): void {
         import('../src/compute/finding.ts'),
       ]);
       const checks = await readContext(command).then(
-        ({ config, secrets }) => examine(config, secrets),
+        ({ config, secrets }) => whileWorking('examining', () => examine(config, secrets)),
         (fault: Error) => [{ name: 'configuration', ok: false, detail: fault.message }],
       );
       const ok = checks.every((check) => check.ok);
@@ -22,8 +25,14 @@ export function doctorCommand(program: Command): void {
         for (const { name, ok, detail } of checks) {
           const isWarning = ok && detail.startsWith(WARNING);
           const text = isWarning ? detail.slice(WARNING.length) : detail;
-          print(`${!ok ? 'BAD ' : isWarning ? 'warn' : 'ok  '} ${name}: ${text}`);
+          show(`${mark(ok, isWarning)} ${name}: ${text}`);
         }
       process.exitCode = ok ? 0 : 1;
     });
+}
+
+/** The word before a finding, in a column of four characters. */
+export function mark(ok: boolean, isWarning = false): string {
+  const [tone, word]: [Tone, string] = !ok ? ['bad', 'BAD'] : isWarning ? ['warning', 'warn'] : ['good', 'ok'];
+  return toned(tone, word) + ' '.repeat(4 - word.length);
 }

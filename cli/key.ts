@@ -1,9 +1,13 @@
 import { type Command, Option } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './context.ts';
+import { confirm, irreversible } from './confirm.ts';
+import { askAndPrint, example, footOf, parseWholeNumber, showRecord, showTable } from './context.ts';
 
 const COLUMNS = ['id', 'name', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at', 'minted_by'];
 const WALLET_COLUMNS = ['id', 'prefix', 'last4', 'options', 'created_at', 'revoked_at'];
 
+type ListOptions = { account?: string; wallet?: string; before?: string; limit?: number };
+
+/** Registers `key`: account keys. */
 export function keyCommands(program: Command): void {
   const group = program.command('key').description('account keys, for hosts and CI');
   group
@@ -17,11 +21,13 @@ export function keyCommands(program: Command): void {
     );
   group
     .command('list')
-    .description('list the latest 100 keys of an account, or the gateway keys of a wallet; never their secrets')
+    .description('list the keys of an account, newest first, or the gateway keys of a wallet; never their secrets')
     .addOption(new Option('--account <id>', 'the account').conflicts('wallet'))
     .addOption(new Option('--wallet <id>', 'the wallet, for its gateway keys'))
+    .option('--before <id>', 'the next page: what is older than this one')
+    .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber)
     .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
-    .action(({ account, wallet }: { account?: string; wallet?: string }, command: Command) => {
+    .action(({ account, wallet, ...page }: ListOptions, command: Command) => {
       if (wallet !== undefined)
         return askAndPrint(command, 'wallet.gateway-keys', { id: wallet }, ({ keys }) =>
           showTable(
@@ -30,12 +36,19 @@ export function keyCommands(program: Command): void {
           ),
         );
       if (account === undefined) command.error('error: give --account <id> or --wallet <id>');
-      return askAndPrint(command, 'key.list', { account }, ({ keys }) => showTable(keys, ...COLUMNS));
+      return askAndPrint(
+        command,
+        'key.list',
+        { account, ...page },
+        ({ keys, total }) => showTable(keys, ...COLUMNS) + footOf(keys, total),
+      );
     });
-  group
-    .command('revoke')
+  irreversible(group.command('revoke'))
     .argument('<id>')
     .description('revoke an account key or a gateway key at once')
     .addHelpText('after', example('purser key revoke key_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'key.revoke', { id }, showRecord));
+    .action(async (id: string, _, command: Command) => {
+      await confirm(command, `Revoke the key ${id} for good? Who uses it is refused at once.`);
+      return askAndPrint(command, 'key.revoke', { id }, showRecord);
+    });
 }

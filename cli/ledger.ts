@@ -1,20 +1,22 @@
 import type { Command } from 'commander';
-import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import { askAndPrint, example, type Globals, showRecord } from './context.ts';
-import { print, printLine, say } from './report.ts';
+import { print, printLine } from './report.ts';
+import { whileWorking } from './spinner.ts';
 
 /**
  * Returns the paths of the database for `verify` and `export`. Both read a snapshot in this process, so the server is not
  * slowed down and nothing is written. They do not read the configuration, so they work even if it is invalid.
  */
 async function booksOf(command: Command) {
-  const { dataDirectoryOf } = await import('../src/config/config.ts');
+  const [{ dataDirectoryOf }, { enterDirectory }] = await Promise.all([
+    import('../src/config/config.ts'),
+    import('../src/books/open.ts'),
+  ]);
   const globals = command.optsWithGlobals<Globals>();
-  const directory = dataDirectoryOf(globals);
-  prepareDirectory(directory, false);
-  return { at: files(directory), globals };
+  return { at: await enterDirectory(dataDirectoryOf(globals)), globals };
 }
 
+/** Registers `ledger`: verifies and exports the journal. */
 export function ledgerCommands(program: Command): void {
   const group = program.command('ledger').description('the journal: every movement of money, hash-chained');
   group
@@ -23,13 +25,13 @@ export function ledgerCommands(program: Command): void {
     .addHelpText('after', example('purser ledger verify --json'))
     .action(async (_, command: Command) => {
       const { at, globals } = await booksOf(command);
-      const { auditFiles } = await import('../src/ledger/audit.ts');
-      const verdict = await auditFiles(at);
+      const { auditFiles } = await import('../src/books/examine.ts');
+      const verdict = await whileWorking('verifying the books', () => auditFiles(at));
       if (globals.json) print(JSON.stringify(verdict));
       else if (verdict.ok)
-        say(`${verdict.entries} entries, every balance agrees. Head: ${verdict.head.seq} ${verdict.head.hash}`);
+        print(`${verdict.entries} entries, every balance agrees. Head: ${verdict.head.seq} ${verdict.head.hash}`);
       else
-        say([`${verdict.problems.length} problems in ${verdict.entries} entries:`, ...verdict.problems].join('\n  '));
+        print([`${verdict.problems.length} problems in ${verdict.entries} entries:`, ...verdict.problems].join('\n  '));
       process.exitCode = verdict.ok ? 0 : 1;
     });
   group
@@ -41,22 +43,18 @@ export function ledgerCommands(program: Command): void {
       const { format } = options;
       if (format !== 'jsonl' && format !== 'csv') return command.error('error: --format is jsonl or csv');
       const { at, globals } = await booksOf(command);
-      const [{ openDatabase }, { exportEntries }] = await Promise.all([
-        import('../src/db/open.ts'),
+      const [{ openBooks }, { exportEntries }] = await Promise.all([
+        import('../src/books/open.ts'),
         import('../src/ledger/export.ts'),
       ]);
-      const database = openDatabase(at.database, { migrate: false, readonly: true });
-      try {
-        if (globals.json) await printLine('{"entries":[');
-        let between = '';
-        for (const line of exportEntries(database.read, globals.json ? 'jsonl' : format)) {
-          if (!(await printLine(between + line))) return;
-          if (globals.json) between = ',';
-        }
-        if (globals.json) await printLine(']}');
-      } finally {
-        database.client.close();
+      using books = openBooks(at.database, { access: 'read' });
+      if (globals.json) await printLine('{"entries":[');
+      let between = '';
+      for (const line of exportEntries(books.read, globals.json ? 'jsonl' : format)) {
+        if (!(await printLine(between + line))) return;
+        if (globals.json) between = ',';
       }
+      if (globals.json) await printLine(']}');
     });
   group
     .command('head')

@@ -1,3 +1,5 @@
+import './hang-up.ts';
+
 import { CommanderError } from 'commander';
 import { createProgram } from './program.ts';
 import { reportFailure, reportUsage } from './report.ts';

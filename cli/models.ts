@@ -1,6 +1,10 @@
 import type { Command } from 'commander';
 import { askAndPrint, example, readContext, showTable } from './context.ts';
-import { print } from './report.ts';
+import { mark } from './doctor.ts';
+import { importCommand } from './models-import.ts';
+import { print, show } from './report.ts';
+import { whileWaiting } from './spinner.ts';
+import { perMillion } from './table.ts';
 
 const COLUMNS = [
   'id',
@@ -9,24 +13,27 @@ const COLUMNS = [
   'context_length',
   'max_output_tokens',
   'default_output_tokens',
-  'prompt',
-  'completion',
-  'request',
+  'prompt_usd/M',
+  'completion_usd/M',
+  'request_usd',
   'bound_factor',
 ];
 
+/** Registers `models`: lists the models and checks them against their upstreams. */
 export function modelsCommands(program: Command): void {
   const group = program.command('models').description('the models on offer; check them against their upstreams');
   group
     .command('list')
-    .description('list the models that have a price, with their limits; USD per token and per request')
+    .description('list the models that have a price, with their limits; USD per million tokens and per request')
     .addHelpText('after', example('purser models list'))
     .action((_, command: Command) =>
       askAndPrint(command, 'models.list', {}, ({ data }) =>
         showTable(
           data.map(({ pricing, upstreams, routes, ...it }) => ({
             ...it,
-            ...pricing,
+            'prompt_usd/M': perMillion(pricing.prompt),
+            'completion_usd/M': perMillion(pricing.completion),
+            request_usd: pricing.request,
             upstreams: upstreams.join(', '),
             bound_factor: routes.map((route) => route.bound_factor).join(', '),
           })),
@@ -55,17 +62,20 @@ export function modelsCommands(program: Command): void {
       const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it, keyOf(name))]));
       const catalogue = createCatalogue(config);
       readLearned(config.dataDirectory, catalogue);
-      const checks = await checkModels(catalogue, upstreams, async (name) => {
+      const checking = checkModels(catalogue, upstreams, async (name) => {
         const upstream = configs.get(name);
         return upstream ? statedModels(upstream, keyOf(name)) : new Map();
       });
+      const checks = await whileWaiting('asking the model servers', checking);
       for (const upstream of upstreams.values()) await upstream.close();
       const unpriced = config.router.models.filter((it) => !it.pricing && !it.pricing_per_million);
       for (const { id } of unpriced)
         checks.push({ name: id, ok: false, detail: 'It has no price, so it is not offered. Give it pricing.' });
       const ok = checks.every((check) => check.ok);
       if (globals.json) print(JSON.stringify({ ok, checks }));
-      else for (const { name, ok, detail } of checks) print(`${ok ? 'ok  ' : 'BAD '} ${name}: ${detail}`);
+      else if (!checks.length) show('There is no model to check.');
+      else for (const { name, ok, detail } of checks) show(`${mark(ok)} ${name}: ${detail}`);
       process.exitCode = ok ? 0 : 1;
     });
+  importCommand(group);
 }

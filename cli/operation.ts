@@ -1,38 +1,64 @@
 import type { Command } from 'commander';
-import { askAndPrint, example, showRecord, showTable } from './context.ts';
+import { confirm, irreversible } from './confirm.ts';
+import {
+  askAndPrint,
+  askAndPrintList,
+  example,
+  footOf,
+  type ListOptions,
+  pageOptions,
+  showRecord,
+  showTable,
+} from './context.ts';
 
+function listOperations(options: ListOptions<'operation.list'>, command: Command): Promise<void> {
+  // --uncertain is a page of its own order, the oldest first.
+  const { all, uncertain, ...rest } = options;
+  const asked = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : options;
+  return askAndPrintList(
+    command,
+    'operation.list',
+    'operations',
+    asked,
+    ({ operations, total }) =>
+      showTable(
+        operations,
+        'id',
+        'wallet_id',
+        'kind',
+        'subject',
+        'state',
+        'outcome',
+        'hold_usd',
+        'charge_usd',
+        'created_at',
+        'reason',
+      ) + footOf(operations, total, ', --all shows all'),
+  );
+}
+
+/** Registers `operation`: attempts at paid requests, and the resolution of uncertain ones. */
 export function operationCommands(program: Command): void {
   const group = program.command('operation').description('attempts at paid requests: their holds and outcomes');
-  group
-    .command('list')
-    .description('list the latest 100 operations')
+  pageOptions(group.command('list'))
+    .description('list operations, newest first')
     .option('--uncertain', 'only those with an unknown outcome, oldest first')
-    .addHelpText('after', example('purser operation list --uncertain'))
-    .action((options: { uncertain?: boolean }, command: Command) =>
-      askAndPrint(command, 'operation.list', options, ({ operations }) =>
-        showTable(
-          operations,
-          'id',
-          'wallet_id',
-          'kind',
-          'subject',
-          'state',
-          'outcome',
-          'hold_usd',
-          'charge_usd',
-          'created_at',
-          'reason',
-        ),
-      ),
-    );
+    .option('--all', 'all of them')
+    .option('--wallet <wallet>', 'of this wallet: its id or name')
+    .option('--account <account>', 'of this account: its id or name')
+    .option('--state <state>', 'reserved, uncertain or settled')
+    .addHelpText(
+      'after',
+      example('purser operation list --uncertain', 'purser operation list --wallet agent-7 --since 1h'),
+    )
+    .action(listOperations);
   group
     .command('show')
     .argument('<id>')
-    .description('show one operation with its price and usage')
+    .description('show one operation with its price and usage; also by the id of its request, req_…')
     .addHelpText('after', example('purser operation show op_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'operation.show', { id }, showRecord));
-  group
-    .command('resolve')
+  irreversible(group.command('resolve'))
     .argument('<id>')
     .description('resolve an uncertain operation by hand')
     .option('--charge', 'charge its whole hold')
@@ -42,10 +68,11 @@ export function operationCommands(program: Command): void {
       'after',
       example('purser operation resolve op_01k9… --release --reason "the model server never got it"'),
     )
-    .action((id: string, options: { charge?: boolean; release?: boolean; reason: string }, command: Command) => {
+    .action(async (id: string, options: { charge?: boolean; release?: boolean; reason: string }, command: Command) => {
       if (Boolean(options.charge) === Boolean(options.release))
         command.error('error: give either --charge or --release');
       const decision = options.charge ? 'charge' : 'release';
+      await confirm(command, `${options.charge ? 'Charge' : 'Release'} the whole hold of ${id}? That is final.`);
       return askAndPrint(command, 'operation.resolve', { id, decision, reason: options.reason }, showRecord);
     });
 }

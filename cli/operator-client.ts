@@ -1,12 +1,13 @@
 import type { Command } from 'commander';
 import { dataDirectoryOf } from '../src/config/config.ts';
 import { files, LockedError, prepareDirectory } from '../src/files/data-directory.ts';
-import { askSocket } from '../src/operator/ask.ts';
+import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
 import { Refusal } from '../src/refusal.ts';
 import { type Globals, readContext } from './context.ts';
+import { whileWaiting } from './spinner.ts';
 
-/** How long a server may take between taking its lock and listening on its socket. */
+/** Time limit for a starting server, from taking its lock to listening on its socket. */
 const STARTING_MILLISECONDS = 10_000;
 const TRY_MILLISECONDS = 100;
 
@@ -16,8 +17,8 @@ const COMMIT_FAILED = 'A commit failed, so the command may or may not have taken
  * Runs one operator command: over the socket while `serve` runs, otherwise in this process, which takes the lock, opens the
  * App, runs the command and closes the App. So there is always a single writer (design, section 4). The configuration is
  * read only in the second case: a running server has its own, and its secrets need not be in this terminal's environment.
- * Throws the command's refusals, ConfigurationFault, and LockedError when a server holds the lock for 10 s without
- * listening.
+ * Throws the command's refusals, ConfigurationFault, `operation_uncertain` when the server hangs, and LockedError when one
+ * holds the lock for 10 s without listening.
  */
 export async function ask<N extends CommandName>(
   command: Command,
@@ -29,7 +30,7 @@ export async function ask<N extends CommandName>(
   prepareDirectory(directory, false);
   const deadline = performance.now() + STARTING_MILLISECONDS;
   for (;;) {
-    const answered = await askSocket(at.socket, name, input);
+    const answered = await whileWaiting('waiting for the server', askServer(at.socket, name, input));
     if (answered) return answered.value as CommandOutput<N>;
     // The App is loaded only when there is no server.
     const [{ openApp }, { runCommand }, context] = await Promise.all([

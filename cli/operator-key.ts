@@ -1,8 +1,10 @@
 import type { Command } from 'commander';
+import { confirm, irreversible } from './confirm.ts';
 import { askAndPrint, example, showRecord, showTable } from './context.ts';
 
 const COLUMNS = ['id', 'name', 'account_id', 'prefix', 'last4', 'created_at', 'last_used_at', 'revoked_at'];
 
+/** Registers `operator-key`: keys of the operator. */
 export function operatorKeyCommands(program: Command): void {
   const group = program.command('operator-key').description('keys of the operator: accepted on every account endpoint');
   group
@@ -21,10 +23,12 @@ export function operatorKeyCommands(program: Command): void {
     .action((_, command: Command) =>
       askAndPrint(command, 'operator-key.list', {}, ({ keys }) => showTable(keys, ...COLUMNS)),
     );
-  group
-    .command('revoke')
+  irreversible(group.command('revoke'))
     .argument('<id>')
     .description('revoke an operator key at once')
     .addHelpText('after', example('purser operator-key revoke key_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'operator-key.revoke', { id }, showRecord));
+    .action(async (id: string, _, command: Command) => {
+      await confirm(command, `Revoke the operator key ${id} for good? Who uses it is refused at once.`);
+      return askAndPrint(command, 'operator-key.revoke', { id }, showRecord);
+    });
 }

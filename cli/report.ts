@@ -4,6 +4,7 @@ import { OpenToOthersError } from '../src/config/strict-modes.ts';
 import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/files/data-directory.ts';
 import { REFUSALS, Refusal } from '../src/refusal.ts';
 import { visible } from '../src/visible.ts';
+import { paint } from './terminal.ts';
 
 /** Exit 0 ok · 1 failed · 2 usage · 3 not found · 4 conflict or refused · 5 unavailable (design, section 4). */
 function exitCodeOf(error: unknown): number {
@@ -47,6 +48,11 @@ export function print(text: string): void {
   process.stdout.write(`${visible(text)}\n`);
 }
 
+/** Prints text for people on stdout: like `print`, and with its tones (`toned`) as colours where stdout is a terminal. */
+export function show(text: string): void {
+  process.stdout.write(`${paint(visible(text), process.stdout)}\n`);
+}
+
 /** Prints one of many lines on stdout with back-pressure. Returns false when the reader is gone. */
 export async function printLine(text: string): Promise<boolean> {
   const { stdout } = process;
@@ -61,63 +67,7 @@ export async function printLine(text: string): Promise<boolean> {
   return !stdout.errored;
 }
 
-/** Prints a message on stderr. */
+/** Prints a message on stderr, with its tones as colours where stderr is a terminal. */
 export function say(text: string): void {
-  process.stderr.write(`${visible(text)}\n`);
-}
-
-type Cell = string | number | boolean | null | undefined;
-
-/** Formats records as a table with a heading; an empty list as `(none)`. */
-export function table(rows: readonly Record<string, unknown>[], columns: readonly string[]): string {
-  if (!rows.length) return '(none)';
-  const cells = rows.map((row) => columns.map((name) => text(row[name])));
-  const heading = columns.map((name) => name.toUpperCase().replaceAll('_', ' '));
-  const widths = heading.map((title, i) => Math.max(title.length, ...cells.map((row) => (row[i] as string).length)));
-  return [heading, ...cells]
-    .map((row) =>
-      row
-        .map((it, i) => it.padEnd(widths[i] as number))
-        .join('  ')
-        .trimEnd(),
-    )
-    .join('\n');
-}
-
-/** Formats a record as lines of `name  value`; nested members are named with a dot. */
-export function lines(record: Record<string, unknown>, prefix = ''): string {
-  const flat: [string, string][] = [];
-  const walk = (value: Record<string, unknown>, name: string) => {
-    for (const [key, it] of Object.entries(value))
-      if (typeof it === 'object' && it !== null && !Array.isArray(it))
-        walk(it as Record<string, unknown>, `${name}${key}.`);
-      else flat.push([`${name}${key}`, text(it)]);
-  };
-  walk(record, prefix);
-  const width = Math.max(...flat.map(([name]) => name.length));
-  return flat.map(([name, value]) => `${name.padEnd(width)}  ${value}`).join('\n');
-}
-
-function text(value: unknown): string {
-  if (value === null || value === undefined) return '-';
-  if (Array.isArray(value)) return value.length ? visible(JSON.stringify(value)) : '-';
-  // Escapes keep a cell on one line and its width as printed.
-  return visible(String(value as Cell))
-    .replaceAll('\n', '\\n')
-    .replaceAll('\t', '\\t');
-}
-
-/** Formats Unix seconds as a readable UTC time; `-` when there is none. */
-export function when(at: number | null | undefined): string {
-  return at == null ? '-' : new Date(at * 1000).toISOString().replace('T', ' ').replace('.000Z', 'Z');
-}
-
-/** Formats the members whose names end in `_at` as readable times. */
-export function withTimes<T extends Record<string, unknown>>(record: T): Record<string, unknown> {
-  return Object.fromEntries(
-    Object.entries(record).map(([name, value]) => [
-      name,
-      /(^|_)at$/.test(name) && typeof value === 'number' ? when(value) : value,
-    ]),
-  );
+  process.stderr.write(`${paint(visible(text), process.stderr)}\n`);
 }

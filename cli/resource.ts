@@ -1,55 +1,71 @@
 import type { Command } from 'commander';
-import type { CommandOutput } from '../src/operator/commands.ts';
-import { askAndPrint, example, showRecord, showTable } from './context.ts';
-import { when } from './report.ts';
+import type { CommandInput, CommandOutput } from '../src/operator/commands.ts';
+import { confirm, irreversible } from './confirm.ts';
+import { askAndPrint, example, footOf, pageOptions, showRecord, showTable } from './context.ts';
+import { exact } from './time.ts';
 
+/** Registers `resource`: leases, and their comparison with the backends. */
 export function resourceCommands(program: Command): void {
   const group = program.command('resource').description('leases: machines that wallets have paid for');
-  group
-    .command('list')
-    .description('list live resources')
-    .option('--all', 'the latest 100, ended ones included')
+  pageOptions(group.command('list'))
+    .description('list live resources, newest first')
+    .option('--all', 'ended ones too')
+    .option('--wallet <wallet>', 'of this wallet: its id or name')
+    .option('--account <account>', 'of this account: its id or name')
+    .option('--status <status>', 'provisioning, running, stopping, stopped, failed or unknown')
     .addHelpText('after', example('purser resource list --all'))
-    .action((options: { all?: boolean }, command: Command) =>
-      askAndPrint(command, 'resource.list', options, ({ resources }) =>
-        showTable(
-          resources,
-          'id',
-          'wallet_id',
-          'provider',
-          'backend',
-          'status',
-          'billing_state',
-          'charged_usd',
-          'expires_at',
-          'end_reason',
-          'last_error',
-        ),
+    .action((options: CommandInput<'resource.list'>, command: Command) =>
+      askAndPrint(
+        command,
+        'resource.list',
+        options,
+        ({ resources, total }) =>
+          showTable(
+            resources,
+            'id',
+            'wallet_id',
+            'provider',
+            'backend',
+            'status',
+            'billing_state',
+            'charged_usd',
+            'expires_at',
+            'end_reason',
+            'last_error',
+          ) + footOf(resources, total),
       ),
     );
   group
-    .command('stop')
+    .command('show')
+    .argument('<id>')
+    .description('show one resource')
+    .addHelpText('after', example('purser resource show res_01k9…'))
+    .action((id: string, _, command: Command) => askAndPrint(command, 'resource.show', { id }, showRecord));
+  irreversible(group.command('stop'))
     .argument('<id>')
     .description('end a lease early; nothing is refunded')
     .addHelpText('after', example('purser resource stop res_01k9…'))
-    .action((id: string, _, command: Command) => askAndPrint(command, 'resource.stop', { id }, showRecord));
-  group
-    .command('reconcile')
+    .action(async (id: string, _, command: Command) => {
+      await confirm(command, `End the lease ${id} now? Its machine is destroyed, and nothing is refunded.`);
+      return askAndPrint(command, 'resource.stop', { id }, showRecord);
+    });
+  irreversible(group.command('reconcile'))
     .description('compare the machines at the backends with the database')
     .option('--apply', 'destroy machines without a row; after a restore, a loss or a move, also end report-only')
     .addHelpText('after', example('purser resource reconcile', 'purser resource reconcile --apply'))
-    .action((options: { apply?: boolean }, command: Command) =>
-      askAndPrint(command, 'resource.reconcile', options, showReconciliation),
-    );
-  group
-    .command('abandon')
+    .action(async ({ apply }: { apply?: boolean }, command: Command) => {
+      if (apply) await confirm(command, 'Destroy every machine that no row knows, and end report-only?');
+      return askAndPrint(command, 'resource.reconcile', apply ? { apply } : {}, showReconciliation);
+    });
+  irreversible(group.command('abandon'))
     .argument('<id>')
     .description('give up a lease whose backend is gone for good')
     .requiredOption('--reason <text>', 'stored with the resource')
     .addHelpText('after', example('purser resource abandon res_01k9… --reason "the host burned down"'))
-    .action((id: string, options: { reason: string }, command: Command) =>
-      askAndPrint(command, 'resource.abandon', { id, reason: options.reason }, showRecord),
-    );
+    .action(async (id: string, { reason }: { reason: string }, command: Command) => {
+      await confirm(command, `Give up the lease ${id}? Purser will never end its machine.`);
+      return askAndPrint(command, 'resource.abandon', { id, reason }, showRecord);
+    });
 }
 
 function showReconciliation({
@@ -63,7 +79,7 @@ function showReconciliation({
     `Machines that no row knows:\n${showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at', 'destroyed')}`,
   ];
   if (state) {
-    const since = `Since ${when(state.since)} this installation only reports: ${state.reason}.`;
+    const since = `Since ${exact(state.since)} this installation only reports: ${state.reason}.`;
     const next = applied ? 'That is over.' : 'Nothing below is ended until you run: purser resource reconcile --apply';
     const table = showTable(
       leases,

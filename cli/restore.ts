@@ -2,39 +2,55 @@ import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
 import type { Restored } from '../src/recovery/restore.ts';
-import { example, readContext, showRecord, showTable } from './context.ts';
-import { print, say } from './report.ts';
+import { summaryOf } from './backup.ts';
+import { confirm, irreversible } from './confirm.ts';
+import { example, output, readContext, showRecord, showTable } from './context.ts';
+import { say } from './report.ts';
+import { whileWorking } from './spinner.ts';
 
+/** Registers `restore`: replaces the database by a backup. */
 export function restoreCommand(program: Command): void {
-  program
-    .command('restore')
+  irreversible(program.command('restore'))
     .argument('<file>')
     .description('replace the database by a backup and keep the old one under another name; stop the server first')
     .option('--force', 'accept a file that `purser backup` did not make, or one of another installation')
+    .option('--without-key', 'the master key is lost: run `purser master-key replace --lost` afterwards')
     .addHelpText('after', example('purser restore /mnt/backups/purser-2026-11-21.db'))
-    .action(async (file: string, options: { force?: boolean }, command: Command) => {
+    .action(async (file: string, options: { force?: boolean; withoutKey?: boolean }, command: Command) => {
       const context = await readContext(command);
+      await confirm(command, `Replace the database of ${context.config.dataDirectory} by ${resolve(file)}?`);
       const { restore } = await import('../src/recovery/restore.ts');
-      const { config, secrets, log } = context;
-      const restored = await restore(config, secrets, { file: resolve(file), force: options.force ?? false, log });
-      const reconciled = await compareBackends(command);
-      if (context.globals.json) print(JSON.stringify({ ...restored, ...reconciled }));
-      else print([showRecord({ ...restored }), ...described(reconciled)].join('\n'));
+      const { config, secrets } = context;
+      const { force = false, withoutKey = false } = options;
+      const order = { file: resolve(file), force, withoutKey };
+      const restored = await whileWorking('restoring', () => restore(config, secrets, order));
+      const reconciled = await compareBackends(command, withoutKey);
+      output(command, { ...restored, ...reconciled }, () =>
+        [showRestored(restored), ...described(reconciled)].join('\n'),
+      );
       for (const sentence of whatNow(restored, reconciled)) say(sentence);
     });
 }
 
+function showRestored({ file, manifest, installation_id, head }: Restored): string {
+  return showRecord({ file, ...(manifest ? summaryOf(manifest) : { installation_id }), epoch: head.epoch });
+}
+
 type Reconciled = Pick<CommandOutput<'resource.reconcile'>, 'leases' | 'orphans' | 'faults'>;
 
+/** Stands for the provider where no backend could be asked. */
+const NONE_ASKED = '-';
+
 /** Lists the machines that the restored books do not know, and the state of those that they know. Changes nothing. */
-async function compareBackends(command: Command): Promise<Reconciled> {
+async function compareBackends(command: Command, withoutKey: boolean): Promise<Reconciled> {
   const { ask } = await import('./operator-client.ts');
   try {
     const { leases, orphans, faults } = await ask(command, 'resource.reconcile', { apply: false });
     return { leases, orphans, faults };
   } catch (error) {
-    const { message } = error as Error; // The restore itself has succeeded.
-    return { leases: [], orphans: [], faults: [{ provider: '-', backend: '-', error: message }] };
+    // The restore itself has succeeded.
+    const message = withoutKey ? 'run `purser master-key replace --lost` first' : (error as Error).message;
+    return { leases: [], orphans: [], faults: [{ provider: NONE_ASKED, backend: '-', error: message }] };
   }
 }
 
@@ -46,10 +62,14 @@ function described({ leases, orphans, faults }: Reconciled): string[] {
   ];
 }
 
-function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans }: Reconciled): string[] {
+function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans, faults }: Reconciled): string[] {
+  const fault = faults.find((it) => it.provider === NONE_ASKED);
+  const compared = fault
+    ? `The machines were not compared with these books: ${fault.error.replace(/\.$/, '')}`
+    : `${leases.length} leases of these books are quarantined, and ${orphans.length} machines are unknown to them`;
   return [
     kept ? `The database that was here is ${kept}.` : 'There was no database here.',
     ...(lost === null ? [] : [`Entries ${head.seq + 1} to ${lost} were known here and are not in these books.`]),
-    `${leases.length} leases of these books are quarantined, and ${orphans.length} machines are unknown to them. None is touched until \`purser resource reconcile --apply\`.`,
+    `${compared}. None is touched until \`purser resource reconcile --apply\`.`,
   ];
 }

@@ -1,34 +1,74 @@
 import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
+import { adviceOnStart } from '../src/config/advice-start.ts';
+import { readConfig, type Secrets } from '../src/config/config.ts';
 import { files } from '../src/files/data-directory.ts';
-import { createLog } from '../src/log.ts';
-import { example, readContext, secretsOf } from './context.ts';
+import type { Served } from '../src/serve.ts';
+import { example, type Globals, readContext, repeated, secretsOf } from './context.ts';
 import { say } from './report.ts';
 
+/** Registers `serve`: runs the server until SIGTERM or SIGINT. */
 export function serveCommand(program: Command): void {
   program
     .command('serve')
     .description('run the service; creates the data directory and migrates on first start')
     .option('--accept-loss', 'begin a new epoch where acknowledged entries are lost or the chain is broken')
+    .option(
+      '--accept-clock',
+      "believe this machine's clock, where it does not agree with the books and no time service vouches for it",
+    )
     .addHelpText('after', example('purser --data /var/lib/purser serve'))
-    .action(async (options: { acceptLoss?: boolean }, command: Command) => {
+    .action(async (options: { acceptLoss?: boolean; acceptClock?: boolean }, command: Command) => {
+      // Until the process has ended: SIGHUP never ends it (cli/hang-up.ts).
+      let reload: (() => Promise<unknown>) | undefined;
+      let isWanted = false;
+      process.on('SIGHUP', () => {
+        isWanted = true;
+        reload?.().catch(() => {}); // The log says why it was refused.
+      });
       const { config, secrets } = await readContext(command);
-      const { serve } = await import('../src/serve.ts');
-      const log = createLog(config.logLevel, secretsOf(secrets));
-      if (!existsSync(files(config.dataDirectory).database))
+      const [{ createLog }, { serve }] = await Promise.all([import('../src/log.ts'), import('../src/serve.ts')]);
+      const hidden = secretsOf(secrets);
+      const log = createLog(config.logLevel, hidden);
+      const isNew = !existsSync(files(config.dataDirectory).database);
+      if (isNew) {
         say(`Creating a new installation in ${config.dataDirectory}.`);
+        if (!process.stderr.isTTY && secrets.masterKey.from === 'data directory')
+          // A terminal hears it below.
+          say(`Copy ${secrets.masterKey.path} to another place once it is there: no backup contains it.`);
+      }
       const signalled = untilSignal(); // A signal during the start stops the server as soon as it has opened.
       const served = await serve(config, secrets, {
         log,
+        reread() {
+          const next = readConfig(command.optsWithGlobals<Globals>());
+          hidden.push(...secretsOf(next.secrets).filter((it) => !hidden.includes(it)));
+          return next;
+        },
         who: 'purser serve',
         create: true,
         acceptLoss: options.acceptLoss ?? false,
+        acceptClock: options.acceptClock ?? false,
         fatal: stopAtOnce,
       });
+      reload = served.reload;
+      if (isWanted) reload?.().catch(() => {}); // The file may have changed after the start had read it.
+      await sayOnStart(served, isNew, secrets.masterKey, command.optsWithGlobals<Globals>());
       await signalled;
       await served[Symbol.asyncDispose]();
       log.info({ event: 'stopped' }, 'stopped');
     });
+}
+
+/** Says what is missing and what to do next: to a person at a terminal in words, else in the log, where it is a warning. */
+async function sayOnStart(served: Served, isNew: boolean, { path }: Secrets['masterKey'], globals: Globals) {
+  const notes = adviceOnStart({ ...served.config, listen: served.address });
+  if (!process.stderr.isTTY) {
+    for (const note of notes) served.log.warn({ event: 'settings.advice' }, note);
+    return;
+  }
+  const { welcome } = await import('./welcome.ts');
+  say(welcome(served, { globals: repeated(globals), isNew, masterKeyFile: path, notes }));
 }
 
 const SIGNALS = ['SIGTERM', 'SIGINT'] as const;

@@ -1,10 +1,9 @@
 import type { Command } from 'commander';
-import { assetText } from '../src/files/asset.ts';
+import { VERSION } from '../src/files/version.ts';
 import { example } from './context.ts';
 import { print } from './report.ts';
 
-export const VERSION = (JSON.parse(assetText('package.json')) as { version: string }).version;
-
+/** Registers `version`. */
 export function versionCommand(program: Command): void {
   program
     .command('version')

@@ -1,20 +1,78 @@
-import type { Command } from 'commander';
+import { type Command, InvalidArgumentError } from 'commander';
+import { formatUsd, Nanos, parseUsd, ZERO } from '../src/money.ts';
+import type { CommandInput, CommandOutput } from '../src/operator/commands.ts';
 import { Refusal } from '../src/refusal.ts';
-import { askAndPrint, example, type Globals, parseWholeNumber, showRecord, showTable } from './context.ts';
-import { print, say } from './report.ts';
+import { confirm, irreversible } from './confirm.ts';
+import {
+  askAndPrint,
+  askAndPrintList,
+  example,
+  footOf,
+  type ListOptions,
+  output,
+  pageOptions,
+  parseAmount,
+  parseDuration,
+  showRecord,
+  showTable,
+} from './context.ts';
+import { say } from './report.ts';
+import { exact } from './time.ts';
 
 const WAIT_MILLISECONDS = 1000;
+const KEY_HELP = 'makes the command safe to repeat: the same key changes nothing again';
 
+const showWallets = ({ wallets }: { wallets: Record<string, unknown>[] }) =>
+  showTable(
+    wallets,
+    'id',
+    'name',
+    'status',
+    'budget_usd',
+    'used_usd',
+    'held_usd',
+    'delegated_usd',
+    'available_usd',
+    'frozen_at',
+    'expires_at',
+  );
+
+function parseCents(value: string): number {
+  const cents = parseAmount(value);
+  if (cents < 1) throw new InvalidArgumentError('It must be above 0.');
+  return cents;
+}
+
+function parseCarry(value: string): 'none' | 'all' | number {
+  if (value === 'none' || value === 'all') return value;
+  try {
+    return parseCents(value);
+  } catch {
+    throw new InvalidArgumentError('It must be "none", "all", or an amount above 0 in US cents, or in USD as "2.00".');
+  }
+}
+
+/** Returns whether a command is for one wallet or all of an account. Ends with a usage error unless it is one of them. */
+function oneOrAll(command: Command, id: string | undefined, account: string | undefined): 'one' | 'all' {
+  if ((id === undefined) === (account === undefined)) command.error('error: name one wallet, or --account <id>');
+  return id === undefined ? 'all' : 'one';
+}
+
+/** Registers `wallet`: budgets of agents. */
 export function walletCommands(program: Command): void {
   const group = program.command('wallet').description('bounded budgets for agents');
   group
     .command('create')
     .description('reserve credit as a budget and mint its credential')
-    .requiredOption('--account <id>', 'the account that pays')
+    .option('--account <account>', 'the account that pays: its id or name', 'default')
     .requiredOption('--name <name>', 'a name to tell wallets apart')
-    .requiredOption('--budget-cents <n>', 'US cents, 100 to 1000000', parseWholeNumber)
-    .option('--expires-in-seconds <n>', '60 to 2592000, or 0 for never (default 86400)', parseWholeNumber)
-    .addHelpText('after', example('purser wallet create --account acct_01k9… --name agent-7 --budget-cents 500'))
+    .requiredOption('--budget-cents <amount>', 'US cents, or USD as 5.00; 1 to 10000 USD', parseAmount)
+    .option(
+      '--expires-in-seconds <duration>',
+      'as 90, 12h or 7d; 1m to 30d, or 0 for never (default 1d)',
+      parseDuration,
+    )
+    .addHelpText('after', example('purser wallet create --account research --name agent-7 --budget-cents 5.00'))
     .action(
       (
         options: { account: string; name: string; budgetCents: number; expiresInSeconds?: number },
@@ -30,15 +88,13 @@ export function walletCommands(program: Command): void {
         );
       },
     );
-  group
-    .command('list')
-    .description('list the latest 100 wallets of all accounts')
-    .addHelpText('after', example('purser wallet list'))
-    .action((_, command: Command) =>
-      askAndPrint(command, 'wallet.list', {}, ({ wallets }) =>
-        showTable(wallets, 'id', 'name', 'status', 'budget_usd', 'used_usd', 'held_usd', 'available_usd', 'expires_at'),
-      ),
-    );
+  pageOptions(group.command('list'))
+    .description('list wallets of all accounts, newest first')
+    .option('--all', 'all of them')
+    .option('--account <account>', 'of this account: its id or name')
+    .option('--status <status>', 'active, closing, expired or closed')
+    .addHelpText('after', example('purser wallet list', 'purser wallet list --all --status active --account research'))
+    .action(listWallets);
   group
     .command('show')
     .argument('<id>')
@@ -52,59 +108,205 @@ export function walletCommands(program: Command): void {
     .addHelpText('after', example('purser wallet token wal_01k9…'))
     .action((id: string, _, command: Command) => askAndPrint(command, 'wallet.token', { id }, (it) => it.agent_token));
   group
-    .command('close')
+    .command('raise')
     .argument('<id>')
-    .description('freeze a wallet, clean up, settle, and return what is left')
+    .argument('<cents>', 'US cents to add to its budget, or USD as 5.00', parseCents)
+    .option('--key <key>', KEY_HELP)
+    .description('add to a wallet’s budget, out of its account’s credit')
+    .addHelpText('after', example('purser wallet raise wal_01k9… 500'))
+    .action((id: string, cents: number, options: { key?: string }, command: Command) =>
+      askAndPrint(command, 'wallet.budget', { id, add_cents: cents, ...options }, showRecord),
+    );
+  group
+    .command('lower')
+    .argument('<id>')
+    .argument('<cents>', 'US cents to take from its budget, or USD as 2.00', parseCents)
+    .option('--key <key>', KEY_HELP)
+    .description('return part of a wallet’s budget, at most what is not spent, held or delegated')
+    .addHelpText('after', example('purser wallet lower wal_01k9… 200'))
+    .action((id: string, cents: number, options: { key?: string }, command: Command) =>
+      askAndPrint(command, 'wallet.budget', { id, add_cents: -cents, ...options }, showRecord),
+    );
+  group
+    .command('extend')
+    .argument('<id>')
+    .argument('<duration>', 'as 90s, 30m, 12h or 7d', parseDuration)
+    .option('--key <key>', KEY_HELP)
+    .description('move a wallet’s expiry further')
+    .addHelpText('after', example('purser wallet extend wal_01k9… 7d'))
+    .action((id: string, seconds: number, options: { key?: string }, command: Command) =>
+      askAndPrint(command, 'wallet.extend', { id, seconds, ...options }, showRecord),
+    );
+  group
+    .command('refill')
+    .argument('<id>')
+    .option('--cents <amount>', 'US cents, or USD as 5.00, that the wallet gets at each boundary', parseCents)
+    .option('--every <period>', 'day, week (from Monday) or month')
+    .option('--zone <zone>', 'time zone of the boundaries, as Europe/Berlin (default UTC)')
+    .option('--carry <what>', 'what is left over: none, all, or at most this amount (default none)', parseCarry)
+    .option('--off', 'end the refills')
+    .description('refill a wallet every day, week or month, out of its account’s credit')
+    .addHelpText('after', example('purser wallet refill wal_01k9… --cents 500 --every day --zone Europe/Berlin'))
+    .action(refillWallet);
+  group
+    .command('freeze')
+    .argument('[id]')
+    .option('--account <id>', 'all wallets of this account instead')
+    .option('--reason <text>', 'why, for whoever reads it')
+    .description('pause a wallet and all below it: no new holds; stops and settlements go on')
+    .addHelpText('after', example('purser wallet freeze wal_01k9… --reason "loops"'))
+    .action((id: string | undefined, options: { account?: string; reason?: string }, command: Command) => {
+      const { account, reason } = options;
+      const why = reason === undefined ? {} : { reason };
+      return oneOrAll(command, id, account) === 'all'
+        ? askAndPrint(command, 'wallet.freeze-account', { account: account as string, ...why }, showWallets)
+        : askAndPrint(command, 'wallet.freeze', { id: id as string, ...why }, showRecord);
+    });
+  group
+    .command('unfreeze')
+    .argument('[id]')
+    .option('--account <id>', 'all paused wallets of this account instead')
+    .description('end the pause of a wallet')
+    .addHelpText('after', example('purser wallet unfreeze wal_01k9…', 'purser wallet unfreeze --account research'))
+    .action((id: string | undefined, { account }: { account?: string }, command: Command) =>
+      oneOrAll(command, id, account) === 'all'
+        ? askAndPrint(command, 'wallet.unfreeze-account', { account: account as string }, showWallets)
+        : askAndPrint(command, 'wallet.unfreeze', { id: id as string }, showRecord),
+    );
+  irreversible(group.command('close'))
+    .argument('[id]')
+    .option('--account <id>', 'all wallets of this account instead')
     .option('--wait', 'repeat until nothing is pending')
+    .description('end a wallet’s spending, clean up, settle, and return what is left')
     .addHelpText('after', example('purser wallet close wal_01k9… --wait'))
-    .action(closeWallet);
+    .action(closeWallets);
   group
     .command('timeline')
     .argument('<id>')
-    .description('every hold, charge and release of a wallet, with time and request id')
-    .addHelpText('after', example('purser wallet timeline wal_01k9…'))
-    .action((id: string, _, command: Command) =>
-      askAndPrint(command, 'wallet.timeline', { id }, ({ wallet, steps, open }) => {
-        const rows = steps.map((it) => ({
-          ...it,
-          usage:
-            it.usage &&
-            Object.entries(it.usage)
-              .map(([name, n]) => `${name}=${n}`)
-              .join(' '),
-        }));
-        const columns = [
-          'seq',
-          'at',
-          'what',
-          'amount_usd',
-          'available_usd',
-          'subject',
-          'usage',
-          'settled_by',
-          'request_id',
-          'reason',
-        ];
-        return [
-          `${wallet.id} ${JSON.stringify(wallet.name)}: ${wallet.status}, budget ${wallet.budget_usd}, used ${wallet.used_usd}, held ${wallet.held_usd}, available ${wallet.available_usd} USD`,
-          showTable(rows, ...columns),
-          ...(open.length
-            ? [
-                'Not resolved yet:',
-                showTable(open, 'id', 'state', 'hold_usd', 'subject', 'created_at', 'request_id', 'reason'),
-              ]
-            : []),
-        ].join('\n');
-      }),
+    .option('--steps', 'one line for every movement: holds, charges and releases apart')
+    .description('where a wallet’s money went: one line for each operation and change, with sums at the foot')
+    .addHelpText('after', example('purser wallet timeline wal_01k9…', 'purser wallet timeline agent-7 --steps'))
+    .action((id: string, { steps }: { steps?: boolean }, command: Command) =>
+      askAndPrint(command, 'wallet.timeline', { id }, (it) => showTimeline(it, steps === true)),
     );
 }
 
-async function closeWallet(id: string, options: { wait?: boolean }, command: Command): Promise<void> {
+type Timeline = CommandOutput<'wallet.timeline'>;
+type Step = Timeline['steps'][number];
+
+function showTimeline({ wallet, steps, open }: Timeline, isDetailed: boolean): string {
+  const rows = (isDetailed ? steps : operationLines(steps)).map((it) => ({
+    ...it,
+    at: exact(it.at),
+    usage: usageText(it.usage),
+  }));
+  const columns = isDetailed
+    ? ['seq', 'at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage', 'settled_by', 'request_id', 'reason']
+    : ['at', 'what', 'amount_usd', 'available_usd', 'subject', 'usage', 'request_id', 'reason'];
+  return [
+    `${wallet.id} ${JSON.stringify(wallet.name)}: ${wallet.status}, budget ${wallet.budget_usd}, used ${wallet.used_usd}, held ${wallet.held_usd}, available ${wallet.available_usd} USD`,
+    showTable(rows, ...columns),
+    footOfTimeline(steps, open),
+    ...(open.length
+      ? [
+          'Not resolved yet:',
+          showTable(open, 'id', 'state', 'hold_usd', 'subject', 'created_at', 'request_id', 'reason'),
+        ]
+      : []),
+  ].join('\n');
+}
+
+/** One line for each operation, by what became of its hold; other movements as they are. */
+function operationLines(steps: readonly Step[]): Step[] {
+  const lines = new Map<string, Step>();
+  for (const step of steps) {
+    const key = step.operation_id ?? `entry ${step.seq}`;
+    const before = lines.get(key);
+    // What is released after a charge is the rest of the hold; a hold comes first, so its time stays.
+    const isRest = before?.what === 'charged';
+    const kept = isRest ? { ...before, available_usd: step.available_usd } : step;
+    lines.set(key, before ? { ...kept, seq: before.seq, at: before.at } : kept);
+  }
+  return [...lines.values()];
+}
+
+/** Counts and sums: "42 charged 4.4561 · 3 released · 2 uncertain 0.25 held · big 4.45 · qwen3-8b 0.0061". */
+function footOfTimeline(steps: readonly Step[], open: Timeline['open']): string {
+  const sum = (amounts: string[]) => formatUsd(amounts.reduce((total, it) => Nanos(total + parseUsd(it)), ZERO));
+  const charged = steps.filter((it) => it.what === 'charged');
+  const released = operationLines(steps).filter((it) => it.what === 'released').length;
+  const bySubject = Map.groupBy(charged, (it) => it.subject ?? '-');
+  const held = (state: string) => {
+    const of = open.filter((it) => it.state === state);
+    return of.length ? [`${of.length} ${state} ${sum(of.map((it) => it.hold_usd))} held`] : [];
+  };
+  return [
+    `${charged.length} charged ${sum(charged.map((it) => it.amount_usd))}`,
+    ...(released ? [`${released} released`] : []),
+    ...held('reserved'),
+    ...held('uncertain'),
+    ...[...bySubject].map(([subject, of]) => `${subject} ${sum(of.map((it) => it.amount_usd))}`),
+  ].join(' · ');
+}
+
+const usageText = (usage: Step['usage']) =>
+  usage &&
+  Object.entries(usage)
+    .map(([name, n]) => `${name}=${n}`)
+    .join(' ');
+
+const listWallets = (options: ListOptions<'wallet.list'>, command: Command) =>
+  askAndPrintList(
+    command,
+    'wallet.list',
+    'wallets',
+    options,
+    (it) => showWallets(it) + footOf(it.wallets, it.total, ', --all shows all'),
+  );
+
+type RefillOptions = { cents?: number; every?: string; zone?: string; carry?: 'none' | 'all' | number; off?: boolean };
+
+async function refillWallet(id: string, options: RefillOptions, command: Command): Promise<void> {
+  const { cents, every, zone, carry, off } = options;
+  if (off) return askAndPrint(command, 'wallet.refill', { id, refill: null }, showRecord);
+  if (cents === undefined || every === undefined)
+    return command.error('error: give --cents and --every, or --off to end the refills');
+  const refill: CommandInput<'wallet.refill'>['refill'] = {
+    cents,
+    every: every as 'day', // The command checks it.
+    ...(zone === undefined ? {} : { zone }),
+    ...(carry === undefined ? {} : { carry }),
+  };
+  return askAndPrint(command, 'wallet.refill', { id, refill }, showRecord);
+}
+
+type CloseOptions = { account?: string; wait?: boolean };
+
+async function closeWallets(id: string | undefined, options: CloseOptions, command: Command): Promise<void> {
+  const isOne = oneOrAll(command, id, options.account) === 'one';
+  const which = isOne ? `the wallet ${id}` : `all wallets of the account ${options.account}`;
+  await confirm(command, `Close ${which} for good? Tokens end, and machines are destroyed.`);
+  if (isOne) return closeWallet(id as string, options, command);
+  const { ask } = await import('./operator-client.ts');
+  for (;;) {
+    const answer = await ask(command, 'wallet.close-account', { account: options.account as string });
+    const pending = answer.wallets.filter((it) => it.status !== 'closed');
+    if (!pending.length || !options.wait) {
+      output(command, answer, showWallets);
+      if (pending.length) say(`${pending.length} are still closing; repeat the command, or give --wait`);
+      return;
+    }
+    say(`${pending.length} are still closing`);
+    await new Promise((resolve) => setTimeout(resolve, WAIT_MILLISECONDS));
+  }
+}
+
+async function closeWallet(id: string, options: CloseOptions, command: Command): Promise<void> {
   const { ask } = await import('./operator-client.ts');
   for (;;) {
     try {
       const wallet = await ask(command, 'wallet.close', { id });
-      print(command.optsWithGlobals<Globals>().json ? JSON.stringify(wallet) : showRecord(wallet));
+      output(command, wallet, showRecord);
       return;
     } catch (error) {
       if (!options.wait || !(error instanceof Refusal) || error.code !== 'cleanup_pending') throw error;

@@ -1,36 +1,55 @@
 import type { Socket } from 'node:net';
+import type { CodeFlow } from './access/code-flow.ts';
 import { createLimit } from './access/limits.ts';
 import type { Sessions, SessionsApp } from './access/sessions.ts';
 import { createPaymentPoller } from './billing/payment-poller.ts';
 import type { Provider } from './billing/provider.ts';
-import { type Books, type BooksOptions, openBooks } from './books.ts';
+import { unreadyReason } from './books/readiness.ts';
+import { type Books, type BooksOptions, openBooksForService } from './books/service.ts';
 import { recallBounds } from './chat/learn.ts';
+import { createRetries } from './chat/retry.ts';
 import { systemTime } from './clock.ts';
+import { createActivity } from './compute/activity.ts';
 import { tagPrefix } from './compute/backend.ts';
 import { openSlots } from './compute/open.ts';
 import type { LocalCompute } from './compute/settings.ts';
+import type { ConfiguredBackend } from './compute/slots.ts';
+import type { Reload } from './config/change.ts';
 import type { Config, Secrets } from './config/config.ts';
 import { createEvents, type Events } from './events.ts';
-import { files } from './files/data-directory.ts';
-import { createConcurrency } from './http/concurrency.ts';
+import { createConcurrency, PORT_COUNT_MAX } from './http/concurrency.ts';
 import type { HttpApp } from './http/endpoint.ts';
 import { createMemoryQuota } from './http/memory-quota.ts';
+import { createModelRequests } from './http/model-requests.ts';
+import { createPortLinks } from './http/port-links.ts';
+import { createPortProxy } from './http/port-proxy.ts';
+import { createKeepMemory } from './lease/keep.ts';
+import { createOutages } from './lease/outages.ts';
+import { createPorts, type Ports } from './lease/ports.ts';
 import { describeReportOnly } from './lease/report-only.ts';
+import { countFrozen, describeFrozen } from './ledger/frozen.ts';
 import { installationOf } from './ledger/installation.ts';
 import { journalHead } from './ledger/journal.ts';
+import type { Outbox } from './ledger/outbox.ts';
+import { findWallet } from './ledger/wallet.ts';
 import type { Log } from './log.ts';
 import { createAddressReader } from './net/address.ts';
 import { deadline } from './net/deadline.ts';
-import { openFilesMax, urlOf } from './net/listen.ts';
+import { openFilesMax, reachableUrl } from './net/listen.ts';
+import { createNotifier, type Notifier } from './notify/notifier.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
 import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
 import { createCatalogue } from './router/catalogue.ts';
+import { createCircuits } from './router/circuit.ts';
 import type { Upstream } from './router/upstream.ts';
+import { createUpstreamOutages } from './router/upstream-outages.ts';
 import { createInFlight } from './spend/in-flight.ts';
 import { createKeyedMutex } from './spend/keyed-mutex.ts';
 import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/spend.ts';
+import { createExporter } from './tracing/exporter.ts';
+import { createOperationSpans } from './tracing/operation-spans.ts';
 import type { Signer } from './transfer/object-url.ts';
 
 /**
@@ -43,18 +62,29 @@ const OWN_FILE_COUNT = 64;
 /** A client that takes nothing of its answer for this long is gone. */
 const STALL_MILLISECONDS = 60_000;
 
-/** What is open. Each part asks only for what it uses; this is where the whole is put together. */
+/** Everything that is open. Each part of the program asks only for what it uses of it. */
 export type App = HttpApp &
   ReaperApp &
   Books & {
     config: Config;
     log: Log;
     events: Events;
+    /** Connections to ports of leases. */
+    ports: Ports;
     reaper: Reaper;
     chain: ReturnType<typeof watchChain>;
     booksWatch: BooksWatch;
+    /** Sign-in on the page, where an identity provider and a client of it are configured. */
+    codeFlow: CodeFlow | undefined;
     upstreams: ReadonlyMap<string, Upstream>;
-    /** How many clients may be connected. */
+    notifier: Notifier;
+    /** What the ledger knows of the receivers of events: a reload changes it. */
+    outbox: Outbox;
+    /** Every pool that is open: after a reload also those that requests in flight may still use. */
+    openedUpstreams: Set<Upstream>;
+    /** Only a server has it (src/reload.ts). */
+    reload?: Reload;
+    /** Cap on open connections of clients. */
     connectionCountMax: number;
     state: AppState;
     /**
@@ -64,14 +94,18 @@ export type App = HttpApp &
     drain(answered: Promise<void>): Promise<void>;
     [Symbol.asyncDispose](): Promise<void>;
   };
-/** What changes while the App is open. */
+/** The values that change while the App is open. */
 type AppState = HttpApp['state'] & ReaperApp['state'];
 
 export type AppOptions = BooksOptions & {
-  /** What the demo rents out, in place of what is configured: nobody else has it. */
+  /** Reads the settings again, for a reload. Throws ConfigurationFault. Without it there is no reload. */
+  reread?: () => { config: Config; secrets: Secrets };
+  /** The demo's own backend, in place of the configured ones. Only the demo sets it. */
   local?: LocalCompute;
-  /** How long a client may take nothing of its answer; a minute unless given. */
+  /** Milliseconds after which a client that reads nothing of its response is disconnected; a minute unless given. */
   stallMilliseconds?: number;
+  /** Unknown outcomes of a route within a minute that open its circuit; three unless given. */
+  unknownCountMax?: number;
 };
 
 /** `POST /v1/compute/create` answers within this, ready or not (design 2.18). */
@@ -88,19 +122,39 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const events = createEvents(log);
   const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
   const inFlight = createInFlight(Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3)));
-  const books = await openBooks(config, secrets, options, events, inFlight.count, opening);
-  const { ledger, clock, health, diskReserve } = books;
+  let notifier: Notifier | undefined;
+  const outbox: Outbox = { ...config.events, recorded: () => notifier?.wake() };
+  const books = await openBooksForService(config, secrets, { ...options, outbox }, events, inFlight.count, opening);
+  const { ledger, clock, health } = books;
   const { installationId } = installationOf(ledger.read);
+  if (config.opentelemetry) {
+    const exporter = createExporter(config.opentelemetry, secrets.collectorHeaders, installationId, events);
+    opening.adopt(exporter, (it) => it.stop());
+    events.gauge('spans_waiting', 'Spans that wait for the collector.', exporter.waitingCount);
+    const accountOf = (walletId: string) => findWallet(ledger.read, walletId)?.accountId;
+    const failed = (error: unknown) => events.failed('spans', error);
+    events.trace(createOperationSpans(exporter, accountOf, options.time ?? systemTime, failed));
+  }
+
+  notifier = opening.adopt(await createNotifier({ ledger, clock, events }, config.events, secrets.receivers), (it) =>
+    it.stop(),
+  );
 
   const upstreams = await openUpstreams(config, secrets);
+  const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
   recallBounds(ledger.read, catalogue);
   const slots = opening.adopt(
-    await openSlots({ compute: options.local ?? config.compute }, secrets, {
-      leases: files(config.dataDirectory).leases,
-      prefix: tagPrefix(installationId),
-      now: () => clock.now(),
-    }),
+    await openSlots(
+      { compute: options.local ?? config.compute },
+      secrets,
+      {
+        dataDirectory: config.dataDirectory,
+        prefix: tagPrefix(installationId),
+        now: () => clock.now(),
+      },
+      events.backendCalled,
+    ),
     async (it) => {
       for (const { backend } of it.list) await backend.close();
     },
@@ -108,29 +162,52 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const payments = opening.adopt(await openPayments(config, secrets, installationId), async (it) => it?.close());
   opening.defer(async () => {
     inFlight.cutOff(() => uncertain());
-    for (const upstream of upstreams.values()) await upstream.close(); // What is in flight ends as unknown, and is written so.
+    for (const upstream of openedUpstreams) await upstream.close(); // What is in flight ends as unknown, and is written so.
     await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs is not waited for.
   });
 
   const keysUsed = new Map<string, number>();
   // One object: what is opened below is added to it, and everybody is handed the same.
-  const app = {
+  const app: Omit<
+    App,
+    'paymentPoller' | 'ports' | 'portProxy' | 'reaper' | 'chain' | 'booksWatch' | typeof Symbol.asyncDispose
+  > = {
     ...books,
     config,
     log,
     events,
     inFlight,
     upstreams,
+    circuits: createCircuits(() => clock.now(), events.circuit, options.unknownCountMax),
+    retries: createRetries({ ledger, clock, inFlight, events }),
+    upstreamOutages: createUpstreamOutages({ ledger, clock, events }),
+    notifier,
+    outbox,
+    openedUpstreams,
     catalogue,
     slots,
     payments,
     installationId,
     signer: await openSigner(config, secrets),
-    sessions: await openSessions(config, { ledger, clock, events }, (options.time ?? systemTime).monotonic),
+    ...(await openSignIn(config, secrets, { ledger, clock, events }, (options.time ?? systemTime).monotonic)),
     leaseMutex: createKeyedMutex(),
+    outages: createOutages(),
+    leaseChecks: new Map(),
+    waitingFor: new Map(),
+    activity: createActivity(),
+    keeps: createKeepMemory(),
     limits: createLimits(config),
     memory: createMemoryQuota(),
+    modelRequests: opening.adopt(
+      createModelRequests(() => app.catalogue),
+      (it) => it.close(),
+    ),
     concurrency: createConcurrency(),
+    portLinks: createPortLinks(
+      () => books.keyring.current.key,
+      () => clock.now(),
+    ),
+    portHost: config.ports.host,
     authenticated: new WeakSet<Socket>(),
     addressOf: createAddressReader(config.trustedProxies),
     connectionCountMax: Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2)),
@@ -140,9 +217,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     keysWalked: new Map<string, string>(),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),
-    state: { baseUrl: config.publicUrl ?? urlOf(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
+    state: { baseUrl: config.publicUrl ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
     async drain(answered: Promise<void>) {
-      await deadline(answered.then(inFlight.drained), config.drainSeconds * 1000, () => {});
+      await deadline(answered.then(inFlight.drained), app.config.drainSeconds * 1000, () => {});
       inFlight.cutOff(() => uncertain());
       app.memory.cutOff();
     },
@@ -150,72 +227,157 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const paymentPoller = payments
     ? opening.adopt(createPaymentPoller({ ...app, payments }), (it) => it.stop())
     : undefined;
-  const reaper: Reaper = opening.adopt(createReaper(Object.assign(app, { paymentPoller })), (it) => it.stop());
+  const { enter } = createConcurrency(PORT_COUNT_MAX, 'connections to ports');
+  const ports = opening.adopt(createPorts(app, enter), (it) => it.close());
+  const portProxy = createPortProxy(ports);
+  const reaper: Reaper = opening.adopt(createReaper(Object.assign(app, { paymentPoller, ports, portProxy })), (it) =>
+    it.stop(),
+  );
   if (!health.fault) {
     const left = await recover(app);
     if (left)
       log.warn({ event: 'recovered', operations: left }, 'operations were in flight when the last process ended');
+    app.retries.recall();
   }
   const reportOnly = describeReportOnly(ledger.read);
   if (reportOnly) events.reportOnly(reportOnly.reason, reportOnly.leases);
+  const frozen = options.create ? describeFrozen(ledger.read) : undefined; // Said to a server's log, not to each command.
+  if (frozen) events.frozen(frozen);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
   const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger.read, health, events), (it) => it.stop());
-  addGauges({ ledger, events, diskReserve, inFlight });
+  addGauges({ ...app, notifier });
+  events.gauge(
+    'requests_vacant',
+    'Requests whose client has gone without an answer: a retry may take them over.',
+    app.retries.vacantCount,
+  );
 
   const opened = opening.move();
   const close = { [Symbol.asyncDispose]: () => opened.disposeAsync() };
-  return Object.assign(app, { paymentPoller, reaper, chain, booksWatch, ...close });
+  return Object.assign(app, { paymentPoller, ports, portProxy, reaper, chain, booksWatch, ...close });
 }
 
-function createLimits({ limits }: Config): HttpApp['limits'] {
+export function createLimits({ limits }: Pick<Config, 'limits'>): HttpApp['limits'] {
   const milliseconds = () => performance.now();
   return {
     wallet: createLimit(limits.wallet_requests_per_minute, milliseconds),
     account: createLimit(limits.account_requests_per_minute, milliseconds),
     failedAuth: createLimit(limits.failed_auth_per_minute, milliseconds),
-    released: createLimit(limits.released_per_minute, milliseconds, 'requests that were held and then refused outside'),
+    released: createLimit(
+      limits.released_per_minute,
+      milliseconds,
+      'requests that a model server or a backend refused',
+    ),
     webhook: createLimit(WEBHOOKS_PER_MINUTE, milliseconds),
   };
 }
 
-function addGauges({
-  ledger,
-  events,
-  diskReserve,
-  inFlight,
-}: Pick<App, 'ledger' | 'events' | 'diskReserve' | 'inFlight'>) {
+function addGauges(
+  app: Pick<
+    App,
+    'ledger' | 'events' | 'diskReserve' | 'inFlight' | 'notifier' | 'slots' | 'outages' | 'health' | 'clock'
+  >,
+) {
+  const { ledger, clock, events, diskReserve, inFlight, notifier, slots, outages } = app;
+  events.gauge('ready', '1 while new holds are taken: what /readyz says.', () => (unreadyReason(app) ? 0 : 1));
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
+  for (const scope of ['installation', 'account', 'wallet'] as const)
+    events.gauge(`frozen_${scope}s`, `What takes no new holds: ${scope}s.`, () => countFrozen(ledger.read)[scope]);
   events.gauge('report_only', '1 while leases of before are only reported.', () =>
     describeReportOnly(ledger.read) ? 1 : 0,
   );
+  events.gauge(
+    'clock_doubted',
+    '1 while the clock is in doubt since the start: nothing expires and nothing is held.',
+    () => (clock.doubt() ? 1 : 0),
+  );
   events.gauge('disk_free_bytes', 'Free on the disk of the data directory, beside the reserve.', diskReserve.freeBytes);
+  events.gauge('events_waiting', 'Events that wait to be delivered to a receiver.', notifier.waiting);
+  const one = (sql: string) => {
+    const value = ledger.client.prepare(sql).pluck().get();
+    return value == null ? undefined : Number(value);
+  };
+  for (const state of ['available', 'reserved', 'spent'])
+    events.gauge(
+      `accounts_${state}_cents`,
+      `Of all accounts: ${state}.`,
+      () => one(`select sum(${state}_cents) from account`) ?? 0,
+    );
+  events.gauge(
+    'held_usd',
+    'On hold for open operations.',
+    () => (one("select sum(hold_nanos) from operation where state <> 'settled'") ?? 0) / 1e9,
+  );
+  for (const [name, help, where] of [
+    ['operations_open', 'Operations that are not settled.', "state <> 'settled'"],
+    ['operations_uncertain', 'Operations whose outcome is unknown.', "state = 'uncertain'"],
+  ])
+    events.gauge(name as string, help as string, () => one(`select count(*) from operation where ${where}`));
+  events.gauge('oldest_hold_created_seconds', 'When the oldest open hold was made; none without one.', () =>
+    one("select min(created_at) from operation where state <> 'settled'"),
+  );
+  events.gauge('wallets_open', 'Wallets that are not closed.', () =>
+    one("select count(*) from wallet where status <> 'closed'"),
+  );
+  const slotLabels: ('slot' | 'backend')[] = ['slot', 'backend'];
+  const labelsOf = ({ slot, backend }: ConfiguredBackend) => ({ slot, backend: backend.name });
+  events.gauges('leases_live', 'Leases that have not ended.', slotLabels, () => {
+    const live = ledger.client
+      .prepare('select slot, backend, count(*) as value from resource where ended_at is null group by slot, backend')
+      .all() as { slot: string; backend: string; value: bigint }[];
+    return [
+      ...slots.list.map((it) => ({ labels: labelsOf(it), value: 0 })),
+      ...live.map(({ value, ...labels }) => ({ labels, value: Number(value) })),
+    ];
+  });
+  events.gauges('backend_up', '0 while a step of a lease fails at the backend.', slotLabels, () =>
+    slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.place).length ? 0 : 1 })),
+  );
   events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
 }
 
-/** The pools to the model servers. Their client is loaded only when there are any: commands and idle starts stay quick. */
-async function openUpstreams(config: Config, secrets: Secrets): Promise<ReadonlyMap<string, Upstream>> {
+/**
+ * Opens the pools to the model servers, except those in `kept`, which stay. Their client is loaded only when there are any:
+ * commands and idle starts stay quick.
+ */
+export async function openUpstreams(
+  config: Pick<Config, 'router'>,
+  secrets: Pick<Secrets, 'upstreamKeys'>,
+  kept: ReadonlyMap<string, Upstream> = new Map(),
+): Promise<ReadonlyMap<string, Upstream>> {
   if (!config.router.upstreams.length) return new Map();
   const { openUpstream } = await import('./router/upstream.ts');
-  return new Map(config.router.upstreams.map((it) => [it.name, openUpstream(it, secrets.upstreamKeys.get(it.name))]));
+  return new Map(
+    config.router.upstreams.map((it) => [
+      it.name,
+      kept.get(it.name) ?? openUpstream(it, secrets.upstreamKeys.get(it.name)),
+    ]),
+  );
 }
 
-/** What signs people in. Its library is loaded only when an identity provider is configured. */
-async function openSessions(
+/** Opens the sign-in of people. Its library is loaded only when an identity provider is configured. */
+async function openSignIn(
   { identity }: Config,
+  { clientSecret }: Pick<Secrets, 'clientSecret'>,
   app: SessionsApp & { events: Events },
   milliseconds: () => number,
-): Promise<Sessions | undefined> {
-  if (!identity) return undefined;
-  const [{ createIssuer }, { createSessions }] = await Promise.all([
+): Promise<{ sessions: Sessions | undefined; codeFlow: CodeFlow | undefined }> {
+  if (!identity) return { sessions: undefined, codeFlow: undefined };
+  const [{ createIssuer }, { createSessions }, { createCodeFlow }] = await Promise.all([
     import('./access/issuer.ts'),
     import('./access/sessions.ts'),
+    import('./access/code-flow.ts'),
   ]);
   const failed = (error: Error) => app.events.failed('issuer', error);
-  return createSessions(identity, createIssuer(identity, milliseconds, failed), app);
+  const issuer = createIssuer(identity, milliseconds, failed);
+  const sessions = createSessions(identity, issuer, app);
+  const { client_id: clientId } = identity;
+  const settings = clientId === undefined ? undefined : { ...identity, client_id: clientId };
+  return { sessions, codeFlow: settings && createCodeFlow(settings, clientSecret, issuer, sessions) };
 }
 
-/** Where people pay. Its library is loaded only when a payment provider is configured. */
+/** Opens the payment provider. Its library is loaded only when one is configured. */
 async function openPayments(
   { billing }: Config,
   { billingKeys }: Secrets,
@@ -226,7 +388,7 @@ async function openPayments(
   return openStripe(billing, billingKeys, { installationId });
 }
 
-/** What signs the URLs of objects. Its library is loaded only when there is something to sign for. */
+/** Opens the signer of object URLs. Its library is loaded only when an object store is configured. */
 async function openSigner(config: Config, secrets: Secrets): Promise<Signer | undefined> {
   if (!config.transfer || !secrets.transferKeys) return undefined;
   const { createSigner } = await import('./transfer/object-url.ts');

@@ -1,19 +1,49 @@
+import { readFileSync } from 'node:fs';
+import { uptime } from 'node:os';
 import type { Log } from './log.ts';
 
-/** A forward jump of the wall clock by more than this is quarantined (design, section 6). */
+/**
+ * A forward jump of the wall clock by more than this is quarantined (design, section 6). Less is what time services
+ * correct, and what a clock without one drifts in weeks. At a start it is the bound in both directions.
+ */
 const FORWARD_JUMP_SECONDS = 5 * 60;
-/** How long a forward jump must last before it is accepted as the time. */
+/** Seconds that a forward jump must last before it is accepted as the time. */
 const QUARANTINE_SECONDS = 5 * 60;
 /** A backward jump of the wall clock by more than this blocks new holds until it has caught up. */
 const BACKWARD_JUMP_SECONDS = 60;
+/**
+ * The longest downtime across a boot of the machine that is believed without a time service: nothing can tell it from a
+ * clock that is as much ahead. Longer than a weekend or a week of holidays.
+ */
+const DOWNTIME_SECONDS_MAX = 7 * 86_400;
+
+/** A boot of the machine: its id where the kernel tells it, and the seconds since, suspension included. */
+export type Boot = { id: string | null; seconds: number };
+
+/** When the books were last served: the wall clock, in Unix seconds, and the boot of the machine. */
+export type Sighting = { at: number; boot: Boot | null };
+
+/** What the books know of time when they are opened. */
+export type KnownTime = {
+  /** The newest time in the books, in Unix seconds; 0 in empty ones. */
+  at: number;
+  sighting?: Sighting | undefined;
+};
+
+/** A difference between the wall clock and the books at a start that the downtime does not explain. */
+export type Leap = { direction: 'ahead' | 'behind'; seconds: number };
 
 export type Clock = {
   /** Returns whole Unix seconds; never goes back. */
   now(): number;
   /** Returns why new holds are blocked at the moment, or undefined. */
   holdsBlocked(): string | undefined;
-  /** Returns whether expiry and destruction wait because the wall clock has just jumped forward. */
+  /** Returns whether expiry and destruction wait because the wall clock has just jumped forward, or is in doubt. */
   expiryBlocked(): boolean;
+  /** Returns the leap for which the clock has been in doubt since the start; undefined when it is believed. */
+  doubt(): Leap | undefined;
+  /** Ends the doubt: the wall clock is the time. */
+  believe(): void;
 };
 
 export type TimeSource = {
@@ -21,27 +51,100 @@ export type TimeSource = {
   wall(): number;
   /** Milliseconds of a clock that only moves forward. */
   monotonic(): number;
+  /** The boot of the machine; undefined where it is not known. */
+  boot?(): Boot;
 };
 
-export const systemTime: TimeSource = { wall: () => Date.now(), monotonic: () => performance.now() };
+export const systemTime: TimeSource = {
+  wall: () => Date.now(),
+  monotonic: () => performance.now(),
+  boot: () => ({ id: readBootId(), seconds: uptime() }),
+};
+
+/** Returns the kernel's id of this boot, or null where it is hidden (`ProcSubset=pid` of systemd hides it). */
+function readBootId(): string | null {
+  try {
+    return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
+  } catch {
+    return null;
+  }
+}
 
 /**
- * Creates the clock by the time rule of design, section 6. `now` is the later of the last journal time and the wall
+ * Returns the leap between the books and a wall clock (Unix seconds), or undefined where the downtime explains it. Within one
+ * boot of the machine its length is known. Across boots every downtime up to a week is believed. Books without a sighting
+ * do not say when they were last served: a new database, a restored one, one of an earlier version.
+ */
+export function findLeap(wall: number, { at, sighting }: KnownTime, boot: Boot | undefined): Leap | undefined {
+  if (at === 0) return undefined;
+  if (at - wall > FORWARD_JUMP_SECONDS) return { direction: 'behind', seconds: Math.round(at - wall) };
+  if (!sighting) return undefined;
+  const expected = expectedTime(sighting, boot);
+  const ahead = wall - Math.max(at, expected ?? 0);
+  const isExplained = ahead <= (expected === undefined ? DOWNTIME_SECONDS_MAX : FORWARD_JUMP_SECONDS);
+  return isExplained ? undefined : { direction: 'ahead', seconds: Math.round(ahead) };
+}
+
+/** Returns what the time must be (Unix seconds) if the machine has not been booted since the sighting; else undefined. */
+function expectedTime(sighting: Sighting, boot: Boot | undefined): number | undefined {
+  if (!boot || !sighting.boot || boot.id !== sighting.boot.id || boot.seconds < sighting.boot.seconds) return undefined;
+  return sighting.at + boot.seconds - sighting.boot.seconds;
+}
+
+/** Says what is the matter with the clock, and what ends it. */
+export function describeLeap({ direction, seconds }: Leap): string {
+  const [unit, length] = seconds >= 2 * 86_400 ? ['days', 86_400] : seconds >= 7200 ? ['hours', 3600] : ['minutes', 60];
+  const many = `${Math.round(seconds / (length as number))} ${unit}`;
+  const leap =
+    direction === 'ahead'
+      ? `${many} ahead of the time that these books expect`
+      : `${many} behind the newest time in these books`;
+  return `the clock of this machine is ${leap}, and no time service vouches for it: nothing expires and nothing new is held until it is synchronized, set right, or accepted with \`purser serve --accept-clock\``;
+}
+
+/**
+ * Creates the clock by the time rule of design, section 6. `now` is the later of the newest time in the books and the wall
  * clock at the start, plus monotonic time since; the wall clock only moves it forward. A forward jump is quarantined:
  * until it has lasted five minutes, `now` continues as if it had not happened, and there are no new holds and no
  * expiry. After a backward jump `now` continues too, ahead of the wall clock, and there are no new holds until the wall
  * clock has caught up.
+ *
+ * A leap since the books were last served puts the clock in doubt, until it is believed or has been set right: no new holds
+ * and no expiry. Meanwhile `now` is the earlier of the two times, so that what is written is not in the future.
  */
-export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<Log, 'warn'>): Clock {
-  let anchor = { at: Math.max(lastJournalAt, time.wall() / 1000), monotonic: time.monotonic() };
+export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, 'warn' | 'info'>): Clock {
+  const seconds = () => time.wall() / 1000;
+  let doubt = findLeap(seconds(), known, time.boot?.());
+  let anchor = { at: startingTime(), monotonic: time.monotonic() };
   let jumpedAt: number | undefined; // Monotonic milliseconds.
   let behindUntil: number | undefined; // The wall-clock time at which the clock was set back.
   let behindSeconds = 0; // The lag of the wall clock that has been accepted as permanent.
 
+  function startingTime(): number {
+    if (doubt?.direction === 'behind') return seconds();
+    if (!doubt) return Math.max(known.at, seconds());
+    return Math.max(known.at, (known.sighting && expectedTime(known.sighting, time.boot?.())) ?? 0);
+  }
+
+  /** The time while the clock is in doubt; ends the doubt where the wall clock has been set right. */
+  function readDoubted(at: number): number {
+    const wall = seconds();
+    doubt = findLeap(wall, known, time.boot?.());
+    if (!doubt) {
+      log.info({ event: 'clock.set_right' }, 'the wall clock was set right; holds and expiry go on');
+      anchor = { at: Math.max(at, wall, known.at), monotonic: time.monotonic() };
+      return anchor.at;
+    }
+    if (doubt.direction === 'ahead' || wall <= at) return at;
+    anchor = { at: wall, monotonic: time.monotonic() };
+    return wall;
+  }
+
   function read(): number {
     const monotonic = time.monotonic();
-    const wall = time.wall() / 1000;
+    const wall = seconds();
     const at = anchor.at + Math.max(0, monotonic - anchor.monotonic) / 1000;
+    if (doubt) return readDoubted(at);
     const drift = wall - at;
 
     if (drift > FORWARD_JUMP_SECONDS) {
@@ -75,13 +178,22 @@ export function createClock(time: TimeSource, lastJournalAt: number, log: Pick<L
     now: () => Math.floor(read()),
     holdsBlocked() {
       read();
+      if (doubt) return describeLeap(doubt);
       if (jumpedAt !== undefined) return 'the clock of this machine has just jumped forward by more than five minutes';
       if (behindUntil !== undefined) return 'the clock of this machine is behind the time of the last journal entry';
       return undefined;
     },
     expiryBlocked() {
       read();
-      return jumpedAt !== undefined;
+      return jumpedAt !== undefined || doubt !== undefined;
+    },
+    doubt() {
+      read();
+      return doubt;
+    },
+    believe() {
+      anchor = { at: Math.max(read(), seconds()), monotonic: time.monotonic() };
+      doubt = undefined;
     },
   };
 }

@@ -1,15 +1,24 @@
-import { Counter, Gauge, Registry } from 'prom-client';
 import type { RouterKey } from './access/router-keys.ts';
+import type { Change } from './config/change.ts';
 import type { Account, FundingOrder } from './ledger/account.ts';
 import type { Checkout, Creation, PaymentReport } from './ledger/checkout.ts';
+import type { Keep } from './ledger/keep.ts';
 import type { Operation, Outcome } from './ledger/operation.ts';
+import type { Refilled } from './ledger/refill.ts';
 import type { Resource } from './ledger/resource.ts';
 import type { ReversalReport } from './ledger/reversal.ts';
 import type { Verdict } from './ledger/verify.ts';
 import type { Wallet } from './ledger/wallet.ts';
+import type { WalletChange } from './ledger/wallet-change.ts';
 import type { Log } from './log.ts';
+import { createMetrics } from './metrics.ts';
 import { formatUsd, type Nanos } from './money.ts';
+import type { Timing } from './router/call.ts';
 import type { Route } from './router/catalogue.ts';
+import type { Reply } from './router/upstream.ts';
+import type { Usage } from './router/usage.ts';
+import type { DropReason } from './tracing/exporter.ts';
+import type { OperationSpans } from './tracing/operation-spans.ts';
 
 /** One function per business event writes the log line and the counter together. Ids go into the log, never into labels. */
 export type Events = ReturnType<typeof createEvents>;
@@ -23,46 +32,28 @@ const factsOf = (it: Checkout) => ({
   session: it.sessionId,
 });
 
+/** Creates the events of a server: one function per business event, which writes its log line and its counter together. */
 export function createEvents(log: Log) {
-  const registry = new Registry();
-  const counter = <L extends string>(name: string, help: string, labelNames: L[] = []) =>
-    new Counter({ name: `purser_${name}`, help, labelNames, registers: [registry] });
+  const metrics = createMetrics();
+  /** By model server: the fault of the configuration that was logged. */
+  const faults = new Map<string, string>();
+  let spans: OperationSpans | undefined;
 
-  const operations = counter('operations_total', 'Operations by kind and outcome.', ['kind', 'outcome']);
-  const charged = counter('charged_usd_total', 'Charged to wallets.', ['kind']);
-  const boundExceeded = counter(
-    'bound_exceeded_total',
-    'Answers whose usage was above the bound; charged by usage, at most the hold.',
-  );
-  const estimated = counter(
-    'usage_missing_total',
-    'Answers without readable usage, charged by an estimate: the model server reported none, or broke off.',
-  );
-  const boundsLearned = counter('bounds_learned_total', 'Prompt bounds raised after a count above them.', ['upstream']);
-  const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
-  const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
-  const leases = counter('leases_total', 'Lease events.', ['slot', 'event']);
-  const checkouts = counter('checkouts_total', 'Checkout events.', ['event']);
-  const clawedBack = counter('clawed_back_cents_total', 'Taken back by refunds and disputes.');
-  const refusals = counter('refusals_total', 'Requests refused, by code.', ['code']);
-  const cutOff = counter('connections_cut_off_total', 'Connections closed by the server, by reason.', ['reason']);
-  const failures = counter('failures_total', 'Internal failures, by place.', ['where']);
+  const countCharge = ({ kind, subject }: Operation, nanos: Nanos) =>
+    metrics.charged.inc({ kind, subject }, Number(nanos) / NANOS_PER_USD);
+  const countLease = ({ slot, backend }: Pick<Resource, 'slot' | 'backend'>, event: string) =>
+    metrics.leases.inc({ slot, backend, event });
 
   return {
-    registry,
-    gauge(name: string, help: string, read: () => number) {
-      new Gauge({
-        name: `purser_${name}`,
-        help,
-        registers: [registry],
-        collect() {
-          this.set(read());
-        },
-      });
+    registry: metrics.registry,
+    gauge: metrics.gauge,
+    gauges: metrics.gauges,
+    /** From now on every operation and every lease becomes a span as well. */
+    trace(to: OperationSpans) {
+      spans = to;
     },
-
     walletOpened(wallet: Wallet) {
-      walletsOpened.inc();
+      metrics.walletsOpened.inc();
       log.info(
         {
           event: 'wallet.opened',
@@ -75,8 +66,47 @@ export function createEvents(log: Log) {
         'wallet opened',
       );
     },
+    walletChanged(wallet: Wallet, { kind, amount, requestId }: WalletChange) {
+      log.info(
+        {
+          event: `wallet.${kind}`,
+          wallet: wallet.id,
+          account: wallet.accountId,
+          amount_usd: formatUsd(amount),
+          budget_usd: formatUsd(wallet.budget),
+          expires_at: wallet.expiresAt,
+          request_id: requestId,
+        },
+        'wallet changed',
+      );
+    },
+    frozen(sentence: string) {
+      log.warn({ event: 'frozen', reason: sentence }, 'new holds are refused');
+    },
+    walletFrozen(wallet: Wallet) {
+      const facts = { wallet: wallet.id, account: wallet.accountId };
+      if (wallet.frozenAt === null) log.info({ event: 'wallet.unfrozen', ...facts }, 'wallet unfrozen');
+      else log.warn({ event: 'wallet.frozen', ...facts, reason: wallet.freezeReason }, 'wallet frozen');
+    },
+    refillSet(wallet: Wallet) {
+      const refill = wallet.refill === null ? null : JSON.parse(wallet.refill);
+      log.info({ event: 'wallet.refill_set', wallet: wallet.id, refill, next_at: wallet.refillAt }, 'refill set');
+    },
+    refilled(it: Refilled) {
+      const facts = { wallet: it.wallet.id, account: it.wallet.accountId };
+      if (it.kind === 'refilled')
+        log.info(
+          { event: 'wallet.refilled', ...facts, period: it.change.period, amount_usd: formatUsd(it.change.amount) },
+          'wallet refilled',
+        );
+      else
+        log.warn(
+          { event: 'wallet.refill_short', ...facts, period: it.period, reason: it.reason },
+          'the account cannot pay a refill; it is tried again every minute',
+        );
+    },
     walletClosed(wallet: Wallet) {
-      walletsClosed.inc({ reason: wallet.closeReason ?? 'none' });
+      metrics.walletsClosed.inc({ reason: wallet.closeReason ?? 'none' });
       log.info(
         {
           event: 'wallet.closed',
@@ -113,7 +143,7 @@ export function createEvents(log: Log) {
       );
     },
     checkoutAsked(it: Checkout, outcome: Creation['kind']) {
-      checkouts.inc({ event: outcome });
+      metrics.checkouts.inc({ event: outcome });
       const facts = { ...factsOf(it), request_id: it.requestId };
       if (outcome === 'created') log.info({ event: 'checkout.opened', ...facts }, 'checkout opened');
       else
@@ -123,15 +153,15 @@ export function createEvents(log: Log) {
         );
     },
     checkoutMoved(it: Checkout) {
-      checkouts.inc({ event: it.status });
+      metrics.checkouts.inc({ event: it.status });
       const facts = { event: `checkout.${it.status}`, ...factsOf(it) };
       if (it.status === 'mismatch' || it.status === 'abandoned') {
-        failures.inc({ where: 'checkout' });
+        metrics.failures.inc({ where: 'checkout' });
         log.error({ ...facts, reason: it.lastError }, 'a checkout needs the operator: nothing was credited');
       } else log.info(facts, 'checkout');
     },
     paymentUnknown(it: PaymentReport, account: string | undefined) {
-      failures.inc({ where: 'checkout' });
+      metrics.failures.inc({ where: 'checkout' });
       const facts = { session: it.sessionId, checkout: it.checkoutId, account, cents: it.amountCents };
       log.error(
         { event: 'checkout.unknown', ...facts, currency: it.currency },
@@ -139,7 +169,7 @@ export function createEvents(log: Log) {
       );
     },
     reversed(it: Checkout, movedCents: number, by?: ReversalReport) {
-      if (movedCents > 0) clawedBack.inc(movedCents);
+      if (movedCents > 0) metrics.clawedBack.inc(movedCents);
       const facts = { ...factsOf(it), moved_cents: movedCents, taken_cents: it.takenCents };
       log.warn(
         { event: 'checkout.reversed', ...facts, ...(by ? { kind: by.kind, id: by.id, state: by.state } : {}) },
@@ -147,13 +177,14 @@ export function createEvents(log: Log) {
       );
     },
     webhookRefused(requestId: string, error: unknown) {
-      failures.inc({ where: 'webhook' });
+      metrics.failures.inc({ where: 'webhook' });
       log.warn(
         { event: 'webhook.refused', request_id: requestId, reason: (error as Error).message },
         'a webhook has a wrong signature: does webhook_secrets belong to this endpoint?',
       );
     },
-    held(operation: Operation) {
+    held(operation: Operation, traceparent?: string | string[]) {
+      spans?.held(operation, traceparent);
       log.debug(
         {
           event: 'operation.held',
@@ -172,15 +203,16 @@ export function createEvents(log: Log) {
         subject: operation.subject,
         request_id: operation.requestId,
       };
+      if (moved) spans?.settled(operation, outcome);
       if (!moved) {
-        failures.inc({ where: 'late_evidence' });
+        metrics.failures.inc({ where: 'late_evidence' });
         log.error(
           { event: 'operation.late', ...facts, outcome: outcome.kind },
           'an answer arrived after the operation had been resolved',
         );
       } else if (outcome.kind === 'done') {
-        operations.inc({ kind: operation.kind, outcome: 'charged' });
-        charged.inc({ kind: operation.kind }, Number(outcome.charge) / NANOS_PER_USD);
+        metrics.operations.inc({ kind: operation.kind, outcome: 'charged' });
+        countCharge(operation, outcome.charge);
         log.info(
           {
             event: 'operation.charged',
@@ -191,10 +223,10 @@ export function createEvents(log: Log) {
           'charged',
         );
       } else if (outcome.kind === 'refused') {
-        operations.inc({ kind: operation.kind, outcome: 'released' });
+        metrics.operations.inc({ kind: operation.kind, outcome: 'released' });
         log.info({ event: 'operation.released', ...facts, code: outcome.code, reason: outcome.reason }, 'released');
       } else {
-        operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+        metrics.operations.inc({ kind: operation.kind, outcome: 'uncertain' });
         log.warn(
           { event: 'operation.uncertain', ...facts, hold_usd: formatUsd(operation.hold), reason: outcome.reason },
           'the outcome is unknown; the hold stays',
@@ -202,7 +234,7 @@ export function createEvents(log: Log) {
       }
     },
     uncertain(operation: Operation) {
-      operations.inc({ kind: operation.kind, outcome: 'uncertain' });
+      metrics.operations.inc({ kind: operation.kind, outcome: 'uncertain' });
       log.warn(
         {
           event: 'operation.uncertain',
@@ -215,9 +247,9 @@ export function createEvents(log: Log) {
       );
     },
     decided(operation: Operation) {
-      operations.inc({ kind: operation.kind, outcome: operation.outcome ?? 'none' });
-      if (operation.outcome === 'charged')
-        charged.inc({ kind: operation.kind }, Number(operation.charge) / NANOS_PER_USD);
+      metrics.operations.inc({ kind: operation.kind, outcome: operation.outcome ?? 'none' });
+      spans?.decided(operation);
+      if (operation.outcome === 'charged') countCharge(operation, operation.charge as Nanos);
       log.info(
         {
           event: 'operation.decided',
@@ -231,15 +263,95 @@ export function createEvents(log: Log) {
         'an uncertain operation was resolved',
       );
     },
+    takenOver(operation: Operation, requestId: string, traceparent?: string | string[]) {
+      spans?.held(operation, traceparent);
+      log.info(
+        {
+          event: 'operation.taken_over',
+          operation: operation.id,
+          wallet: operation.walletId,
+          hold_usd: formatUsd(operation.hold),
+          request_id: requestId,
+        },
+        'a retry without a key asks again on the hold of an attempt without an answer',
+      );
+    },
+    circuit({ upstream, upstreamModel }: Route, isOpen: boolean) {
+      const facts = { upstream, model: upstreamModel };
+      if (!isOpen) return log.info({ event: 'upstream.circuit_closed', ...facts }, 'an upstream answers again');
+      metrics.failures.inc({ where: 'circuit' });
+      log.error(
+        { event: 'upstream.circuit_open', ...facts },
+        'an upstream left several requests without a known outcome; it is asked by one request at a time',
+      );
+    },
+    /** One call of a model server has been answered, refused, or failed, or a stream has begun. */
+    upstreamCalled(operation: Operation, route: Route, reply: Reply, isStream: boolean, timing: Timing) {
+      const [model, { upstream }] = [operation.subject, route];
+      spans?.called(operation, route, isStream, timing.firstByteSeconds);
+      metrics.upstreamCalls.inc({ model, upstream, code: reply.kind === 'refused' ? reply.code : reply.kind });
+      if (reply.kind !== 'answered' && reply.kind !== 'streaming') return;
+      faults.delete(upstream);
+      const labels = { model, upstream, stream: String(isStream) };
+      if (timing.firstByteSeconds !== undefined) metrics.firstByteSeconds.observe(labels, timing.firstByteSeconds);
+      if (reply.kind === 'answered') metrics.upstreamSeconds.observe(labels, timing.seconds);
+    },
+    streamEnded({ subject }: Operation, { upstream }: Route, seconds: number) {
+      metrics.upstreamSeconds.observe({ model: subject, upstream, stream: 'true' }, seconds);
+    },
+    upstreamUp(upstream: string) {
+      metrics.upstreamUp.set({ upstream }, 1);
+    },
+    upstreamDown(upstream: string, reason: string) {
+      metrics.upstreamUp.set({ upstream }, 0);
+      log.warn({ event: 'upstream.down', upstream, reason }, 'a model server is down; logged again when it is back');
+    },
+    upstreamBack(upstream: string) {
+      metrics.upstreamUp.set({ upstream }, 1);
+      log.warn({ event: 'upstream.back', upstream }, 'a model server answers again');
+    },
+    /** It is no longer configured. */
+    upstreamRemoved(upstream: string) {
+      metrics.upstreamUp.remove({ upstream });
+      faults.delete(upstream);
+    },
+    charged(model: string, upstream: string, { promptTokens, completionTokens }: Usage) {
+      for (const [kind, count] of [
+        ['prompt', promptTokens],
+        ['completion', completionTokens],
+      ] as const) {
+        metrics.tokens.inc({ model, upstream, kind }, count);
+        metrics.requestTokens.observe({ model, upstream, kind }, count);
+      }
+    },
+    backendCalled(slot: string, backend: string, call: string, code: string, seconds: number) {
+      metrics.backendCalls.inc({ slot, backend, call, code });
+      metrics.backendSeconds.observe({ slot, backend, call }, seconds);
+    },
+    spansSent(count: number) {
+      metrics.spansSent.inc(count);
+    },
+    spansDropped(reason: DropReason, count: number) {
+      metrics.spansDropped.inc({ reason }, count);
+    },
+    collectorFailing(reason: string) {
+      log.warn(
+        { event: 'collector.failing', reason },
+        'the collector of spans does not take them; nothing waits for it',
+      );
+    },
+    collectorBack() {
+      log.info({ event: 'collector.back' }, 'the collector of spans takes them again');
+    },
     passedOver(operation: Operation, upstream: string, reason: string) {
-      failures.inc({ where: 'upstream' });
+      metrics.failures.inc({ where: 'upstream' });
       log.warn(
         { event: 'upstream.passed_over', operation: operation.id, subject: operation.subject, upstream, reason },
         'an upstream refused; the next one is tried',
       );
     },
     boundExceeded(operation: Operation, usage: string) {
-      boundExceeded.inc();
+      metrics.boundExceeded.inc();
       log.error(
         {
           event: 'operation.bound_exceeded',
@@ -252,7 +364,7 @@ export function createEvents(log: Log) {
       );
     },
     estimated(operation: Operation, usage: string) {
-      estimated.inc();
+      metrics.estimated.inc();
       log.warn(
         {
           event: 'operation.estimated',
@@ -264,15 +376,18 @@ export function createEvents(log: Log) {
         'no readable usage; charged the bound of the prompt and what was delivered',
       );
     },
-    misconfigured(operation: Operation, fault: string) {
-      failures.inc({ where: 'upstream_configuration' });
+    /** Counts every such refusal, and logs a fault once until the model server answers. */
+    misconfigured(operation: Operation, upstream: string, fault: string) {
+      metrics.failures.inc({ where: 'upstream_configuration' });
+      if (faults.get(upstream) === fault) return;
+      faults.set(upstream, fault);
       log.error(
         { event: 'upstream.misconfigured', operation: operation.id, subject: operation.subject, fault },
         'an upstream refused because of the configuration; nothing was charged',
       );
     },
     boundLearned(operation: Operation, { upstream, upstreamModel, learned }: Route, counted: number, bound: number) {
-      boundsLearned.inc({ upstream });
+      metrics.boundsLearned.inc({ upstream });
       log.error(
         {
           event: 'bound.learned',
@@ -289,15 +404,15 @@ export function createEvents(log: Log) {
       );
     },
     refused(code: string, requestId: string, message: string, path: string) {
-      refusals.inc({ code });
+      metrics.refusals.inc({ code });
       log.debug({ event: 'request.refused', code, request_id: requestId, path, message }, 'refused');
     },
     cutOff(reason: 'no_room' | 'pipelined' | 'stalled') {
-      cutOff.inc({ reason });
+      metrics.cutOff.inc({ reason });
       log.debug({ event: 'connection.cut_off', reason }, 'a connection was closed');
     },
     leaseReady(it: Resource) {
-      leases.inc({ slot: it.slot, event: 'ready' });
+      countLease(it, 'ready');
       log.info(
         {
           event: 'lease.ready',
@@ -313,14 +428,44 @@ export function createEvents(log: Log) {
       );
     },
     leaseAdopted(it: Resource) {
-      leases.inc({ slot: it.slot, event: 'adopted' });
+      countLease(it, 'adopted');
       log.warn(
         { event: 'lease.adopted', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref },
         'a machine of an unknown create was found and adopted',
       );
     },
+    keepBegun(it: Keep) {
+      log.info(
+        {
+          event: 'lease.keep_begun',
+          resource: it.resourceId,
+          wallet: it.walletId,
+          keep: it.id,
+          extend_seconds: it.extendSeconds,
+          max_seconds: it.maxSeconds,
+          request_id: it.requestId,
+        },
+        'a lease is extended while its machine is busy',
+      );
+    },
+    keepEnded(it: Keep) {
+      metrics.keepsEnded.inc({ reason: it.endReason ?? 'none' });
+      log.info(
+        {
+          event: 'lease.keep_ended',
+          resource: it.resourceId,
+          wallet: it.walletId,
+          keep: it.id,
+          bought_seconds: it.boughtSeconds,
+          reason: it.endReason,
+          message: it.endMessage,
+        },
+        'a lease is no longer extended by itself',
+      );
+    },
     leaseEnded(it: Resource) {
-      leases.inc({ slot: it.slot, event: 'ended' });
+      spans?.leaseEnded(it);
+      countLease(it, 'ended');
       log.info(
         {
           event: 'lease.ended',
@@ -334,22 +479,22 @@ export function createEvents(log: Log) {
       );
     },
     leaseAbandoned(it: Resource, reason: string) {
-      leases.inc({ slot: it.slot, event: 'abandoned' });
+      countLease(it, 'abandoned');
       log.error(
         { event: 'lease.abandoned', resource: it.id, wallet: it.walletId, backend: it.backend, ref: it.ref, reason },
         'the operator abandoned a lease: nobody confirmed that its machine is gone',
       );
     },
     orphan(backend: string, ref: string, tag: string) {
-      leases.inc({ slot: 'none', event: 'orphan' });
+      countLease({ slot: 'none', backend }, 'orphan');
       log.error({ event: 'lease.orphan', backend, ref, tag }, 'an orphaned machine was destroyed');
     },
     orphanSeen(backend: string, ref: string, tag: string) {
-      leases.inc({ slot: 'none', event: 'orphan_seen' });
+      countLease({ slot: 'none', backend }, 'orphan_seen');
       log.warn({ event: 'lease.orphan_seen', backend, ref, tag }, 'an orphaned machine was left alone');
     },
     leaseHeldBack(it: Resource, reason: string) {
-      leases.inc({ slot: it.slot, event: 'held_back' });
+      countLease(it, 'held_back');
       log.warn(
         { event: 'lease.held_back', resource: it.id, wallet: it.walletId, slot: it.slot, ref: it.ref, reason },
         'a lease has to end, but its machine was left alone: it may belong to another installation',
@@ -367,8 +512,10 @@ export function createEvents(log: Log) {
         'the operator ended the report-only state: orphans and leases are ended again',
       );
     },
-    leaseTrouble(it: Resource, error: string, attempts: number) {
-      failures.inc({ where: 'lease' });
+    /** Counts every failure, and logs those that are news. */
+    leaseTrouble(it: Resource, error: string, attempts: number, isNews: boolean) {
+      metrics.failures.inc({ where: 'lease' });
+      if (!isNews) return;
       log.error(
         {
           event: 'lease.trouble',
@@ -380,8 +527,32 @@ export function createEvents(log: Log) {
           attempts,
           error,
         },
-        'a step of a lease failed; it will be retried',
+        'a step of a lease failed; it and others like it are retried, and logged rarely',
       );
+    },
+    leaseTroubleOver(place: string, seconds: number) {
+      log.info({ event: 'lease.trouble_over', place, seconds }, 'no lease there fails any more');
+    },
+    reloaded(change: Change) {
+      metrics.reloads.inc({ outcome: 'done' });
+      log.info({ event: 'reloaded', ...change }, 'the settings were read again');
+    },
+    reloadRefused(error: unknown) {
+      metrics.reloads.inc({ outcome: 'refused' });
+      log.error(
+        { event: 'reload.refused', reason: (error as Error).message },
+        'the settings were not changed; the server goes on with those of before',
+      );
+    },
+    backupMade(file: string, removed: readonly string[]) {
+      log.info({ event: 'backup.made', file, removed }, 'backup made');
+    },
+    /** Counts every failure, and logs the first. */
+    backupFailed(error: unknown, isNews: boolean) {
+      metrics.failures.inc({ where: 'backup' });
+      if (!isNews) return;
+      const reason = (error as Error).message;
+      log.error({ event: 'backup.failed', reason }, 'no backup was made; it is retried, and logged when it succeeds');
     },
     rotated(previous: string, next: string, from: string) {
       log.warn({ event: 'master_key.rotated', previous, next, from }, 'the master key was rotated');
@@ -390,8 +561,27 @@ export function createEvents(log: Log) {
       const facts = { event: 'books.examined', ok, entries, problems: problems.length, milliseconds };
       log.info(facts, 'the books were examined');
     },
+    eventDelivered(receiver: string) {
+      metrics.delivered.inc({ receiver });
+    },
+    eventFailed(receiver: string) {
+      metrics.undelivered.inc({ receiver });
+    },
+    receiverFailing(receiver: string, error: string) {
+      log.warn({ event: 'receiver.failing', receiver, error }, 'a receiver of events does not take them; they wait');
+    },
+    receiverBack(receiver: string) {
+      log.info({ event: 'receiver.back', receiver }, 'a receiver of events takes them again');
+    },
+    gaveUpEvent(receiver: string, id: string, type: string, error: string) {
+      metrics.gaveUp.inc({ receiver });
+      log.error(
+        { event: 'receiver.gave_up', receiver, id, type, error },
+        'an event was not delivered for 3 days and was given up; `purser events resend` sends it again',
+      );
+    },
     diskLow(reason: string) {
-      failures.inc({ where: 'disk' });
+      metrics.failures.inc({ where: 'disk' });
       log.warn({ event: 'disk.low', reason }, 'no new work is started until there is disk space');
     },
     diskEnough(freeBytes: number) {
@@ -404,7 +594,7 @@ export function createEvents(log: Log) {
       log.warn({ event: 'disk.reserve_used' }, 'the disk is full; requests in flight are settled from the reserve');
     },
     failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
-      failures.inc({ where });
+      metrics.failures.inc({ where });
       log.error({ event: `${where}.failed`, ...facts, err: error }, 'failed');
     },
   };

@@ -4,6 +4,8 @@
  */
 export type Health = {
   fault: string | undefined;
+  /** A server listens; false for a command that opens the books by itself. */
+  serving?: boolean;
   /** The server is stopping: clients should send no new requests. */
   stopping?: boolean;
 };

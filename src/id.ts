@@ -1,7 +1,22 @@
 import { randomFillSync } from 'node:crypto';
 
 /** Prefix that tells the kind of object (design, section 1). */
-export type IdPrefix = 'acct' | 'key' | 'wal' | 'op' | 'res' | 'chk' | 'evt' | 'req' | 'inst' | 'trial';
+export type IdPrefix =
+  | 'acct'
+  | 'key'
+  | 'wal'
+  | 'op'
+  | 'res'
+  | 'keep'
+  | 'chk'
+  | 'evt'
+  | 'msg'
+  | 'req'
+  | 'chg'
+  | 'inst'
+  | 'trial'
+  | 'ses'
+  | 'proc';
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'; // Crockford's base 32 sorts in the order of its values.
 const TIME_CHARACTERS = 10;

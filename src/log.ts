@@ -1,9 +1,10 @@
-import { type Logger, pino } from 'pino';
+import { constants, fstatSync, openSync, writeSync } from 'node:fs';
+import { isatty } from 'node:tty';
+import { type LevelWithSilent, type Logger, pino } from 'pino';
 import { visible } from './visible.ts';
 
 export type Log = Logger;
-export const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'] as const;
-export type LogLevel = (typeof LOG_LEVELS)[number];
+export type LogLevel = LevelWithSilent;
 
 // Our own tokens, and prefixes of a payment provider's secrets: a person may paste one in the wrong place.
 const TOKEN = /(cnv_live_|cnv_operator_|svc_agent_|svc_router_|[rs]k_(?:live|test)_|whsec_)[0-9A-Za-z]{8,}/g;
@@ -24,25 +25,145 @@ export function redact(text: string): string {
 }
 
 /**
- * Creates the logger: JSON lines on stderr, written synchronously, so that the last line before a crash is there.
- * Tokens are redacted here, where the logger is made, and not where it is called. `secrets` are literal strings that
- * must never appear, such as upstream keys and the master key.
+ * Creates the logger: JSON lines on stderr, buffered (`LineBuffer`). Tokens are redacted here, where the logger is made,
+ * and not where it is called. `secrets` are literal strings that must never appear, such as upstream keys and the master
+ * key; more may be added while the log is open.
  */
 export function createLog(level: LogLevel, secrets: readonly string[] = [], write = writeStderr): Log {
-  const literal = secrets.filter((secret) => secret.length >= 4);
   return pino(
     { level, base: null, timestamp: () => `,"time":"${new Date().toISOString()}"` },
     {
       write(line: string) {
         let text = visible(redact(line));
-        for (const secret of literal) if (text.includes(secret)) text = text.replaceAll(secret, '[redacted]');
+        for (const secret of secrets)
+          if (secret.length >= 4 && text.includes(secret)) text = text.replaceAll(secret, '[redacted]');
         write(text);
       },
     },
   );
 }
 
-const stderr = pino.destination({ dest: 2, sync: true });
+/** The most bytes of lines that wait for a reader that does not keep up: some thousands of lines. */
+const WAITING_BYTES_MAX = 1024 * 1024;
+/** How often a reader that does not keep up is tried again. */
+const RETRY_MILLISECONDS = 50;
+/** How long the end of the process waits for such a reader. */
+const END_MILLISECONDS = 1000;
+const WARN = 40;
+
+/**
+ * Lines on their way to a file descriptor that does not block. The lines of one turn of the event loop are one write.
+ * What the reader does not take waits within a bound; further lines are lost and counted, and once the reader has taken
+ * what waits, a line says how many.
+ */
+export type LineBuffer = {
+  write(line: string): void;
+  /** Writes what waits, for at most `milliseconds`. Blocks: it is for the end of the process. */
+  flush(milliseconds: number): void;
+  /** Returns how many lines were lost so far. */
+  lostCount(): number;
+};
+
+export function createLineBuffer(fd: number): LineBuffer {
+  let lines: string[] = [];
+  let left = Buffer.alloc(0); // What is being written: the reader has not taken it entirely.
+  let waitingBytes = 0;
+  let lost = 0;
+  let unreported = 0;
+  let scheduled = false;
+
+  function add(line: string) {
+    lines.push(line);
+    waitingBytes += Buffer.byteLength(line);
+  }
+  function reportLost() {
+    if (!unreported) return;
+    const time = new Date().toISOString();
+    const msg = 'log lines were lost: the reader of stderr did not keep up';
+    add(`${JSON.stringify({ level: WARN, time, event: 'log.lost', lines: unreported, msg })}\n`);
+    unreported = 0;
+  }
+  /** Returns whether everything is written. */
+  function drain(): boolean {
+    try {
+      for (let isTaken = false; ; isTaken = true) {
+        if (!left.length) {
+          if (!lines.length && isTaken) reportLost();
+          if (!lines.length) return true;
+          left = Buffer.from(lines.join(''));
+          lines = [];
+        }
+        const written = writeSync(fd, left);
+        left = left.subarray(written);
+        waitingBytes -= written;
+      }
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'EAGAIN') return false;
+      // Nobody reads it any more, or its disk is full. There is nowhere to say so.
+      const count = lines.length + left.toString('latin1').split('\n').length - 1;
+      lost += count;
+      unreported += count;
+      left = Buffer.alloc(0);
+      lines = [];
+      waitingBytes = 0;
+      return true;
+    }
+  }
+  function drainLater() {
+    scheduled = false;
+    if (drain()) return;
+    scheduled = true;
+    setTimeout(drainLater, RETRY_MILLISECONDS).unref();
+  }
+
+  return {
+    write(line) {
+      if (waitingBytes + Buffer.byteLength(line) > WAITING_BYTES_MAX) {
+        lost++;
+        unreported++;
+        return;
+      }
+      add(line);
+      if (scheduled) return;
+      scheduled = true;
+      setImmediate(drainLater);
+    },
+    flush(milliseconds) {
+      const deadline = performance.now() + milliseconds;
+      const never = new Int32Array(new SharedArrayBuffer(4));
+      while (!drain() && performance.now() < deadline) Atomics.wait(never, 0, 0, 5);
+    },
+    lostCount: () => lost,
+  };
+}
+
+/**
+ * Returns a file descriptor for stderr that does not block when its reader stops reading. A file has no reader. A terminal
+ * is opened once more, because its own descriptor is shared with the shell.
+ */
+function openStderr(): number {
+  if (isatty(2)) {
+    try {
+      return openSync('/proc/self/fd/2', constants.O_WRONLY | constants.O_NONBLOCK | constants.O_NOCTTY);
+    } catch {
+      return 2; // A terminal of somebody else.
+    }
+  }
+  const kind = fstatSync(2);
+  if (kind.isFIFO() || kind.isSocket()) void process.stderr; // Node makes it non-blocking when it first uses it.
+  return 2;
+}
+
+let stderr: LineBuffer | undefined;
+
 function writeStderr(text: string): void {
+  if (!stderr) {
+    const buffer = createLineBuffer(openStderr());
+    process.on('exit', () => buffer.flush(END_MILLISECONDS));
+    stderr = buffer;
+  }
   stderr.write(text);
 }
+
+/** Returns how many lines of the log were lost so far because the reader of stderr did not keep up. */
+export const lostLineCount = (): number => stderr?.lostCount() ?? 0;

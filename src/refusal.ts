@@ -32,6 +32,7 @@ export const REFUSALS = {
     status: 403,
     message: 'The account is suspended: no new wallets, holds or keys until the operator resumes it.',
   },
+  wallet_frozen: { status: 403, message: 'The wallet is frozen: it spends nothing until it is unfrozen.' },
   not_found: { status: 404, message: 'Not found.' },
   model_not_found: { status: 404, message: 'The model is not on offer. The list of models shows those that are.' },
   offer_not_found: { status: 404, message: 'There is no such offer. GET /v1/compute/offers lists those that are.' },
@@ -55,6 +56,7 @@ export const REFUSALS = {
   },
   wallet_closed: { status: 409, message: 'The wallet is closed.' },
   wallet_expired: { status: 409, message: 'The wallet has expired.' },
+  wallet_limit_exceeded: { status: 409, message: 'The wallet would exceed a limit.' },
   resource_not_active: { status: 409, message: 'The resource is not running.' },
   extension_not_supported: { status: 409, message: 'Resources of provider_one cannot be extended.' },
   lease_limit_exceeded: { status: 409, message: 'The lease would exceed a limit.' },
@@ -64,10 +66,18 @@ export const REFUSALS = {
   },
   payload_too_large: { status: 413, message: 'The body is too large.' },
   unsupported_media_type: { status: 415, message: 'Send the body as application/json.' },
+  upgrade_not_supported: {
+    status: 426,
+    message: 'This endpoint does not speak WebSocket. Send POST, with "stream": true for events.',
+  },
   rate_limited: { status: 429, message: 'Too many requests. Retry after the time in Retry-After.' },
   internal_error: {
     status: 500,
     message: 'An internal error occurred. The server log has the details under this request id.',
+  },
+  port_unreachable: {
+    status: 502,
+    message: 'Nothing answers on this port inside the resource.',
   },
   transfer_not_configured: { status: 501, message: 'This installation has no transfer storage configured.' },
   billing_not_configured: { status: 501, message: 'This installation has no payment provider configured.' },
@@ -109,4 +119,28 @@ export class Refusal extends Error {
     this.retryAfterSeconds = options.retryAfterSeconds;
     this.param = options.param;
   }
+}
+
+/** A refusal as plain data, as it crosses between threads. */
+export type RefusalData = {
+  code: RefusalCode;
+  message: string;
+  retryAfterSeconds: number | undefined;
+  param: string | undefined;
+};
+
+/** Returns a refusal as plain data; throws everything else. */
+export function refusedFrom(error: unknown): RefusalData {
+  if (!(error instanceof Refusal)) throw error;
+  const { code, message, retryAfterSeconds, param } = error;
+  return { code, message, retryAfterSeconds, param };
+}
+
+/** Returns the refusal that the data describes. */
+export function refusalOf({ code, message, retryAfterSeconds, param }: RefusalData, cause?: unknown): Refusal {
+  return new Refusal(code, message, {
+    cause,
+    ...(retryAfterSeconds === undefined ? {} : { retryAfterSeconds }),
+    ...(param === undefined ? {} : { param }),
+  });
 }

@@ -1,57 +1,69 @@
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import { getRequestListener, RequestError } from '@hono/node-server';
+import { createServer, type IncomingMessage, type Server, ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import { getRequestListener, type HttpBindings, RequestError } from '@hono/node-server';
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
+import { hasForbiddenSessions } from './access/browser-sessions.ts';
+import { endForbiddenSessions } from './access/writes.ts';
 import { type App, type AppOptions, openApp } from './app.ts';
-import type { Config, Secrets } from './config/config.ts';
+import { type Config, printable, type Secrets } from './config/config.ts';
 import { files } from './files/data-directory.ts';
 import { limitConnections } from './http/connection-limit.ts';
 import { followConnections } from './http/connections.ts';
 import { unparsableRequest } from './http/endpoint.ts';
 import { expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
 import { lingerAfter } from './http/lingering.ts';
+import { createPortPages, mayUpgrade } from './http/routes/ports.ts';
 import { createHttpApp } from './http/routes.ts';
 import { refuseStranded } from './lease/stranded.ts';
-import { type Address, listen, urlOf } from './net/listen.ts';
+import { type Address, listen, reachableHost, reachableUrl, urlOf } from './net/listen.ts';
 import { listenSocket } from './operator/socket.ts';
+import { createBackups, runBackup } from './recovery/scheduled.ts';
 import { REFUSALS, Refusal } from './refusal.ts';
+import { createReload } from './reload.ts';
 import type { SshServer } from './ssh/server.ts';
+import { createUi } from './ui/routes.ts';
 
-/** Headers and body of a request have to arrive within these; a slow client does not keep a connection for ever. */
+/** Time limits for the headers and the whole of a request: a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
 const REQUEST_MILLISECONDS = 120_000;
 /** Longer than proxies keep theirs (nginx: 60 s), so that none asks on a connection that is just being closed. */
 const KEEP_ALIVE_MILLISECONDS = 75_000;
-/** How often it is looked whether somebody is too slow. */
-const LOOK_MILLISECONDS = 5000;
-/** Whoever asks for figures needs no more connections than this. */
+/** Interval of the check for clients that exceed these limits. */
+const CHECK_MILLISECONDS = 5000;
+/** Cap on connections to the metrics listener. */
 const METRICS_CONNECTION_COUNT_MAX = 64;
 /** Statuses that no refusal of a route has: RFC 9110, sections 15.5.18 and 15.5.20. */
 const EXPECTATION_FAILED = 417;
 const MISDIRECTED = 421;
 
 export type Served = App & {
-  /** Where the door really listens. */
+  /** The address it listens on: with port 0, the port that the system chose. */
   address: Address;
 };
 
 /**
- * Opens the App and everything that listens: the door, the socket of the operator, the metrics. Disposing it closes the
+ * Opens the App and everything that listens: the API, the SSH server, the operator's socket, the metrics. Disposing it closes the
  * listeners first: no new connections, what was accepted is answered (at most `drain_seconds`), then the App closes.
  * Throws, with nothing left open, where live resources need what the configuration no longer has.
  */
 export async function serve(config: Config, secrets: Secrets, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, secrets, options));
-  // Not in openApp: the commands that help here open the house themselves.
-  if (!app.health.fault) refuseStranded(app.ledger.read, app.slots);
+  // Not in openApp: the commands that help here open the books themselves.
+  if (!app.health.fault) {
+    refuseStranded(app.ledger.read, app.slots);
+    await endForbidden(app);
+  }
 
-  const { door, close } = openDoor(app);
+  const { server, close } = openServer(app, secrets);
   const failed = (error: Error) => app.events.failed('accept', error);
-  const address = await listen(door, config.listen, failed, 'PURSER_LISTEN or `listen`');
+  const address = await listen(server, config.listen, failed, 'PURSER_LISTEN or `listen`');
+  app.health.serving = true;
   // Together: a command that waits for what is in flight is not waited for before that is cut off.
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   let gateway: SshServer | undefined;
   opening.defer(async () => void (await Promise.all([close(), socket?.close(), gateway?.close()])));
-  if (config.publicUrl === undefined) app.state.baseUrl = urlOf(address);
+  if (config.publicUrl === undefined) app.state.baseUrl = reachableUrl(address);
 
   if (app.slots.list.length) {
     const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
@@ -63,11 +75,12 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     const [type, blob] = key.publicKey.split(' ');
     const { publicHost, publicPort } = config.ssh;
     app.state.ssh = {
-      host: publicHost ?? gateway.address.host,
+      host: publicHost ?? reachableHost(gateway.address.host),
       port: publicPort ?? gateway.address.port,
       hostKey: `${type} ${blob}`,
     };
   }
+  if (options.reread) app.reload = createReload(app, secrets, options.reread);
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
     const metrics = openMetrics(app, config.metrics.listen);
@@ -80,9 +93,15 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   }
   if (!app.health.fault) {
     app.diskReserve.start();
+    app.upstreamOutages.recall(app.upstreams.keys());
+    app.clockWatch.start();
+    opening.adopt(app.clockWatch, (it) => it.stop());
     app.reaper.start();
+    app.notifier.start();
     app.chain.start();
     app.booksWatch.start();
+    const backups = opening.adopt(createBackups(app, runBackup(config.dataDirectory)), (it) => it.stop());
+    backups.start();
   }
   options.log.info(
     {
@@ -90,7 +109,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
       listen: urlOf(address),
       public_url: app.state.baseUrl,
       data: config.dataDirectory,
-      ready: !app.health.fault,
+      ready: !app.health.fault && !app.clock.doubt(),
     },
     'serving',
   );
@@ -98,9 +117,30 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   return Object.assign(app, { address, [Symbol.asyncDispose]: () => opened.disposeAsync() });
 }
 
-/** The door behind Node's HTTP server. What that server cannot read is answered in the shape of every other refusal. */
-function openDoor(app: App): { door: Server; close(): Promise<void> } {
-  const answer = getRequestListener(createHttpApp(app).fetch, {
+/** Ends the sessions of the page that the settings no longer allow. A disk that takes no write does not stop the start. */
+async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<void> {
+  const allowed = { page: config.ui, signIn: codeFlow !== undefined };
+  if (!hasForbiddenSessions(ledger.read, allowed)) return;
+  await ledger.write(endForbiddenSessions, allowed).catch((error) => events.failed('browser_session', error));
+}
+
+/**
+ * Creates the HTTP server of the API, not yet listening. A request that Node's parser refuses gets an answer in the shape
+ * of every other refusal.
+ */
+function openServer(app: App, secrets: Secrets): { server: Server; close(): Promise<void> } {
+  const pages = app.config.ui ? createUi(app, () => printable(app.config, secrets)) : undefined;
+  const hono = createHttpApp(app, pages?.fetch);
+  const ports = createPortPages(app);
+  const route: typeof hono.fetch = (request, env) => {
+    const { incoming, outgoing } = env as HttpBindings;
+    const { fetch: answerOf } = ports.isFor(incoming) ? ports : hono;
+    const answered = answerOf(request, env);
+    if (incoming.method !== 'HEAD') return answered;
+    // Hono copies the answer to a HEAD, and with that forgets that it was sent already.
+    return Promise.resolve(answered).then((it) => (outgoing.headersSent ? RESPONSE_ALREADY_SENT : it));
+  };
+  const answer = getRequestListener(route, {
     autoCleanupIncoming: false, // `lingerAfter` does it.
     errorHandler(error) {
       const { body, ...init } = unparsableRequest(app, error instanceof RequestError ? undefined : error);
@@ -108,7 +148,7 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
     },
   });
   const { connectionCountMax, stallMilliseconds, authenticated, events } = app;
-  const crowd = limitConnections(connectionCountMax, stallMilliseconds, authenticated, answerOrRefuse, events);
+  const limit = limitConnections(connectionCountMax, stallMilliseconds, authenticated, answerOrRefuse, events);
   function answerOrRefuse(request: IncomingMessage, response: ServerResponse) {
     lingerAfter(request, response);
     const isTooMuch = expectsTooMuch(request);
@@ -119,21 +159,31 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
     const { status, headers, body } = unparsableRequest(app, fault);
     response.writeHead(isTooMuch ? EXPECTATION_FAILED : status, headers).end(body);
   }
-  const door = createServer({
+  const server = createServer({
     headersTimeout: HEADERS_MILLISECONDS,
     requestTimeout: REQUEST_MILLISECONDS,
     keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
-    connectionsCheckingInterval: LOOK_MILLISECONDS,
+    connectionsCheckingInterval: CHECK_MILLISECONDS,
     requireHostHeader: false, // Its own answer has no body and no id.
+    shouldUpgradeCallback: (request) => mayUpgrade(app, request), // Elsewhere it is a request like any other.
   });
-  const connections = followConnections(door);
-  crowd.watch(door);
-  events.gauge('connections', 'Connections of clients.', crowd.count);
+  const connections = followConnections(server);
+  limit.watch(server);
+  events.gauge('connections', 'Connections of clients.', limit.count);
   for (const event of ['request', 'checkExpectation'])
-    door.on(event, (request, response) => {
-      if (connections.take(request, response)) crowd.handle(request, response);
+    server.on(event, (request, response) => {
+      if (connections.take(request, response)) limit.handle(request, response);
     });
-  door.on('clientError', (error: NodeJS.ErrnoException, socket) => {
+  server.on('upgrade', (request: IncomingMessage, socket: Socket, head: Buffer) => {
+    socket.on('error', () => {}); // Whoever uses it hears of its close.
+    if (head.length) socket.unshift(head);
+    const response = new ServerResponse(request);
+    response.shouldKeepAlive = false;
+    response.assignSocket(socket);
+    response.once('finish', () => socket.destroySoon());
+    if (connections.take(request, response)) limit.handle(request, response);
+  });
+  server.on('clientError', (error: NodeJS.ErrnoException, socket) => {
     // An answer that is still to come on this connection must not be taken for this refusal.
     const isAnswering = (socket as { _httpMessage?: unknown })._httpMessage != null;
     if (!socket.writable || isAnswering || error.code === 'ECONNRESET') return socket.destroy();
@@ -142,9 +192,10 @@ function openDoor(app: App): { door: Server; close(): Promise<void> } {
     socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
   });
   return {
-    door,
+    server,
     close() {
       app.health.stopping = true;
+      app.ports.close();
       app.log.info({ event: 'stopping', running: app.inFlight.count() }, 'stopping');
       return connections.stop(app.drain);
     },

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import test, { type TestContext } from 'node:test';
+import { adviceOnServices } from '../src/config/advice-services.ts';
 import { dataDirectoryOf, type Flags, printable, readConfig } from '../src/config/config.ts';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { parseAddress, urlOf } from '../src/net/listen.ts';
@@ -32,10 +33,10 @@ function write(t: TestContext, yaml?: string) {
 /** One upstream and one model, of which `lines` are part. */
 const model = (...lines: string[]) => `router:
   upstreams:
-    - { name: house, base_url: http://127.0.0.1:8000/v1, api_key: sk-house }
+    - { name: purser, base_url: http://127.0.0.1:8000/v1, api_key: sk-purser }
   models:
     - id: chat
-      upstream: house
+      upstream: purser
       context_length: 100
       max_output_tokens: 10
 ${lines.map((line) => `      ${line}\n`).join('')}`;
@@ -54,15 +55,22 @@ test('without a file and without environment everything has its default', (t) =>
     publicUrl: undefined,
     logLevel: 'info',
     metrics: undefined,
+    opentelemetry: undefined,
+    ui: true,
+    backup: undefined,
     trustedProxies: [],
     closeWaitSeconds: 10,
+    childWallets: { depth: 4, openChildren: 1000 },
+    keep: { cpuPercent: 5 },
     drainSeconds: 10,
     router: { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } },
     ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
+    ports: { host: undefined },
     compute: {},
     identity: undefined,
     billing: undefined,
     transfer: undefined,
+    events: { receivers: [], accountLowCents: undefined },
     limits: {
       wallet_requests_per_minute: 0,
       account_requests_per_minute: 0,
@@ -181,7 +189,7 @@ limits:
 });
 
 for (const [where, yaml, said] of [
-  ['at the top', 'lisen: 127.0.0.1:1\n', 'yaml:1: lisen: unknown setting'],
+  ['at the top', 'lisen: 127.0.0.1:1\n', 'yaml:1: lisen: unknown setting. Did you mean listen?'],
   ['in a section', 'limits:\n  per_minute: 5\n', 'yaml:2: limits.per_minute: unknown setting'],
   [
     'in an upstream',
@@ -192,7 +200,7 @@ for (const [where, yaml, said] of [
   [
     'in a price',
     model('pricing: { request: "1", prmpt: "1" }'),
-    'yaml:9: router.models.0.pricing.prmpt: unknown setting',
+    'yaml:9: router.models.0.pricing.prmpt: unknown setting. Did you mean prompt?',
   ],
 ] as const)
   test(`an unknown setting ${where} is a fault at its own line`, (t) => {
@@ -219,8 +227,8 @@ for (const [yaml, said] of [
   ['trusted_proxies: 10.0.0.1\n', /trusted_proxies: /],
   ['metrics: {}\n', /metrics\.listen: is required/],
   ['router: { uncertain: { after_seconds: 2592001 } }\n', /after_seconds: /],
-  ['- listen\n', /0: unknown setting/],
-  ['just words\n', /the file: /],
+  ['- listen\n', /not a map of settings/],
+  ['just words\n', /not a map of settings/],
   [
     'transfer: { endpoint: https://s3.lan/agents, bucket: agents, access_key_id: a, secret_access_key: b }\n',
     /transfer.endpoint: must be scheme, host and port alone/,
@@ -229,8 +237,14 @@ for (const [yaml, said] of [
   ['compute: { provider_one: { backend: local } }\n', /provider_one\.backend: local is for `purser demo` only/],
   ['compute: { provider_two: { backend: local } }\n', /provider_two\.backend: local is for `purser demo` only/],
   ['compute: { provider_three: { backend: local } }\n', /provider_three\.backend: local is for `purser demo` only/],
-  ['compute: { provider_one: { backend: docker } }\n', /provider_one\.backend: Invalid type: Expected "container"$/],
-  ['compute: { provider_one: {} }\n', /provider_one\.backend: is required \("container"\)/],
+  [
+    'compute: { provider_one: { backend: docker } }\n',
+    /provider_one\.backend: Invalid type: Expected \("container" \| "kubernetes" \| "lxd"\)$/,
+  ],
+  [
+    'compute: { provider_one: {} }\n',
+    /provider_one\.backend: is required \(\("container" \| "kubernetes" \| "lxd"\)\)/,
+  ],
   ['billing: {}\n', /billing\.stripe: is required/],
   ['billing: { stripe: { secret_key: sk_test_1 } }\n', /billing\.stripe\.success_url: is required/],
   [
@@ -448,6 +462,19 @@ test('two models of one id, two upstreams of one name and an upstream that is no
 
 const SECRET = 'canary-7f3a9';
 
+test('the secret of the page’s client is apart from the settings, and needs the client', (t) => {
+  const yaml = 'identity: { issuer: https://id.example, audience: a, client_id: page, client_secret: "${KEY}" }\n';
+  const { config, secrets } = write(t, yaml).read({ KEY: SECRET });
+  assert.equal(secrets.clientSecret, SECRET);
+  assert.deepEqual(Object.keys(config.identity ?? {}).includes('client_secret'), false);
+  const { client_id, client_secret } = printable(config, secrets).identity as Record<string, unknown>;
+  assert.deepEqual([client_id, client_secret], ['page', '[set]']);
+  assert.throws(
+    () => write(t, 'identity: { issuer: https://id.example, audience: a, client_secret: x }\n').read(),
+    /identity\.client_secret: needs client_id/,
+  );
+});
+
 test('what is printed of a configuration has no secret in it', (t) => {
   const yaml =
     'router:\n  upstreams:\n    - { name: a, base_url: http://x, api_key: "${KEY}" }\n    - { name: b, base_url: http://x }\n';
@@ -561,4 +588,85 @@ test('an address is a host and a port, and an IPv6 host stands in brackets', () 
     'host:80/',
   ])
     assert.equal(parseAddress(text), undefined, text);
+});
+
+const RECEIVER_SECRET = 'a-signing-secret-canary';
+const withReceivers = (...receivers: string[]) => `events: { receivers: [${receivers.join(', ')}] }\n`;
+
+test('receivers of events keep their addresses and secrets among the secrets', (t) => {
+  const { read } = write(
+    t,
+    withReceivers(
+      `{ url: "https://hooks.example/services/\${HOOK}?a=b", secret: "\${KEY}", types: [disk.low] }`,
+      '{ url: "http://10.0.0.9:8080", name: pager, format: text, timeout_seconds: 3 }',
+    ),
+  );
+  const { config, secrets } = read({ HOOK: 'path-canary', KEY: RECEIVER_SECRET });
+  assert.deepEqual(config.events.receivers, [
+    {
+      name: 'hooks.example',
+      origin: 'https://hooks.example',
+      types: ['disk.low'],
+      format: 'json',
+      timeout_seconds: 10,
+    },
+    { name: 'pager', origin: 'http://10.0.0.9:8080', format: 'text', timeout_seconds: 3 },
+  ]);
+  assert.deepEqual(secrets.receivers.get('hooks.example'), {
+    url: 'https://hooks.example/services/path-canary?a=b',
+    secret: RECEIVER_SECRET,
+  });
+  const printed = JSON.stringify(printable(config, secrets));
+  for (const canary of ['path-canary', RECEIVER_SECRET]) assert.ok(!printed.includes(canary), canary);
+  assert.match(printed, /"url":"\[set\]","secret":"\[set\]"/);
+  assert.deepEqual(adviceOnServices(config), [
+    'events.receivers: over http:// what pager is told can be read on the network path.',
+  ]);
+});
+
+for (const [receiver, fault] of [
+  ['{ url: "https://a.example" }', /secret: is required/],
+  ['{ url: "https://a.example", secret: short }', /secret: must stand for 16 bytes or more/],
+  ['{ url: "https://a.example", secret: whsec_a*b }', /secret: is no base64 after whsec_/],
+  ['{ url: "https://user:pw@a.example", format: text }', /url: holds a user name or a password/],
+  ['{ url: "ftp://a.example", format: text }', /url: not an http:\/\/ or https:\/\/ address/],
+  ['{ url: "https://a.example", format: text, types: [wallet.opened] }', /types\.0: /],
+  ['{ url: "https://a.example", format: text, types: [] }', /types: must name at least one type/],
+  [
+    '{ url: "https://a.example/1", format: text }, { url: "https://a.example/2", format: text }',
+    /receivers: two .* same name/,
+  ],
+] as const)
+  test(`a receiver of events is refused: ${receiver}`, (t) => {
+    assert.throws(
+      () => write(t, withReceivers(receiver)).read(),
+      (error: Error) => {
+        assert.match(error.message, fault);
+        assert.doesNotMatch(error.message, /user:pw|a\*b/);
+        return true;
+      },
+    );
+  });
+
+test('the headers for the collector of spans are secrets: kept apart, and never printed', (t) => {
+  const { read, faults } = write(
+    t,
+    "opentelemetry: { endpoint: 'http://127.0.0.1:4318/', headers: { authorization: 'Bearer ${KEY}' } }\n",
+  );
+  const { config, secrets } = read({ KEY: 'collector-canary' });
+  assert.deepEqual(config.opentelemetry, {
+    endpoint: 'http://127.0.0.1:4318',
+    service_name: 'purser',
+    timeout_seconds: 10,
+  });
+  assert.deepEqual(secrets.collectorHeaders, { authorization: 'Bearer collector-canary' });
+  const printed = JSON.stringify(printable(config, secrets));
+  assert(printed.includes('"headers":{"authorization":"[set]"}') && !printed.includes('canary'), printed);
+  assert.deepEqual(faults({ KEY: '\n' }), [
+    'yaml:1: opentelemetry.headers.authorization: must be 1 to 4096 printable ASCII characters',
+  ]);
+  assert.deepEqual(write(t, 'opentelemetry: { endpoint: "http://host/?key=x", header: 1 }').faults(), [
+    'yaml:1: opentelemetry.endpoint: holds a query or a fragment: give a key in headers',
+    'yaml:1: opentelemetry.header: unknown setting. Did you mean headers?',
+  ]);
 });

@@ -1,34 +1,41 @@
-// `npm run test:fast`: runs every test file that needs no root, no engine and no build. Those are the files that import,
-// directly or not, nothing of NEEDS_MORE. Arguments that are files run those alone; other arguments go to Node
-// (`npm run test:fast -- --watch`).
+// `npm run test:fast`: runs the fast test files (test/groups.mjs), several in a process. Arguments that are files run those
+// alone, each by itself; other arguments go to Node (`npm run test:fast -- --watch`).
 import { spawnSync } from 'node:child_process';
-import { globSync, readFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { accessSync, constants, statfsSync } from 'node:fs';
+import { allFiles, grouped, isFast } from './groups.mjs';
 
-/** The helpers that start the executable, and the one that asks for programs or root. */
-const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts']);
+/** The longest random walks are shorter than usual, and a long list. */
+const SHORT_WALKS = {
+  PURSER_TEST_STEPS: '400',
+  PURSER_TEST_FUZZ: '40',
+  PURSER_TEST_KEYS: '20',
+  PURSER_TEST_FLIPS: '20',
+  PURSER_TEST_STREAMS: '100',
+  PURSER_TEST_DAYS: '50',
+  PURSER_TEST_WALLETS: '2000',
+};
 
-/** The longest random walks are shorter than usual. */
-const SHORT_WALKS = { PURSER_TEST_STEPS: '400', PURSER_TEST_FUZZ: '40', PURSER_TEST_KEYS: '40' };
-
-const needsMore = new Map();
-function needs(file) {
-  if (NEEDS_MORE.has(file)) return true;
-  if (!needsMore.has(file)) {
-    needsMore.set(file, false); // A circle adds nothing.
-    const imports = readFileSync(file, 'utf8').matchAll(/(?:from|import\()\s*'(\.[^']+)'/g);
-    needsMore.set(
-      file,
-      [...imports].map(([, it]) => join(dirname(file), it)).some((it) => it.startsWith('test/') && needs(it)),
-    );
+/**
+ * Temporary files are kept in memory where there is room: no test of this run cuts the power, and none has to wait for a
+ * disk. `npm test` runs the same files on the disk.
+ */
+const MEMORY = '/dev/shm';
+const MEMORY_BYTES_MIN = 2 * 1024 ** 3;
+function inMemory() {
+  try {
+    const { bavail, bsize } = statfsSync(MEMORY);
+    accessSync(MEMORY, constants.W_OK);
+    return bavail * bsize >= MEMORY_BYTES_MIN ? { TMPDIR: MEMORY } : {};
+  } catch {
+    return {};
   }
-  return needsMore.get(file);
 }
 
 const given = process.argv.slice(2);
 const named = given.filter((it) => !it.startsWith('-'));
-const files = named.length ? named : globSync('test/**/*.test.ts').filter((it) => !needs(it));
 const options = given.filter((it) => it.startsWith('-'));
+const fast = () => allFiles().filter(isFast);
+const files = named.length ? named : options.includes('--watch') ? fast() : grouped(fast());
 // A run that watches has no last lines, and few enough tests to name each.
 const reporters = options.includes('--watch') ? ['spec'] : ['dot', './test/helper/closing-reporter.mjs'];
 const { status } = spawnSync(
@@ -36,11 +43,11 @@ const { status } = spawnSync(
   [
     '--import=./test/helper/loading.mjs',
     '--test',
-    '--test-concurrency=3', // For two cores: a third of the time of a file is waiting.
+    '--test-concurrency=5', // For two cores: half of the time of a file is waiting.
     ...reporters.flatMap((it) => [`--test-reporter=${it}`, '--test-reporter-destination=stdout']),
     ...options,
-    ...files.sort(),
+    ...files,
   ],
-  { stdio: 'inherit', env: { ...SHORT_WALKS, ...process.env } },
+  { stdio: 'inherit', env: { ...inMemory(), ...SHORT_WALKS, ...process.env } },
 );
 process.exitCode = status ?? 1;

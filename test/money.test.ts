@@ -26,8 +26,8 @@ const amount = fc
     fc.bigInt({ min: 0n, max: 900_000_000n }).map((cents) => cents * NANOS_PER_CENT),
   )
   .map(Nanos);
-const digits = (least: number, most: number) =>
-  fc.array(fc.integer({ min: 0, max: 9 }), { minLength: least, maxLength: most }).map((list) => list.join(''));
+const digits = (min: number, max: number) =>
+  fc.array(fc.integer({ min: 0, max: 9 }), { minLength: min, maxLength: max }).map((list) => list.join(''));
 
 test('an amount written and read again is the same amount', () => {
   fc.assert(fc.property(amount, (it) => parseUsd(formatUsd(it)) === it));
@@ -181,14 +181,33 @@ test('an amount that an INTEGER cannot hold is refused, in a value and in a sum'
 
 /** Rates as the configuration keeps them, whole nano-dollars per million tokens: from one to USD 10,000. */
 const rate = fc.bigInt({ min: 0n, max: 10n ** 13n });
-const rates = fc.record({ prompt: rate, completion: rate, cacheRead: rate, cacheWrite: rate, reasoning: rate });
+const rates = fc.record({
+  prompt: rate,
+  completion: rate,
+  cacheRead: rate,
+  cacheWrite: rate,
+  cacheWriteHour: rate,
+  reasoning: rate,
+});
 const request = fc.bigInt({ min: 0n, max: 10n ** 13n }).map(Nanos);
 const tokens = fc.oneof(fc.integer({ min: 0, max: 1000 }), fc.integer({ min: 0, max: 100_000_000 }));
 const MILLION = 1_000_000n;
 
 /** A price of one tier, whose special rates are the plain ones. */
 const plainPrice = (prompt: bigint, completion: bigint, each: bigint): Price => ({
-  tiers: [{ above: 0, rates: { prompt, completion, cacheRead: prompt, cacheWrite: prompt, reasoning: completion } }],
+  tiers: [
+    {
+      above: 0,
+      rates: {
+        prompt,
+        completion,
+        cacheRead: prompt,
+        cacheWrite: prompt,
+        cacheWriteHour: prompt,
+        reasoning: completion,
+      },
+    },
+  ],
   request: Nanos(each),
   image: ZERO,
 });
@@ -232,16 +251,19 @@ test('whatever an upstream counts within the bound costs at most the hold: cache
       tokens,
       tokens,
       fc.nat(10),
-      fc.array(share, { minLength: 5, maxLength: 5 }),
+      fc.array(share, { minLength: 6, maxLength: 6 }),
       (it, p, c, images, s) => {
-        const [a, b, d, e, f] = s as [number, number, number, number, number];
+        const [a, b, d, e, f, g] = s as [number, number, number, number, number, number];
         const promptTokens = Math.floor(p * a);
         const cacheReadTokens = Math.floor(promptTokens * b);
         const cacheWriteTokens = Math.floor((promptTokens - cacheReadTokens) * d);
         const completionTokens = Math.floor(c * e);
         const reasoningTokens = Math.floor(completionTokens * f);
         const usage = { promptTokens, completionTokens, cacheReadTokens, cacheWriteTokens, reasoningTokens };
-        assert(costOf(it, usage, images) <= holdOf(it, { promptTokens: p, completionTokens: c, images }));
+        const max = { promptTokens: p, completionTokens: c, images };
+        assert(costOf(it, usage, images) <= holdOf(it, max));
+        const kept = { ...usage, cacheWriteHourTokens: Math.floor(cacheWriteTokens * g) };
+        assert(costOf(it, kept, images) <= holdOf(it, { ...max, isCachedForHour: true }));
       },
     ),
     { numRuns: 2000 },

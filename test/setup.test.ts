@@ -22,7 +22,7 @@ function bareMachine(t: TestContext, ...programs: string[]) {
 
 test('the set-up installs what is missing, says what, and asks root for it', (t) => {
   if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
-  const setUp = bareMachine(t, 'apt-get');
+  const setUp = bareMachine(t, 'apt-get', 'npm');
   const { status, stdout } = setUp();
   assert.equal(status, 0, stdout);
   assert.match(stdout, /asked: \S+\/apt-get update --quiet\n/);
@@ -31,6 +31,8 @@ test('the set-up installs what is missing, says what, and asks root for it', (t)
     ?.split(' ');
   assert.ok(installed?.includes('strace') && installed.includes('slurm-client'), stdout);
   assert.ok(stdout.includes(`installing ${installed?.join(' ')}\n`));
+
+  assert.match(stdout, /asked: \S+\/npm install --prefix \S+\/agents --no-save --ignore-scripts/);
 
   const nobody = setUp({ uid: 65_534 });
   assert.equal(nobody.status, 1);

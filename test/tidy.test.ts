@@ -15,13 +15,17 @@ const withoutComments = (source: string) => source.replace(/\/\*[\s\S]*?\*\//g, 
 
 /** A pattern, the only files where it may appear, and the reason, which a failure prints. */
 const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
-  [/process\.env\b/, /^(src\/config\/config\.ts|test\/|bench\/)/, 'the environment is read once'],
   [
-    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed|learnedBounds|resources)\)/,
+    /process\.env\b/,
+    /^(src\/config\/config\.ts|src\/compute\/backends\/kubernetes\/credentials\.ts|test\/|bench\/)/,
+    'the environment is read once; a pod is told in it where its cluster is',
+  ],
+  [
+    /\.(insert|update|delete)\((accounts|wallets|operations|entries|fundings|answers|installation|epochs|masterKeys|checkouts|reversals|paymentEvents|paymentFeed|learnedBounds|resources|keeps|events|deliveries)\)/,
     /^src\/ledger\//,
     'only the ledger writes money',
   ],
-  [/\.(insert|update|delete)\(keys\)/, /^src\/access\//, 'only access writes keys'],
+  [/\.(insert|update|delete)\((keys|browserSessions)\)/, /^src\/access\//, 'only access writes keys and sessions'],
   [
     /\b(insert into|update|delete from) (account|wallet|operation|entry|funding)\b/i,
     /^(test|bench)\//,
@@ -34,11 +38,15 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /from 'undici'|import\('undici'\)/,
-    /^(src\/(router|compute|transfer|access|billing)\/|src\/doctor\/|src\/net\/(contained-connector|watched-pool)\.ts|test\/|bench\/)/,
+    /^(src\/(router|compute|transfer|access|billing|notify|tracing)\/|src\/doctor\/|src\/net\/(contained-connector|watched-pool)\.ts|test\/|bench\/)/,
     'only these folders call out',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
-  [/from 'hono|from '@hono/, /^(src\/http\/|src\/serve\.ts)/, 'only the HTTP layer uses the HTTP framework'],
+  [
+    /from 'hono|from '@hono/,
+    /^(src\/(http|ui)\/|src\/serve\.ts|bench\/bare-proxy\.ts)/,
+    'only the HTTP layer and the page use the HTTP framework',
+  ],
   [/status:\s*[45]\d\d\b/, /^(src\/refusal\.ts|test\/|bench\/)/, 'error statuses are in one table'],
   [
     /process\.exit\(/,
@@ -77,28 +85,32 @@ const LAYERS: RegExp[][] = [
   [/^cli\//],
   [/^src\/demo\//],
   [/^src\/serve\.ts$/],
-  [/^src\/app\.ts$/],
-  [/^src\/books\.ts$/],
+  [/^src\/reload\.ts$/],
+  [/^src\/(app|writer-thread)\.ts$/],
   [/^src\/doctor\//],
+  [/^src\/ui\//],
   [/^src\/(http|ssh|operator|reaper|recovery)\//],
   [/^src\/wire\//],
   [/^src\/billing\//],
   [/^src\/wallet\//],
-  [/^src\/(chat|lease)\//],
+  [/^src\/books\//],
+  [/^src\/(chat|lease|notify)\//],
   [/^src\/spend\//],
   [/^src\/events\.ts$/],
+  [/^src\/metrics\.ts$/],
+  [/^src\/tracing\//],
   [/^src\/(router|access|transfer)\//],
   [/^src\/ledger\//],
   [/^src\/db\//],
   [/^src\/config\//, /^src\/(clock|health)\.ts$/],
   [/^src\/compute\//],
-  [/^src\/(net|files)\//, /^src\/(log|fingerprint)\.ts$/],
-  [/^src\/(money|refusal|id|ssh-key|visible)\.ts$/],
+  [/^src\/(net|files)\//, /^src\/(log|fingerprint|json-text)\.ts$/],
+  [/^src\/(money|calendar|refusal|id|ssh-key|visible)\.ts$/],
 ];
 const layerOf = (name: string) => LAYERS.findIndex((folders) => folders.some((folder) => folder.test(name)));
 const folderOf = (name: string) => name.split('/').slice(0, 2).join('/');
 /** From this layer down, all files of a layer may import each other. */
-const SHARED_LAYER = 16;
+const SHARED_LAYER = 18;
 
 test('imports point to lower layers only', () => {
   const faults: string[] = [];
@@ -113,6 +125,44 @@ test('imports point to lower layers only', () => {
     }
   }
   assert.deepEqual(faults, []);
+});
+
+/** The modules that a module loads when it begins, and the packages; what is imported later, by `import()`, is not among them. */
+function loadedBy(entry: string): { modules: Set<string>; packages: string[] } {
+  const runtimeImports = (name: string) =>
+    [...read(name).matchAll(/^import (?!type )(?:[^;]*?from )?'([^']+)'/gm)]
+      .filter(([statement]) => !/^import \{(\s*type [^,}]+,?)+\s*\} from/.test(statement))
+      .map(([, target]) => target as string);
+  const modules = new Set<string>();
+  const packages = new Set<string>();
+  const visit = (name: string) => {
+    if (modules.has(name)) return;
+    modules.add(name);
+    for (const target of runtimeImports(name)) {
+      if (target.startsWith('.')) visit(normalize(join(dirname(name), target)));
+      else if (!target.startsWith('node:')) packages.add(target.split('/')[0] as string);
+    }
+  };
+  visit(entry);
+  return { modules, packages: [...packages].sort() };
+}
+
+test('the thread that writes knows every write, and nothing that it has no use for', () => {
+  const { modules, packages } = loadedBy('src/writer-thread.ts');
+  const defining = files.filter(
+    (it) => it.startsWith('src/') && /^(export )?const \w+ = define(Paid)?Write/m.test(read(it)),
+  );
+  assert(defining.length > 5);
+  assert.deepEqual(
+    defining.filter((it) => !modules.has(it)),
+    [],
+    'add them to src/writer-thread.ts',
+  );
+  assert.deepEqual(packages, ['better-sqlite3', 'drizzle-orm', 'temporal-polyfill', 'valibot']);
+});
+
+test('a command loads no package before it knows that it needs it: undici alone takes half as long as all the rest', () => {
+  assert.deepEqual(loadedBy('cli/main.ts').packages, ['commander', 'valibot', 'yaml']);
 });
 
 test('no file imports one that imports it back', () => {

@@ -19,8 +19,33 @@ export type Entry = { seq: number; cause: string; debit: string; credit: string;
 /** Purser's own books at the end, read without its code. Amounts are nano-dollars. */
 export type Books = {
   operations: Operation[];
-  wallets: { id: string; key: string; status: string; budget: bigint; spent: bigint; held: bigint }[];
-  resources: { id: string; wallet: string; tag: string; status: string; ended: bigint | null }[];
+  wallets: {
+    id: string;
+    key: string;
+    parent: string | null;
+    status: string;
+    budget: bigint;
+    spent: bigint;
+    held: bigint;
+    delegated: bigint;
+  }[];
+  changes: {
+    id: string;
+    wallet: string;
+    kind: string;
+    key: string | null;
+    amount: bigint;
+    period: string | null;
+  }[];
+  resources: {
+    id: string;
+    wallet: string;
+    slot: string;
+    backend: string;
+    tag: string;
+    status: string;
+    ended: bigint | null;
+  }[];
   fundings: { key: string | null; cents: bigint }[];
   account: { available: bigint; reserved: bigint; spent: bigint };
   entries: Entry[];
@@ -41,10 +66,14 @@ export async function readBooks(purser: Installation, accountId: string): Promis
       operations:
         all(`select id, wallet_id wallet, kind, route, idempotency_key key, state, outcome, settled_by settledBy,
         hold_nanos hold, charge_nanos charge, resource_id resourceId from operation`),
-      wallets: all(
-        `select id, idempotency_key key, status, budget_nanos budget, spent_nanos spent, held_nanos held from wallet`,
-      ),
-      resources: all('select id, wallet_id wallet, tag, status, ended_at ended from resource'),
+      wallets: all<Books['wallets'][number]>(
+        `select id, idempotency_key key, parent_id parent, status, budget_nanos budget, spent_nanos spent,
+        held_nanos held, delegated_nanos delegated from wallet`,
+      ).map((it) => ({ ...it, key: it.key.replace(/^.*\n/, '') })), // A child's begins with its parent.
+      changes: all<Books['changes'][number]>(
+        `select id, wallet_id wallet, kind, idempotency_key key, amount_nanos amount, period from wallet_change`,
+      ).map((it) => ({ ...it, key: it.key?.replace(/^extend\n/, '') ?? null })), // Those of extensions are kept apart.
+      resources: all('select id, wallet_id wallet, slot, backend, tag, status, ended_at ended from resource'),
       fundings: all('select key, amount_cents cents from funding where account_id = ?', accountId),
       account: all<Books['account']>(
         'select available_cents available, reserved_cents reserved, spent_cents spent from account where id = ?',

@@ -1,50 +1,48 @@
-import { type Daemon, IMAGE, openDocker } from '../test/compute/engines/docker.ts';
-import { type EngineProxy, type Moment, openEngineProxy } from '../test/compute/engines/proxy.ts';
-import { HOURLY_USD } from './prices.ts';
+import type { Chance } from './chance.ts';
+import { type DockerEngine, openDockerEngine } from './docker.ts';
+import { openPool, type PoolEngine } from './pool.ts';
 import type { Stage } from './site.ts';
+import { openCluster, type SlurmEngine } from './slurm.ts';
 
-const TAG_LABEL = 'purser.tag';
+export type Machine = { tag: string; resourceId: string; running: boolean };
 
-export type Machines = {
-  /** The `compute` settings of the slot that uses them. */
-  settings: object;
-  engine: Daemon;
-  proxy: EngineProxy;
-  /** Lists the containers with a tag, and whether they run. Throws while the engine does not answer. */
+/** What is leased: a slot and its spec. */
+export type Kind = { provider: string; spec(seconds: number): Record<string, unknown>; canExtend: boolean };
+
+/** A real engine that machines are leased from. */
+export type Engine = {
+  /** The `compute` settings of the slots that use it. */
+  settings: Record<string, object>;
+  kinds: Kind[];
+  /** Seconds after its deadline for which a machine may still run: the engine takes a while to stop it. */
+  graceSeconds: number;
+  /** Lists the machines and whatever else leases have left. Throws while the engine does not answer. */
   list(): Promise<Machine[]>;
+  /** Ends a machine from outside, as a crash of it would. */
+  kill?(machine: Machine): Promise<unknown>;
 };
-export type Machine = { tag: string; resourceId: string; running: boolean; id: string };
 
-/** Opens the container backend on a real engine, behind a proxy that can fail. Returns undefined without Docker. */
-export async function openMachines(t: Stage): Promise<Machines | undefined> {
-  const engine = await openDocker(t as Parameters<typeof openDocker>[0]);
-  if (!engine) return undefined;
-  const proxy = await openEngineProxy(t, engine);
-  const offers = [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: HOURLY_USD, count: 6 }];
-  return {
-    settings: {
-      provider_three: { backend: 'container', socket: proxy.socket, image: IMAGE, provision_seconds: 30, offers },
-    },
-    engine,
-    proxy,
-    async list() {
-      const found = await engine.docker.listContainers({ all: true });
-      return found
-        .filter(({ Labels }) => Labels[TAG_LABEL] !== undefined)
-        .map(({ Labels, State, Id }) => {
-          const tag = Labels[TAG_LABEL] as string;
-          return {
-            tag,
-            resourceId: (/res[-_]\w+$/.exec(tag)?.[0] ?? tag).replace('-', '_'),
-            running: State === 'running',
-            id: Id,
-          };
-        });
-    },
-  };
-}
+/** Backends of provider_two, which serves one of them at a time. */
+export const SECONDS = ['slurm', 'ssh'] as const;
+export type Second = (typeof SECONDS)[number];
 
-/** Loses the n-th of the next requests, or its answer. */
-export function lose(proxy: EngineProxy, moment: Moment, nth: number): void {
-  proxy.watch({ nth, moment, strike: () => {} });
+export type Engines = {
+  docker: DockerEngine | undefined;
+  slurm: SlurmEngine | undefined;
+  pool: PoolEngine | undefined;
+  /** Those of them that are there. */
+  all: Engine[];
+};
+
+/**
+ * Opens the engines behind the three slots: Docker behind two of them, and a Slurm cluster or a pool of SSH hosts behind
+ * provider_two, drawn unless `second` says which. One that is not installed is left out, and said.
+ */
+export async function openEngines(t: Stage, chance: Chance, second: Second | undefined): Promise<Engines> {
+  const drawn = second ?? chance.pick(SECONDS);
+  const docker = await openDockerEngine(t);
+  let slurm = drawn === 'slurm' ? await openCluster(t) : undefined;
+  const pool = slurm ? undefined : await openPool(t);
+  if (drawn === 'ssh' && !pool) slurm = await openCluster(t);
+  return { docker, slurm, pool, all: [docker, slurm, pool].filter((it) => it !== undefined) };
 }

@@ -2,7 +2,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { within } from '../test/helper/executable.ts';
 import type { Chance } from './chance.ts';
 import { runCommand } from './commands.ts';
-import { lose } from './engine.ts';
+import { lose } from './docker.ts';
 import type { FaultName, Step } from './plan.ts';
 import type { Rig } from './rig.ts';
 import { tamper } from './tamper.ts';
@@ -37,6 +37,60 @@ const clock =
     clock.leap(0);
   };
 
+/**
+ * Notes a finding if the server doubts its clock and should not, or the other way round; nothing if it does not answer.
+ * `status` is asked, as `readyz` would name a full disk instead.
+ */
+async function expectDoubt(site: Rig['site'], isExpected: boolean, when: string): Promise<void> {
+  await site.server();
+  const { code, stdout } = await site.purser.cli('--json', 'status');
+  if (code !== 0) return;
+  const isDoubted = /--accept-clock/.test(JSON.parse(stdout).clock.holds_blocked ?? '');
+  if (isDoubted === isExpected) return;
+  const what = `the clock ${isDoubted ? 'is' : 'is not'} in doubt after ${when}`;
+  site.findings.push({ failure: 'unexpected answers', what });
+}
+
+/** Restarts the server with a wrong clock, which it must not believe, and then with the right one. */
+const startWithClock =
+  (leap: number): Fault =>
+  async ({ clock, site }, { lasts }) => {
+    if (!clock) return 'left out';
+    await site.server();
+    clock.leap(leap);
+    await site.end('SIGTERM');
+    await expectDoubt(site, true, `a start that was ${leap} s off`);
+    await seconds(lasts);
+    clock.leap(0);
+    await site.end('SIGKILL', '--accept-clock');
+    await expectDoubt(site, false, 'a start with the right one');
+  };
+
+/**
+ * Restarts the server with a clock that is ahead, which the operator accepts, and then with the right one. That one is in
+ * doubt until the operator accepts it as well; but of a time in which nothing could be written a server knows nothing.
+ */
+const acceptClock =
+  (ahead: number): Fault =>
+  async ({ clock, disk, site, journal }, { lasts }) => {
+    if (!clock) return 'left out';
+    await site.server();
+    const future = { endedAt: Number.POSITIVE_INFINITY, seconds: ahead };
+    journal.futures.push(future);
+    const startedAt = Date.now();
+    clock.leap(ahead);
+    await site.end('SIGKILL', '--accept-clock');
+    await expectDoubt(site, false, 'a wrong one was accepted');
+    await seconds(lasts);
+    clock.leap(0);
+    await site.end('SIGTERM');
+    const couldWrite = !disk || disk.lastFilledAt() < startedAt;
+    if (couldWrite) await expectDoubt(site, true, 'a start with the right one, where a wrong one was accepted');
+    await site.end('SIGKILL', '--accept-clock');
+    await expectDoubt(site, false, 'the right one was accepted');
+    future.endedAt = Date.now();
+  };
+
 const full =
   (freeBytes: number): Fault =>
   async ({ disk, site }, { lasts }) => {
@@ -53,23 +107,34 @@ const full =
 
 const losing =
   (moment: Parameters<typeof lose>[1]): Fault =>
-  async ({ machines }, { lasts, chance }) => {
-    if (!machines) return 'left out';
+  async ({ engines: { docker } }, { lasts, chance }) => {
+    if (!docker) return 'left out';
     const until = performance.now() + lasts * 1000;
     while (performance.now() < until) {
-      lose(machines.proxy, moment, chance.whole(1, 3));
+      lose(docker.proxy, moment, chance.whole(1, 3));
       await seconds(0.4);
     }
-    machines.proxy.watch();
+    docker.proxy.watch();
   };
 
 const ending =
   (signal: NodeJS.Signals): Fault =>
-  async ({ machines }, { lasts }) => {
-    if (!machines) return 'left out';
-    machines.engine.signal(signal);
+  async ({ engines: { docker } }, { lasts }) => {
+    if (!docker) return 'left out';
+    docker.daemon.signal(signal);
     await seconds(lasts);
-    await machines.engine.revive();
+    await docker.daemon.revive();
+  };
+
+/** A fault of an engine, which is left out without it. */
+const on =
+  <E extends 'slurm' | 'pool'>(
+    name: E,
+    cause: (engine: NonNullable<Rig['engines'][E]>, step: Step) => Promise<void>,
+  ): Fault =>
+  async ({ engines }, step) => {
+    const engine = engines[name];
+    return engine ? cause(engine, step) : 'left out';
   };
 
 export const FAULTS: Record<FaultName, Fault> = {
@@ -139,29 +204,61 @@ export const FAULTS: Record<FaultName, Fault> = {
     await seconds(lasts);
     await comeBack();
   },
-  async 'engine hangs'({ machines }, { lasts }) {
-    if (!machines) return 'left out';
-    machines.proxy.hang(true);
+  async 'engine hangs'({ engines: { docker } }, { lasts }) {
+    if (!docker) return 'left out';
+    docker.proxy.hang(true);
     await seconds(lasts);
-    machines.proxy.hang(false);
+    docker.proxy.hang(false);
   },
   'engine loses requests': losing('before it arrives'),
   'engine loses answers': losing('before it is answered'),
-  async 'engine stopped'({ machines }, { lasts }) {
-    if (!machines) return 'left out';
-    machines.engine.signal('SIGSTOP');
+  async 'engine stopped'({ engines: { docker } }, { lasts }) {
+    if (!docker) return 'left out';
+    docker.daemon.signal('SIGSTOP');
     await seconds(lasts);
-    machines.engine.signal('SIGCONT');
+    docker.daemon.signal('SIGCONT');
   },
   'engine killed': ending('SIGKILL'),
   'engine restarted': ending('SIGTERM'),
-  async 'machine killed'({ machines }, { chance }) {
-    const running = (await machines?.list().catch(() => []))?.filter((it) => it.running) ?? [];
-    if (!machines || !running.length) return 'left out';
-    await machines.engine.docker
-      .getContainer(chance.pick(running).id)
-      .kill()
-      .catch(() => {}); // It may have ended already.
+  'slurmctld stopped': on('slurm', async ({ cluster }, { lasts }) => {
+    await cluster.stopController();
+    await seconds(lasts);
+    await cluster.startController();
+  }),
+  'slurmctld hangs': on('slurm', async ({ cluster }, { lasts }) => {
+    cluster.pause();
+    await seconds(lasts * 2);
+    cluster.proceed();
+  }),
+  'slurmd stopped': on('slurm', async ({ cluster }, { lasts }) => {
+    await cluster.stopNode();
+    await seconds(lasts);
+    await cluster.startNode();
+  }),
+  'munged stopped': on('slurm', async ({ cluster }, { lasts }) => {
+    await cluster.stopMunge();
+    await seconds(lasts);
+    await cluster.startMunge();
+  }),
+  /** Kills the daemon and every connection; what a tenant runs goes on. */
+  'sshd killed': on('pool', async ({ hosts }, { lasts, chance }) => {
+    const host = chance.pick(hosts);
+    host.signal('SIGKILL', 'daemon');
+    await seconds(lasts);
+    await host.revive();
+  }),
+  'sshd hangs': on('pool', async ({ hosts }, { lasts, chance }) => {
+    const host = chance.pick(hosts);
+    host.signal('SIGSTOP', 'daemon');
+    await seconds(lasts * 2);
+    host.signal('SIGCONT', 'daemon');
+  }),
+  async 'machine killed'({ engines }, { chance }) {
+    const killers = engines.all.filter((it) => it.kill);
+    const engine = killers.length ? chance.pick(killers) : undefined;
+    const running = (await engine?.list().catch(() => []))?.filter((it) => it.running) ?? [];
+    if (!running.length) return 'left out';
+    await engine?.kill?.(chance.pick(running)).catch(() => {}); // It may have ended already.
   },
   'disk full': full(0),
   'disk nearly full': full(256 * 1024),
@@ -170,4 +267,7 @@ export const FAULTS: Record<FaultName, Fault> = {
   'clock ahead a day': clock(86_400),
   'clock back a little': clock(-50),
   'clock back an hour': clock(-3600),
+  'start with the clock ahead': startWithClock(10 * 86_400),
+  'start with the clock back': startWithClock(-10 * 86_400),
+  'accept a clock ahead': acceptClock(900),
 };

@@ -7,6 +7,8 @@ import type { Rig } from './rig.ts';
 
 /** How long outcomes may stay unknown: longer than the policy, the proofs of absence and a frozen clock together. */
 const KNOWN_MILLISECONDS = 240_000;
+/** How long a refill may be overdue: one that met a full disk is tried again a minute later. */
+const REFILLED_MILLISECONDS = 75_000;
 /** How long machines may remain: longer than two sweeps and the grace period of a young machine. */
 const SWEPT_MILLISECONDS = 420_000;
 const AGAIN_MILLISECONDS = 500;
@@ -28,10 +30,23 @@ export async function finish(rig: Rig, orders: Orders, say: (text: string) => vo
   await until(async () => {
     await each(journal.wallets, (it) => it.outcome === 'unknown', orders.createWallet);
     await each(journal.orders, (it) => it.outcome === 'unknown' && it.wallet.token !== '', orders.send);
+    await each(journal.moves, ({ outcome }) => outcome === 'unknown', orders.sendMove);
     for (const it of journal.credits.filter(({ outcome }) => outcome === 'unknown')) await credit(rig, it);
-    const open = [...journal.wallets, ...journal.credits].filter((it) => it.outcome === 'unknown');
+    const open = [...journal.wallets, ...journal.moves, ...journal.credits].filter((it) => it.outcome === 'unknown');
     return !open.length && !unknown().length;
   }, KNOWN_MILLISECONDS);
+
+  const overdue = () =>
+    journal.wallets.filter(
+      ({ id, closed, refill }) => id && !closed && refill?.dueAt && !refill.isPast && refill.dueAt < Date.now() - 1000,
+    );
+  say(`looking for ${overdue().length} refills`);
+  await until(async () => {
+    await each(overdue(), () => true, orders.lookForRefill);
+    return !overdue().length;
+  }, REFILLED_MILLISECONDS);
+  for (const { id, refill } of overdue())
+    journal.findings.push({ failure: 'unresolved', what: `the refill of ${id} was due at ${refill?.dueAt}` });
 
   say('closing the wallets');
   await until(async () => {
@@ -44,6 +59,7 @@ export async function finish(rig: Rig, orders: Orders, say: (text: string) => vo
     return !journal.wallets.some((it) => it.id && it.closed === undefined) && !unknown().length;
   }, KNOWN_MILLISECONDS);
 
+  await each(journal.moves, (it) => it.outcome === 'done', orders.sendMove);
   const known = journal.orders.filter((it) => it.outcome === 'done' || it.outcome === 'lost');
   const step = Math.max(1, Math.floor(known.length / AGAIN_COUNT));
   const again = new Set<OrderEntry>(known.filter((it, i) => i % step === 0 && it.wallet.token));
@@ -57,11 +73,10 @@ export async function finish(rig: Rig, orders: Orders, say: (text: string) => vo
 }
 
 /** Returns the machines that are left after the server has had time to remove them. */
-export async function machinesLeft({ machines }: Rig): Promise<Machine[]> {
-  if (!machines) return [];
+export async function machinesLeft({ engines }: Rig): Promise<Machine[]> {
   let left: Machine[] = [];
   await until(async () => {
-    left = await machines.list();
+    left = (await Promise.all(engines.all.map((it) => it.list()))).flat();
     return !left.length;
   }, SWEPT_MILLISECONDS);
   return left;

@@ -1,5 +1,6 @@
 import { nanos } from '../test/executable/books.ts';
 import type { Answer } from '../test/helper/server.ts';
+import { expiryOf, type MoveEntry } from './move.ts';
 import { chargeOf, type Expected, type Usage } from './prices.ts';
 
 /** The outcome of an order. `lost`: charged by policy, without an answer. `refused`: a definite no, which cost nothing. */
@@ -8,9 +9,16 @@ export type Outcome = 'unknown' | 'done' | 'lost' | 'refused';
 export type WalletEntry = {
   kind: 'wallet';
   key: string;
-  budgetCents: number;
+  /** What it was opened with, in nano-dollars. */
+  budget: bigint;
+  /** The wallet that its budget comes from; undefined where that is the account. */
+  parent: WalletEntry | undefined;
+  /** The earliest expiry of its parent when it was opened, in Unix milliseconds. */
+  parentExpiredAt: number | undefined;
   expiresInSeconds: number;
   outcome: 'unknown' | 'open' | 'closed' | 'refused';
+  /** Whether an answer said that it has closed or expired; its close may have been acknowledged to nobody. */
+  isOver: boolean;
   id: string;
   token: string;
   routerKey: string;
@@ -20,6 +28,9 @@ export type WalletEntry = {
   /** The first acknowledged answer to a close, and when it came. */
   closed?: Answer['body'];
   closedAt?: number;
+  frozen: { state: 'yes' | 'no' | 'maybe'; turn: number };
+  /** Its only refill: the boundary that was acknowledged, in Unix milliseconds, and whether the wallet was seen beyond it. */
+  refill?: { cents: number; dueAt?: number; isPast: boolean };
   /** Total cost of its acknowledged answers, in nano-dollars. */
   known: bigint;
 };
@@ -55,6 +66,9 @@ export type CreditEntry = { kind: 'credit'; key: string; cents: number; outcome:
 /** A backup, and the journal head that it reported. */
 export type BackupEntry = { file: string; seq: number; hash: string };
 
+/** The server believed a clock that was so many seconds ahead, until then (Unix milliseconds; infinite while it does). */
+export type FutureEntry = { endedAt: number; seconds: number };
+
 /** The kinds of failure: lines of the table that have to be 0. */
 export const FAILURES = [
   'acknowledged and lost',
@@ -75,8 +89,10 @@ export type Finding = { failure: Failure; what: string };
 export type Journal = {
   wallets: WalletEntry[];
   orders: OrderEntry[];
+  moves: MoveEntry[];
   credits: CreditEntry[];
   backups: BackupEntry[];
+  futures: FutureEntry[];
   findings: Finding[];
   /** Number of answers by kind: `200`, the code of a refusal, or `gone`. */
   answers: Map<string, number>;
@@ -85,8 +101,10 @@ export type Journal = {
 export const newJournal = (): Journal => ({
   wallets: [],
   orders: [],
+  moves: [],
   credits: [],
   backups: [],
+  futures: [],
   findings: [],
   answers: new Map(),
 });
@@ -101,6 +119,7 @@ const REFUSED = [
   'funds_held',
   'wallet_closed',
   'wallet_expired',
+  'wallet_frozen',
   'rate_limited',
   'gateway_unavailable',
   'provider_unavailable',
@@ -108,12 +127,16 @@ const REFUSED = [
   'lease_limit_exceeded',
   'resource_not_active',
 ];
+/** Codes that say that a wallet spends nothing any more. */
+export const ENDED = ['wallet_closed', 'wallet_expired'];
 /** Codes that say that the outcome is not known yet. */
 const UNKNOWN = ['operation_uncertain', 'idempotency_in_progress'];
 /** Codes that tell nothing new. */
 const NOT_NOW = ['read_only'];
 
 const DONE = 'data: [DONE]\n\n';
+/** A comment of a stream, such as what is left in the wallet: a replay tells that as it is then. */
+const COMMENT = /^: .*\n\n/gm;
 
 type Told =
   | { outcome: 'done'; text: string; charged: Expected; operationId: string; resource?: Answer['body'] }
@@ -125,14 +148,17 @@ type Told =
 /** A leap of the clock below this is believed. A longer one must change nothing. */
 const CLOCK_MILLISECONDS = 60_000;
 
-/** Returns whether an answer that comes now fits its wallet's expiry, which neither a leap of the clock nor a crash may move. */
-function isTimely(
-  { expiresInSeconds, askedAt, madeAt = Number.POSITIVE_INFINITY }: WalletEntry,
-  told: 'expired' | 'new',
-) {
-  const lasts = expiresInSeconds * 1000;
-  if (told === 'expired') return lasts > 0 && Date.now() > askedAt + lasts - CLOCK_MILLISECONDS;
-  return lasts === 0 || Date.now() < madeAt + lasts + CLOCK_MILLISECONDS;
+/**
+ * Returns whether an answer that comes now fits its wallet's expiry, which neither a leap of the clock nor a crash may move.
+ * Only a wrong clock that the operator accepted does: what was open then may have expired, and what was opened then, or
+ * extended, lasts so much longer.
+ */
+function isTimely(journal: Journal, wallet: WalletEntry, told: 'expired' | 'new'): boolean {
+  const { earliest, latest } = expiryOf(journal, wallet);
+  const ahead = journal.futures
+    .filter(({ endedAt }) => wallet.askedAt < endedAt)
+    .reduce((sum, { seconds }) => sum + seconds * 1000, CLOCK_MILLISECONDS);
+  return told === 'expired' ? Date.now() > earliest - ahead : Date.now() < latest + ahead;
 }
 
 /** Reads an answer's meaning for its order. */
@@ -146,7 +172,7 @@ export function readAnswer(order: OrderEntry, { status, body, text }: Answer): T
   if (order.kind === 'chat') return { outcome: 'done', text, ...told(order, body) };
   if (order.kind === 'stream') {
     if (!text.endsWith(DONE)) return { outcome: 'unknown' }; // It broke off, or reports an error.
-    return { outcome: 'done', text, ...told(order, lastCount(text)) };
+    return { outcome: 'done', text: text.replace(COMMENT, ''), ...told(order, lastCount(text)) };
   }
   if (body.billing_state !== 'settled') return { outcome: 'pending', resource: body };
   if (order.kind === 'create' && nanos(body.charged_usd) === 0n) return { outcome: 'refused' };
@@ -174,17 +200,27 @@ function lastCount(text: string): { id?: string; usage?: Usage } {
 /**
  * Records the answer to an order. `before` is its outcome when the request was sent: an answer acknowledged by then must come
  * again unchanged. A refusal is final only if the request was `alone`: one of two requests may have been refused before the
- * other began a new attempt.
+ * other began a new attempt. `frozen` says whether the wallet was frozen from the request to the answer.
  */
-export function note(journal: Journal, order: OrderEntry, before: Outcome, answer: Answer, alone: boolean): void {
+export function note(
+  journal: Journal,
+  order: OrderEntry,
+  before: Outcome,
+  answer: Answer,
+  alone: boolean,
+  frozen: 'yes' | 'no' | 'maybe' = 'maybe',
+): void {
   const told = readAnswer(order, answer);
   const said = `${answer.status} ${answer.body?.error?.code ?? ''} ${answer.text.slice(0, 300)}`;
   const find = (failure: Failure, what: string) =>
     journal.findings.push({ failure, what: `${order.kind} ${order.key} of ${order.wallet.id}: ${what}` });
   count(journal.answers, `${order.kind} ${answer.body?.error?.code ?? answer.status}`);
 
-  if (answer.body?.error?.code === 'wallet_expired' && !isTimely(order.wallet, 'expired'))
+  if (ENDED.includes(answer.body?.error?.code)) order.wallet.isOver = true;
+  if (answer.body?.error?.code === 'wallet_expired' && !isTimely(journal, order.wallet, 'expired'))
     find('unexpected answers', `the wallet lasts ${order.wallet.expiresInSeconds} s, and expired early: ${said}`);
+  if (answer.body?.error?.code === 'wallet_frozen' && frozen === 'no')
+    find('unexpected answers', `the wallet is not frozen: ${said}`);
   if (told.outcome === 'unexpected') return void find('unexpected answers', said);
   if (told.outcome === 'as before') return;
   if ('resource' in told && told.resource) {
@@ -204,11 +240,12 @@ export function note(journal: Journal, order: OrderEntry, before: Outcome, answe
       order.wallet.known += told.charged;
       return;
     }
-    if (order.isNew && !isTimely(order.wallet, 'new'))
+    if (order.isNew && !isTimely(journal, order.wallet, 'new'))
       find(
         'unexpected answers',
         `the wallet lasted ${order.wallet.expiresInSeconds} s, and was spent from after that: ${said}`,
       );
+    if (order.isNew && frozen === 'yes') find('unexpected answers', `the wallet was spent from while frozen: ${said}`);
     order.text = told.text;
     order.operationId = told.operationId;
     if (typeof told.charged === 'bigint') order.wallet.known += told.charged;

@@ -1,13 +1,13 @@
 import { nanos } from '../test/executable/books.ts';
 import type { Books, Entry, Operation } from './books.ts';
 import type { Machine } from './engine.ts';
-import { FAILURES, type Failure, type Finding, type Journal, type OrderEntry } from './journal.ts';
+import { FAILURES, type Failure, type Finding, type Journal, type OrderEntry, type WalletEntry } from './journal.ts';
 import type { Call } from './models.ts';
 import { chargeOf, isExpected } from './prices.ts';
 
 /** All records: those of the clients, the model server, the engine, and Purser's own books. */
 export type Evidence = {
-  journal: Pick<Journal, 'wallets' | 'orders' | 'credits' | 'backups' | 'findings'>;
+  journal: Pick<Journal, 'wallets' | 'orders' | 'moves' | 'credits' | 'backups' | 'findings'>;
   calls: ReadonlyMap<string, Call>;
   machines: readonly Pick<Machine, 'tag'>[];
   books: Books;
@@ -30,6 +30,7 @@ export function judge(evidence: Evidence): Verdict {
   for (const problem of evidence.books.problems) find('books wrong', problem);
   const charged = judgeOrders(evidence, find);
   judgeCalls(evidence, find);
+  judgeMoves(evidence, find);
   judgeWallets(evidence, charged, find);
   judgeAccount(evidence, find);
   judgeEntries(evidence, find);
@@ -120,16 +121,71 @@ function judgeCalls({ calls, books }: Evidence, find: Find): void {
   }
 }
 
-/** Checks, to the nano-dollar, that a closed wallet used exactly what its orders were charged. */
+/** Compares every move with the changes in the books under its key, and every refill with its wallet's. */
+function judgeMoves({ journal, books }: Evidence, find: Find): void {
+  const keyed = group(
+    books.changes.filter(({ key }) => key !== null),
+    ({ wallet, key }) => `${wallet} ${key}`,
+  );
+  for (const { kind, key, wallet, by, outcome } of journal.moves) {
+    const name = `${kind} ${key} of ${wallet.id} by ${by}`;
+    const own = keyed.get(`${wallet.id} ${key}`) ?? [];
+    keyed.delete(`${wallet.id} ${key}`);
+    const [one] = own;
+    const booked = own.map((it) => `${it.id} ${it.kind} ${it.amount}`).join(', ') || 'nothing';
+    if (own.length > 1) find('charged twice', `${name}: ${booked}`);
+    if (outcome === 'unknown') find('unresolved', `${name}: nobody knows; the books have ${booked}`);
+    if (outcome === 'refused' && one) find('charged wrongly', `${name} was refused: ${booked}`);
+    if (outcome === 'done' && !one) find('acknowledged and lost', `${name}: the books have ${booked}`);
+    if (one && (one.kind !== kind || !isMoved(kind, by, one.amount)))
+      find('charged wrongly', `${name}: the books have ${booked}`);
+  }
+  for (const [name, [one]] of keyed)
+    find('charged wrongly', `${name}: ${one?.id} ${one?.amount}, and nobody ordered it`);
+  const wallets = new Map(journal.wallets.map((it) => [it.id, it]));
+  const refills = group(
+    books.changes.filter(({ key }) => key === null),
+    ({ wallet, kind, period }) => `${wallet} ${kind} ${period}`,
+  );
+  for (const [name, own] of refills) {
+    if (own.length > 1) find('charged twice', `${name}: ${own.map(({ id }) => id).join(', ')}`);
+    const [{ wallet, kind }] = own as [Books['changes'][number]];
+    if (kind !== 'refill' || !wallets.get(wallet)?.refill) find('charged wrongly', `${name}, and nobody ordered it`);
+  }
+  const refilled = new Set(books.changes.filter(({ kind }) => kind === 'refill').map(({ wallet }) => wallet));
+  for (const { id, refill } of journal.wallets)
+    if (refill?.isPast && !refilled.has(id)) find('acknowledged and lost', `the refill of ${id}`);
+}
+
+/** Returns whether a move may have changed a budget by this: a lower stops at what is spent and held. */
+function isMoved(kind: string, by: number, amount: bigint): boolean {
+  const ordered = BigInt(by) * NANOS_PER_CENT;
+  return kind === 'raise' ? amount === ordered : kind === 'lower' ? amount <= 0n && amount >= ordered : amount === 0n;
+}
+
+/** Checks, to the nano-dollar, that a closed wallet used exactly what its orders and those of its children were charged. */
 function judgeWallets({ journal, books }: Evidence, charged: Map<OrderEntry, bigint>, find: Find): void {
   const byKey = group(books.wallets, ({ key }) => key);
   const orders = group(journal.orders, ({ wallet }) => wallet.key);
+  const changes = group(books.changes, ({ wallet }) => wallet);
+  const children = group(
+    journal.wallets.filter(({ parent }) => parent),
+    ({ parent }) => parent?.key as string,
+  );
+  const usedBy = ({ key }: WalletEntry): bigint =>
+    sum((orders.get(key) ?? []).map((it) => charged.get(it) ?? 0n)) + sum((children.get(key) ?? []).map(usedBy));
+  const returns = group(
+    books.entries.filter(({ cause, debit, credit }) => debit === `wallet:${cause}` && credit.startsWith('wallet:')),
+    ({ cause }) => cause,
+  );
   for (const wallet of journal.wallets) {
     const rows = byKey.get(wallet.key) ?? [];
     byKey.delete(wallet.key);
     const row = rows.find(({ id }) => id === wallet.id);
     if (rows.length > 1) find('charged twice', `the wallet ${wallet.key} is there ${rows.length} times`);
     if (wallet.outcome === 'unknown') find('unresolved', `nobody knows of the wallet ${wallet.key}`);
+    if (wallet.outcome === 'refused' && rows.length)
+      find('charged wrongly', `the wallet ${wallet.key} was refused, and is ${rows[0]?.id}`);
     if (wallet.outcome === 'unknown' || wallet.outcome === 'refused') continue;
     if (!row) {
       find('acknowledged and lost', `the wallet ${wallet.id} (${wallet.key})`);
@@ -142,11 +198,23 @@ function judgeWallets({ journal, books }: Evidence, charged: Map<OrderEntry, big
       );
       continue;
     }
-    if (row.spent + row.held > row.budget) find('over budget', `${wallet.id}: ${row.spent} of ${row.budget}`);
+    if (row.spent + row.held + row.delegated > row.budget)
+      find('over budget', `${wallet.id}: ${row.spent} and ${row.delegated} of ${row.budget}`);
+    const used = usedBy(wallet);
+    const budget = wallet.budget + sum((changes.get(wallet.id) ?? []).map(({ amount }) => amount));
+    if (row.budget !== budget || row.delegated !== 0n)
+      find(
+        'money not conserved',
+        `${wallet.id} was given ${budget}; its row has ${row.budget}, and ${row.delegated} with children`,
+      );
+    if (row.parent !== (wallet.parent?.id ?? null))
+      find('charged wrongly', `${wallet.id} belongs to ${wallet.parent?.id}; its row has ${row.parent}`);
+    const rest = sum((returns.get(wallet.id) ?? []).map(({ amount }) => amount));
+    if (wallet.parent && rest !== budget - used)
+      find('money not conserved', `${wallet.id} gave ${rest} back to its parent of ${budget}, and used ${used}`);
     if (!wallet.closed) continue;
-    const used = sum((orders.get(wallet.key) ?? []).map((it) => charged.get(it) ?? 0n));
     const [said, returned] = [nanos(wallet.closed.used_usd), BigInt(wallet.closed.returned_cents)];
-    const back = (BigInt(wallet.budgetCents) * NANOS_PER_CENT - said) / NANOS_PER_CENT;
+    const back = (budget - said) / NANOS_PER_CENT;
     if (said !== used || row.spent !== used || returned !== back)
       find(
         'money not conserved',
@@ -167,10 +235,11 @@ function judgeAccount({ journal, books, creditCents }: Evidence, find: Find): vo
     else if (!rows.length) find('acknowledged and lost', `the credit ${key} of ${cents} cents`);
     credited += BigInt(cents) * BigInt(rows.length ? 1 : 0);
   }
-  const closed = books.wallets.filter(({ status }) => status === 'closed');
+  const own = books.wallets.filter(({ parent }) => parent === null);
+  const closed = own.filter(({ status }) => status === 'closed');
   const spent = sum(closed.map((it) => (it.spent + NANOS_PER_CENT - 1n) / NANOS_PER_CENT));
   const { available, reserved, spent: said } = books.account;
-  const open = closed.length !== books.wallets.length;
+  const open = closed.length !== own.length;
   if (!open && (available + said !== credited || said !== spent || reserved !== 0n))
     find(
       'money not conserved',
@@ -178,8 +247,13 @@ function judgeAccount({ journal, books, creditCents }: Evidence, find: Find): vo
     );
 }
 
-/** Checks the journal line by line: one hold and one outcome per operation, and no balance below zero at any line. */
-function judgeEntries({ books }: Evidence, find: Find): void {
+/**
+ * Checks the journal line by line: one hold and one outcome per operation, one movement per change of a wallet, no balance
+ * below zero at any line, and nothing left of a wallet that is closed.
+ */
+function judgeEntries({ journal, books }: Evidence, find: Find): void {
+  const changes = new Map(books.changes.map((it) => [it.id, it]));
+  const refills = new Map(journal.wallets.map(({ id, refill }) => [id, refill]));
   const balances = new Map<string, bigint>();
   const lines = new Map<string, Entry[]>();
   for (const entry of books.entries) {
@@ -188,14 +262,38 @@ function judgeEntries({ books }: Evidence, find: Find): void {
     balances.set(credit, (balances.get(credit) ?? 0n) + amount);
     if (/^(wallet|hold|account):/.test(debit) && (balances.get(debit) as bigint) < 0n)
       find('over budget', `line ${seq} leaves ${debit} with ${balances.get(debit)}`);
-    if (!cause.startsWith('op_')) continue;
+    const change = changes.get(cause);
+    const refill = change?.kind === 'refill' ? refills.get(change.wallet) : undefined;
+    if (refill) {
+      const [left, wanted] = [balances.get(`wallet:${change?.wallet}`) ?? 0n, BigInt(refill.cents) * NANOS_PER_CENT];
+      if (left < wanted || left >= wanted + NANOS_PER_CENT)
+        find('money not conserved', `line ${seq} refills ${change?.wallet} to ${left}, and not to ${wanted}`);
+    }
+    if (!/^(op|chg)_/.test(cause)) continue;
     const own = lines.get(cause);
     if (own) own.push(entry);
     else lines.set(cause, [entry]);
   }
   if (sum(balances.values()) !== 0n) find('money not conserved', 'the books do not add up to zero');
   const operations = new Map(books.operations.map((it) => [it.id, it]));
-  for (const [id, own] of lines) judgeLines(id, own, operations.get(id), find);
+  for (const [id, own] of lines)
+    if (id.startsWith('op_')) judgeLines(id, own, operations.get(id), find);
+    else if (!changes.has(id)) find('acknowledged and lost', `${id} has lines in the journal, and no row`);
+  for (const change of books.changes) judgeChange(change, lines.get(change.id) ?? [], find);
+  for (const { id, status } of books.wallets)
+    for (const book of [`wallet:${id}`, `hold:${id}`])
+      if (status === 'closed' && (balances.get(book) ?? 0n) !== 0n)
+        find('money not conserved', `${id} is closed, and ${book} has ${balances.get(book)}`);
+}
+
+/** Checks that a change of a budget moved exactly its amount, once, into its wallet or out of it. */
+function judgeChange({ id, wallet, amount }: Books['changes'][number], own: Entry[], find: Find): void {
+  const book = `wallet:${wallet}`;
+  const moved = sum(own.map((it) => (it.credit === book ? it.amount : it.debit === book ? -it.amount : 0n)));
+  const said = `${id} of ${wallet} is ${amount}; ${own.length} lines move ${moved}`;
+  if (new Set(own.map(({ debit, credit }) => `${debit} ${credit}`)).size !== own.length) find('charged twice', said);
+  else if (moved !== amount || own.some(({ debit, credit }) => (debit === book) === (credit === book)))
+    find('money not conserved', said);
 }
 
 function judgeLines(id: string, own: Entry[], operation: Operation | undefined, find: Find): void {

@@ -43,12 +43,17 @@ async function torture(flags: Flags, stack: AsyncDisposableStack): Promise<numbe
   };
   console.log(`seed ${seed}, ${minutes} minutes`);
   const chance = chanceFrom(seed);
-  const rig = await openRig(stage, chance.apart('models'), minutes);
+  const rig = await openRig(stage, chance, minutes, flags.second);
   const { site, journal, models, accountKey, accountId } = rig;
 
   const orders = openOrders(journal, site.server, accountKey);
-  const clients = openClients(journal, orders, chance.apart('clients'), rig.machines !== undefined);
-  const watching = watch(rig, orders, rig.machines, chance.apart('watch'));
+  const clients = openClients(
+    journal,
+    orders,
+    chance.apart('clients'),
+    rig.engines.all.flatMap((it) => it.kinds),
+  );
+  const watching = watch(rig, orders, chance.apart('watch'));
   const load = clients.run();
   const striking = strike(rig, flags, say);
   await Promise.race([striking, load]); // Clients only end by themselves with an error.

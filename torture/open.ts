@@ -6,7 +6,7 @@ import { hasComponent, hasProgram } from '../test/helper/component.ts';
 import { MODELS } from '../test/helper/server.ts';
 import { openSmallDisk } from '../test/helper/small-disk.ts';
 import type { Chance } from './chance.ts';
-import { openMachines } from './engine.ts';
+import { openEngines, type Second } from './engine.ts';
 import { newJournal } from './journal.ts';
 import { openModels } from './models.ts';
 import type { Rig } from './rig.ts';
@@ -17,21 +17,23 @@ export const CREDIT_CENTS = 100_000_000;
 const [DISK_MEBIBYTES, MEBIBYTES_PER_MINUTE] = [128, 16];
 
 /** Sets everything up: model server, engine, disk, clock and an installation with an account that has credit. */
-export async function openRig(stage: Stage, chance: Chance, minutes: number): Promise<Rig> {
+export async function openRig(stage: Stage, chance: Chance, minutes: number, second: Second | undefined): Promise<Rig> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-torture-kept-'));
-  const models = await openModels(stage, chance);
-  const machines = await openMachines(stage);
+  const models = await openModels(stage, chance.apart('models'));
+  const engines = await openEngines(stage, chance.apart('engines'), second);
   const disk = openSmallDisk(stage as TestContext, DISK_MEBIBYTES + Math.ceil(minutes) * MEBIBYTES_PER_MINUTE);
   const clock = openWallClock(stage, directory);
   hasComponent(stage as TestContext, 'strace', () => hasProgram('strace'));
   const data = join(disk?.directory ?? directory, 'data');
   mkdirSync(data, { mode: 0o700 });
-  const upstream = { name: 'house', base_url: models.url, timeout_seconds: 3 };
+  const upstream = { name: 'local', base_url: models.url, timeout_seconds: 3 };
   const settings = {
     close_wait_seconds: 2,
     drain_seconds: 2,
     router: { upstreams: [upstream], models: MODELS, uncertain: { after_seconds: 4, policy: 'charge' } },
-    ...(machines ? { compute: machines.settings, ssh: { listen: '127.0.0.1:0' } } : {}),
+    ...(engines.all.length
+      ? { compute: Object.assign({}, ...engines.all.map((it) => it.settings)), ssh: { listen: '127.0.0.1:0' } }
+      : {}),
   };
   const log = join(directory, 'server.log');
   const site = openSite(stage, { directory: data, env: clock?.env ?? {}, settings }, log);
@@ -40,5 +42,5 @@ export async function openRig(stage: Stage, chance: Chance, minutes: number): Pr
   const accountId: string = accounts[0].id;
   await site.purser.json('account', 'credit', accountId, String(CREDIT_CENTS));
   const { key: accountKey } = await site.purser.json('key', 'create', '--account', accountId, '--name', 'clients');
-  return { site, journal: newJournal(), models, machines, disk, clock, accountId, accountKey, directory };
+  return { site, journal: newJournal(), models, engines, disk, clock, accountId, accountKey, directory };
 }

@@ -1,9 +1,19 @@
 import { randomUUID } from 'node:crypto';
+import { formatUsd, Nanos } from '../src/money.ts';
 import type { Serving } from '../test/helper/executable.ts';
 import type { Answer, Asked } from '../test/helper/server.ts';
 import type { Chance } from './chance.ts';
-import { count, type Journal, note, type OrderEntry, type WalletEntry } from './journal.ts';
+import type { Kind } from './engine.ts';
+import { count, ENDED, type Journal, note, type OrderEntry, type WalletEntry } from './journal.ts';
+import { expiryOf, frozenState, MOVE_REFUSED, type MoveEntry, noteMove, zoneOfNextMidnight } from './move.ts';
 import { ASKED, TOKENS_MAX } from './prices.ts';
+
+const NANOS_PER_CENT = 10_000_000n;
+/** How far ahead a refill's boundary may be. */
+const REFILL_MINUTES = 3;
+const HALF_A_DAY_MILLISECONDS = 43_200_000;
+/** Codes that are a definite no to a child wallet. */
+const CHILD_REFUSED = [...MOVE_REFUSED, 'wallet_frozen'];
 
 /** Thrown when no complete answer came: the server is gone, or does not respond. */
 export class Gone extends Error {}
@@ -24,14 +34,31 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     void journal.findings.push({ failure: 'unexpected answers', what: `${what}: ${status} ${text.slice(0, 300)}` });
 
   async function createWallet(wallet: WalletEntry): Promise<void> {
-    const body = { name: 'agent', budget_cents: wallet.budgetCents, expires_in_seconds: wallet.expiresInSeconds };
-    const answer = await ask('POST', '/v1/wallets', { token: accountKey, key: wallet.key, body });
+    const { parent, key, budget, expiresInSeconds: expires_in_seconds } = wallet;
+    const answer = parent
+      ? await ask('POST', '/v1/run/wallets', {
+          token: parent.token,
+          key,
+          body: { name: 'helper', budget_usd: formatUsd(Nanos(budget)), expires_in_seconds },
+        })
+      : await ask('POST', '/v1/wallets', {
+          token: accountKey,
+          key,
+          body: { name: 'agent', budget_cents: Number(budget / NANOS_PER_CENT), expires_in_seconds },
+        });
     const code = answer.body?.error?.code;
-    count(journal.answers, `wallet ${code ?? answer.status}`);
+    count(journal.answers, `${parent ? 'child' : 'wallet'} ${code ?? answer.status}`);
     if (code === 'read_only') return;
-    if (code === 'wallet_expired' || code === 'wallet_closed') {
+    const named = /wal_\w+/.exec(answer.text)?.[0];
+    const isEnded = ENDED.includes(code);
+    if (parent && isEnded && named === parent.id) parent.isOver = true;
+    if (parent && wallet.id === '' && (isEnded ? named === parent.id : CHILD_REFUSED.includes(code))) {
+      wallet.outcome = 'refused';
+      return;
+    }
+    if (isEnded) {
       // It was made without an acknowledgement; only its expiry can have ended it.
-      wallet.id ||= /wal_\w+/.exec(answer.text)?.[0] ?? '';
+      wallet.id ||= named ?? '';
       wallet.outcome = 'open';
       return;
     }
@@ -47,11 +74,14 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     if (wallet.outcome === 'unknown') wallet.outcome = 'open';
   }
 
-  async function closeWallet(wallet: WalletEntry, by: 'account' | 'agent' = 'account'): Promise<void> {
+  async function closeWallet(wallet: WalletEntry, by: 'account' | 'agent' | 'parent' = 'account'): Promise<void> {
+    const { id, token, parent } = wallet;
     const answer =
-      by === 'agent' && wallet.token
-        ? await ask('POST', '/v1/run/close', { token: wallet.token })
-        : await ask('POST', `/v1/wallets/${wallet.id}/close`, { token: accountKey });
+      by === 'agent' && token
+        ? await ask('POST', '/v1/run/close', { token })
+        : by === 'parent' && parent?.token
+          ? await ask('POST', `/v1/run/wallets/${id}/close`, { token: parent.token })
+          : await ask('POST', `/v1/wallets/${id}/close`, { token: accountKey });
     const code = answer.body?.error?.code;
     count(journal.answers, `close ${code ?? answer.status}`);
     if (code === 'cleanup_pending' || code === 'read_only') return;
@@ -73,9 +103,12 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     const token = order.kind === 'stream' ? order.wallet.routerKey : order.wallet.token;
     if (before === 'refused') order.outcome = 'unknown'; // A new attempt.
     const together = ++order.flying;
+    const frozen = frozenState(order.wallet);
     try {
       const answer = await ask('POST', order.path, { token, key: order.key, body: order.body });
-      note(journal, order, before, answer, together === 1 && order.flying === 1);
+      const now = frozenState(order.wallet);
+      const state = now.turn === frozen.turn ? now.state : 'maybe';
+      note(journal, order, before, answer, together === 1 && order.flying === 1, state);
     } catch (error) {
       if (error instanceof Gone) count(journal.answers, `${order.kind} gone`);
       throw error;
@@ -124,12 +157,12 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     return entry;
   }
 
-  const lease = (wallet: WalletEntry, offer: string, seconds: number) =>
+  const lease = (wallet: WalletEntry, { provider, spec }: Kind, seconds: number) =>
     order(wallet, {
       kind: 'create',
-      what: offer,
+      what: provider,
       path: '/v1/compute/create',
-      body: { provider: 'provider_three', spec: { offer_id: offer, disk_gb: 5, max_seconds: seconds } },
+      body: { provider, spec: spec(seconds) },
     });
   const extension = (made: OrderEntry, seconds: number) =>
     order(made.wallet, {
@@ -147,13 +180,88 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     if (['stopped', 'failed'].includes(answer.body.status)) made.stoppedAt ??= Date.now();
   }
 
-  function wallet(budgetCents: number, expiresInSeconds: number): WalletEntry {
+  function move(wallet: WalletEntry, kind: MoveEntry['kind'], by: number): MoveEntry {
+    const entry: MoveEntry = { kind, key: randomUUID(), wallet, by, outcome: 'unknown', flying: 0 };
+    journal.moves.push(entry);
+    return entry;
+  }
+
+  /** Sends a move, also if it was sent before. Throws Gone if no complete answer came. */
+  async function sendMove(move: MoveEntry): Promise<void> {
+    const { kind, key, by, outcome: before, wallet } = move;
+    const [verb, body] = kind === 'extend' ? ['extend', { seconds: by }] : ['budget', { add_cents: by }];
+    const together = ++move.flying;
+    try {
+      const answer = await ask('POST', `/v1/wallets/${wallet.id}/${verb}`, { token: accountKey, key, body });
+      noteMove(journal, move, before, answer, together === 1 && move.flying === 1);
+    } finally {
+      move.flying--;
+    }
+  }
+
+  /** Freezes a wallet or ends that. Its state is known again once an answer came with no other request meanwhile. */
+  async function freeze(wallet: WalletEntry, isFrozen: boolean): Promise<void> {
+    const { frozen } = wallet;
+    frozen.state = 'maybe';
+    const turn = ++frozen.turn;
+    const verb = isFrozen ? 'freeze' : 'unfreeze';
+    const answer = await ask('POST', `/v1/wallets/${wallet.id}/${verb}`, {
+      token: accountKey,
+      ...(isFrozen ? { body: { reason: 'torture' } } : {}),
+    });
+    const code = answer.body?.error?.code;
+    count(journal.answers, `${verb} ${code ?? answer.status}`);
+    if (ENDED.includes(code)) wallet.isOver = true;
+    if (ENDED.includes(code) || code === 'read_only') return;
+    if (answer.status !== 200) return unexpected(`${verb} of ${wallet.id}`, answer);
+    if (turn !== frozen.turn) return;
+    frozen.turn++;
+    frozen.state = isFrozen ? 'yes' : 'no';
+  }
+
+  /**
+   * Sets a daily refill whose boundary is the next whole minute that the server's clock has not reached: that is ahead for
+   * good after a short leap. A request without an answer is not repeated, as that would set the boundary after it.
+   */
+  async function setRefill(wallet: WalletEntry, cents: number): Promise<void> {
+    const refill: NonNullable<WalletEntry['refill']> = { cents, isPast: false };
+    wallet.refill = refill;
+    for (let minutes = 0; minutes < REFILL_MINUTES; minutes++) {
+      const zone = zoneOfNextMidnight(Date.now() + minutes * 60_000);
+      const body = { cents, every: 'day', zone };
+      const answer = await ask('PUT', `/v1/wallets/${wallet.id}/refill`, { token: accountKey, body });
+      const code = answer.body?.error?.code;
+      count(journal.answers, `refill ${code ?? answer.status}`);
+      if (ENDED.includes(code) || code === 'read_only') return;
+      if (answer.status !== 200) return unexpected(`refill of ${wallet.id}`, answer);
+      refill.dueAt = answer.body.refill.next_at * 1000;
+      if (refill.dueAt < Date.now() + REFILL_MINUTES * 60_000) return;
+    }
+  }
+
+  /**
+   * Looks whether a refill whose boundary has passed has happened: the next one is then a day on. One that met a full disk
+   * is a minute on, and a wallet that has ended is refilled no more.
+   */
+  async function lookForRefill({ id, refill }: WalletEntry): Promise<void> {
+    const answer = await ask('GET', `/v1/wallets/${id}`, { token: accountKey });
+    if (!refill?.dueAt || answer.body?.error?.code === 'read_only') return;
+    if (answer.status !== 200) return unexpected(`wallet ${id}`, answer);
+    if (answer.body.refill?.next_at * 1000 > refill.dueAt + HALF_A_DAY_MILLISECONDS) refill.isPast = true;
+    else if (answer.body.status !== 'active') delete refill.dueAt;
+  }
+
+  function wallet(budget: bigint, expiresInSeconds: number, parent?: WalletEntry): WalletEntry {
     const entry: WalletEntry = {
       kind: 'wallet',
       key: randomUUID(),
-      budgetCents,
+      budget,
+      parent,
+      parentExpiredAt: parent && expiryOf(journal, parent).earliest,
+      frozen: { state: 'no', turn: 0 },
       expiresInSeconds,
       outcome: 'unknown',
+      isOver: false,
       id: '',
       token: '',
       routerKey: '',
@@ -164,6 +272,23 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     return entry;
   }
 
-  return { ask, unexpected, wallet, createWallet, closeWallet, send, chat, stream, lease, extension, stop };
+  return {
+    ask,
+    unexpected,
+    wallet,
+    createWallet,
+    closeWallet,
+    send,
+    chat,
+    stream,
+    lease,
+    extension,
+    stop,
+    move,
+    sendMove,
+    freeze,
+    setRefill,
+    lookForRefill,
+  };
 }
 export type Orders = ReturnType<typeof openOrders>;

@@ -2,8 +2,7 @@ import { type Chance, chanceFrom } from './chance.ts';
 
 /**
  * The faults and their weights, in three lanes that run side by side: faults of the server process, commands of the operator,
- * and faults of the surroundings. A clock leaps and returns between two starts: a server that starts with a wrong clock has
- * to believe it.
+ * and faults of the surroundings. A clock leaps and returns between two starts, or a server starts with a wrong one.
  */
 export const LANES = {
   process: {
@@ -22,6 +21,9 @@ export const LANES = {
     'clock ahead a day': 1,
     'clock back a little': 2,
     'clock back an hour': 2,
+    'start with the clock ahead': 2,
+    'start with the clock back': 1,
+    'accept a clock ahead': 2,
   },
   desk: { command: 1 },
   world: {
@@ -33,7 +35,13 @@ export const LANES = {
     'engine stopped': 3,
     'engine killed': 2,
     'engine restarted': 1,
-    'machine killed': 3,
+    'slurmctld stopped': 4,
+    'slurmctld hangs': 3,
+    'slurmd stopped': 2,
+    'munged stopped': 2,
+    'sshd killed': 6,
+    'sshd hangs': 5,
+    'machine killed': 4,
     'disk full': 7,
     'disk nearly full': 3,
   },

@@ -41,6 +41,6 @@ export function isExpected(
 ): boolean {
   if (expected === 'hold') return charge === hold;
   if (expected !== 'estimate') return charge === expected;
-  const least = model === undefined ? 0n : chargeOf(model, { prompt_tokens: 0, completion_tokens: DELIVERED_BYTES });
-  return charge !== null && charge <= hold && charge >= (hold < (least as bigint) ? hold : (least as bigint));
+  const min = model === undefined ? 0n : chargeOf(model, { prompt_tokens: 0, completion_tokens: DELIVERED_BYTES });
+  return charge !== null && charge <= hold && charge >= (hold < (min as bigint) ? hold : (min as bigint));
 }

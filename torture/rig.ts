@@ -1,5 +1,5 @@
 import type { SmallDisk } from '../test/helper/small-disk.ts';
-import type { Machines } from './engine.ts';
+import type { Engines } from './engine.ts';
 import type { Journal } from './journal.ts';
 import type { Models } from './models.ts';
 import type { Site, WallClock } from './site.ts';
@@ -9,7 +9,7 @@ export type Rig = {
   site: Site;
   journal: Journal;
   models: Models;
-  machines: Machines | undefined;
+  engines: Engines;
   disk: SmallDisk | undefined;
   clock: WallClock | undefined;
   accountId: string;

@@ -1,6 +1,7 @@
-import { appendFileSync, readdirSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { appendFileSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { delimiter, join } from 'node:path';
 import { setTimeout as pause } from 'node:timers/promises';
+import { searchPath } from '../src/config/config.ts';
 import { hasComponent } from '../test/helper/component.ts';
 import { type Ended, type Installation, installation, type Launched, type Serving } from '../test/helper/executable.ts';
 import { count, type Finding } from './journal.ts';
@@ -14,11 +15,21 @@ export function openWallClock(t: Stage, directory: string): WallClock | undefine
   const library = libfaketime();
   if (!hasComponent(t as never, 'libfaketime', () => library !== undefined)) return undefined;
   const file = join(directory, 'clock');
+  const programs = join(directory, 'no-time-service');
+  mkdirSync(programs);
+  // Whatever this machine has: nobody vouches for the clock that leaps.
+  for (const [name, answer] of [
+    ['timedatectl', 'no'],
+    ['adjtimex', 'return value = 5'],
+    ['chronyc', 'Leap status     : Not synchronised'],
+  ])
+    writeFileSync(join(programs, name as string), `#!/bin/sh\necho '${answer}'\n`, { mode: 0o755 });
   const leap = (seconds: number) => writeFileSync(file, `${seconds < 0 ? '' : '+'}${seconds}\n`);
   leap(0);
   return {
     leap,
     env: {
+      PATH: [programs, ...searchPath()].join(delimiter),
       LD_PRELOAD: library as string,
       FAKETIME_TIMESTAMP_FILE: file,
       FAKETIME_NO_CACHE: '1',
@@ -48,8 +59,11 @@ export type Site = {
   launched(): Launched;
   /** Until `end` is called, the server may end by itself or refuse to start, because of a fault. */
   allow(): { end(): void };
-  /** Sends a signal and resolves with how the server ended. The operator then restarts it. */
-  end(signal: NodeJS.Signals): Promise<Ended>;
+  /**
+   * Sends a signal and resolves with how the server ended. The operator then restarts it, with these options until it
+   * serves.
+   */
+  end(signal: NodeJS.Signals, ...options: string[]): Promise<Ended>;
   /** Stops the server for good. */
   close(): Promise<Ended>;
   findings: Finding[];
@@ -76,15 +90,17 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
   let allowances = 0;
   let closing = false;
   let signalled = false;
+  let startOptions: string[] = [];
 
   const operate = async () => {
     let failingSince: number | undefined;
     while (!closing) {
       signalled = false;
-      launched = purser.launch('serve');
+      launched = purser.launch('serve', ...startOptions);
       const server = await launched.serving.catch(() => undefined);
       if (server) {
         failingSince = undefined;
+        startOptions = [];
         ready.push(server.readyMilliseconds);
         const fault = await notServed(server);
         if (fault) findings.push({ failure: 'unexpected ends', what: `the books are not served: ${fault}` });
@@ -115,7 +131,7 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
   /** Returns why a server that answers does not serve its books, if so. */
   async function notServed(server: Serving): Promise<string | undefined> {
     const { status, text } = await server.ask('GET', '/readyz').catch(() => ({ status: 0, text: '' }));
-    return status === 503 && /accept-loss|chain|behind|missing|damaged/.test(text) ? text : undefined;
+    return status === 503 && /accept-loss|chain|behind its|missing|damaged/.test(text) ? text : undefined;
   }
   function keep(stderr: string) {
     appendFileSync(log, `${stderr}\n`);
@@ -139,8 +155,9 @@ export function openSite(t: Stage, options: NonNullable<Parameters<typeof instal
       allowances++;
       return { end: () => void allowances-- };
     },
-    end(signal) {
+    end(signal, ...options) {
       signalled = true;
+      startOptions = options;
       const { child, ended } = launched;
       child.kill(signal);
       return ended;

@@ -20,7 +20,7 @@ const SHOWN = 10;
 
 /** Prints the tables, and returns the number of failures. */
 export function printReport({ seed, minutes, journal, books, models, faults, verdict, site, polls }: Report): number {
-  const { orders, wallets, credits, backups } = journal;
+  const { orders, wallets, moves, credits, backups } = journal;
   console.log('\noperations');
   for (const kind of ['chat', 'stream', 'create', 'extend'] as const) {
     const own = orders.filter((it) => it.kind === kind);
@@ -31,10 +31,24 @@ export function printReport({ seed, minutes, journal, books, models, faults, ver
     );
   }
   row('wallets', `${wallets.length}: ${wallets.filter(({ closed }) => closed).length} closed`);
-  row('leases', `${books.resources.length}: ${books.resources.filter(({ ended }) => ended !== null).length} ended`);
+  row('children', `${wallets.filter(({ id, parent }) => id && parent).length}`);
+  for (const kind of ['raise', 'lower', 'extend'] as const) {
+    const own = moves.filter((it) => it.kind === kind);
+    row(`${kind}s of wallets`, `${own.length}: ${own.filter((it) => it.outcome === 'done').length} done`);
+  }
+  row(
+    'refills',
+    `${wallets.filter(({ refill }) => refill).length} set, ${books.changes.filter((it) => it.kind === 'refill').length} made`,
+  );
+  const made = new Set(orders.filter((it) => it.kind === 'create' && it.outcome === 'done').map((it) => it.resourceId));
+  for (const name of [...new Set(books.resources.map(whereOf))].sort()) {
+    const own = books.resources.filter((it) => whereOf(it) === name);
+    const paid = own.filter(({ id }) => made.has(id)).length;
+    row(`leases of ${name}`, `${own.length}: ${paid} paid, ${own.filter(({ ended }) => ended !== null).length} ended`);
+  }
   row('credits, backups', `${credits.length}, ${backups.length}`);
   row('journal lines', `${books.entries.length}`);
-  row('acknowledged', `${acknowledged(journal)} orders, wallets, closes and credits`);
+  row('acknowledged', `${acknowledged(journal)} orders, wallets, closes, moves and credits`);
   const unseen = books.operations.filter((it) => it.settledBy === 'policy' && !models.calls.has(it.id));
   row(
     'charged by policy, never seen',
@@ -63,12 +77,12 @@ export function printReport({ seed, minutes, journal, books, models, faults, ver
 }
 
 /** Counts everything that was acknowledged to a client. */
-function acknowledged({ orders, wallets, credits }: Journal): number {
+function acknowledged({ orders, wallets, moves, credits }: Journal): number {
   return (
     orders.filter(({ outcome }) => outcome === 'done' || outcome === 'lost').length +
     wallets.filter(({ id }) => id).length +
     wallets.filter(({ closedAt }) => closedAt !== undefined).length +
-    credits.filter(({ outcome }) => outcome === 'done').length
+    [...moves, ...credits].filter(({ outcome }) => outcome === 'done').length
   );
 }
 
@@ -77,4 +91,5 @@ function list(title: string, tally: ReadonlyMap<string, number>): void {
   for (const [name, count] of [...tally].sort(([a], [b]) => a.localeCompare(b))) row(name, String(count));
 }
 
+const whereOf = ({ slot, backend }: Books['resources'][number]) => `${slot}, ${backend}`;
 const row = (name: string, value: string) => console.log(`  ${name.padEnd(36)} ${value}`);

@@ -1,23 +1,20 @@
 import { setTimeout as pause } from 'node:timers/promises';
 import { nanos } from '../test/executable/books.ts';
 import type { Chance } from './chance.ts';
-import type { Machines } from './engine.ts';
-import type { Failure, Journal } from './journal.ts';
+import type { Engine, Engines } from './engine.ts';
+import type { Failure, Journal, WalletEntry } from './journal.ts';
+import { budgetOf } from './move.ts';
 import { Gone, type Orders } from './orders.ts';
 
 const POLL_MILLISECONDS = 200;
 const MACHINES_MILLISECONDS = 1000;
-/** How long after its deadline a machine may still run: the engine takes a while to stop it. */
-const GRACE_SECONDS = 30;
-const NANOS_PER_CENT = 10_000_000n;
 
 export type Watch = { stop(): Promise<void>; polls: { budgets: number; accounts: number; machines: number } };
 
 /** Polls budgets, the account and the machines throughout: checks what must hold at every moment. */
 export function watch(
-  { journal, accountKey }: { journal: Journal; accountKey: string },
+  { journal, accountKey, engines }: { journal: Journal; accountKey: string; engines: Engines },
   orders: Orders,
-  machines: Machines | undefined,
   chance: Chance,
 ): Watch {
   const polls = { budgets: 0, accounts: 0, machines: 0 };
@@ -27,18 +24,27 @@ export function watch(
     const wallets = journal.wallets.filter(({ token }) => token);
     if (!wallets.length) return;
     const wallet = chance.pick(wallets.slice(-40));
-    const known = wallet.known;
+    const { known } = wallet;
+    const [least] = budgetOf(journal, wallet) ?? [];
     const answer = await orders.ask('GET', '/v1/budget', { token: wallet.token });
     if (answer.body?.error?.code === 'read_only') return;
     if (answer.status !== 200) return orders.unexpected(`budget of ${wallet.id}`, answer);
     polls.budgets++;
-    const [used, held, budget] = [answer.body.used_usd, answer.body.held_usd, answer.body.budget_usd].map(nanos) as [
+    const { used_usd, held_usd, delegated_usd, budget_usd } = answer.body;
+    const [used, held, delegated, budget] = [used_usd, held_usd, delegated_usd, budget_usd].map(nanos) as [
+      bigint,
       bigint,
       bigint,
       bigint,
     ];
-    if (budget !== BigInt(wallet.budgetCents) * NANOS_PER_CENT || used + held > budget)
-      find('over budget', `${wallet.id} of ${wallet.budgetCents} cents: ${answer.text.slice(0, 300)}`);
+    const [, most] = budgetOf(journal, wallet) ?? [];
+    if (used + held + delegated > budget || (most !== undefined && budget > most))
+      find('over budget', `${wallet.id} of at most ${most}: ${answer.text.slice(0, 300)}`);
+    if (most !== undefined && least !== undefined && budget < least)
+      find(
+        'acknowledged and lost',
+        `${wallet.id} has a budget of ${budget} nanos, and ${least} were acknowledged before`,
+      );
     if (used < known)
       find(
         'acknowledged and lost',
@@ -55,22 +61,19 @@ export function watch(
     if (available < 0 || reserved < 0) find('over budget', `the account: ${answer.text}`);
   }
 
-  async function checkMachines(from: Machines): Promise<void> {
+  async function checkMachines(from: Engine): Promise<void> {
     const asked = Date.now();
     const found = await from.list().catch(() => []); // An engine that is down shows nothing.
     polls.machines++;
     for (const machine of found.filter(({ running }) => running)) {
       const made = journal.orders.find((it) => it.kind === 'create' && it.resourceId === machine.resourceId);
       if (!made) continue;
-      const ended = Math.min(
-        made.stoppedAt ?? Number.POSITIVE_INFINITY,
-        made.wallet.closedAt ?? Number.POSITIVE_INFINITY,
-      );
+      const ended = Math.min(made.stoppedAt ?? Number.POSITIVE_INFINITY, closedAt(made.wallet));
       if (ended < asked) find('orphans', `${machine.tag} runs, and its end was acknowledged`);
       const own = journal.orders.filter((it) => it.kind === 'extend' && it.body.id === made.resourceId);
       const isOpen = [made, ...own].some((it) => it.outcome === 'unknown');
       const until = Math.max(...[made, ...own].map((it) => it.expiresAt ?? 0));
-      if (!isOpen && asked / 1000 > until + GRACE_SECONDS)
+      if (!isOpen && asked / 1000 > until + from.graceSeconds)
         find('orphans', `${machine.tag} runs past its end at ${until}`);
     }
   }
@@ -87,7 +90,7 @@ export function watch(
   const running = Promise.all([
     forever(checkBudget, POLL_MILLISECONDS),
     forever(checkAccount, POLL_MILLISECONDS),
-    ...(machines ? [forever(() => checkMachines(machines), MACHINES_MILLISECONDS)] : []),
+    ...engines.all.map((it) => forever(() => checkMachines(it), MACHINES_MILLISECONDS)),
   ]);
   running.catch(() => {}); // `stop` throws it.
   return {
@@ -98,3 +101,7 @@ export function watch(
     },
   };
 }
+
+/** When the end of a wallet, or of one above it, was first acknowledged, in Unix milliseconds. */
+const closedAt = ({ closedAt: at = Number.POSITIVE_INFINITY, parent }: WalletEntry): number =>
+  Math.min(at, parent ? closedAt(parent) : Number.POSITIVE_INFINITY);

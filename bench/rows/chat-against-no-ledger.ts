@@ -3,7 +3,7 @@ import type { Bench } from '../bench.ts';
 import { chatLoad } from '../loads.ts';
 import { openWallets, type Server, startPurser } from '../purser.ts';
 import { interleave, ratio } from '../rounds.ts';
-import { figure, type Line } from '../table.ts';
+import { cpuOf, figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
 const unledgered: Server = ({ directory }) => [
@@ -30,7 +30,7 @@ export async function chatAgainstNoLedger(bench: Bench): Promise<Line[]> {
       what: 'the same × purser without its ledger',
       goal: '≥ 0.5',
       measured: figure(ratio(result.purser, result.without, 'perSecond')),
-      beside: `with ${figure(result.purser.perSecond)}/s, ${figure(result.purser.cpu)} µs CPU; without ${figure(result.without.perSecond)}/s, ${figure(result.without.cpu)} µs CPU`,
+      beside: `with ${figure(result.purser.perSecond)}/s, ${cpuOf(result.purser)}; without ${figure(result.without.perSecond)}/s, ${cpuOf(result.without)}`,
     },
   ];
 }

@@ -17,9 +17,9 @@ export async function memory(bench: Bench): Promise<Line[]> {
   const idle = anonymousMegabytes(purser.child.pid);
 
   const load = chatLoad(purser, await openWallets(installation, WALLETS));
-  let most = 0;
+  let max = 0;
   const watch = setInterval(() => {
-    most = Math.max(most, anonymousMegabytes(purser.child.pid));
+    max = Math.max(max, anonymousMegabytes(purser.child.pid));
   }, 100);
   await generateGood({ ...load, count: bench.operations }).finally(() => clearInterval(watch));
   await sleep(REST_MILLISECONDS);
@@ -30,7 +30,7 @@ export async function memory(bench: Bench): Promise<Line[]> {
       what: `the same after ${bench.operations.toLocaleString('en-US')} operations`,
       goal: '≤ 120 MB',
       measured: `${figure(after)} MB`,
-      beside: `${figure(most)} MB at most while they ran`,
+      beside: `${figure(max)} MB at most while they ran`,
     },
   ];
 }

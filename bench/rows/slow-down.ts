@@ -2,7 +2,7 @@ import type { Bench } from '../bench.ts';
 import { chatLoad, walletLoad } from '../loads.ts';
 import { openWallets, startPurser } from '../purser.ts';
 import { interleave, ratio } from '../rounds.ts';
-import { figure, type Line } from '../table.ts';
+import { cpuOf, figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
 
@@ -25,7 +25,7 @@ export async function slowDown(bench: Bench): Promise<Line[]> {
   const percent = (one: keyof typeof loads, other: keyof typeof loads) =>
     `${figure((1 - ratio(result[one], result[other], 'perSecond')) * 100)} %`;
   const rates = (one: keyof typeof loads, other: keyof typeof loads) =>
-    `${figure(result[other].perSecond)}/s empty, ${figure(result[one].perSecond)}/s filled`;
+    `empty ${figure(result[other].perSecond)}/s, ${cpuOf(result[other])}; filled ${figure(result[one].perSecond)}/s, ${cpuOf(result[one])}`;
   const size = `${bench.wallets.toLocaleString('en-US')} wallets, ${bench.entries.toLocaleString('en-US')} entries`;
   return [
     {

@@ -1,18 +1,34 @@
+import { startBare } from '../bare.ts';
 import type { Bench } from '../bench.ts';
 import type { Load } from '../generate.ts';
 import { CONNECTIONS, chatBody } from '../loads.ts';
 import { openRouterKeys, openWallets, startPurser } from '../purser.ts';
-import { interleave, median, ratio } from '../rounds.ts';
-import { figure, type Line } from '../table.ts';
+import { type Figures, interleave, median, ratio } from '../rounds.ts';
+import { cpuOf, figure, type Line } from '../table.ts';
+import { startUpstream, type Upstream } from '../upstream.ts';
 
-/** Number of tokens in the mock's streams (bench/mock-upstream.ts). */
-const TOKENS = 64;
+/** Number of tokens in the mock's streams without pauses (bench/mock-upstream.ts). */
+const TOKENS = 512;
+const PAUSE_MILLISECONDS = 20;
 
-/** Measures what Purser costs a stream: time to the first byte, and tokens per second. */
+/** Measures what Purser costs a stream beside the bare proxy: tokens per second, the first token, and jitter. */
 export async function streaming(bench: Bench): Promise<Line[]> {
   await using open = new AsyncDisposableStack();
-  const installation = await bench.fresh();
+  const paced = open.adopt(await startUpstream(bench.directory, 0, PAUSE_MILLISECONDS), (it) => it.stop());
+  return [...(await measure(bench, bench.upstream, rates)), ...(await measure(bench, paced, jitter))];
+}
+
+type Results = Record<'direct' | 'bare' | 'purser', Figures>;
+
+async function measure(
+  bench: Bench,
+  upstream: Upstream,
+  linesOf: (result: Results, connections: number) => Line[],
+): Promise<Line[]> {
+  await using open = new AsyncDisposableStack();
+  const installation = await bench.fresh(upstream);
   const purser = open.adopt(await startPurser(installation), (it) => it.stop());
+  const proxy = open.adopt(await startBare(bench.directory, upstream.port), (it) => it.stop());
   const keys = await openRouterKeys(installation, await openWallets(installation, CONNECTIONS));
   const body = JSON.stringify({ ...JSON.parse(chatBody()), stream: true });
   const lines: Line[] = [];
@@ -24,24 +40,43 @@ export async function streaming(bench: Bench): Promise<Line[]> {
       body,
       connections,
       tokens: keys.slice(0, connections),
+      isKeyless: true,
     };
-    const bare: Load = { ...load, pid: bench.upstream.pid, port: bench.upstream.port, path: '/v1/chat/completions' };
-    const { direct, through } = await interleave({ direct: bare, through: load }, bench);
-    const added = median(through.rounds.map((it, round) => it.firstByte - (direct.rounds[round]?.firstByte as number)));
-    lines.push(
-      {
-        what: `stream, ${connections} connections, added to the first byte, p50`,
-        goal: '',
-        measured: `${figure(added)} ms`,
-        beside: `direct ${figure(direct.firstByte)} ms, purser ${figure(through.firstByte)} ms`,
-      },
-      {
-        what: 'the same, tokens/s × direct',
-        goal: '',
-        measured: figure(ratio(through, direct, 'perSecond')),
-        beside: `direct ${figure(direct.perSecond * TOKENS)}/s, purser ${figure(through.perSecond * TOKENS)}/s, ${figure(through.cpu)} µs CPU a stream`,
-      },
-    );
+    const direct: Load = { ...load, pid: upstream.pid, port: upstream.port, path: '/v1/chat/completions' };
+    const bare: Load = { ...load, pid: proxy.pid, port: proxy.port };
+    lines.push(...linesOf(await interleave({ direct, bare, purser: load }, bench), connections));
   }
   return lines;
+}
+
+function rates({ direct, bare, purser }: Results, connections: number): Line[] {
+  const perSecond = (it: Figures) => `${figure(it.perSecond * TOKENS)}/s`;
+  return [
+    {
+      what: `stream, ${connections} connections, tokens/s × bare proxy`,
+      goal: '≥ 0.8',
+      measured: figure(ratio(purser, bare, 'perSecond')),
+      beside: `direct ${perSecond(direct)}, bare ${perSecond(bare)}, purser ${perSecond(purser)}; a stream: bare ${cpuOf(bare)}, purser ${cpuOf(purser)}`,
+    },
+  ];
+}
+
+/** The upstream pauses between its chunks, so that nothing waits for the CPU alone. */
+function jitter({ direct, bare, purser }: Results, connections: number): Line[] {
+  const added = median(purser.rounds.map((it, i) => it.firstByte - (bare.rounds[i]?.firstByte as number)));
+  const gap = (it: Figures, name: 'gap50' | 'gap99') => figure(median(it.rounds.map((round) => round[name] as number)));
+  return [
+    {
+      what: `a chunk each ${PAUSE_MILLISECONDS} ms, ${connections} connections: first token after bare proxy's, p50`,
+      goal: '≤ 1.5 ms',
+      measured: `${figure(added)} ms`,
+      beside: `direct ${figure(direct.firstByte)} ms, bare ${figure(bare.firstByte)} ms, purser ${figure(purser.firstByte)} ms`,
+    },
+    {
+      what: 'the same: between two chunks, p99',
+      goal: '',
+      measured: `${gap(purser, 'gap99')} ms`,
+      beside: `p50 ${gap(purser, 'gap50')} ms; direct ${gap(direct, 'gap50')} and ${gap(direct, 'gap99')} ms, bare ${gap(bare, 'gap50')} and ${gap(bare, 'gap99')} ms`,
+    },
+  ];
 }

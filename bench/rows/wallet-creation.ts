@@ -3,7 +3,7 @@ import { fdatasyncMilliseconds } from '../disk.ts';
 import { walletLoad } from '../loads.ts';
 import { startPurser } from '../purser.ts';
 import { interleave } from '../rounds.ts';
-import { figure, type Line } from '../table.ts';
+import { cpuOf, figure, type Line } from '../table.ts';
 
 /** Measures opening wallets over HTTP, each durable before its answer, beside the time of the disk alone. */
 export async function walletCreation(bench: Bench): Promise<Line[]> {
@@ -18,7 +18,7 @@ export async function walletCreation(bench: Bench): Promise<Line[]> {
       what: 'wallet creation, 64 connections, durable',
       goal: '≥ 3,000/s where fdatasync takes 0.2 ms',
       measured: `${figure(wallets.perSecond)}/s`,
-      beside: `fdatasync takes ${figure(before)} ms before, ${figure(after)} ms after; p99 ${figure(wallets.p99)} ms, ${figure(wallets.cpu)} µs CPU`,
+      beside: `fdatasync takes ${figure(before)} ms before, ${figure(after)} ms after; p99 ${figure(wallets.p99)} ms, ${cpuOf(wallets)}`,
     },
   ];
 }

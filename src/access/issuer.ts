@@ -25,6 +25,8 @@ const CLOCK_TOLERANCE_SECONDS = 30;
 const CALL_MILLISECONDS = 5000;
 const DOCUMENT_BYTES_MAX = 256 * 1024;
 const RETRY_SECONDS = 10;
+/** For so long a discovery document is kept for sign-ins in the browser. */
+const DISCOVERY_MILLISECONDS = 600_000;
 
 export type IssuerSettings = Pick<IdentitySettings, 'issuer' | 'audience' | 'token_type' | 'client_ids'>;
 export type Claims = JWTPayload & { sub: string };
@@ -34,6 +36,20 @@ export type Issuer = {
    * `provider_unavailable` when it cannot be checked because the issuer's keys are unavailable.
    */
   verify(token: string, now: number): Promise<Claims>;
+  /**
+   * Returns the claims of an ID token that was issued to this client for this nonce (OpenID Connect Core 1.0, 3.1.3.7).
+   * Throws like `verify`.
+   */
+  verifyIdToken(token: string, clientId: string, nonce: string, now: number): Promise<Claims>;
+  /** Returns the issuer's discovery document, at most ten minutes old. Throws `provider_unavailable` when it cannot be had. */
+  discover(): Promise<Discovery>;
+};
+export type Discovery = {
+  authorization_endpoint?: unknown;
+  token_endpoint?: unknown;
+  userinfo_endpoint?: unknown;
+  scopes_supported?: unknown;
+  token_endpoint_auth_methods_supported?: unknown;
 };
 
 /**
@@ -45,38 +61,71 @@ export function createIssuer(
   milliseconds: () => number,
   failed: (error: Error) => void,
 ): Issuer {
-  const keyFor = createKeySet(async () => readKeys(await discover(issuer)), milliseconds, failed);
+  const keyFor = createKeySet(async () => readKeys(keysUrlOf(await discover(issuer), issuer)), milliseconds, failed);
+  let known: { document: Discovery; until: number } | undefined;
+  const options = (audience: string, now: number) => ({
+    issuer,
+    audience,
+    algorithms: ALGORITHMS,
+    clockTolerance: CLOCK_TOLERANCE_SECONDS,
+    requiredClaims: ['sub', 'exp'],
+    currentDate: new Date(now * 1000),
+  });
   return {
     async verify(token, now) {
       try {
-        const { payload, protectedHeader } = await jwtVerify(token, keyFor, {
-          issuer,
-          audience,
-          algorithms: ALGORITHMS,
-          clockTolerance: CLOCK_TOLERANCE_SECONDS,
-          requiredClaims: ['sub', 'exp'],
-          currentDate: new Date(now * 1000),
-        });
+        const { payload, protectedHeader } = await jwtVerify(token, keyFor, options(audience, now));
         const type = protectedHeader.typ?.toLowerCase().replace(/^application\//, '');
         if (type === undefined ? wantedType !== undefined : !(wantedType ? type === wantedType : TYPES.has(type)))
           throw notValid('is of another type');
         if (isIdToken(payload)) throw notValid('is an ID token: send the access token');
         if (isOther(payload)) throw notValid('is no access token');
         if (clients && !clients.includes(clientOf(payload))) throw notValid('was made for another application');
-        if (typeof payload.sub !== 'string' || !payload.sub || !payload.sub.isWellFormed())
-          throw notValid('has no subject');
-        return payload as Claims;
+        return withSubject(payload);
       } catch (error) {
-        if (error instanceof Refusal) throw error;
-        if (error instanceof errors.JOSEError) throw notValid(sentenceOf(error), error);
-        throw new Refusal(
-          'provider_unavailable',
-          'The keys of the identity provider are not available at the moment. Retry shortly.',
-          { retryAfterSeconds: RETRY_SECONDS, cause: error },
-        );
+        throw refusalOf(error);
+      }
+    },
+
+    async verifyIdToken(token, clientId, nonce, now) {
+      try {
+        const { payload } = await jwtVerify(token, keyFor, options(clientId, now));
+        if (payload.nonce !== nonce) throw notValid('is not the answer to this sign-in');
+        if (payload.azp !== undefined && payload.azp !== clientId) throw notValid('was made for another application');
+        if (isOther(payload)) throw notValid('is no ID token');
+        return withSubject(payload);
+      } catch (error) {
+        throw refusalOf(error);
+      }
+    },
+
+    async discover() {
+      if (known && milliseconds() < known.until) return known.document;
+      try {
+        const document = await discover(issuer);
+        known = { document, until: milliseconds() + DISCOVERY_MILLISECONDS };
+        return document;
+      } catch (error) {
+        failed(error as Error);
+        throw unavailable(error);
       }
     },
   };
+}
+
+function withSubject(payload: JWTPayload): Claims {
+  if (typeof payload.sub === 'string' && payload.sub && payload.sub.isWellFormed()) return payload as Claims;
+  throw notValid('has no subject');
+}
+
+function refusalOf(error: unknown): Refusal {
+  if (error instanceof Refusal) return error;
+  return error instanceof errors.JOSEError ? notValid(sentenceOf(error), error) : unavailable(error);
+}
+
+function unavailable(cause: unknown): Refusal {
+  const message = 'The keys of the identity provider are not available at the moment. Retry shortly.';
+  return new Refusal('provider_unavailable', message, { retryAfterSeconds: RETRY_SECONDS, cause });
 }
 
 const isIdToken = (payload: JWTPayload) =>
@@ -101,16 +150,27 @@ function sentenceOf(error: errors.JOSEError): string {
   return 'is malformed, unknown, or its signature is wrong';
 }
 
-/** Reads the URL of the keys from the issuer's discovery document. Throws when the document names another issuer. */
-async function discover(issuer: string): Promise<URL> {
-  const at = `${issuer.replace(/\/$/, '')}/.well-known/openid-configuration`;
-  const document = (await readJson(at)) as { issuer?: unknown; jwks_uri?: unknown };
+const documentOf = (issuer: string) => `${issuer.replace(/\/$/, '')}/.well-known/openid-configuration`;
+
+/** Reads the issuer's discovery document. Throws when it names another issuer. */
+async function discover(issuer: string): Promise<Discovery & { jwks_uri?: unknown }> {
+  const at = documentOf(issuer);
+  const document = (await readJson(at)) as Discovery & { issuer?: unknown; jwks_uri?: unknown };
   if (document.issuer !== issuer)
     throw new Error(`${at} names another issuer: ${String(JSON.stringify(document.issuer)).slice(0, 200)}`);
+  return document;
+}
+
+/** Returns an address of the issuer's, https where the issuer is; undefined for anything else. */
+export function addressOf(value: unknown, issuer: string): URL | undefined {
   const isSafe = issuer.startsWith('https:') ? /^https:\/\// : /^https?:\/\//;
-  if (typeof document.jwks_uri !== 'string' || !isSafe.test(document.jwks_uri) || !URL.canParse(document.jwks_uri))
-    throw new Error(`${at} has no ${issuer.startsWith('https:') ? 'https ' : ''}jwks_uri`);
-  return new URL(document.jwks_uri);
+  return typeof value === 'string' && isSafe.test(value) && URL.canParse(value) ? new URL(value) : undefined;
+}
+
+function keysUrlOf(document: { jwks_uri?: unknown }, issuer: string): URL {
+  const at = addressOf(document.jwks_uri, issuer);
+  if (at) return at;
+  throw new Error(`${documentOf(issuer)} has no ${issuer.startsWith('https:') ? 'https ' : ''}jwks_uri`);
 }
 
 async function readKeys(at: URL): Promise<JSONWebKeySet> {
@@ -138,7 +198,7 @@ async function readJson(at: string): Promise<object> {
 
 /** For doctor: fetches the document and the keys, bypassing the cache. Returns what it found; throws what is wrong. */
 export async function tryIssuer(issuer: string): Promise<string> {
-  const at = await discover(issuer);
+  const at = keysUrlOf(await discover(issuer), issuer);
   const { keys } = await readKeys(at);
   if (!Array.isArray(keys) || !keys.length) throw new Error(`${at.href} publishes no keys`);
   return `${at.href} publishes ${keys.length} ${keys.length === 1 ? 'key' : 'keys'}`;

@@ -1,8 +1,8 @@
 import { createLocalJWKSet, errors, type JSONWebKeySet, type JWTVerifyGetKey } from 'jose';
 
-/** How long the issuer is not asked again after a failure; also the shortest interval between reloads for unknown key ids. */
+/** Pause after a failure before the issuer is asked again; also the shortest interval between reloads for unknown key ids. */
 const COOLDOWN_MILLISECONDS = 30_000;
-/** How long keys stay fresh. Reloading them makes withdrawn keys invalid. */
+/** Age at which keys are reloaded, so that withdrawn keys become invalid. */
 const FRESH_MILLISECONDS = 600_000;
 
 /** The issuer's keys are unavailable, so a token cannot be checked. */

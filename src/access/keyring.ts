@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import type { Reader } from '../db/handle.ts';
+import { newId } from '../id.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type MasterKeyRow, masterKeyRows } from '../ledger/master-keys.ts';
 import type { MasterKey } from './master-key.ts';
@@ -20,6 +21,7 @@ export type Keyring = {
   forget(id: string): void;
 };
 
+/** Creates a keyring of the `current` key, `others` that live wallets still need, and the configured key, `given`. */
 export function createKeyring(current: MasterKey, others: readonly MasterKey[] = [], given = current): Keyring {
   const keys = new Map([...others, given, current].map((it) => [it.id, it]));
   return {
@@ -46,19 +48,19 @@ export function openKeyring(read: Reader, given: MasterKey): Keyring {
   if (wanted === undefined) return createKeyring(given);
   const rows = masterKeyRows(read);
   const current = given.id === wanted ? given : successor(rows, wanted, given);
-  const older = rows.filter((it) => it.id !== wanted && it.sealed !== null);
+  const older = rows.filter((it) => it.id !== wanted && it.wrapped !== null);
   return createKeyring(
     current,
-    older.map(({ id, sealed }) => unwrapKey(id, sealed as Buffer, current)),
+    older.map(({ id, wrapped }) => unwrapKey(id, wrapped as Buffer, current)),
     given,
   );
 }
 
 function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterKey): MasterKey {
   const row = rows.find((it) => it.id === wanted);
-  if (row?.sealed && row.sealedBy === given.id) return unwrapKey(wanted, row.sealed, given);
+  if (row?.wrapped && row.wrappedBy === given.id) return unwrapKey(wanted, row.wrapped, given);
   throw new Error(
-    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}.`,
+    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}; if nobody has it any more, run: purser master-key replace --lost`,
   );
 }
 
@@ -66,6 +68,17 @@ function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterK
 export function walletCredential(keyring: Keyring, walletId: string) {
   const token = deriveToken('wallet', keyring.current.key, walletId);
   return { token, row: { masterKeyId: keyring.current.id, tokenHash: hashToken(token), tokenHint: lastFour(token) } };
+}
+
+/** Returns the id of a new gateway key of a wallet, and the columns that its row stores in place of its token. */
+export function routerCredential(keyring: Keyring, { masterKeyId }: Pick<Row, 'masterKeyId'>) {
+  return routerRow(keyring, { id: newId('key'), masterKeyId });
+}
+
+/** Returns the columns that a gateway key's row stores in place of its token. */
+export function routerRow(keyring: Keyring, { id, masterKeyId }: Row) {
+  const token = routerToken(keyring, { id, masterKeyId });
+  return { id, masterKeyId, tokenHash: hashToken(token), last4: lastFour(token) };
 }
 
 type Row = { id: string; masterKeyId: string };

@@ -1,11 +1,11 @@
-import { and, asc, eq, sql } from 'drizzle-orm';
+import { and, asc, count, eq, lt, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keys } from '../db/schema.ts';
 import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
-import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
+import { LIST_COUNT_MAX, type Page } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
 import { hashToken, lastFour, mintToken } from './token.ts';
 
@@ -26,9 +26,15 @@ const reads = prepare((read: Reader) => ({
   ofAccount: read
     .select()
     .from(keys)
-    .where(and(eq(keys.accountId, sql.placeholder('accountId')), eq(keys.kind, sql.placeholder('kind'))))
+    .where(
+      and(
+        eq(keys.accountId, sql.placeholder('accountId')),
+        eq(keys.kind, sql.placeholder('kind')),
+        lt(keys.id, sql.placeholder('before')),
+      ),
+    )
     .orderBy(sql`${keys.id} desc`)
-    .limit(LIST_COUNT_MAX)
+    .limit(sql.placeholder('limit'))
     .prepare(),
   operators: read.select().from(keys).where(eq(keys.kind, 'operator')).orderBy(asc(keys.id)).prepare(),
 }));
@@ -38,29 +44,39 @@ export function findKeyByToken(read: Reader, tokenHash: Buffer): Key | undefined
   return reads(read).byToken.get({ tokenHash });
 }
 
+/** Returns the key with this id, even if revoked. */
+export function findKey(read: Reader, id: string): Key | undefined {
+  return reads(read).byId.get({ id });
+}
+
 /** Throws `unauthenticated` for a key that has been revoked since it was read. */
 export function refuseRevokedKey(read: Reader, id: string): void {
-  if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
+  if (findKey(read, id)?.revokedAt !== null) throw new Refusal('unauthenticated');
 }
 
-/** Returns the latest 100 account keys of an account, newest first, without their secrets. */
-export function listKeys(read: Reader, accountId: string): Key[] {
-  return reads(read).ofAccount.all({ accountId, kind: 'account' });
+/** Returns account keys of an account, newest first, before the id `before`, without their secrets. */
+export function listKeys(read: Reader, accountId: string, { before = '~', limit = LIST_COUNT_MAX }: Page = {}): Key[] {
+  return reads(read).ofAccount.all({ accountId, kind: 'account', before, limit });
 }
 
+/** Counts the account keys of an account. */
+export function countKeys(read: Reader, accountId: string): number {
+  const isOne = and(eq(keys.accountId, accountId), eq(keys.kind, 'account'));
+  return Number(read.select({ count: count() }).from(keys).where(isOne).get()?.count);
+}
+
+/** Returns the operator keys, newest first, without their secrets. */
 export function listOperatorKeys(read: Reader): Key[] {
   return reads(read).operators.all();
 }
+
+export type KeyOrder = { kind: Key['kind']; accountId: string; name: string; mintedBy: string };
 
 /**
  * Mints an account or operator key. The token is only in the return value: the database stores its hash. Throws
  * `account_suspended`, `not_found` for an unknown account, and `invalid_request` for a name that is empty or too long.
  */
-export function createKey(
-  tx: Tx,
-  order: { kind: Key['kind']; accountId: string; name: string; mintedBy: string },
-  now: number,
-): { key: Key; token: string } {
+export function createKey(tx: Tx, order: KeyOrder, now: number): { key: Key; token: string } {
   const account = accountOf(tx, order.accountId);
   if (account.suspendedAt !== null) throw new Refusal('account_suspended');
   if (!order.name || [...order.name].length > 80)
@@ -95,6 +111,6 @@ export function revokeKey(tx: Tx, id: string, kind: Key['kind'], now: number, ac
 }
 
 /** Stores when keys were last used, in Unix seconds. */
-export function touchKeys(tx: Tx, usedAt: ReadonlyMap<string, number>): void {
+export function touchKeys(tx: Tx, usedAt: Iterable<readonly [id: string, at: number]>): void {
   for (const [id, at] of usedAt) tx.update(keys).set({ lastUsedAt: at }).where(eq(keys.id, id)).run();
 }

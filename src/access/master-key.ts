@@ -18,23 +18,37 @@ export function readMasterKey(source: Secrets['masterKey'], options: { create: b
   if (!existsSync(path)) {
     if (source.from !== 'data directory' || !options.create)
       throw new Error(
-        `There is no master key in ${path}. Without it no wallet token of this installation can be made again.`,
+        `There is no master key in ${path}. Without it no wallet token of this installation can be made again. Put your copy there; if there is none, run: purser master-key replace --lost`,
       );
     writeDurablySync(path, textOf(generateMasterKey()));
   }
   return parseMasterKey(readFileSync(path, 'utf8'), path);
 }
 
+/** Generates a random master key of 32 bytes. Writes nothing. */
 export function generateMasterKey(): MasterKey {
   const key = randomBytes(KEY_BYTES);
   return { id: fingerprintOf(key), key };
 }
 
-const textOf = ({ key }: MasterKey) => `${key.toString('hex')}\n`;
+/** Returns the text of a key's file. */
+export const textOf = ({ key }: MasterKey) => `${key.toString('hex')}\n`;
 
 /** Replaces the key file atomically: a crash leaves the old key or the new one. Resolves when the rename is on disk. */
 export function replaceMasterKey(path: string, key: MasterKey): Promise<void> {
   return writeDurably(path, textOf(key));
+}
+
+/**
+ * Keeps the text of a key file that is about to be replaced beside it, named with the time. Returns the name. A file with the
+ * same text is not written twice.
+ */
+export async function keepOldKey(path: string, text: string): Promise<string> {
+  const stamp = new Date().toISOString().replace(/[-:]|\.\d+/g, '');
+  let kept = `${path}.before-${stamp}`;
+  for (let i = 2; existsSync(kept) && readFileSync(kept, 'utf8') !== text; i++) kept = `${path}.before-${stamp}-${i}`;
+  await writeDurably(kept, text);
+  return kept;
 }
 
 /** Parses a master key. Throws when it is malformed; the message never contains the key. */

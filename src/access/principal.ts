@@ -1,5 +1,5 @@
 import type { Reader } from '../db/handle.ts';
-import { findWallet, findWalletByToken, type Wallet } from '../ledger/wallet.ts';
+import { findWalletByToken, type Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
 import { findKeyByToken, refuseRevokedKey } from './keys.ts';
 import { findRouterKeyByToken, type KeyLimits, limitsOf, refuseRevokedRouterKey } from './router-keys.ts';
@@ -11,7 +11,7 @@ export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
   | { kind: 'session'; accountId: string }
   | { kind: 'wallet'; wallet: Wallet }
-  | { kind: 'router'; routerKeyId: string; wallet: Wallet; limits: KeyLimits };
+  | { kind: 'router'; routerKeyId: string; walletId: string; limits: KeyLimits };
 
 /**
  * The credential that an endpoint requires (interface, section 4): an account key, a signed-in session, or a wallet token;
@@ -52,10 +52,7 @@ export function authenticate(read: Reader, token: string, sessions?: Sessions): 
     if (wallet) return { kind, wallet };
   } else if (kind === 'router') {
     const key = findRouterKeyByToken(read, hashToken(token));
-    if (key) {
-      const wallet = findWallet(read, key.walletId) as Wallet;
-      return { kind, routerKeyId: key.id, wallet, limits: limitsOf(key) };
-    }
+    if (key) return { kind, routerKeyId: key.id, walletId: key.walletId, limits: limitsOf(key) };
   }
   throw new Refusal('unauthenticated');
 }

@@ -1,35 +1,38 @@
 import type { Secrets } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { dropSealedKey, masterKeyRows, rotateMasterKey, walletNeeding } from '../ledger/master-keys.ts';
+import { masterKeyRows, walletNeeding } from '../ledger/master-keys.ts';
 import { findWallet } from '../ledger/wallet.ts';
+import { dropRetiredKey, dropWrappedKey, rotateMasterKey } from '../ledger/writes.ts';
 import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import type { Keyring } from './keyring.ts';
-import { type MasterKey, replaceMasterKey } from './master-key.ts';
+import { keepOldKey, type MasterKey, replaceMasterKey, textOf } from './master-key.ts';
 import { wrapKey } from './wrapped-key.ts';
 
-/** Where the configuration takes the master key from. Purser writes it only in its own data directory. */
+/** The place that the configuration takes the master key from. Purser writes it only in its own data directory. */
 export type KeyPlace = Pick<Secrets['masterKey'], 'from' | 'path'>;
 export type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
 
 /**
  * Makes `next` the master key (docs/decisions/0014). One commit wraps every older key with it, and wraps it with the
  * configured key, so that a start with either key opens the database wherever a crash falls. Then the key file in the data
- * directory is replaced. A key from the environment or from the operator's own file is left to the operator to replace;
+ * directory is replaced, and the old one is kept beside it: returns its new name, or null. A key from the environment or from the operator's own file is left to the operator to replace;
  * until then a start with the old key unwraps the new one. Throws `conflict` for a key that was used before, and
  * `read_only` when the key file cannot be written.
  */
-export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: MasterKey, now: number): Promise<void> {
+export async function rotate(
+  { ledger, keyring, keyPlace }: RotationApp,
+  next: MasterKey,
+  now: number,
+): Promise<string | null> {
   const { given } = keyring;
-  await ledger.write((tx) => {
-    if (masterKeyRows(tx).some((it) => it.id === next.id))
-      throw new Refusal('conflict', `The master key ${next.id} has been used here before. Rotate to a fresh one.`);
-    const kept = keyring.all().map((key) => ({ id: key.id, sealed: wrapKey(key, next) }));
-    rotateMasterKey(tx, { next: { id: next.id, sealed: wrapKey(next, given), sealedBy: given.id }, kept }, now);
-  });
+  // Keys are wrapped here: the writer never gets one in the clear.
+  const kept = keyring.all().map((key) => ({ id: key.id, wrapped: wrapKey(key, next) }));
+  const rotation = { next: { id: next.id, wrapped: wrapKey(next, given), wrappedBy: given.id }, kept };
+  await ledger.write(rotateMasterKey, { rotation, now });
   keyring.turn(next);
   try {
-    await finishRotation({ ledger, keyring, keyPlace });
+    return await finishRotation({ ledger, keyring, keyPlace });
   } catch (cause) {
     const fault = `The master key ${next.id} is in force, but ${keyPlace.path} could not be written (${(cause as NodeJS.ErrnoException).code}).`;
     throw new Refusal('read_only', `${fault} Nothing is lost: the next start writes it.`, { cause });
@@ -38,16 +41,20 @@ export async function rotate({ ledger, keyring, keyPlace }: RotationApp, next: M
 
 /**
  * Completes a rotation: replaces the key file in the data directory if it still holds the previous key, and drops the
- * wrapped copy of the current key once the current key is the configured one.
+ * wrapped copy of the current key once the current key is the configured one. Returns the name under which the previous key
+ * file was kept, or null.
  */
-export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp): Promise<void> {
+export async function finishRotation({ ledger, keyring, keyPlace }: RotationApp): Promise<string | null> {
   const { current } = keyring;
+  let kept: string | null = null;
   if (keyring.given.id !== current.id && keyPlace.from === 'data directory') {
+    kept = await keepOldKey(keyPlace.path as string, textOf(keyring.given)); // Backups made before need it.
     await replaceMasterKey(keyPlace.path as string, current);
     keyring.given = current;
   }
   const row = masterKeyRows(ledger.read).find((it) => it.id === current.id);
-  if (keyring.given.id === current.id && row?.sealed) await ledger.write((tx) => dropSealedKey(tx, current.id));
+  if (keyring.given.id === current.id && row?.wrapped) await ledger.write(dropWrappedKey, { id: current.id });
+  return kept;
 }
 
 /** Logs a warning at the start when a rotation has not reached the configuration. */
@@ -68,8 +75,8 @@ export async function dropRetiredKeys(
   scanned: Map<string, string>,
 ): Promise<number> {
   let dropped = 0;
-  for (const { id, sealed } of masterKeyRows(ledger.read)) {
-    if (id === keyring.current.id || sealed === null) continue;
+  for (const { id, wrapped } of masterKeyRows(ledger.read)) {
+    if (id === keyring.current.id || wrapped === null) continue;
     const last = findWallet(ledger.read, scanned.get(id) ?? '');
     if (last?.masterKeyId === id && last.status !== 'closed') continue;
     let at = last?.id ?? '';
@@ -81,13 +88,7 @@ export async function dropRetiredKeys(
     }
     scanned.set(id, found.needed ?? at);
     if (found.needed !== undefined) continue;
-    const isDropped = await ledger.write((tx) => {
-      const { needed, next } = walletNeeding(tx, id, at); // A wallet of the previous key may have been waiting for its commit.
-      if (needed !== undefined || next !== undefined) return false;
-      dropSealedKey(tx, id);
-      return true;
-    });
-    if (!isDropped) continue;
+    if (!(await ledger.write(dropRetiredKey, { id, walletId: at }))) continue;
     if (id !== keyring.given.id) keyring.forget(id);
     dropped++;
   }

@@ -2,15 +2,12 @@ import { and, desc, eq, isNull, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { routerKeys } from '../db/schema.ts';
+import { routerKeys, wallets } from '../db/schema.ts';
 import { canonicalJson } from '../fingerprint.ts';
-import { newId } from '../id.ts';
 import { accountOf } from '../ledger/account.ts';
 import { findWallet, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { type Nanos, parseUsd } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import { type Keyring, routerToken } from './keyring.ts';
-import { hashToken, lastFour } from './token.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
 /** The requested restrictions of a gateway key. They do not bind the wallet token, whose holder may create another key. */
@@ -42,6 +39,12 @@ const reads = prepare((read: Reader) => ({
       ),
     )
     .prepare(),
+  live: read
+    .select({ key: routerKeys })
+    .from(routerKeys)
+    .innerJoin(wallets, eq(wallets.id, routerKeys.walletId))
+    .where(and(isNull(routerKeys.revokedAt), sql`${wallets.status} <> 'closed'`))
+    .prepare(),
   ofWallet: read
     .select()
     .from(routerKeys)
@@ -56,6 +59,9 @@ export function findRouterKeyByToken(read: Reader, tokenHash: Buffer): RouterKey
   const key = reads(read).byToken.get({ tokenHash });
   return key?.revokedAt === null ? key : undefined;
 }
+
+/** Returns the gateway key with this id, which is known to exist. */
+export const routerKeyOf = (read: Reader, id: string): RouterKey => reads(read).byId.get({ id }) as RouterKey;
 
 /** Throws `unauthenticated` for a gateway key that has been revoked since it was read. */
 export function refuseRevokedRouterKey(read: Reader, id: string): void {
@@ -76,15 +82,20 @@ export function limitsOf({ options }: RouterKey): KeyLimits {
   };
 }
 
+export type RouterKeyOrder = {
+  walletId: string;
+  options: RouterKeyOptions;
+  /** The id of a new key, and the columns that its row stores in place of its token. */
+  fresh: Pick<RouterKey, 'id' | 'masterKeyId' | 'tokenHash' | 'last4'>;
+};
+
 /**
  * Returns the wallet's gateway key with these options, creating it if necessary. Throws `wallet_closed` and
  * `wallet_expired`; for a new key also `account_suspended`, and `invalid_request` beyond 100 keys.
  */
 export function openRouterKey(
   tx: Tx,
-  keyring: Keyring,
-  walletId: string,
-  options: RouterKeyOptions,
+  { walletId, options, fresh }: RouterKeyOrder,
   now: number,
 ): { key: RouterKey; isNew: boolean } {
   const wallet = findWallet(tx, walletId) as Wallet; // Read again: it may have been closed since the caller was authenticated.
@@ -103,21 +114,32 @@ export function openRouterKey(
       `A wallet has at maxPriceUsd ${LIST_COUNT_MAX} gateway keys. Use one that it has.`,
     );
   refuseOnLowDisk(tx);
-  const id = newId('key');
-  const masterKeyId = wallet.masterKeyId;
-  const token = routerToken(keyring, { id, masterKeyId });
   const key = withChecksum(routerKeys, {
-    id,
+    ...fresh,
     walletId: wallet.id,
-    masterKeyId,
-    tokenHash: hashToken(token),
-    last4: lastFour(token),
     options: text,
     createdAt: now,
     revokedAt: null,
   });
   tx.insert(routerKeys).values(key).run();
   return { key, isNew: true };
+}
+
+/** Returns every gateway key that is not revoked, of wallets that are not closed. */
+export const liveRouterKeys = (read: Reader): RouterKey[] =>
+  reads(read)
+    .live.all()
+    .map((row) => row.key);
+
+export type RouterRow = Pick<RouterKey, 'id' | 'masterKeyId' | 'tokenHash' | 'last4'>;
+
+/** Gives a gateway key another secret: that of these columns. The old one ends. */
+export function giveRouterToken(tx: Tx, { id, ...change }: RouterRow): void {
+  const key = routerKeyOf(tx, id);
+  tx.update(routerKeys)
+    .set(withNewChecksum(routerKeys, key, change))
+    .where(eq(routerKeys.id, id))
+    .run();
 }
 
 /** Revokes a gateway key at once; a second call changes nothing. Returns undefined when there is no such gateway key. */

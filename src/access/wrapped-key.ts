@@ -19,15 +19,15 @@ export function wrapKey(key: MasterKey, under: MasterKey): Buffer {
 }
 
 /** Decrypts the result of `wrapKey`. Throws when it is damaged or was wrapped with another key. */
-export function unwrapKey(id: string, sealed: Buffer, under: MasterKey): MasterKey {
-  const fault = `The master key ${id} cannot be opened with ${under.id}: its sealed copy in the database is damaged. Restore the newest backup.`;
+export function unwrapKey(id: string, wrapped: Buffer, under: MasterKey): MasterKey {
+  const fault = `The master key ${id} cannot be opened with ${under.id}: its wrapped copy in the database is damaged. Restore the newest backup.`;
   try {
-    const decipher = createDecipheriv(CIPHER, wrappingKey(under), sealed.subarray(0, NONCE_BYTES), {
+    const decipher = createDecipheriv(CIPHER, wrappingKey(under), wrapped.subarray(0, NONCE_BYTES), {
       authTagLength: TAG_BYTES,
     });
     decipher.setAAD(associatedData(id, under));
-    decipher.setAuthTag(sealed.subarray(-TAG_BYTES));
-    const key = Buffer.concat([decipher.update(sealed.subarray(NONCE_BYTES, -TAG_BYTES)), decipher.final()]);
+    decipher.setAuthTag(wrapped.subarray(-TAG_BYTES));
+    const key = Buffer.concat([decipher.update(wrapped.subarray(NONCE_BYTES, -TAG_BYTES)), decipher.final()]);
     if (fingerprintOf(key) === id) return { id, key };
   } catch {} // Node says "Unsupported state or unable to authenticate data", or that the tag is short.
   throw new Error(fault);

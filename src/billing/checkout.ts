@@ -1,13 +1,8 @@
 import type { Clock } from '../clock.ts';
 import type { Events } from '../events.ts';
-import {
-  type Checkout,
-  type CheckoutOrder,
-  findCheckoutByKey,
-  openCheckout,
-  settleCreation,
-} from '../ledger/checkout.ts';
+import { type Checkout, type CheckoutOrder, findCheckoutByKey } from '../ledger/checkout.ts';
 import type { Ledger } from '../ledger/ledger.ts';
+import { openCheckout, settleCreation } from '../ledger/writes.ts';
 import { Refusal } from '../refusal.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import { inProgress, JOIN_SECONDS, uncertain } from '../spend/spend.ts';
@@ -26,7 +21,7 @@ export type BillingApp = {
 };
 export type CheckoutRequest = Omit<CheckoutOrder, 'expiresAt'>;
 
-/** How long a checkout can be paid: within the provider's limits of 30 minutes and 24 hours, with a margin for clock skew. */
+/** Seconds for which a checkout can be paid: within the provider's limits of 30 minutes and 24 hours, with a margin for clock skew. */
 const CHECKOUT_SECONDS = 3 * 3600;
 const REFUSED_RETRY_SECONDS = 30;
 const ROUTE = 'billing/checkout';
@@ -71,11 +66,14 @@ async function create(
   const begunAt = app.clock.now();
   const opened =
     earlier ??
-    (await app.ledger.write((tx) => openCheckout(tx, { ...request, expiresAt: begunAt + CHECKOUT_SECONDS }, begunAt)));
+    (await app.ledger.write(openCheckout, {
+      order: { ...request, expiresAt: begunAt + CHECKOUT_SECONDS },
+      now: begunAt,
+    }));
   // The provider replays its first answer to a repetition, even a failure, so search for the session first.
   const creation = (earlier && (await payments.find(earlier))) ?? (await payments.create(opened));
   const now = app.clock.now();
-  const made = await app.ledger.write((tx) => settleCreation(tx, opened.id, creation, now));
+  const made = await app.ledger.write(settleCreation, { id: opened.id, creation, now });
   app.events.checkoutAsked(made, creation.kind);
   if (made.status === 'creating') throw uncertain();
   if (made.status === 'refused')

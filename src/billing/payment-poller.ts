@@ -1,18 +1,19 @@
-import { type Checkout, type CheckoutCursor, dueCheckouts, lookAgain, nextDueCheckout } from '../ledger/checkout.ts';
-import { findFeed, hasPaymentsSince, setFeed } from '../ledger/payment-events.ts';
+import { type Checkout, type CheckoutCursor, dueCheckouts, nextDueCheckout } from '../ledger/checkout.ts';
+import { findFeed, hasPaymentsSince } from '../ledger/payment-events.ts';
 import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
+import { recordPoll, setFeed } from '../ledger/writes.ts';
 import type { BillingApp } from './checkout.ts';
 import { type Provider, ProviderDown } from './provider.ts';
 import { receive, takePayment } from './receive.ts';
 
-/** How many sessions are read concurrently. */
+/** Number of sessions read concurrently. */
 const AT_ONCE_COUNT = 4;
 /** Backoff after an outage of the provider; it doubles from `min` to `max`. */
 const BACKOFF_SECONDS = { min: 15, max: 600 };
-/** How often refunds and disputes are read, and the delay after an error. */
+/** Interval at which refunds and disputes are read, and the delay after an error. */
 const FEED_SECONDS = 300;
 const FEED_RETRY_SECONDS = 900;
-/** How long after the last payment they are read: cards may be disputed for months. */
+/** Days after the last payment for which they are read: cards may be disputed for months. */
 const FEED_DAYS = 180;
 const DAY_SECONDS = 86_400;
 
@@ -29,6 +30,7 @@ export type PaymentPoller = {
   stop(): Promise<void>;
 };
 
+/** Creates the poller of the payment provider. The reaper runs its passes. */
 export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { payments: Provider }): PaymentPoller {
   let running: Promise<Polled> | undefined;
   let stopped = false;
@@ -51,7 +53,7 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
       error = (cause as Error).message;
     }
     const now = app.clock.now();
-    const after = await app.ledger.write((tx) => lookAgain(tx, it.id, error, now));
+    const after = await app.ledger.write(recordPoll, { id: it.id, error, now });
     if (after.status === 'abandoned') app.events.checkoutMoved(after);
   }
 
@@ -102,7 +104,7 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
       app.events.failed('payments', error);
       next.dueAt = now + FEED_RETRY_SECONDS;
     }
-    await app.ledger.write((tx) => setFeed(tx, next));
+    await app.ledger.write(setFeed, next);
   }
 
   async function run(): Promise<Polled> {

@@ -5,7 +5,7 @@ import type { ReversalReport } from '../ledger/reversal.ts';
 export type ProviderEvent = {
   id: string;
   type: string;
-  /** When it happened, in Unix seconds of the provider's clock. */
+  /** The time of the event, in Unix seconds of the provider's clock. */
   at: number;
   /** The id of the session, refund or dispute that it is about. */
   subject: string;

@@ -1,6 +1,6 @@
-import { type PaymentReport, reportPayment } from '../ledger/checkout.ts';
-import { isKnownEvent, noteEvent } from '../ledger/payment-events.ts';
-import { reportReversal } from '../ledger/reversal.ts';
+import type { PaymentReport } from '../ledger/checkout.ts';
+import { isKnownEvent, type PaymentEvent } from '../ledger/payment-events.ts';
+import { reportPayment, reversePayment } from '../ledger/writes.ts';
 import type { BillingApp } from './checkout.ts';
 import type { MarkedPayment, ProviderEvent } from './provider.ts';
 
@@ -16,25 +16,18 @@ export async function receive(app: BillingApp, event: ProviderEvent): Promise<vo
   if ('payment' in says) return takePayment(app, says.payment, event);
   const { reversal } = says;
   const now = app.clock.now();
-  const reversed = await app.ledger.write((tx) => {
-    if (isKnownEvent(tx, event.id)) return undefined;
-    noteEvent(tx, event, now);
-    return reportReversal(tx, reversal, now);
-  });
+  const reversed = await app.ledger.write(reversePayment, { reversal, event: noted(event), now });
   if (reversed) app.events.reversed(reversed.checkout, reversed.movedCents, reversal);
 }
+
+const noted = ({ id, type, subject }: ProviderEvent): PaymentEvent => ({ id, type, subject });
 
 /** Applies a report on a session, from an event or from polling. */
 export async function takePayment(app: BillingApp, payment: MarkedPayment, event?: ProviderEvent): Promise<void> {
   const now = app.clock.now();
   const { installationId, accountId, ...rest } = payment;
   const report: PaymentReport = rest;
-  const reported = await app.ledger.write((tx) => {
-    if (event && isKnownEvent(tx, event.id)) return undefined;
-    const done = reportPayment(tx, report, now);
-    if (event && done.kind === 'known') noteEvent(tx, event, now);
-    return done;
-  });
+  const reported = await app.ledger.write(reportPayment, { report, event: event && noted(event), now });
   if (!reported) return;
   if (reported.kind === 'known') {
     const { before, checkout, movedCents } = reported;

@@ -16,26 +16,31 @@ export function charge(
   operation: Operation,
   { model, bounded }: Detail,
   route: Route,
-  usage: Usage | undefined,
+  counted: Usage | undefined,
   tokensDelivered: number,
 ): { charge: Nanos; usage: string } {
-  const max = bounded.most(route);
+  const max = bounded.maxUsage(route);
   const { promptTokens, images } = max;
   const upstream = model.routes.length > 1 ? route.upstream : undefined;
-  if (!usage) {
+  if (!counted) {
     const completionTokens = Math.min(tokensDelivered, max.completionTokens);
     const cost = holdOf(route.price, { ...max, completionTokens });
     const counts = { promptTokens, completionTokens, cacheReadTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0 };
     const estimate = describeUsage(counts, { images, upstream, estimated: true });
     app.events.estimated(operation, estimate);
+    app.events.charged(model.id, route.upstream, counts);
     return { charge: atMost(cost, operation.hold), usage: estimate };
   }
-  const counted = describeUsage(usage, { images, upstream });
+  // Where it is not told how long written tokens are kept, it is as long as the request asked for.
+  const hour = counted.cacheWriteHourTokens ?? (max.isCachedForHour ? counted.cacheWriteTokens : 0);
+  const usage = { ...counted, cacheWriteHourTokens: hour };
+  app.events.charged(model.id, route.upstream, usage);
+  const described = describeUsage(usage, { images, upstream });
   // A count above its bound means that the bound is wrong, whatever the total. It never raises the bill.
   if (usage.promptTokens > promptTokens || usage.completionTokens > max.completionTokens)
-    app.events.boundExceeded(operation, counted);
+    app.events.boundExceeded(operation, described);
   if (usage.promptTokens > promptTokens) learnBound(app, operation, route, bounded, usage.promptTokens, promptTokens);
-  return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: counted };
+  return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: described };
 }
 
 const atMost = (cost: bigint, hold: Nanos): Nanos => (cost > hold ? hold : Nanos(cost));

@@ -1,4 +1,6 @@
+import { isWire } from '../config/router.ts';
 import { generatedBytes } from '../router/generated.ts';
+import { generatedInAnswer } from '../router/native.ts';
 import { readUsage } from '../router/usage.ts';
 import type { Answered } from '../spend/spend.ts';
 import { charge } from './charge.ts';
@@ -10,11 +12,16 @@ import type { ChatApp, ChatRequest } from './quote.ts';
  * does.
  */
 export function chat(app: ChatApp, request: ChatRequest): Promise<Answered<Buffer>> {
+  const { place } = request;
   return spendOnModel(app, request, false, ({ operation, detail, route, reply }) => {
     if (reply.kind !== 'answered') throw new Error('a stream is not asked for here');
-    const usage = readUsage(reply.json, detail.model.kind);
-    const charged = charge(app, operation, detail, route, usage, usage ? 0 : generatedBytes(reply.json));
-    const answer = detail.keep ? reply.body : null;
-    return { outcome: { kind: 'done', ...charged, answer }, answer: () => reply.body };
+    const api = detail.bounded.apiOf(route);
+    const usage = readUsage(reply.json, api);
+    const delivered = isWire(api) ? generatedInAnswer : generatedBytes;
+    const charged = charge(app, operation, detail, route, usage, usage ? 0 : delivered(reply.json));
+    place?.offer(() => reply.body);
+    const keptSeconds = detail.keptSeconds();
+    const answer = keptSeconds ? reply.body : null;
+    return { outcome: { kind: 'done', ...charged, answer, keptSeconds }, answer: () => reply.body };
   });
 }

@@ -1,9 +1,10 @@
 import type { Clock } from '../clock.ts';
 import type { Reader } from '../db/handle.ts';
 import type { Events } from '../events.ts';
-import { keepLearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
+import { listLearnedBounds } from '../ledger/learned-bound.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Operation } from '../ledger/operation.ts';
+import { keepLearnedBound } from '../ledger/writes.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Route } from '../router/catalogue.ts';
 
@@ -56,14 +57,19 @@ export function learnBound(
     operationId: operation.id,
     learnedAt: clock.now(),
   };
-  ledger.write((tx) => keepLearnedBound(tx, row)).catch((error) => events.failed('learned_bound', error));
+  ledger.write(keepLearnedBound, row).catch((error) => events.failed('learned_bound', error));
 }
 
-/** Loads the learned bounds from the database into the routes. */
+/** Loads the learned bounds from the database into the routes. What a route has learned since is kept. */
 export function recallBounds(read: Reader, catalogue: Catalogue): void {
   const rows = listLearnedBounds(read);
   for (const route of catalogue.list.flatMap((model) => model.routes)) {
     const row = rows.find((it) => it.upstream === route.upstream && it.upstreamModel === route.upstreamModel);
-    if (row?.basis === basisOf(route)) route.learned = { permille: row.permille, contextTokens: row.contextTokens };
+    if (row?.basis !== basisOf(route)) continue;
+    const { permille, contextTokens } = route.learned;
+    route.learned = {
+      permille: Math.max(permille, row.permille),
+      contextTokens: Math.max(contextTokens, row.contextTokens),
+    };
   }
 }

@@ -1,7 +1,7 @@
-import { findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
+import { ANSWER_KEPT_SECONDS, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import { formatUsd, type Nanos } from '../money.ts';
 import { RETRY_SAME_KEY, Refusal } from '../refusal.ts';
-import { callInOrder } from '../router/call.ts';
+import { callInOrder, type Timing } from '../router/call.ts';
 import type { Route } from '../router/catalogue.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply } from '../router/upstream.ts';
@@ -14,9 +14,17 @@ import {
   UNCERTAIN_RETRY_SECONDS,
 } from '../spend/spend.ts';
 import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.ts';
+import { type ChatTerms, chatWrites } from './terms.ts';
 
 /** A chargeable answer of a model server, and the route it came by. */
-export type Answering = { operation: Operation; detail: Detail; route: Route; reply: Exclude<Reply, Silent> };
+export type Answering = {
+  operation: Operation;
+  detail: Detail;
+  route: Route;
+  reply: Exclude<Reply, Silent>;
+  /** When the model server was asked (`performance.now()`). */
+  began: number;
+};
 type Silent = { kind: 'refused' | 'unknown' };
 
 /**
@@ -26,26 +34,31 @@ type Silent = { kind: 'refused' | 'unknown' };
  */
 export function spendOnModel<A extends Buffer | null>(
   app: ChatApp,
-  { prepare, maxPrice, keep = true, ...request }: ChatRequest,
+  { prepare, maxPrice, place, ...request }: ChatRequest,
   stream: boolean,
   take: (answering: Answering) => Called<A> | Promise<Called<A>>,
 ): Promise<Answered<A>> {
-  return spend<Detail, A>(
+  const keptSeconds = () => place?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
+  const answered = spend<Detail, A, ChatTerms>(
     app,
     { ...request, kind: 'chat' },
     {
-      quote: () => quoteChat(prepare(), keep, maxPrice),
+      writes: chatWrites,
+      quote: (earlier) => quoteChat(prepare(), app.upstreams, keptSeconds, maxPrice, earlier),
+      isCovered: (earlier, { hold, detail }) =>
+        hold <= earlier.hold && earlier.price.startsWith(detail.model.priceText),
       async call(operation, { detail }) {
-        const { route, reply } = await ask(app, operation, detail, stream);
+        const { route, reply, began } = await ask(app, operation, detail, stream);
         if (stream) detail.bounded.release();
         if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
           return { outcome: notDone(reply, detail, route), answer: unreachable };
-        return take({ operation, detail, route, reply });
+        return take({ operation, detail, route, reply, began });
       },
       refuse: (operation, outcome) => refuse(app, operation, outcome),
       replay: (operation) => replay(app, operation) as A,
     },
   );
+  return place ? place.follow(answered) : answered;
 }
 
 const unreachable = () => {
@@ -56,27 +69,34 @@ const unreachable = () => {
 async function ask(
   app: ChatApp,
   operation: Operation,
-  { model, bounded }: Detail,
+  { model, bounded, upstreams }: Detail,
   stream: boolean,
-): Promise<{ route: Route; reply: Reply }> {
-  const misconfigured = ({ fault }: Refused) => fault && app.events.misconfigured(operation, fault);
+): Promise<{ route: Route; reply: Reply; began: number }> {
+  const misconfigured = ({ upstream }: Route, { fault }: Refused) =>
+    fault && app.events.misconfigured(operation, upstream, fault);
   try {
-    const called = await callInOrder(app.upstreams, model, bounded, operation.id, stream, (route, refused) => {
+    const passedOver = (route: Route, refused: Refused) => {
       app.events.passedOver(operation, route.upstream, refused.reason);
-      misconfigured(refused);
-    });
-    if (called.reply.kind === 'refused') misconfigured(called.reply);
+      app.upstreamOutages.report(route.upstream, refused);
+      misconfigured(route, refused);
+    };
+    const counted = (route: Route, reply: Reply, timing: Timing) =>
+      app.events.upstreamCalled(operation, route, reply, stream, timing);
+    const asked = { upstreams, circuits: app.circuits };
+    const called = await callInOrder(asked, model, bounded, operation.id, stream, passedOver, counted);
+    app.upstreamOutages.report(called.route.upstream, called.reply);
+    if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;
   } catch (cause) {
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
-    return { route: model.routes[0], reply: { kind: 'unknown', reason } };
+    return { route: model.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
   }
 }
 
 /** Returns the outcome of a reply that cannot be charged. */
 function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): NotDone {
   if (reply.kind === 'refused') {
-    const { elsewhere: _, fault: __, ...outcome } = reply;
+    const { elsewhere: _, fault: __, isUnreachable: ___, ...outcome } = reply;
     return outcome;
   }
   return {

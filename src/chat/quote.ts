@@ -1,16 +1,20 @@
 import type { Config } from '../config/config.ts';
-import { available } from '../ledger/wallet.ts';
-import { formatUsd, type Nanos } from '../money.ts';
-import { Refusal } from '../refusal.ts';
+import type { Operation } from '../ledger/operation.ts';
+import type { Nanos } from '../money.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Model } from '../router/catalogue.ts';
-import { affordableCompletion, holdOf } from '../router/price.ts';
+import type { Circuits } from '../router/circuit.ts';
 import type { Upstream } from '../router/upstream.ts';
+import type { UpstreamOutages } from '../router/upstream-outages.ts';
 import type { PaidApp, PaidRequest, Quote } from '../spend/spend.ts';
+import type { Place } from './retry.ts';
+import { type ChatTerms, fitting, orderOf } from './terms.ts';
 
 export type ChatApp = PaidApp & {
   catalogue: Catalogue;
   upstreams: ReadonlyMap<string, Upstream>;
+  circuits: Circuits;
+  upstreamOutages: UpstreamOutages;
   config: Pick<Config, 'router'>;
 };
 export type ChatRequest = Omit<PaidRequest, 'kind'> & {
@@ -21,63 +25,53 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
   prepare: () => { model: Model; bounded: Bounded };
   /** The price limit of one request, if the caller's key has one. */
   maxPrice?: Nanos | undefined;
-  /**
-   * Whether to store the answer for replays. Not needed for a key that was generated for one request and is never sent
-   * again.
-   */
-  keep?: boolean;
+  /** The client's place in the attempt, where it sent no key and a retry is recognised by its body. */
+  place?: Place | undefined;
 };
-export type Detail = ReturnType<ChatRequest['prepare']> & { keep: boolean };
+export type Detail = ReturnType<ChatRequest['prepare']> & {
+  /** Returns the seconds for which the answer is stored for replays, 0 to store none. Asked when it has come. */
+  keptSeconds: () => number;
+  /** Those of the catalogue that the model is from: a reload does not change them for a request that was priced. */
+  upstreams: ChatApp['upstreams'];
+};
 
-/** Prices a request at the most expensive of the model's routes, because any of them may answer. */
+/**
+ * Prices a request at the most expensive of the model's routes, because any of them may answer. With `earlier`, whose hold
+ * is to be taken over, an answer that can be shorter is made to fit it.
+ */
 export function quoteChat(
   { model, bounded }: ReturnType<ChatRequest['prepare']>,
-  keep: boolean,
+  upstreams: ChatApp['upstreams'],
+  keptSeconds: Detail['keptSeconds'],
   maxPrice: Nanos | undefined,
-): Quote<Detail> {
+  earlier?: Pick<Operation, 'hold'>,
+): Quote<Detail, ChatTerms> {
   const { choices, reducible } = bounded;
-  const order = () => {
-    const { hold, most } = model.routes
-      .map((route) => ({ most: bounded.most(route), hold: holdOf(route.price, bounded.most(route)) }))
-      .reduce((costliest, it) => (it.hold > costliest.hold ? it : costliest));
-    const bounds = `"bound_prompt_tokens":${most.promptTokens},"bound_completion_tokens":${most.completionTokens}`;
-    return { hold, price: `${model.priceText},${bounds}}`, outputTokens: most.completionTokens / choices };
-  };
-  // With fewer output tokens another route may be the most expensive: the answer must be affordable on all.
-  const affordable = (left: Nanos) =>
-    Math.min(
-      ...model.routes.map((route) =>
-        Math.floor(affordableCompletion(route.price, bounded.most(route), left) / choices),
-      ),
-    );
-  const reduce = (left: Nanos) => {
-    const fits = affordable(left);
-    if (!reducible || fits < reducible.outputTokensMin || fits >= reducible.outputTokens) return undefined;
+  const termsNow = (): ChatTerms => ({
+    kind: model.kind,
+    priceText: model.priceText,
+    choices,
+    routes: model.routes.map((route) => ({ price: route.price, usage: bounded.maxUsage(route) })),
+    reducible,
+    maxPrice,
+  });
+  let terms = termsNow();
+  const shorten = (left: Nanos) => {
+    const fits = orderOf(terms).hold > left ? fitting(terms, left) : undefined;
+    if (fits === undefined) return;
     bounded.reduceTo(fits);
-    return order();
+    terms = termsNow();
   };
-  let { hold, price, outputTokens } = order();
-  if (maxPrice !== undefined && hold > maxPrice) ({ hold, price, outputTokens } = reduce(maxPrice) ?? order());
-  const advice = (left: Nanos) => {
-    if (model.kind !== 'chat') return '';
-    const fits = affordable(left);
-    const asked = `It asked for up to ${outputTokens} output tokens`;
-    return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
-  };
+  // A limit that the caller named is cut to what the wallet has, not to what the key allows.
+  if (maxPrice !== undefined && !reducible?.isNamed) shorten(maxPrice);
+  if (earlier) shorten(earlier.hold);
+  const { hold, price } = orderOf(terms);
   return {
     hold,
     price,
     subject: model.id,
-    detail: { model, bounded, keep },
-    advice,
-    reduce,
-    limits(_, wallet) {
-      if (maxPrice === undefined || hold <= maxPrice) return;
-      const left = available(wallet);
-      throw new Refusal(
-        'insufficient_funds',
-        `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(left < maxPrice ? left : maxPrice)}`.trim(),
-      );
-    },
+    detail: { model, bounded, keptSeconds, upstreams },
+    terms,
+    reduceTo: bounded.reduceTo,
   };
 }

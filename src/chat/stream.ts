@@ -1,7 +1,10 @@
+import { isWire } from '../config/router.ts';
 import { Refusal } from '../refusal.ts';
+import { secondsSince } from '../router/call.ts';
 import { eventsOfCompletion } from '../router/completion-events.ts';
-import { DONE_EVENT, type SseEvent } from '../router/sse.ts';
-import { createStreamReader, type Heard } from '../router/stream-reader.ts';
+import { type Api, createNativeReader, eventsOfAnswer } from '../router/native.ts';
+import type { SseRun } from '../router/sse.ts';
+import { createStreamReader, type Heard, type StreamReader } from '../router/stream-reader.ts';
 import { createTranscript } from '../router/transcript.ts';
 import { readUsage } from '../router/usage.ts';
 import type { Answered } from '../spend/spend.ts';
@@ -17,7 +20,7 @@ export type Listener = {
   write(bytes: Buffer): Promise<void> | undefined;
 };
 export type StreamRequest = ChatRequest & {
-  /** Whether the caller asked for the usage chunk (stream_options.include_usage). */
+  /** True if the caller asked for the usage chunk (stream_options.include_usage). */
   includeUsage: boolean;
 };
 
@@ -32,8 +35,9 @@ export function streamChat(
   { includeUsage, ...request }: StreamRequest,
   listener: Listener,
 ): Promise<Answered<Buffer | null>> {
-  return spendOnModel<Buffer | null>(app, request, true, async ({ operation, detail, route, reply }) => {
-    const transcript = detail.keep ? createTranscript() : undefined;
+  const { place, isKeyMadeUp } = request;
+  return spendOnModel<Buffer | null>(app, request, true, async ({ operation, detail, route, reply, began }) => {
+    const transcript = place || !isKeyMadeUp ? createTranscript() : undefined;
     const tell = (bytes: Buffer) => {
       transcript?.push(bytes);
       return listener.write(bytes);
@@ -41,10 +45,13 @@ export function streamChat(
     listener.begin();
     // An upstream that does not stream has answered in one piece; the stream is made here.
     const isStream = reply.kind === 'streaming';
-    const source = isStream ? reply.events : eventsOfOnePiece(reply.json);
+    const api = detail.bounded.apiOf(route);
+    const source = isStream ? reply.events : eventsOfOnePiece(api, reply.json);
+    const reader = isWire(api) ? createNativeReader(api) : createStreamReader(detail.bounded.choices);
     const endSoon = isStream ? reply.endSoon : () => {};
-    const { heard, usageEvent, broken } = await pass(source, detail.bounded.choices, tell, endSoon);
-    const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, 'chat'));
+    const { heard, usageEvent, broken } = await pass(source, reader, tell, endSoon);
+    if (isStream) app.events.streamEnded(operation, route, secondsSince(began));
+    const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, api));
     const charged = charge(app, operation, detail, route, usage, heard.tokensDelivered);
     if (!heard.isWhole)
       return {
@@ -53,14 +60,17 @@ export function streamChat(
           throw lost(charged.charge);
         },
       };
-    const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, DONE_EVENT] : [DONE_EVENT]);
+    const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, reader.end()] : [reader.end()]);
     transcript?.push(tail);
-    const kept = transcript?.finish() ?? null;
+    const packed = () => transcript?.finish() ?? null;
+    place?.offer(packed);
+    const keptSeconds = detail.keptSeconds();
+    const kept = keptSeconds ? packed() : null;
     return {
-      outcome: { kind: 'done', ...charged, answer: kept },
+      outcome: { kind: 'done', ...charged, answer: kept, keptSeconds },
       async answer() {
         await listener.write(tail);
-        return kept;
+        return kept ?? (place?.isShared() ? packed() : null);
       },
     };
   });
@@ -74,9 +84,9 @@ type Passed = {
   broken: string;
 };
 
-/** Makes a stream of one completion. Breaks if the completion cannot be expressed in chunks. */
-async function* eventsOfOnePiece(completion: unknown): AsyncGenerator<readonly SseEvent[], void, void> {
-  yield eventsOfCompletion(completion);
+/** Makes a stream of one answer. Breaks if a completion cannot be expressed in chunks. */
+async function* eventsOfOnePiece(api: Api, answer: unknown): AsyncGenerator<readonly SseRun[], void, void> {
+  yield isWire(api) ? eventsOfAnswer(api, answer) : eventsOfCompletion(answer);
 }
 
 /**
@@ -84,19 +94,18 @@ async function* eventsOfOnePiece(completion: unknown): AsyncGenerator<readonly S
  * Back-pressure: reads no faster than the client. After an error, waits a moment for the usage, which may still follow.
  */
 async function pass(
-  source: AsyncIterable<readonly SseEvent[]>,
-  choices: number,
+  source: AsyncIterable<readonly SseRun[]>,
+  reader: StreamReader,
   tell: (bytes: Buffer) => Promise<void> | undefined,
   endSoon: () => void,
 ): Promise<Passed> {
-  const reader = createStreamReader(choices);
   let usageEvent: Buffer | undefined;
   let broken = 'the stream ended early';
   let pending: Buffer[] = [];
   const flush = () => {
     const [one] = pending;
     if (!one) return undefined;
-    const bytes = pending.length === 1 ? one : Buffer.concat(pending);
+    const bytes = joined(one, pending);
     pending = [];
     return tell(bytes);
   };
@@ -127,6 +136,16 @@ async function pass(
     if (!hasFailed) broken = (error as Error).message;
   }
   return passed();
+}
+
+/** Joins events. Those of one chunk lie beside each other in memory, so they are not copied. */
+function joined(first: Buffer, all: readonly Buffer[]): Buffer {
+  let { byteLength: length } = first;
+  for (const it of all.slice(1)) {
+    if (it.buffer !== first.buffer || it.byteOffset !== first.byteOffset + length) return Buffer.concat(all);
+    length += it.length;
+  }
+  return Buffer.from(first.buffer, first.byteOffset, length);
 }
 
 /**

@@ -48,12 +48,18 @@ export type Created =
     }
   | { kind: 'unknown'; reason: string };
 
-/** A machine as the backend sees it. An `ended` one still has to be destroyed; `note` says why it does not run. */
+/**
+ * A machine as the backend sees it. An `ended` one still has to be destroyed; `note` says why it does not run, for the
+ * operator. `waitsFor` says to the tenant why it is provisioning, and names nothing of what is behind the backend. One that
+ * wrote more than the disk it may use counts as `ended`, with `exceeded`.
+ */
 export type Machine = {
   ref: Ref;
   state: 'provisioning' | 'running' | 'ended';
   deadline?: number;
   note?: string | undefined;
+  waitsFor?: string;
+  exceeded?: 'disk';
 };
 /** A machine that carries this installation's tag. */
 export type Owned = Machine & { tag: string; createdAt: number };
@@ -109,15 +115,27 @@ export type Finding = { name: string; ok: boolean; detail: string };
  */
 export type Backend = {
   name: string;
-  /** What `GET /v1/compute/offers` says of this slot. */
+  /** Lists the offers of this slot for `GET /v1/compute/offers`. */
   offers(): Promise<Offer[]>;
   /**
-   * The price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Avoids outside calls if it
-   * can.
+   * The price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Calls the provider only if it
+   * has to.
    */
   quote(spec: Spec): Promise<Quote>;
-  /** Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). */
-  create(order: { tag: string; quote: Quote; deadline: number }): Promise<Created>;
+  /** Returns how many more machines of this spec fit, as of a few seconds ago. Without it, `offers` says whether one does. */
+  freeFor?(spec: Spec): Promise<number>;
+  /**
+   * Makes one machine with `tag` that ends by itself at `deadline` (Unix seconds). Machines of different wallets must not
+   * reach each other; one without a wallet is nobody's. Of one for a trial the backend may keep more, so that it can say why
+   * it ended.
+   */
+  create(order: {
+    tag: string;
+    quote: Quote;
+    deadline: number;
+    walletId?: string;
+    isTrial?: boolean;
+  }): Promise<Created>;
   /** Every machine with this tag, ended ones included. */
   find(tag: string): Promise<Machine[]>;
   /** The machine, or undefined when the backend confirms that there is none. */
@@ -128,18 +146,30 @@ export type Backend = {
   destroy(ref: Ref): Promise<void>;
   /** Everything that carries a tag with this prefix. Throws when the list would be partial. */
   listOwned(prefix: string): Promise<Owned[]>;
+  /**
+   * Tries a machine that runs, before it is paid for: a command, and the GPUs that were sold. Returns what is wrong, or
+   * undefined. Reliable only until a tenant has been inside.
+   */
+  prove?(ref: Ref): Promise<string | undefined>;
   exec(ref: Ref, order: ExecOrder): Promise<ExecResult>;
   /** Writes a file whole or not at all; parents are created. */
   upload(ref: Ref, path: string, content: Buffer): Promise<void>;
   session(ref: Ref, order: SessionOrder): Promise<Session>;
   /**
+   * The path, inside every machine, of the program that `port.ts` runs as `PROGRAM relay PORT` (watchdog.c of the container
+   * backend). Without it, what the image has is used.
+   */
+  relay?: string;
+  /**
    * Machines of the same users as this installation's that do not carry its tag. They are only reported, unless there
    * is an `end`. `list` throws when the list would be partial.
    */
   strangers?: { list(prefix: string): Promise<Owned[]>; end?: (ref: Ref) => Promise<void> };
-  /** How many empty lists, how many seconds apart, prove that a create left nothing behind. */
+  /** The part of the backend that a machine depends on, where parts fail and return one by one: the host of a pool. */
+  partOf?(ref: Ref): string;
+  /** The proof that a create left nothing behind: this number of empty lists, this many seconds apart. */
   absence: { lists: number; apartSeconds: number };
-  /** What this machine still needs and the configuration no longer has, as sentences. Makes no outside call. */
+  /** Names the settings that this machine still needs and the configuration no longer has, as sentences. Calls no provider. */
   misses?(machine: { tag: string; ref: Ref | null }): string | undefined;
   /** Checks everything that a lease depends on, without making one. Never throws. */
   check?(): Promise<Finding[]>;
@@ -148,24 +178,27 @@ export type Backend = {
    * been inside.
    */
   unlimited?(ref: Ref, quote: Quote): Promise<string | undefined>;
-  /** Whether a machine may be made only for a trial. */
+  /** Set if `doctor` may make a machine only to try the backend: `free`, or at a price. */
   trial?: 'free' | 'costs_money';
   close(): Promise<void>;
 };
 
 /**
- * The tag of a resource's machine. It names the installation, so that no other installation's machine is ever touched.
+ * Returns the prefix of all tags of an installation, so that no other installation's machine is ever touched.
  */
 export const tagPrefix = (installationId: string) => `purser-${installationId.replace('_', '-')}-`;
+/** Returns the tag of a resource's machine. */
 export const tagOf = (installationId: string, resourceId: string) =>
   tagPrefix(installationId) + resourceId.replace('_', '-');
+/** Returns the id of the resource that a tag with this prefix names. */
 export const resourceIdOf = (prefix: string, tag: string) => tag.slice(prefix.length).replace('-', '_');
 
-/** What a backend is opened with, beside its settings. */
+/** The surroundings that a backend is opened with, beside its settings. */
 export type Surroundings = {
+  dataDirectory: string;
   /** The directory for what a backend keeps of its machines, above all their deadlines. */
   leases: string;
-  /** How the tags of this installation begin. */
+  /** The prefix of this installation's tags. */
   prefix: string;
   /** Unix seconds. */
   now: () => number;

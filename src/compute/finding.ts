@@ -2,12 +2,13 @@ import type { Finding } from './backend.ts';
 
 /** The prefix that marks a finding as a warning, in text and in JSON. */
 export const WARNING = 'Warning: ';
+/** Makes the detail of a finding a warning. */
 export const warning = (text: string) => WARNING + text;
 
-/** Makes one finding: `look` returns the detail of a success, or throws an error that says what to do. Never throws. */
-export async function finding(name: string, look: () => string | Promise<string>): Promise<Finding> {
+/** Makes one finding: `check` returns the detail of a success, or throws an error that says what to do. Never throws. */
+export async function finding(name: string, check: () => string | Promise<string>): Promise<Finding> {
   try {
-    return { name, ok: true, detail: await look() };
+    return { name, ok: true, detail: await check() };
   } catch (error) {
     return { name, ok: false, detail: (error as Error).message };
   }

@@ -1,24 +1,49 @@
-import { type Backend, SLOTS, type Surroundings } from './backend.ts';
+import { join } from 'node:path';
+import { files } from '../files/data-directory.ts';
+import type { Backend, Slot, Surroundings } from './backend.ts';
 import * as backends from './backends/index.ts';
 import * as local from './backends/local/settings.ts';
-import type { ComputeSettings, LocalCompute } from './settings.ts';
-import { type ConfiguredSlot, createSlots, type Slots } from './slots.ts';
+import { type BackendCalled, countedBackend } from './counted-backend.ts';
+import { type ComputeSettings, type Fill, type LocalCompute, listBackends, type PlacedSettings } from './settings.ts';
+import { type ConfiguredBackend, createSlots, type Slots } from './slots.ts';
 
 const BACKENDS = { ...backends, local };
 
-/** Opens the backend of every configured slot. `slotKeys` are the providers' keys, by slot. */
+type Keys = { slotKeys: ReadonlyMap<string, string> };
+type Around = Omit<Surroundings, 'key' | 'leases'>;
+
+/**
+ * Opens the backends of every configured slot. `slotKeys` are the providers' keys, by place. `called` hears of every call
+ * of them.
+ */
 export async function openSlots(
   { compute }: { compute: ComputeSettings | LocalCompute },
-  { slotKeys }: { slotKeys: ReadonlyMap<string, string> },
-  around: Omit<Surroundings, 'key'>,
+  keys: Keys,
+  around: Around,
+  called?: (slot: string, backend: string, ...call: Parameters<BackendCalled>) => void,
 ): Promise<Slots> {
-  const list: ConfiguredSlot[] = [];
-  for (const slot of SLOTS) {
-    const settings = compute[slot];
-    if (!settings) continue;
-    const open = BACKENDS[settings.backend].open as (of: typeof settings, around: Surroundings) => Promise<Backend>;
-    const backend = await open(settings, { ...around, key: slotKeys.get(slot) });
-    list.push({ slot, backend, provisionSeconds: settings.provision_seconds });
+  const list: ConfiguredBackend[] = [];
+  for (const it of listBackends(compute)) {
+    const opened = await openBackend(it, keys, around);
+    const { slot, backend } = opened;
+    const counted = called ? countedBackend(backend, (...call) => called(slot, backend.name, ...call)) : backend;
+    list.push({ ...opened, backend: counted });
   }
-  return createSlots(list);
+  const fills = Object.entries(compute).flatMap(([slot, it]) => (it && 'fill' in it ? [[slot, it.fill] as const] : []));
+  return createSlots(list, new Map(fills as [Slot, Fill][]));
+}
+
+/** Opens one backend, under the name that it has among those of its slot. */
+export async function openBackend(
+  { slot, name, place, settings }: PlacedSettings,
+  { slotKeys }: Keys,
+  around: Around,
+): Promise<ConfiguredBackend> {
+  const { backend: kind, provision_seconds: provisionSeconds } = settings;
+  const open = BACKENDS[kind].open as (of: typeof settings, around: Surroundings) => Promise<Backend>;
+  const shared = files(around.dataDirectory).leases;
+  // Two of a kind keep their files apart. The one without a name has those of a slot with one backend.
+  const leases = name === kind ? shared : join(shared, slot, name);
+  const backend = await open(settings, { ...around, leases, key: slotKeys.get(place) });
+  return { slot, place, provisionSeconds, backend: { ...backend, name } };
 }

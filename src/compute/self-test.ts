@@ -9,12 +9,12 @@ import {
   type Spec,
   tagOf,
 } from './backend.ts';
-import type { ConfiguredSlot } from './slots.ts';
+import type { ConfiguredBackend } from './slots.ts';
 
 /** Together well below the grace period of the orphan sweep, so that a running trial is not taken for an orphan. */
 const RUN_MILLISECONDS = 60_000;
 const REMOVE_MILLISECONDS = 75_000; // Slurm kills what does not end by itself after 30 s (KillWait).
-const LOOK_MILLISECONDS = 250;
+const POLL_MILLISECONDS = 250;
 /** The deadline of the trial machine: long enough to try it, and soon over should nothing else end it. */
 const TRIAL_SECONDS = 120;
 const EXEC_SECONDS = 20;
@@ -27,7 +27,7 @@ const sleep = (milliseconds: number) => new Promise((resolve) => setTimeout(reso
  * takes it away if this process dies half-way. What is leased is not touched. Never throws.
  */
 export async function selfTest(
-  { backend, provisionSeconds }: Pick<ConfiguredSlot, 'backend' | 'provisionSeconds'>,
+  { backend, provisionSeconds }: Pick<ConfiguredBackend, 'backend' | 'provisionSeconds'>,
   installationId: string,
   now: () => number,
 ): Promise<Finding> {
@@ -41,16 +41,18 @@ export async function selfTest(
     const quote = await backend.quote({ ...offer.spec, max_seconds: seconds } as Spec);
     const deadline = now() + provisionSeconds + seconds;
     const created = await backend
-      .create({ tag, quote, deadline })
+      .create({ tag, quote, deadline, isTrial: true })
       .catch((error: Error) => ({ kind: 'unknown' as const, reason: error.message }));
+    const madeAt = performance.now();
     if (created.kind === 'refused') {
       const ok = created.code === 'capacity_unavailable';
-      return { name, ok, detail: `No machine of the offer "${offer.description}" was made: ${created.reason}` };
+      const words = created.words ? ` (${created.words})` : '';
+      return { name, ok, detail: `No machine of the offer "${offer.description}" was made: ${created.reason}${words}` };
     }
     const ref = created.kind === 'created' ? created.ref : undefined;
-    const used = await use(backend, tag, quote, created, provisionSeconds).catch((error: Error) => ({
+    const used = await use(backend, tag, quote, created, provisionSeconds).catch(async ({ message }: Error) => ({
       ok: false,
-      detail: error.message,
+      detail: (await endOf(backend, ref, madeAt)) ?? message,
     }));
     const left = await remove(backend, tag, ref);
     const what = `A machine of the offer "${offer.description}": ${used.detail}`;
@@ -95,10 +97,11 @@ async function use(
   const waited = () => Math.ceil((performance.now() - started) / 1000);
   for (;;) {
     const machine = await backend.inspect(ref);
-    const why = machine?.note === undefined ? '' : `: ${machine.note}`;
+    const fault = machine?.state === 'running' ? await backend.prove?.(ref) : machine?.note;
+    const why = fault === undefined ? '' : `: ${fault}`;
     if (!machine || machine.state === 'ended')
       throw new Error(`it was made, and ended by itself after ${waited()} s${why}`);
-    if (machine.state === 'running') break;
+    if (machine.state === 'running' && fault === undefined) break;
     if (performance.now() - started > Math.min(RUN_MILLISECONDS, provisionSeconds * 1000)) {
       // Slow is not yet a fault: a cluster may be full.
       if (provisionSeconds * 1000 > RUN_MILLISECONDS)
@@ -108,7 +111,7 @@ async function use(
         };
       throw new Error(`it was made, and did not run within ${provisionSeconds} s (provision_seconds)${why}`);
     }
-    await sleep(LOOK_MILLISECONDS);
+    await sleep(POLL_MILLISECONDS);
   }
   const ran = waited();
   if (!(await backend.find(tag)).some((it) => it.ref === ref))
@@ -125,6 +128,14 @@ async function use(
   return { ok: true, detail: `it ran ${ran} s after it was made, was found by its tag and ran a command` };
 }
 
+/** Why the machine does not run any more, whatever failed first for that reason; undefined if it runs. */
+async function endOf(backend: Backend, ref: Ref | undefined, madeAt: number): Promise<string | undefined> {
+  const machine = ref === undefined ? undefined : await backend.inspect(ref).catch(() => undefined);
+  if (machine?.state !== 'ended') return undefined;
+  const seconds = Math.ceil((performance.now() - madeAt) / 1000);
+  return `it was made, and ended by itself after ${seconds} s${machine.note === undefined ? '' : `: ${machine.note}`}`;
+}
+
 /** Destroys every machine with the tag until none is left. Returns why that failed, or undefined. */
 async function remove(backend: Backend, tag: string, ref: Ref | undefined): Promise<string | undefined> {
   const started = performance.now();
@@ -139,6 +150,6 @@ async function remove(backend: Backend, tag: string, ref: Ref | undefined): Prom
       fault = (error as Error).message;
     }
     if (performance.now() - started > REMOVE_MILLISECONDS) return fault;
-    await sleep(LOOK_MILLISECONDS);
+    await sleep(POLL_MILLISECONDS);
   }
 }

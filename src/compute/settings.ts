@@ -1,11 +1,12 @@
 import * as v from 'valibot';
-import type { Backend, Slot, Surroundings } from './backend.ts';
+import { type Backend, SLOTS, type Slot, type Surroundings } from './backend.ts';
 import * as backends from './backends/index.ts';
 import type { LocalSettings } from './backends/local/settings.ts';
+import { firstOtherPrice } from './same-prices.ts';
 
 /** The settings of the three slots (design, section 4), made from the table of backends. */
 
-/** What the settings.ts of a backend exports. */
+/** The exports of a backend's settings.ts. */
 type BackendModule = {
   slots: Partial<Record<Slot, v.GenericSchema>>;
   notes(settings: never): string[];
@@ -17,6 +18,14 @@ type Backends = typeof BACKENDS;
 type SchemaFor<S extends Slot> = {
   [B in keyof Backends]: Backends[B]['slots'] extends Record<S, infer Schema> ? Schema : never;
 }[keyof Backends];
+type SettingsFor<S extends Slot> = v.InferOutput<SchemaFor<S>>;
+
+/** Which of a slot's backends is asked first: the first in the list, or the one with the most free. */
+export const FILLS = ['in_order', 'most_free'] as const;
+export type Fill = (typeof FILLS)[number];
+
+/** A slot with several backends. A name may be left out once for each kind of backend: it is then that kind. */
+type Several<One> = { backend?: undefined; fill: Fill; backends: (One & { name?: string })[] };
 
 /** The fault of an unknown backend. `local` has its own message: the demo shows it, and somebody will try it. */
 const notThis = ({ expected, received }: v.BaseIssue<unknown>) =>
@@ -24,17 +33,60 @@ const notThis = ({ expected, received }: v.BaseIssue<unknown>) =>
     ? 'local is for `purser demo` only: it puts no wall between a lease and this machine'
     : `Invalid type: Expected ${expected} but received ${received}`;
 
-/** The settings of any backend that can serve `slot`. */
-const backendsFor = <S extends Slot>(slot: S) =>
-  v.optional(
-    v.variant(
-      'backend',
-      Object.values(BACKENDS).flatMap(({ slots }) =>
-        slot in slots ? [slots[slot as keyof typeof slots] as SchemaFor<S>] : [],
-      ),
-      notThis,
-    ),
+/** It is a label of metrics, and names a directory. */
+const backendName = v.pipe(
+  v.string(),
+  v.maxLength(60),
+  v.regex(/^[A-Za-z0-9][\w.-]*$/, 'must be letters, digits, dots, dashes and underscores'),
+);
+
+type Entries = { entries: v.ObjectEntries; pipe?: readonly [Entries, ...v.GenericPipeAction[]] };
+
+/** A backend's schema with one more setting: its name in a list of backends. Its checks stay. */
+function withName(schema: Entries): v.GenericSchema {
+  const [object, ...checks] = schema.pipe ?? [schema];
+  const named = v.strictObject({ name: v.optional(backendName), ...object.entries });
+  return (checks.length ? v.pipe(named, ...(checks as [])) : named) as v.GenericSchema;
+}
+
+const nameOf = (it: { name?: string; backend: string }) => it.name ?? it.backend;
+
+/** The settings of one backend that can serve `slot`, or of several. */
+function backendsFor<S extends Slot>(slot: S) {
+  const schemas = Object.values(BACKENDS).flatMap(({ slots }) =>
+    slot in slots ? [slots[slot as keyof typeof slots] as SchemaFor<S>] : [],
   );
+  const one = v.variant('backend', schemas, notThis);
+  const named = schemas.map((it) => withName(it as unknown as Entries)) as unknown as SchemaFor<S>[];
+  const several = v.strictObject({
+    fill: v.optional(v.picklist(FILLS), 'in_order'),
+    backends: v.pipe(
+      v.array(v.variant('backend', named, notThis)),
+      v.minLength(1, 'names no backend'),
+      v.check(
+        (list) => new Set(list.map(nameOf)).size === list.length,
+        'two backends have the same name: give each a `name` of its own',
+      ),
+      // Leases of a backend without a name have its kind in their rows: another kind must not be asked for them.
+      v.check(
+        (list) => list.every((it) => nameOf(it) === it.backend || !Object.hasOwn(BACKENDS, nameOf(it))),
+        'a backend has the name of another kind: give it another `name`',
+      ),
+      v.rawCheck(({ dataset, addIssue }) => {
+        const other = dataset.typed ? firstOtherPrice(dataset.value.map((it) => [nameOf(it), it])) : undefined;
+        if (other) addIssue({ message: other });
+      }),
+    ),
+  });
+  const both = v.custom(() => false, 'give either backend or backends');
+  const has = (input: unknown, key: string) => typeof input === 'object' && input !== null && key in input;
+  const either = v.lazy((input) => (!has(input, 'backends') ? one : has(input, 'backend') ? both : several));
+  // Where a setting is not known, its neighbours are looked up in the options (config.ts).
+  const options = [one, several];
+  return v.optional(
+    Object.assign(either, { options }) as v.GenericSchema<unknown, SettingsFor<S> | Several<SettingsFor<S>>>,
+  );
+}
 
 export const Compute = v.strictObject({
   provider_one: backendsFor('provider_one'),
@@ -44,26 +96,60 @@ export const Compute = v.strictObject({
 
 type Parsed = v.InferOutput<typeof Compute>;
 type WithoutKey<S> = S extends { api_key: string } ? Omit<S, 'api_key'> : S;
-export type ComputeSettings = { [K in keyof Parsed]: WithoutKey<Parsed[K]> };
-export type LocalCompute = { [K in keyof Parsed]: LocalSettings };
+type Kept<S extends Slot> = WithoutKey<SettingsFor<S>>;
+export type ComputeSettings = { [S in Slot]?: Kept<S> | Several<Kept<S>> | undefined };
+export type LocalCompute = { [S in Slot]?: LocalSettings | undefined };
 
-/** Separates the settings from their secrets. `slotKeys` are the providers' keys, by slot. */
+type BackendSettings = { [S in Slot]: Kept<S> }[Slot] | LocalSettings;
+/** One backend as configured. `place` names it in logs and files: its slot, and its name where the slot has several. */
+export type PlacedSettings = { slot: Slot; name: string; place: string; settings: BackendSettings };
+
+/** Returns the backends of every slot, in slot order, each slot's in the order of its list. */
+export function listBackends(compute: ComputeSettings | LocalCompute): PlacedSettings[] {
+  return SLOTS.flatMap((slot): PlacedSettings[] => {
+    const found = compute[slot];
+    if (!found) return [];
+    if (!('backends' in found)) return [{ slot, name: found.backend, place: slot, settings: found }];
+    return found.backends.map((settings) => {
+      const name = nameOf(settings);
+      return { slot, name, place: placeOf(slot, name), settings };
+    });
+  });
+}
+
+const placeOf = (slot: string, name: string) => `${slot} ${name}`;
+
+/** Separates the settings from their secrets. `slotKeys` are the providers' keys, by the place of their backend. */
 export function partSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {
   const slotKeys = new Map<string, string>();
-  const plain = Object.entries(parsed).map(([slot, settings]) => {
-    if (!settings || !('api_key' in settings)) return [slot, settings];
+  function withoutKey(place: string, settings: object) {
+    if (!('api_key' in settings)) return settings;
     const { api_key: key, ...rest } = settings;
-    slotKeys.set(slot, key);
-    return [slot, rest];
+    slotKeys.set(place, key as string);
+    return rest;
+  }
+  const plain = Object.entries(parsed).map(([slot, settings]) => {
+    if (!settings || !('backends' in settings)) return [slot, settings && withoutKey(slot, settings)];
+    return [slot, { ...settings, backends: settings.backends.map((it) => withoutKey(placeOf(slot, nameOf(it)), it)) }];
   });
   return { compute: Object.fromEntries(plain) as ComputeSettings, slotKeys };
 }
 
-/** What a backend does not enforce, as far as the settings alone tell. Notes for the operator, not faults. */
+/** Returns the settings of the slots with `[set]` for every key, to be printed. */
+export function withKeysHidden(compute: ComputeSettings, slotKeys: ReadonlyMap<string, string>): object {
+  const hidden = (place: string, it: object) => ({ ...it, ...(slotKeys.has(place) ? { api_key: '[set]' } : {}) });
+  return Object.fromEntries(
+    Object.entries(compute).map(([slot, settings]) => {
+      if (!settings || !('backends' in settings)) return [slot, settings && hidden(slot, settings)];
+      return [slot, { ...settings, backends: settings.backends.map((it) => hidden(placeOf(slot, nameOf(it)), it)) }];
+    }),
+  );
+}
+
+/** Returns notes for the operator, not faults: the limits that a backend does not enforce, as far as the settings tell. */
 export function adviceOn(compute: ComputeSettings): string[] {
-  return Object.entries(compute).flatMap(([slot, settings]) => {
-    if (!settings) return [];
-    const { notes } = BACKENDS[settings.backend];
-    return notes(settings as never).map((note) => `compute.${slot}: ${note}.`);
+  return listBackends(compute).flatMap(({ place, settings }) => {
+    const { notes } = BACKENDS[settings.backend as keyof Backends];
+    return notes(settings as never).map((note) => `compute.${place}: ${note}.`);
   });
 }

@@ -1,36 +1,45 @@
 import { formatUsd, Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import type { Backend, Slot } from './backend.ts';
+import type { Fill } from './settings.ts';
 
-/** One configured slot and its backend (design, section 7). */
-export type ConfiguredSlot = {
+/** One configured backend of a slot (design, section 7). */
+export type ConfiguredBackend = {
   slot: Slot;
+  /** Names it among all: its slot, and its own name where the slot has several. */
+  place: string;
   backend: Backend;
   provisionSeconds: number;
 };
 
 export type Slots = {
-  /** In slot order. */
-  list: readonly ConfiguredSlot[];
-  /** The slot, or a refusal with `provider_not_configured`. */
-  find(slot: Slot): ConfiguredSlot;
-  /** The backend of a live resource, or undefined when its slot is no longer configured with it. */
+  /** In slot order, and each slot's in the order of its list. */
+  list: readonly ConfiguredBackend[];
+  /** The backends of a slot, and which is asked first. Refuses with `provider_not_configured`. */
+  find(slot: Slot): { fill: Fill; backends: readonly [ConfiguredBackend, ...ConfiguredBackend[]] };
+  /** The configured backend of a resource, or undefined when its slot no longer has one of that name. */
+  configuredOf(resource: { slot: string; backend: string }): ConfiguredBackend | undefined;
+  /** The backend of a live resource, or undefined when its slot no longer has one of that name. */
   backendOf(resource: { slot: string; backend: string }): Backend | undefined;
 };
 
 /** provider_one cannot be extended; the others can (interface, section 4, rule 1). */
 export const canExtend = (slot: string): boolean => slot !== 'provider_one';
 
-export function createSlots(list: readonly ConfiguredSlot[]): Slots {
+/** Creates the look-up of the configured slots. */
+export function createSlots(list: readonly ConfiguredBackend[], fills: ReadonlyMap<Slot, Fill> = new Map()): Slots {
+  const configuredOf: Slots['configuredOf'] = ({ slot, backend }) =>
+    list.find((it) => it.slot === slot && it.backend.name === backend);
   return {
     list,
     find(slot) {
-      const found = list.find((it) => it.slot === slot);
-      if (!found)
+      const [first, ...others] = list.filter((it) => it.slot === slot);
+      if (!first)
         throw new Refusal('provider_not_configured', `This installation has nothing configured behind ${slot}.`);
-      return found;
+      return { fill: fills.get(slot) ?? 'in_order', backends: [first, ...others] };
     },
-    backendOf: ({ slot, backend }) => list.find((it) => it.slot === slot && it.backend.name === backend)?.backend,
+    configuredOf,
+    backendOf: (resource) => configuredOf(resource)?.backend,
   };
 }
 
@@ -45,3 +54,6 @@ export function priceOfSeconds(priceHourly: bigint, seconds: number): Nanos {
 export function leasePriceSnapshot(priceHourly: bigint, seconds: number): string {
   return JSON.stringify({ price_hourly_usd: formatUsd(Nanos(priceHourly)), seconds });
 }
+
+/** Returns the seconds that the price of a lease or an extension is for. */
+export const secondsIn = (snapshot: string): number => (JSON.parse(snapshot) as { seconds: number }).seconds;

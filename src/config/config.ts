@@ -3,10 +3,12 @@ import { isIP } from 'node:net';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
-import { Compute, type ComputeSettings, partSecrets } from '../compute/settings.ts';
-import { LOG_LEVELS, type LogLevel } from '../log.ts';
+import { Compute, type ComputeSettings, partSecrets, withKeysHidden } from '../compute/settings.ts';
+import type { LogLevel } from '../log.ts';
 import { type Address, parseAddress } from '../net/listen.ts';
+import { type EventConfig, EventSettings, type ReceiverSecrets, splitReceivers } from './events.ts';
 import { ConfigurationFault } from './fault.ts';
+import { OpenTelemetry, type OpenTelemetrySettings, splitOpenTelemetry } from './opentelemetry.ts';
 import { type ModelConfig, Router, type UncertainPolicy, type UpstreamConfig, url, wholeSeconds } from './router.ts';
 import {
   Billing,
@@ -15,17 +17,20 @@ import {
   Identity,
   type IdentitySettings,
   splitBilling,
+  splitIdentity,
   splitTransfer,
   Transfer,
   type TransferKeys,
   type TransferSettings,
 } from './services.ts';
+import { HIDDEN_VARIABLE, hideVariables } from './variables.ts';
 
 /**
  * The only reader of the environment and of purser.yaml (design, section 4). A flag overrides the environment, which
  * overrides the file, which overrides the default. All faults are reported at once, with file and line.
  */
 
+const counted = (min: number, max: number) => v.pipe(v.number(), v.integer(), v.minValue(min), v.maxValue(max));
 const perMinute = (standard: number) => v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), standard);
 
 const address = v.pipe(
@@ -33,7 +38,7 @@ const address = v.pipe(
   v.rawTransform(({ dataset, addIssue, NEVER }) => {
     const parsed = parseAddress(dataset.value);
     if (parsed) return parsed;
-    addIssue({ message: 'not an address of the form host:port' });
+    addIssue({ message: 'not an address of the form host:port, as 127.0.0.1:7420' });
     return NEVER;
   }),
 );
@@ -47,14 +52,47 @@ const proxy = v.pipe(
   }, 'not an IP address or a network in CIDR notation'),
 );
 
+const UNIT_SECONDS: Record<string, number> = { s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
+/** A duration, as "90s", "30m", "6h", "1d" or "2w", in seconds. */
+const duration = v.pipe(
+  v.string(),
+  v.regex(/^[1-9]\d{0,8}[smhdw]$/, 'not a duration, as 30m, 6h or 1d'),
+  v.transform((text) => Number(text.slice(0, -1)) * (UNIT_SECONDS[text.slice(-1)] as number)),
+);
+
+const LOG_LEVELS = [
+  'fatal',
+  'error',
+  'warn',
+  'info',
+  'debug',
+  'trace',
+  'silent',
+] as const satisfies readonly LogLevel[];
+
 const Settings = v.strictObject({
   listen: v.optional(address),
   public_url: v.optional(url),
   trusted_proxies: v.optional(v.array(proxy), []),
   close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
   drain_seconds: v.optional(wholeSeconds(0, 3600)),
+  child_wallets: v.optional(
+    v.strictObject({ depth: v.optional(counted(0, 16), 4), open: v.optional(counted(0, 100_000), 1000) }),
+    {},
+  ),
   log_level: v.optional(v.picklist(LOG_LEVELS)),
+  /** Of one processor, in percent: a machine that uses at least that much is busy. */
+  keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
+  ui: v.optional(v.boolean(), true),
+  backup: v.optional(
+    v.strictObject({
+      every: v.pipe(duration, v.minValue(60, 'less than a minute')),
+      keep: v.optional(counted(1, 10_000), 7),
+      directory: v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path')),
+    }),
+  ),
   metrics: v.optional(v.strictObject({ listen: address })),
+  opentelemetry: v.optional(OpenTelemetry),
   router: v.optional(Router, {}),
   ssh: v.optional(
     v.strictObject({
@@ -64,10 +102,25 @@ const Settings = v.strictObject({
     }),
     {},
   ),
+  /** Host names of the ports of leases, one for each: `*.` and what they have in common. */
+  ports: v.optional(
+    v.strictObject({
+      host: v.optional(
+        v.pipe(
+          v.string(),
+          v.toLowerCase(),
+          v.regex(/^\*\.[0-9a-z-]+(\.[0-9a-z-]+)*(:\d{1,5})?$/, 'not a name such as *.ports.example'),
+          v.transform((text) => text.slice('*.'.length)),
+        ),
+      ),
+    }),
+    {},
+  ),
   compute: v.optional(Compute, {}),
   identity: v.optional(Identity),
   billing: v.optional(Billing),
   transfer: v.optional(Transfer),
+  events: v.optional(EventSettings, {}),
   limits: v.optional(
     v.strictObject({
       wallet_requests_per_minute: perMinute(0),
@@ -89,16 +142,28 @@ export type Config = {
   publicUrl: string | undefined;
   logLevel: LogLevel;
   metrics: { listen: Address } | undefined;
+  opentelemetry: OpenTelemetrySettings | undefined;
+  /** Whether the page is served. */
+  ui: boolean;
+  /** Backups that the server makes: the seconds between two, how many stay, and where. */
+  backup: { every: number; keep: number; directory: string } | undefined;
   trustedProxies: readonly string[];
   closeWaitSeconds: number;
   drainSeconds: number;
+  /** How deep wallets may be nested below an account's, and how many open children one may have. */
+  childWallets: { depth: number; openChildren: number };
+  /** From how much of one processor, in percent, a machine counts as busy. */
+  keep: { cpuPercent: number };
   router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
   /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
   ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
+  /** What follows the first label in the host names of ports. */
+  ports: { host: string | undefined };
   compute: ComputeSettings;
   identity: IdentitySettings | undefined;
   billing: BillingSettings | undefined;
   transfer: TransferSettings | undefined;
+  events: EventConfig;
   limits: Parsed['limits'];
 };
 
@@ -107,10 +172,16 @@ export type Secrets = {
   masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
   /** API keys by upstream name. */
   upstreamKeys: ReadonlyMap<string, string>;
-  /** The providers' API keys by slot. */
+  /** The providers' API keys by the place of their backend (compute/settings.ts). */
   slotKeys: ReadonlyMap<string, string>;
   transferKeys: TransferKeys | undefined;
   billingKeys: BillingKeys | undefined;
+  /** Headers of requests to the collector of spans. */
+  collectorHeaders: Readonly<Record<string, string>>;
+  /** With which the page authenticates at the identity provider. */
+  clientSecret: string | undefined;
+  /** Address and signing secret of each receiver of events, by its name. */
+  receivers: ReadonlyMap<string, ReceiverSecrets>;
 };
 
 export type Flags = { data?: string | undefined; config?: string | undefined };
@@ -120,6 +191,16 @@ type Environment = Readonly<Record<string, string | undefined>>;
 export function dataDirectoryOf(flags: Flags, env: Environment = process.env): string {
   return resolve(flags.data ?? (env.PURSER_DATA || undefined) ?? './purser-data');
 }
+
+/** Returns the path of the settings: what the flag or the environment name, or purser.yaml in the data directory if it is there. */
+export function settingsFile(flags: Flags, env: Environment = process.env): string | undefined {
+  const asked = flags.config ?? (env.PURSER_CONFIG || undefined);
+  const standard = resolve(dataDirectoryOf(flags, env), 'purser.yaml');
+  return asked ? resolve(asked) : existsSync(standard) ? standard : undefined;
+}
+
+/** Returns the environment of this process, for programs that it starts. */
+export const inheritedEnvironment = (): Environment => process.env;
 
 /** Returns the absolute directories of PATH. */
 export function searchPath(env: Environment = process.env): string[] {
@@ -139,9 +220,7 @@ const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
  */
 export function readConfig(flags: Flags, env: Environment = process.env): { config: Config; secrets: Secrets } {
   const dataDirectory = dataDirectoryOf(flags, env);
-  const asked = flags.config ?? (env.PURSER_CONFIG || undefined);
-  const standard = resolve(dataDirectory, 'purser.yaml');
-  const file = asked ? resolve(asked) : existsSync(standard) ? standard : undefined;
+  const file = settingsFile(flags, env);
   const faults: string[] = [];
 
   let settings: Parsed | undefined;
@@ -158,6 +237,9 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   const { compute, slotKeys } = partSecrets(settings.compute);
   const { transfer, transferKeys } = splitTransfer(settings.transfer);
   const { billing, billingKeys } = splitBilling(settings.billing);
+  const { identity, clientSecret } = splitIdentity(settings.identity);
+  const { events, receivers } = splitReceivers(settings.events);
+  const { opentelemetry, collectorHeaders } = splitOpenTelemetry(settings.opentelemetry);
   const config: Config = {
     dataDirectory,
     file,
@@ -165,9 +247,14 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     publicUrl: publicUrl ?? settings.public_url,
     logLevel: logLevel ?? settings.log_level ?? 'info',
     metrics: settings.metrics,
+    opentelemetry,
+    ui: settings.ui,
+    backup: settings.backup,
     trustedProxies: settings.trusted_proxies,
     closeWaitSeconds: settings.close_wait_seconds,
     drainSeconds: settings.drain_seconds ?? longestAnswer(settings.router.upstreams),
+    childWallets: { depth: settings.child_wallets.depth, openChildren: settings.child_wallets.open },
+    keep: { cpuPercent: settings.keep.cpu_percent },
     router: {
       upstreams: settings.router.upstreams.map(({ api_key: _, ...upstream }) => upstream),
       models: settings.router.models,
@@ -178,10 +265,12 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       publicHost: settings.ssh.public_host,
       publicPort: settings.ssh.public_port,
     },
+    ports: { host: settings.ports.host },
     compute,
-    identity: settings.identity,
+    identity,
     billing,
     transfer,
+    events,
     limits: settings.limits,
   };
   const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
@@ -193,6 +282,9 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
       slotKeys,
       transferKeys,
       billingKeys,
+      collectorHeaders,
+      clientSecret,
+      receivers,
     },
   };
 }
@@ -217,14 +309,6 @@ function fromEnvironment<S extends v.GenericSchema>(
   return undefined;
 }
 
-/**
- * The braces of `${NAME}` would end a YAML flow mapping. While YAML is parsed, two private-use characters stand in for
- * them.
- */
-const [OPEN, CLOSE] = ['\ue000', '\ue001'];
-const hideVariables = (text: string) => text.replace(/\$\{([A-Za-z_][A-Za-z0-9_]*)\}/g, `${OPEN}$1${CLOSE}`);
-const HIDDEN = new RegExp(`${OPEN}([A-Za-z0-9_]+)${CLOSE}`, 'g');
-
 function readYaml(file: string, env: Environment, faults: string[]): Parsed | undefined {
   let text: string;
   try {
@@ -233,11 +317,30 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
     faults.push(`${file}: cannot be read (${(error as NodeJS.ErrnoException).code})`);
     return undefined;
   }
+  return parseSettings(file, text, env, faults);
+}
+
+/** Throws ConfigurationFault with every fault of a settings file that is to be written. */
+export function checkSettings(file: string, text: string, env: Environment = process.env): void {
+  const faults: string[] = [];
+  parseSettings(file, text, env, faults);
+  if (faults.length) throw new ConfigurationFault(faults);
+}
+
+function parseSettings(file: string, text: string, env: Environment, faults: string[]): Parsed | undefined {
   const lines = new LineCounter();
-  const document = parseDocument(hideVariables(text), { lineCounter: lines, prettyErrors: false });
+  const hidden = hideVariables(text);
+  const document = parseDocument(hidden, { lineCounter: lines, prettyErrors: false });
   const at = (offset: number | undefined) => `${file}:${offset === undefined ? 1 : lines.linePos(offset).line}`;
-  for (const error of document.errors) faults.push(`${at(error.pos[0])}: ${error.message}`);
-  if (document.errors.length) return undefined;
+  const [first] = document.errors;
+  if (first) {
+    const tabs = document.errors.filter((it) => it.code === 'TAB_AS_INDENT'); // Further errors follow from them.
+    const line = hidden.split('\n')[lines.linePos(first.pos[0]).line - 1] as string;
+    // They follow from its brace, too.
+    if (SHELL_DEFAULT.test(line)) faults.push(`${at(first.pos[0])}: ${NO_DEFAULT}`);
+    else for (const error of tabs.length ? tabs : document.errors) faults.push(`${at(error.pos[0])}: ${error.message}`);
+    return undefined;
+  }
 
   let isResolved = true;
   visit(document, {
@@ -247,8 +350,10 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
       faults.push(`${at(node.range?.[0])}: *${node.source} names no anchor before it`);
     },
     Scalar(_, node, path) {
+      if (typeof node.value === 'string' && SHELL_DEFAULT.test(node.value))
+        faults.push(`${at(node.range?.[0])}: ${NO_DEFAULT}`);
       if (typeof node.value === 'string')
-        node.value = node.value.replace(HIDDEN, (_whole, name: string) => {
+        node.value = node.value.replace(HIDDEN_VARIABLE, (_whole, name: string) => {
           const value = env[name];
           if (value === undefined) faults.push(`${at(node.range?.[0])}: \${${name}} is not set in the environment`);
           return value ?? '';
@@ -261,7 +366,12 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
 
   if (!isResolved) return undefined;
 
-  const parsed = v.safeParse(Settings, document.toJS() ?? {});
+  const settings = document.toJS() ?? {};
+  if (typeof settings !== 'object' || Array.isArray(settings)) {
+    faults.push(`${at(0)}: not a map of settings, as \`listen: 127.0.0.1:7420\``);
+    return undefined;
+  }
+  const parsed = v.safeParse(Settings, settings);
   if (parsed.success) return parsed.output;
   for (const issue of parsed.issues) {
     const path = (issue.path ?? []).map((step) => step.key);
@@ -270,7 +380,7 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
     const where = at((node as Node | undefined)?.range?.[0]);
     const name = path.join('.') || 'the file';
     // The value is left out on purpose: it may be a secret in the wrong place.
-    const what = issue.type === 'strict_object' && issue.expected === 'never' ? 'unknown setting' : plain(issue);
+    const what = issue.type === 'strict_object' && issue.expected === 'never' ? unknownSetting(path) : plain(issue);
     faults.push(`${where}: ${name}: ${what}`);
   }
   return undefined;
@@ -278,21 +388,89 @@ function readYaml(file: string, env: Environment, faults: string[]): Parsed | un
 
 function plain(issue: v.BaseIssue<unknown>): string {
   if (issue.received === 'undefined') return `is required (${issue.expected})`;
-  return issue.message.replace(/ but received .*$/, '');
+  const type = /^Invalid type: Expected (\w+)/.exec(issue.message)?.[1];
+  return type !== undefined && Object.hasOwn(TYPES, type)
+    ? `must be ${TYPES[type]}`
+    : issue.message.replace(/ but received .*$/, '');
+}
+
+const TYPES: Record<string, string> = {
+  number: 'a number',
+  string: 'text',
+  boolean: 'true or false',
+  Array: 'a list',
+  Object: 'a map of settings',
+};
+/** `${NAME:-default}` and its kin, as shells and Compose know them. */
+const SHELL_DEFAULT = /\$\{[A-Za-z_]\w*:?[-+?=]/;
+const NO_DEFAULT = `only \${NAME} is known, without a default`;
+
+/** Says that a setting is not known, and which one beside it may be meant. */
+function unknownSetting(path: readonly unknown[]): string {
+  const name = String(path.at(-1));
+  let at: Schema[] = [Settings as unknown as Schema];
+  for (const step of path.slice(0, -1))
+    at = at.flatMap(forms).flatMap((it) => it.item ?? it.entries?.[String(step)] ?? []);
+  const names = at.flatMap(forms).flatMap((it) => Object.keys(it.entries ?? {}));
+  const near = names.find((it) => isNear(it, name));
+  return near === undefined ? 'unknown setting' : `unknown setting. Did you mean ${near}?`;
+}
+
+/** The members by which a valibot schema holds others. */
+type Schema = { entries?: Record<string, Schema>; wrapped?: Schema; item?: Schema; options?: unknown[] };
+
+/** The schemas that a value may have: without what makes it optional, and each of several. */
+function forms(schema: Schema): Schema[] {
+  if (schema.wrapped) return forms(schema.wrapped);
+  const options = schema.options?.filter((it): it is Schema => typeof it === 'object' && it !== null);
+  return options?.length ? options.flatMap(forms) : [schema];
+}
+
+/** Whether two names differ by at most two letters that are missing, too many or wrong (Levenshtein's distance). */
+function isNear(a: string, b: string): boolean {
+  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++)
+      next.push(
+        Math.min(
+          (row[j] as number) + 1,
+          (next[j - 1] as number) + 1,
+          (row[j - 1] as number) + (a[i - 1] === b[j - 1] ? 0 : 1),
+        ),
+      );
+    row = next;
+  }
+  return (row[b.length] as number) <= Math.min(2, Math.floor(Math.max(a.length, b.length) / 3));
 }
 
 /** Returns the configuration in force, as JSON without secrets: `[set]` stands for each of them. */
 export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
   const { router, compute, ...rest } = config;
-  const slots = Object.entries(compute).map(([slot, settings]) => [
-    slot,
-    { ...settings, ...(secrets.slotKeys.has(slot) ? { api_key: '[set]' } : {}) },
-  ]);
   return JSON.parse(
     JSON.stringify(
       {
         ...rest,
         masterKey: secrets.masterKey.from,
+        events: {
+          ...config.events,
+          receivers: config.events.receivers.map((it) => ({
+            ...it,
+            url: '[set]',
+            ...(secrets.receivers.get(it.name)?.secret === undefined ? {} : { secret: '[set]' }),
+          })),
+        },
+        ...(config.opentelemetry
+          ? {
+              opentelemetry: {
+                ...config.opentelemetry,
+                headers: Object.fromEntries(Object.keys(secrets.collectorHeaders).map((name) => [name, '[set]'])),
+              },
+            }
+          : {}),
+        ...(config.identity && secrets.clientSecret
+          ? { identity: { ...config.identity, client_secret: '[set]' } }
+          : {}),
         ...(config.transfer
           ? { transfer: { ...config.transfer, access_key_id: '[set]', secret_access_key: '[set]' } }
           : {}),
@@ -307,7 +485,7 @@ export function printable(config: Config, secrets: Secrets): Record<string, unkn
               },
             }
           : {}),
-        compute: Object.fromEntries(slots),
+        compute: withKeysHidden(compute, secrets.slotKeys),
         router: {
           ...router,
           upstreams: router.upstreams.map((it) => ({

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { parseDecimal } from '../money.ts';
+import { formatUsd, Nanos, parseDecimal } from '../money.ts';
 
 /** Schemas of the router's settings: upstreams, models and their prices (design, sections 4 and 8). */
 
@@ -26,13 +26,27 @@ const price = (decimals: number) =>
       try {
         const parsed = parseDecimal(dataset.value, decimals);
         if (parsed <= PRICE_MAX) return parsed;
-        addIssue({ message: 'not a believable price: more than USD 10,000' });
+        const isPerToken = decimals === NANOS_PER_MILLION_FROM_TOKEN;
+        const meant = `: ${dataset.value} USD per token are ${formatUsd(Nanos(parsed))} USD per million tokens. Did you mean pricing_per_million?`;
+        addIssue({ message: `not a believable price: more than USD 10,000${isPerToken ? meant : ''}` });
       } catch {
-        addIssue({ message: `not an exact price: a plain decimal number with at most ${decimals} decimals` });
+        const exact = `not an exact price: a plain decimal number with at most ${decimals} decimals`;
+        addIssue({ message: decimals === NANOS_DECIMALS && isFine(dataset.value) ? `${exact}. ${PER_TOKEN}` : exact });
       }
       return NEVER;
     }),
   );
+
+const PER_TOKEN = 'A price of one token belongs under pricing';
+/** Whether a price has more decimals than one per million tokens may have, as prices per token do. */
+function isFine(text: string): boolean {
+  try {
+    parseDecimal(text, NANOS_PER_MILLION_FROM_TOKEN);
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 /** Token rates. A special rate that is not set falls back to the plain one: nothing is free by omission. */
 const rates = (decimals: number) => ({
@@ -41,6 +55,8 @@ const rates = (decimals: number) => ({
   /** Rates of prompt tokens read from the upstream's cache or written to it, and of reasoning tokens in the completion. */
   input_cache_read: v.optional(price(decimals)),
   input_cache_write: v.optional(price(decimals)),
+  /** Rate of prompt tokens written to be kept for an hour. */
+  input_cache_write_1h: v.optional(price(decimals)),
   internal_reasoning: v.optional(price(decimals)),
 });
 /** A number, given as text: config.ts keeps every number under a price as it was written. */
@@ -114,7 +130,7 @@ const Model = v.pipe(
     default_output_tokens: v.optional(whole(1, 1e8)),
     /** The maximum prompt tokens of one image. Default: the whole context length. */
     image_tokens: v.optional(whole(0, 1e8)),
-    /** Whether images may be given as http(s) URLs, which the model server fetches. Otherwise only `data:` URLs are allowed. */
+    /** Allows images as http(s) URLs, which the model server fetches. Otherwise only `data:` URLs are allowed. */
     image_urls: v.optional(v.boolean(), false),
   }),
   v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
@@ -146,9 +162,21 @@ const Model = v.pipe(
   }),
 );
 
-/** When and how a chat with an uncertain outcome is resolved (design 2.9). */
+/** The delay and the policy by which a chat with an uncertain outcome is resolved (design 2.9). */
 const afterSeconds = whole(0, 30 * 86_400);
 const policy = v.picklist(['charge', 'release']);
+
+/** Members of a chat completion that Purser reads and writes anew, or takes with one value only. */
+export const HANDLED_MEMBERS = [
+  ...['model', 'stream', 'n', 'max_tokens', 'max_completion_tokens'],
+  ...['store', 'service_tier', 'modalities', 'metadata'],
+] as const;
+const NOT_TO_FORWARD = new Set<string>([...HANDLED_MEMBERS, 'messages', 'tools', 'stream_options', 'cache_control']);
+
+/** APIs beside chat completions in which an upstream may be asked, where its settings name them. */
+export const WIRES = ['messages', 'responses'] as const;
+export type NativeWire = (typeof WIRES)[number];
+export const isWire = (name: string): name is NativeWire => (WIRES as readonly string[]).includes(name);
 
 const Upstream = v.pipe(
   v.strictObject({
@@ -164,6 +192,23 @@ const Upstream = v.pipe(
     connect_timeout_seconds: v.optional(whole(1, 600), 10),
     /** Maximum number of concurrent calls. The next one is refused, or goes to the next upstream of its model. */
     max_concurrent: v.optional(whole(1, 1_000_000)),
+    /** Members of a request, in any API, that this upstream gets beside those that all do. Nothing about them is priced. */
+    forward: v.optional(
+      v.array(
+        v.pipe(
+          v.string(),
+          v.regex(/^\w{1,80}$/, 'must be the name of a member'),
+          v.check((name) => !NOT_TO_FORWARD.has(name), 'is a member that Purser reads itself'),
+        ),
+      ),
+    ),
+    /** Requests in these APIs are passed on as they came. Others, and those for other upstreams, become chat completions. */
+    wires: v.optional(
+      v.pipe(
+        v.array(v.picklist(WIRES)),
+        v.check((list) => new Set(list).size === list.length, 'names one twice'),
+      ),
+    ),
     /** Overrides `router.uncertain` for calls to this upstream. */
     uncertain: v.optional(
       v.strictObject({ after_seconds: v.exactOptional(afterSeconds), policy: v.exactOptional(policy) }),

@@ -23,6 +23,9 @@ export const Identity = v.pipe(
     token_type: v.optional(v.literal('at+jwt', 'must be at+jwt')),
     /** The applications whose tokens are accepted, by `client_id` or `azp`. If unset, every application of the issuer. */
     client_ids: v.optional(v.pipe(v.array(word(500)), v.minLength(1, 'must name at least one client'))),
+    /** With it the page has "Sign in": its own registration at the issuer, and the secret where the issuer gave one. */
+    client_id: v.optional(word(500)),
+    client_secret: v.optional(word(500)),
     /** Requires the claim email_verified. If unset, the claim may be missing, but not false. */
     require_verified_email: v.optional(v.boolean(), false),
     required_claim: v.optional(v.strictObject({ name: word(200), value: word(500) })),
@@ -36,8 +39,27 @@ export const Identity = v.pipe(
     ),
     ['welcome_credit_cents'],
   ),
+  v.forward(
+    v.partialCheck(
+      [['client_id'], ['client_secret']],
+      ({ client_id: id, client_secret: secret }) => secret === undefined || id !== undefined,
+      'needs client_id',
+    ),
+    ['client_secret'],
+  ),
 );
-export type IdentitySettings = v.InferOutput<typeof Identity>;
+type ParsedIdentity = v.InferOutput<typeof Identity>;
+export type IdentitySettings = Omit<ParsedIdentity, 'client_secret'>;
+
+/** Separates the identity settings from their secret. */
+export function splitIdentity(parsed: ParsedIdentity | undefined): {
+  identity: IdentitySettings | undefined;
+  clientSecret: string | undefined;
+} {
+  if (!parsed) return { identity: undefined, clientSecret: undefined };
+  const { client_secret: clientSecret, ...identity } = parsed;
+  return { identity, clientSecret };
+}
 
 /** S3-compatible object storage. `endpoint` is the address at which a sandbox reaches it: it is part of the signature. */
 export const Transfer = v.strictObject({
@@ -77,7 +99,7 @@ export const Billing = v.strictObject({
       ),
       /** Signing secrets of the webhook endpoint; several while one is being replaced. If empty, Stripe is only polled. */
       webhook_secrets: v.optional(v.array(v.pipe(v.string(), v.trim(), v.minLength(8), v.maxLength(500))), []),
-      /** Where the browser goes after paying, and after cancelling. */
+      /** The pages that the browser goes to after paying, and after cancelling. */
       success_url: landing,
       cancel_url: v.optional(landing),
       api_base: v.optional(origin, 'https://api.stripe.com'),

@@ -4,11 +4,15 @@ import { getTableColumns, getTableName } from 'drizzle-orm';
 import {
   accounts,
   answers,
+  browserSessions,
   checkouts,
+  deliveries,
   epochs,
+  events,
   fundings,
   identities,
   installation,
+  keeps,
   keys,
   learnedBounds,
   masterKeys,
@@ -18,6 +22,7 @@ import {
   resources,
   reversals,
   routerKeys,
+  walletChanges,
   wallets,
 } from './schema.ts';
 
@@ -33,17 +38,22 @@ const CHECKED_TABLES = [
   accounts,
   identities,
   keys,
+  browserSessions,
   fundings,
   wallets,
+  walletChanges,
   routerKeys,
   operations,
   answers,
   learnedBounds,
   resources,
+  keeps,
   checkouts,
   reversals,
   paymentEvents,
   paymentFeed,
+  events,
+  deliveries,
 ] as const;
 type CheckedTable = (typeof CHECKED_TABLES)[number];
 
@@ -53,8 +63,21 @@ type CheckedTable = (typeof CHECKED_TABLES)[number];
  */
 const UNCHECKED_COLUMNS: ReadonlyMap<CheckedTable, readonly string[]> = new Map<CheckedTable, readonly string[]>([
   [accounts, ['available_cents', 'reserved_cents', 'spent_cents']],
-  [wallets, ['held_nanos', 'spent_nanos', 'cleanup_attempts', 'cleanup_error']],
+  [
+    wallets,
+    [
+      'held_nanos',
+      'spent_nanos',
+      'delegated_nanos',
+      'cleanup_attempts',
+      'cleanup_error',
+      'period_spent_nanos',
+      'next_threshold_nanos',
+    ],
+  ],
+  [deliveries, ['due_at', 'attempts', 'last_error']],
   [keys, ['last_used_at']],
+  [browserSessions, ['last_used_at']],
 ]);
 
 type Shape = { table: string; properties: string[]; columns: string[] };

@@ -13,7 +13,7 @@ const RESERVE_PART = 8;
 const MARGIN_PART = 4;
 /** Space counted for settling one request in flight: its rows, its log pages and an ordinary answer. */
 const IN_FLIGHT_BYTES = 64 * 1024;
-/** How long one disk check stays valid. */
+/** Milliseconds for which one disk check stays valid. */
 const CHECK_VALID_MILLISECONDS = 100;
 /**
  * Interval between disk checks while space or the reserve is missing. Also the delay after the start before the reserve
@@ -31,6 +31,8 @@ const RETRY_SECONDS = 5;
 export type DiskReserve = {
   /** Returns why no new work may be started, or undefined. */
   shortage(): string | undefined;
+  /** Returns for how many seconds the last `shortage` has been known; undefined where there is none. */
+  shortSeconds(): number | undefined;
   /** Frees the reserve after a write found the disk full. Returns false when it is already used up. */
   release(): boolean;
   /** Returns whether the file system is read-only; asks it each time. */
@@ -75,6 +77,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   let timer: NodeJS.Timeout | undefined;
   let started = false;
   let seen: { at: number; shortage: string | undefined } | undefined;
+  let shortSince: number | undefined;
 
   function check(): string | undefined {
     if (isReadOnly(directory)) return READ_ONLY;
@@ -88,6 +91,7 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
     if (seen && at - seen.at < CHECK_VALID_MILLISECONDS) return seen.shortage;
     const before = seen?.shortage;
     seen = { at, shortage: check() };
+    shortSince = seen.shortage === undefined ? undefined : (shortSince ?? at);
     if (seen.shortage && !before) {
       events.diskLow(seen.shortage);
       checkLater();
@@ -155,7 +159,8 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   if (made && space().free < SLICE_BYTES) release();
 
   return {
-    shortage: shortage,
+    shortage,
+    shortSeconds: () => (shortSince === undefined ? undefined : Math.floor((performance.now() - shortSince) / 1000)),
     release,
     isReadOnly: () => isReadOnly(directory),
     start() {
@@ -178,10 +183,10 @@ function sizeOf(file: string): number {
 
 const mebibytes = (bytes: number) => (bytes / 1024 / 1024).toFixed(1);
 
-const reserves = new WeakMap<object, DiskReserve>();
+const reserves = new WeakMap<object, Pick<DiskReserve, 'shortage'>>();
 
 /** Makes new work in this database subject to the reserve. */
-export function attachReserve(tx: Tx, reserve: DiskReserve): void {
+export function attachReserve(tx: Tx, reserve: Pick<DiskReserve, 'shortage'>): void {
   reserves.set(tx, reserve);
 }
 

@@ -4,12 +4,12 @@ import { isReadOnly, LockedError } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import { connect } from './addon.ts';
 
-/** How long a command waits for another that holds the lock briefly. */
+/** Milliseconds that a command waits for another that holds the lock briefly. */
 const WAIT_MILLISECONDS = 5000;
 const TRY_MILLISECONDS = 50;
 
 /**
- * How long a server waits for the lock. A command may be waiting for a backend that hangs, and nobody may be there to
+ * A server's longer wait for the lock. A command may be waiting for a backend that hangs, and nobody may be there to
  * start the server again.
  */
 export type Patience = {

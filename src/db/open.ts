@@ -7,6 +7,7 @@ import { connect } from './addon.ts';
 import type { Reader, Tx } from './handle.ts';
 import { migrate, pendingMigrations } from './migrate.ts';
 import * as schema from './schema.ts';
+import { holdSnapshots } from './snapshots.ts';
 
 /** Litestream asks for at least five seconds; a checkpoint by another process takes far less. */
 const BUSY_MILLISECONDS = 5000;
@@ -21,12 +22,25 @@ export type Database = {
   tx: Tx;
 };
 
+type OpenOptions = {
+  migrate: boolean;
+  readonly?: boolean;
+  migrated?: ((names: string[], copy: string) => void) | undefined;
+};
+
 /**
  * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file
- * is created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`).
+ * is created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`), which
+ * `migrated` is told.
  * Throws when the file is missing (without `migrate`), newer than this program, damaged, or not durable.
  */
-export function openDatabase(file: string, options: { migrate: boolean; readonly?: boolean }): Database {
+export function openDatabase(file: string, options: OpenOptions): Database {
+  const client = connectTo(file, options);
+  const db = drizzle(client, { schema });
+  return { client, read: db, tx: db as unknown as Tx };
+}
+
+function connectTo(file: string, options: OpenOptions): Client.Database {
   const client = connect(file, {
     fileMustExist: !options.migrate,
     readonly: options.readonly ?? false,
@@ -49,15 +63,26 @@ export function openDatabase(file: string, options: { migrate: boolean; readonly
       throw new Error('The database is older than this Purser. Start `purser serve` once to migrate it.');
     if (pending.length) {
       const isNew = client.prepare("select count(*) = 0 from sqlite_schema where name = 'migration'").pluck().get();
-      if (!isNew) copyBefore(client, file, pending[0]?.name ?? '');
+      const copy = isNew ? undefined : copyBefore(client, file, pending[0]?.name ?? '');
       migrate(client, pending);
+      const names = pending.map(({ name }) => name);
+      if (copy !== undefined) options.migrated?.(names, copy);
     }
-    const db = drizzle(client, { schema });
-    return { client, read: db, tx: db as unknown as Tx };
+    return client;
   } catch (error) {
     client.close();
     throw error;
   }
+}
+
+/**
+ * Opens the file to be read beside the thread that writes it. `renew` ends the state of this turn of the event loop, so that
+ * what comes next is read as it is now. Throws as `openDatabase` does.
+ */
+export function openReader(file: string): Pick<Database, 'client' | 'read'> & { renew(): void } {
+  const client = connectTo(file, { migrate: false, readonly: true });
+  const renew = holdSnapshots(client);
+  return { client, read: drizzle(client, { schema }), renew };
 }
 
 function assertDurable(client: Client.Database, readonly: boolean): void {
@@ -69,10 +94,10 @@ function assertDurable(client: Client.Database, readonly: boolean): void {
 }
 
 /**
- * Saves a verified copy before a migration, as the way back if the migration turns out wrong. Replaces the copy of an
+ * Saves a verified copy before a migration and returns its path, as the way back if the migration turns out wrong. Replaces the copy of an
  * earlier attempt, because the database may have been used since.
  */
-function copyBefore(client: Client.Database, file: string, migration: string): void {
+function copyBefore(client: Client.Database, file: string, migration: string): string {
   const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;
   const part = `${copy}.part`;
   rmSync(part, { force: true });
@@ -85,4 +110,5 @@ function copyBefore(client: Client.Database, file: string, migration: string): v
   }
   renameSync(part, copy);
   syncDirectory(dirname(copy));
+  return copy;
 }

@@ -1,5 +1,17 @@
 import { sql } from 'drizzle-orm';
-import { blob, check, customType, index, primaryKey, sqliteTable, text, uniqueIndex } from 'drizzle-orm/sqlite-core';
+import {
+  type AnySQLiteColumn,
+  blob,
+  check,
+  customType,
+  index,
+  primaryKey,
+  sqliteTable,
+  text,
+  uniqueIndex,
+} from 'drizzle-orm/sqlite-core';
+import { CPU_SOURCES } from '../compute/cpu-time.ts';
+import { EVENT_TYPES } from '../config/events.ts';
 import { Nanos } from '../money.ts';
 
 /** A whole number of nano-dollars. Only Nanos goes in, only Nanos comes out. */
@@ -39,6 +51,7 @@ export const installation = sqliteTable(
     defaultAccountId: text('default_account_id'),
     masterKeyId: text('master_key_id').notNull(),
     frozenAt: count('frozen_at'),
+    freezeReason: text('freeze_reason'),
     /** Since when, and why, existing leases are only reported and none is ended (docs/decisions/0010). */
     reportOnlySince: count('report_only_since'),
     reportOnlyReason: text('report_only_reason'),
@@ -59,12 +72,13 @@ export const masterKeys = sqliteTable('master_key', {
   id: text().primaryKey(),
   createdAt: count('created_at').notNull(),
   retiredAt: count('retired_at'),
-  sealed: blob({ mode: 'buffer' }),
-  sealedBy: text('sealed_by'),
+  /** The key itself, wrapped with the key that `wrapped_by` names; null unless it is needed. */
+  wrapped: blob('sealed', { mode: 'buffer' }),
+  wrappedBy: text('sealed_by'),
   seal: seal(),
 });
 
-/** Where a new part of the journal begins, with no promise about what came before it. */
+/** Epochs: each begins a part of the journal, with no promise about what came before it. */
 export const epochs = sqliteTable('epoch', {
   number: count().primaryKey(),
   afterSeq: count('after_seq').notNull(),
@@ -139,6 +153,32 @@ export const keys = sqliteTable(
     index('key_account').on(t.accountId, t.id),
     check('key_kind', sql`${t.kind} in ('account', 'operator')`),
     check('key_name', sql`length(${t.name}) between 1 and 80`),
+  ],
+);
+
+/** Sessions of the page, and the links that open one: hashes only. A row is deleted when its session ends. */
+export const browserSessions = sqliteTable(
+  'browser_session',
+  {
+    id: text().primaryKey(),
+    /** `link` is a one-time link, which becomes a session of the operator. */
+    kind: text({ enum: ['link', 'operator', 'account'] }).notNull(),
+    /** Whose session it is; null for the operator's. */
+    accountId: text('account_id').references(() => accounts.id),
+    /** The account key that opened it: the session ends with the key. */
+    keyId: text('key_id').references(() => keys.id),
+    tokenHash: hash('token_hash').notNull(),
+    createdAt: count('created_at').notNull(),
+    /** The end that no use puts off. */
+    expiresAt: count('expires_at').notNull(),
+    lastUsedAt: count('last_used_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('browser_session_token').on(t.tokenHash),
+    index('browser_session_expiry').on(t.expiresAt),
+    check('browser_session_kind', sql`${t.kind} in ('link', 'operator', 'account')`),
+    check('browser_session_account', sql`(${t.kind} = 'account') = (${t.accountId} is not null)`),
   ],
 );
 
@@ -307,6 +347,7 @@ export const wallets = sqliteTable(
     status: text({ enum: WALLET_STATUSES }).notNull(),
     budget: nanos('budget_nanos').notNull(),
     held: nanos('held_nanos').notNull(),
+    /** Charges of its own operations, and all that its closed children have spent. */
     spent: nanos('spent_nanos').notNull(),
     returnedCents: count('returned_cents'),
     masterKeyId: text('master_key_id')
@@ -320,9 +361,25 @@ export const wallets = sqliteTable(
     createdAt: count('created_at').notNull(),
     expiresAt: count('expires_at'),
     closeReason: text('close_reason', { enum: CLOSE_REASONS }),
+    /** Since when it spends nothing more; null while it is active, and where it began to close before this was noted. */
+    closingSince: count('closing_since'),
     closedAt: count('closed_at'),
     cleanupAttempts: count('cleanup_attempts').notNull(),
     cleanupError: text('cleanup_error'),
+    /** The wallet that its budget comes from; null where that is the account. */
+    parentId: text('parent_id').references((): AnySQLiteColumn => wallets.id),
+    /** The budgets of its open children. */
+    delegated: nanos('delegated_nanos').notNull().default(sql`0`),
+    /** Since when, and why, it takes no new holds (design, section 13). */
+    frozenAt: count('frozen_at'),
+    freezeReason: text('freeze_reason'),
+    /** The refill, as JSON, and the boundary at which it happens next, Unix seconds. */
+    refill: text(),
+    refillAt: count('refill_at'),
+    /** What it had spent when the current budget period began: at its last refill, or 0. */
+    periodSpent: nanos('period_spent_nanos').notNull().default(sql`0`),
+    /** What it has spent when the next `wallet.threshold` is reached; null when none is left in this period. */
+    nextThreshold: nanos('next_threshold_nanos'),
     seal: seal(),
   },
   (t) => [
@@ -331,15 +388,59 @@ export const wallets = sqliteTable(
     index('wallet_account').on(t.accountId, t.id),
     index('wallet_expiry').on(t.expiresAt).where(sql`${t.status} = 'active' and ${t.expiresAt} is not null`),
     index('wallet_ending').on(t.id).where(sql`${t.status} in ('closing', 'expired')`),
+    index('wallet_parent').on(t.parentId, t.id).where(sql`${t.parentId} is not null`),
+    index('wallet_frozen').on(t.id).where(sql`${t.frozenAt} is not null and ${t.status} = 'active'`),
+    index('wallet_refill').on(t.refillAt).where(sql`${t.status} = 'active' and ${t.refillAt} is not null`),
     check('wallet_status', sql`${t.status} in ('active', 'closing', 'expired', 'closed')`),
     check('wallet_name', sql`length(${t.name}) between 1 and 80`),
     check('wallet_held', sql`${t.held} >= 0`),
     check('wallet_spent', sql`${t.spent} >= 0`),
     check('wallet_budget', sql`${t.held} + ${t.spent} <= ${t.budget}`),
+    check(
+      'wallet_delegated',
+      sql`${t.delegated} = 0 or (${t.delegated} > 0 and ${t.held} + ${t.spent} + ${t.delegated} <= ${t.budget})`,
+    ),
+    check('wallet_refilled', sql`${t.refillAt} is null or ${t.refill} is not null`),
     check('wallet_closed', sql`(${t.status} = 'closed') = (${t.closedAt} is not null)`),
     check('wallet_settled', sql`${t.status} <> 'closed' or ${t.held} = 0`),
     check('wallet_returned', sql`(${t.status} = 'closed') = (${t.returnedCents} is not null)`),
     check('wallet_reason', sql`(${t.status} = 'active') = (${t.closeReason} is null)`),
+  ],
+);
+
+export const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
+
+/** What was changed of an open wallet: its budget, by a movement of the journal with this id as its cause, or its expiry. */
+export const walletChanges = sqliteTable(
+  'wallet_change',
+  {
+    id: text().primaryKey(),
+    walletId: text('wallet_id')
+      .notNull()
+      .references(() => wallets.id),
+    kind: text({ enum: CHANGE_KINDS }).notNull(),
+    /** What the budget changed by; 0 for an extension. */
+    amount: nanos('amount_nanos').notNull(),
+    /** For an extension: the expiry afterwards, Unix seconds. */
+    expiresAt: count('expires_at'),
+    /** For a refill: the local date of its boundary. One refill a wallet and period. */
+    period: text(),
+    idempotencyKey: text('idempotency_key'),
+    fingerprint: hash('fingerprint'),
+    requestId: text('request_id'),
+    reason: text(),
+    createdAt: count('created_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('wallet_change_key').on(t.walletId, t.idempotencyKey).where(sql`${t.idempotencyKey} is not null`),
+    uniqueIndex('wallet_change_period').on(t.walletId, t.period).where(sql`${t.period} is not null`),
+    index('wallet_change_wallet').on(t.walletId, t.id),
+    check('wallet_change_kind', sql`${t.kind} in ('raise', 'lower', 'extend', 'refill')`),
+    check('wallet_change_period', sql`(${t.kind} = 'refill') = (${t.period} is not null)`),
+    check('wallet_change_expiry', sql`(${t.kind} = 'extend') = (${t.expiresAt} is not null)`),
+    check('wallet_change_raise', sql`${t.kind} <> 'raise' or ${t.amount} > 0`),
+    check('wallet_change_lower', sql`${t.kind} <> 'lower' or ${t.amount} <= 0`),
   ],
 );
 
@@ -373,7 +474,7 @@ export const routerKeys = sqliteTable(
 export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
-/** What settled an operation: the answer to its call, the policy, or the operator. */
+/** The source of an outcome: the answer to its call, the policy, or the operator. */
 export const SETTLED_BY = ['answer', 'policy', 'operator'] as const;
 
 /** Paid operations: the idempotency key, hold and outcome of one attempt in one row. */
@@ -398,7 +499,7 @@ export const operations = sqliteTable(
     /** The price used and the bounds, as JSON: enough to compute hold and charge again. */
     price: text().notNull(),
     usage: text(),
-    /** What was requested: the model, or the slot. */
+    /** The subject of the request: the model, or the slot. */
     subject: text().notNull(),
     /** The lease that it creates or extends. */
     resourceId: text('resource_id'),
@@ -410,9 +511,12 @@ export const operations = sqliteTable(
     uncertainAt: count('uncertain_at'),
     settledAt: count('settled_at'),
     /**
-     * When a create was first answered 200 before its price was captured: from then on the key stays with the resource.
+     * Unix seconds of the first 200 for a create whose price was not captured yet: since then the key stays with the
+     * resource.
      */
     answeredAt: count('answered_at'),
+    /** What the caller named it by: a JSON object of strings, or null. */
+    tags: text(),
     seal: seal(),
   },
   (t) => [
@@ -422,6 +526,7 @@ export const operations = sqliteTable(
       .where(sql`${t.state} <> 'settled' or ${t.outcome} = 'charged' or ${t.answeredAt} is not null`),
     index('operation_wallet').on(t.walletId, t.id),
     index('operation_open').on(t.walletId, t.state).where(sql`${t.state} <> 'settled'`),
+    index('operation_charged').on(t.settledAt, t.id).where(sql`${t.outcome} = 'charged'`),
     index('operation_uncertain').on(t.uncertainAt).where(sql`${t.state} = 'uncertain'`),
     check('operation_kind', sql`${t.kind} in ('chat', 'compute_create', 'compute_extend')`),
     check('operation_state', sql`${t.state} in ('reserved', 'uncertain', 'settled')`),
@@ -481,7 +586,14 @@ export const learnedBounds = sqliteTable(
 );
 
 export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
-export const END_REASONS = ['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed'] as const;
+export const END_REASONS = [
+  'requested',
+  'lease_expired',
+  'wallet_closed',
+  'provider_ended',
+  'create_failed',
+  'disk_exceeded',
+] as const;
 
 /** Leases made by compute/create: a machine at a backend and the time it was paid for. */
 export const resources = sqliteTable(
@@ -545,6 +657,107 @@ export const resources = sqliteTable(
     check('resource_ready', sql`${t.status} <> 'running' or (${t.readyAt} is not null and ${t.ref} is not null)`),
     check('resource_charged', sql`${t.charged} >= 0`),
     check('resource_seconds', sql`${t.purchasedSeconds} > 0`),
+  ],
+);
+
+/**
+ * What an agent asked for by `POST /v1/compute/keep`: to extend a lease by short steps while its machine is busy
+ * (docs/decisions/0057). At most one of a lease has not ended; earlier ones stay.
+ */
+export const keeps = sqliteTable(
+  'keep',
+  {
+    id: text().primaryKey(),
+    walletId: text('wallet_id')
+      .notNull()
+      .references(() => wallets.id),
+    resourceId: text('resource_id')
+      .notNull()
+      .references(() => resources.id),
+    idempotencyKey: text('idempotency_key').notNull(),
+    fingerprint: hash('fingerprint').notNull(),
+    requestId: text('request_id').notNull(),
+    /** JSON: those of the request, for each operation of it. */
+    tags: text(),
+    /** Length of a step, and the most that all steps may buy together. */
+    extendSeconds: count('extend_seconds').notNull(),
+    maxSeconds: count('max_seconds').notNull(),
+    /** What its charged operations have bought. */
+    boughtSeconds: count('bought_seconds').notNull(),
+    /** The step that is being bought, from its hold until it is known to be charged. No other is begun meanwhile. */
+    operationId: text('operation_id').references(() => operations.id),
+    /** Where the machine's processor time was last read; null before the first time. */
+    cpuSource: text('cpu_source', { enum: CPU_SOURCES }),
+    /** Why the step that is due is not bought yet: `idle`, or the code of a refusal that may pass. */
+    waiting: text(),
+    createdAt: count('created_at').notNull(),
+    endedAt: count('ended_at'),
+    /** `requested`, `replaced`, `max_seconds`, `idle`, `lease_ended`, or the code of the refusal of a step. */
+    endReason: text('end_reason'),
+    endMessage: text('end_message'),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('keep_key').on(t.walletId, t.idempotencyKey),
+    uniqueIndex('keep_active').on(t.resourceId).where(sql`${t.endedAt} is null`),
+    uniqueIndex('keep_operation').on(t.operationId).where(sql`${t.operationId} is not null`),
+    index('keep_resource').on(t.resourceId, t.id),
+    check('keep_step', sql`${t.extendSeconds} > 0`),
+    check('keep_bought', sql`${t.boughtSeconds} >= 0 and ${t.boughtSeconds} <= ${t.maxSeconds}`),
+    check('keep_ended', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
+  ],
+);
+
+/** Events for receivers, each written in the transaction that caused it (docs/decisions/0037). Kept for 30 days. */
+export const events = sqliteTable(
+  'event',
+  {
+    /** The order of events. */
+    seq: count().primaryKey(),
+    id: text().notNull(),
+    type: text({ enum: EVENT_TYPES }).notNull(),
+    /** What it is about: a wallet, an account, `upstream:` and its name, or a part of the installation. */
+    subject: text().notNull(),
+    /** JSON. */
+    data: text().notNull(),
+    createdAt: count('created_at').notNull(),
+    seal: seal(),
+  },
+  (t) => [
+    uniqueIndex('event_id').on(t.id),
+    index('event_subject').on(t.subject, t.seq),
+    index('event_created').on(t.createdAt),
+    check('event_data', sql`json_valid(${t.data})`),
+  ],
+);
+
+/** The outbox: one row per event and receiver. Those of one subject are sent to a receiver in the order of their events. */
+export const deliveries = sqliteTable(
+  'delivery',
+  {
+    eventSeq: count('event_seq')
+      .notNull()
+      .references(() => events.seq),
+    /** The name of the receiver in the configuration. */
+    receiver: text().notNull(),
+    subject: text().notNull(),
+    /** When it was written, or asked for again: what could not be delivered for 3 days is given up. */
+    queuedAt: count('queued_at').notNull(),
+    deliveredAt: count('delivered_at'),
+    gaveUpAt: count('gave_up_at'),
+    /** The time of the next attempt; the number of attempts that failed, and the last error. */
+    dueAt: count('due_at').notNull(),
+    attempts: count().notNull(),
+    lastError: text('last_error'),
+    seal: seal(),
+  },
+  (t) => [
+    primaryKey({ columns: [t.eventSeq, t.receiver] }),
+    index('delivery_waiting').on(t.receiver, t.eventSeq).where(sql`${t.deliveredAt} is null and ${t.gaveUpAt} is null`),
+    index('delivery_order')
+      .on(t.receiver, t.subject, t.eventSeq)
+      .where(sql`${t.deliveredAt} is null and ${t.gaveUpAt} is null`),
+    check('delivery_ended', sql`${t.deliveredAt} is null or ${t.gaveUpAt} is null`),
   ],
 );
 

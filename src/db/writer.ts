@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import type { Database as Client } from 'better-sqlite3';
 import { READ_ONLY } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
@@ -22,8 +23,11 @@ const CLEAN_FAILURES = ['SQLITE_FULL', 'SQLITE_BUSY', 'SQLITE_READONLY'];
  */
 const WRITE_FAILURE = 'SQLITE_IOERR_WRITE';
 
-/** Rolls back the whole batch so that it runs again. */
+/** Rolls back the whole batch so that it runs again: there is space now. */
 const AGAIN = new Error('there is space now');
+
+/** Rolls back the whole batch so that it runs again with a savepoint around each closure. */
+const WITH_SAVEPOINTS = new Error('a closure threw after it had written');
 
 const DISK_FAULT = /^SQLITE_(IOERR|CORRUPT|NOTADB)/;
 const codeOf = (error: unknown) => (error as { code?: string }).code ?? '';
@@ -42,7 +46,7 @@ function refuseForNow(error: unknown): Refusal {
   return new Refusal('read_only', message, { retryAfterSeconds: 5, cause: error });
 }
 
-type Job = { run: (tx: Tx) => unknown; resolve: (value: never) => void; reject: (error: unknown) => void };
+export type Job = { run: (tx: Tx) => unknown; resolve: (value: unknown) => void; reject: (error: unknown) => void };
 
 export type Writer = {
   /**
@@ -50,6 +54,8 @@ export type Writer = {
    * throws, or with `read_only`.
    */
   write<T>(change: (tx: Tx) => NotPromise<T>): Promise<T>;
+  /** Runs a job as `write` does, for callers that do without a promise. */
+  queue(job: Job): void;
   /** Resolves when all queued writes are on disk. Nothing may be written afterwards. */
   close(): Promise<void>;
   /** Returns why the last batch could not be written; undefined once one can be again. */
@@ -62,11 +68,13 @@ export type WriterEvents = {
   /** Called at the end of a batch that wrote something, inside its transaction. */
   committing?: () => void;
   /** Called when the disk is full. Returns true when there is space now; the same batch is then tried again. */
-  makeRoom?: () => boolean;
+  releaseReserve?: () => boolean;
   /** Returns whether the file system is read-only. */
   isReadOnly?: () => boolean;
   /** Called after a commit, before its promises resolve. */
   committed?: () => void;
+  /** Called when the writes of a batch have been told how they ended. */
+  told?: () => void;
   /**
    * Called when a COMMIT or fsync failed, so that the state on disk is unknown. The process must stop without
    * answering.
@@ -76,40 +84,46 @@ export type WriterEvents = {
 
 /**
  * Creates the one writer, with group commit (design, section 6): closures wait in a queue; once per turn of the event
- * loop they run in savepoints of one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only
- * itself. A closure may run twice, if the first attempt found the disk full, so it must change rows and nothing else.
+ * loop they run in one BEGIN IMMEDIATE … COMMIT with a single fsync. A closure that throws undoes only itself. Nearly all
+ * of them throw before they write, so a savepoint around each would be wasted: if one throws after it has written, the
+ * batch is rolled back and runs again with savepoints. So a closure may run more than once, and must change rows and
+ * nothing else.
  */
 export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writer {
-  let queue: Job[] = [];
+  let waiting: Job[] = [];
   let scheduled = false;
   let closed = false;
   let commits = 0;
   let failure: string | undefined;
   let alone = 0; // How many queued closures are tried one by one: together they were too much for a full disk.
+  let savepoints = false; // Whether each closure of the next batch runs in a savepoint.
   let undone: string | undefined; // Why a closure of this batch found no space, though the batch was committed.
   const idle: (() => void)[] = [];
   const isClean = (error: unknown) => leavesNothing(error, events.isReadOnly);
 
-  // better-sqlite3's transaction() nests as a savepoint, caches its statements, and rejects a promise at run time too.
-  const savepoint = client.transaction((run: Job['run']) => run(tx));
   const changes = client.prepare('select total_changes()').pluck();
+  const runAlone = client.transaction((run: Job['run']) => runJob(run)); // Nested in the batch, it is a savepoint.
   const batch = client.transaction((jobs: Job[], settle: (() => void)[]) => {
     const deadline = performance.now() + BATCH_MILLISECONDS_MAX;
     const max = alone ? 1 : BATCH_COUNT_MAX;
     let done = 0;
     let wrote = false;
+    let count: unknown = changes.get();
     for (const job of jobs) {
       if (done >= max || (done > 0 && performance.now() > deadline)) break;
       done++;
-      const before: unknown = wrote || changes.get();
+      const before = count;
       try {
-        const value = savepoint(job.run) as never;
-        wrote ||= changes.get() !== before;
+        const value = savepoints ? runAlone(job.run) : runJob(job.run);
+        count = changes.get();
+        wrote ||= count !== before;
         settle.push(() => job.resolve(value));
       } catch (error) {
         // SQLite ended the whole batch, or the disk is faulty: undo everybody's closure.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
-        if (isFull(error) && events.makeRoom?.()) throw AGAIN;
+        if (isFull(error) && events.releaseReserve?.()) throw AGAIN;
+        count = changes.get();
+        if (count !== before && !savepoints) throw WITH_SAVEPOINTS;
         // On a full disk SQLite may undo only the one statement; the caller gets the same refusal.
         const full = isClean(error) ? refuseForNow(error) : undefined;
         undone = full?.message ?? undone;
@@ -120,45 +134,60 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     return done;
   }).immediate;
 
+  function runJob(run: Job['run']): unknown {
+    const value = run(tx);
+    if (value instanceof Object && 'then' in value)
+      throw new TypeError('a write is a synchronous closure: it must not return a promise');
+    assert(client.inTransaction, 'a write must not end the transaction'); // What follows would be committed by itself.
+    return value;
+  }
+
   function flush() {
     scheduled = false;
     const settle: (() => void)[] = [];
     let done: number;
     undone = undefined;
     try {
-      done = batch(queue, settle);
+      done = batch(waiting, settle);
     } catch (error) {
-      if (error === AGAIN || (isFull(error) && events.makeRoom?.())) return schedule();
+      if (error === WITH_SAVEPOINTS) {
+        savepoints = true;
+        return flush();
+      }
+      if (error === AGAIN || (isFull(error) && events.releaseReserve?.())) return schedule();
       if (!isClean(error)) {
         closed = true;
         events.fatal(error); // Nothing is answered: recovery and the idempotency keys resolve it.
         return;
       }
-      if (isFull(error) && !alone && queue.length > 1) {
-        alone = queue.length; // A large closure must not take the small ones down with it.
+      if (isFull(error) && !alone && waiting.length > 1) {
+        alone = waiting.length; // A large closure must not take the small ones down with it.
         return schedule();
       }
-      const failed = alone ? queue.splice(0, 1) : queue.splice(0);
+      const failed = alone ? waiting.splice(0, 1) : waiting.splice(0);
       alone = Math.max(0, alone - 1);
       const refusal = refuseForNow(error);
       failure = refusal.message;
       for (const job of failed) job.reject(refusal);
-      if (queue.length) schedule();
+      events.told?.();
+      if (waiting.length) schedule();
       wakeIdle();
       return;
     }
-    queue = queue.slice(done);
+    savepoints = false;
+    waiting = waiting.slice(done);
     alone = Math.max(0, alone - 1);
     commits++;
     failure = undone;
     events.committed?.();
-    if (queue.length) schedule();
+    if (waiting.length) schedule();
     for (const tell of settle) tell();
+    events.told?.();
     wakeIdle();
   }
 
   function wakeIdle() {
-    if (!queue.length) for (const tell of idle.splice(0)) tell();
+    if (!waiting.length) for (const tell of idle.splice(0)) tell();
   }
 
   function schedule() {
@@ -167,16 +196,19 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     setImmediate(flush);
   }
 
+  function queue(job: Job) {
+    if (closed) return job.reject(new Error('the ledger is closed'));
+    waiting.push(job);
+    schedule();
+  }
+
   return {
     write(run) {
-      if (closed) return Promise.reject(new Error('the ledger is closed'));
-      return new Promise((resolve, reject) => {
-        queue.push({ run, resolve, reject } as Job);
-        schedule();
-      });
+      return new Promise((resolve, reject) => queue({ run, resolve, reject } as Job));
     },
+    queue,
     async close() {
-      if (queue.length && !closed) await new Promise<void>((resolve) => idle.push(resolve));
+      if (waiting.length && !closed) await new Promise<void>((resolve) => idle.push(resolve));
       closed = true;
     },
     failure: () => failure,

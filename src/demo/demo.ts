@@ -18,7 +18,7 @@ export type DemoOptions = {
   print: (line: string) => void;
   /** Ends the demo at any point. */
   signal: AbortSignal;
-  /** Whether to keep serving after the scenario, until the signal. */
+  /** True to keep serving after the scenario, until the signal. */
   keepServing: boolean;
   fatal: (error: unknown) => void;
 };

@@ -16,7 +16,7 @@ export type ScenarioServer = {
   /** Credits the account through the operator command, as the CLI does. */
   credit(cents: number): Promise<void>;
   operatorKey: string;
-  /** Whether it offers leases. */
+  /** True if it offers leases. */
   rents: boolean;
   /** A directory for the files of a client. */
   directory: string;

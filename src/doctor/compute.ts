@@ -1,10 +1,10 @@
-import { type Finding, SLOTS, type Slot, tagPrefix } from '../compute/backend.ts';
+import { type Finding, tagPrefix } from '../compute/backend.ts';
 import { finding } from '../compute/finding.ts';
-import { openSlots } from '../compute/open.ts';
+import { openBackend } from '../compute/open.ts';
 import { selfTest } from '../compute/self-test.ts';
-import type { ConfiguredSlot } from '../compute/slots.ts';
+import { listBackends, type PlacedSettings } from '../compute/settings.ts';
+import type { ConfiguredBackend } from '../compute/slots.ts';
 import type { Config, Secrets } from '../config/config.ts';
-import { files } from '../files/data-directory.ts';
 import { inTime } from '../net/deadline.ts';
 
 /** Time limits for a backend that does not keep its own. */
@@ -12,7 +12,7 @@ const CHECK_MILLISECONDS = 120_000;
 const TRIAL_MILLISECONDS = 240_000;
 
 /**
- * Checks the backend of every configured slot: what it needs and, if that costs nothing, whether it can make, find and
+ * Checks every backend of the configured slots: what it needs and, if that costs nothing, whether it can make, find and
  * destroy a machine. Without an installation id no machine is made, because its owner could not be identified. `now` is in
  * Unix seconds.
  */
@@ -22,27 +22,27 @@ export async function examineSlots(
   installationId: string | undefined,
   now: () => number,
 ): Promise<Finding[]> {
-  const found = await Promise.all(SLOTS.map((slot) => examineSlot(slot, config, secrets, installationId, now)));
+  const found = await Promise.all(
+    listBackends(config.compute).map((it) => examineBackend(it, config, secrets, installationId, now)),
+  );
   return found.flat();
 }
 
-/** Checks one slot, with its own instance of the backend. */
-async function examineSlot(
-  slot: Slot,
+/** Checks one backend, with its own instance of it. */
+async function examineBackend(
+  placed: PlacedSettings,
   config: Config,
   secrets: Secrets,
   installationId: string | undefined,
   now: () => number,
 ): Promise<Finding[]> {
-  const settings = config.compute[slot];
-  if (!settings) return [];
   // Without a database no machine belongs to this installation.
   const prefix = tagPrefix(installationId ?? 'inst_none');
-  const around = { leases: files(config.dataDirectory).leases, prefix, now };
-  const named = (it: Finding) => ({ ...it, name: `${slot} ${settings.backend}: ${it.name}` });
-  let configured: ConfiguredSlot | undefined;
+  const around = { dataDirectory: config.dataDirectory, prefix, now };
+  const named = (it: Finding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
+  let configured: ConfiguredBackend | undefined;
   const opened = await finding('settings', async () => {
-    [configured] = (await openSlots({ compute: { [slot]: settings } }, secrets, around)).list;
+    configured = await openBackend(placed, secrets, around);
     return 'the backend can be opened';
   });
   if (!configured) return [named(opened)];
@@ -58,7 +58,7 @@ async function examineSlot(
 }
 
 async function runSelfTest(
-  configured: ConfiguredSlot,
+  configured: ConfiguredBackend,
   installationId: string | undefined,
   now: () => number,
 ): Promise<Finding[]> {

@@ -105,7 +105,7 @@ export type Disk = {
   name: string;
   /** A rotating disk, and not a virtual one: hypervisors report flash as rotating too. */
   isTurning: boolean;
-  /** Whether the kernel flushes the disk's write cache. It does not if the disk reports no volatile cache. */
+  /** True if the kernel flushes the disk's write cache. It does not if the disk reports no volatile cache. */
   isFlushed: boolean;
 };
 

@@ -1,18 +1,20 @@
 import { existsSync, statSync } from 'node:fs';
-import { openKeyring } from '../access/keyring.ts';
-import { readMasterKey } from '../access/master-key.ts';
+import { gapOf, readMarks } from '../books/examine.ts';
+import { enterDirectory, keyringOf, knownTimeOf, openBooks, type ReadableBooks } from '../books/open.ts';
+import { isClockSynced } from '../books/time-service.ts';
 import { recallBounds } from '../chat/learn.ts';
+import { findLeap, systemTime } from '../clock.ts';
 import type { Finding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
+import { adviceOnStart } from '../config/advice-start.ts';
 import { type Config, type Secrets, searchPath } from '../config/config.ts';
-import { type Database, openDatabase } from '../db/open.ts';
-import { files, prepareDirectory } from '../files/data-directory.ts';
+import type { Files } from '../files/data-directory.ts';
+import { findPrograms } from '../files/programs.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { audit, newFault } from '../ledger/audit.ts';
-import { troubledCheckouts } from '../ledger/checkout.ts';
-import { findGap, readHeadFile, readTip } from '../ledger/head.ts';
+import { listCheckouts } from '../ledger/checkout.ts';
+import { describeFrozen } from '../ledger/frozen.ts';
 import { findInstallation } from '../ledger/installation.ts';
-import { lastJournalAt } from '../ledger/journal.ts';
 import { uncertainOperations } from '../ledger/operation.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { askSocket } from '../operator/ask.ts';
@@ -22,7 +24,7 @@ import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
-import { clockIsSynced, findPrograms, judgeClock, judgeTools } from './machine.ts';
+import { judgeClock, judgeTools } from './machine.ts';
 import { examineServices } from './services.ts';
 
 export type Check = Finding;
@@ -54,7 +56,11 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
     checks.push(found);
     return found.ok;
   };
-  await check('configuration', () => config.file ?? 'no file: every setting has its default');
+  await check('configuration', () => {
+    const file = config.file ?? 'no file: every setting has its default';
+    const notes = adviceOnStart(config);
+    return notes.length ? warning([`${file}.`, ...notes].join(' ')) : file;
+  });
   const installationId = await examineDirectory(check, config, secrets);
   await check('tools', () => judgeTools(find));
   const catalogue = createCatalogue(config);
@@ -80,14 +86,13 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
 /** Checks the data directory and its files. Returns the installation's id, if a database has it. */
 async function examineDirectory(check: RunCheck, config: Config, secrets: Secrets): Promise<string | undefined> {
   const directory = config.dataDirectory;
-  const at = files(directory);
-  let isOurs = false;
-  await check('data directory', () => {
-    prepareDirectory(directory, false);
-    isOurs = true;
+  let entered: Files | undefined;
+  await check('data directory', async () => {
+    entered = await enterDirectory(directory);
     return judgeDirectory(directory);
   });
-  if (!isOurs) return undefined;
+  if (!entered) return undefined;
+  const at = entered;
 
   await check('files', () => judgeFiles(directory));
   const mount = readMount(directory);
@@ -105,118 +110,127 @@ async function examineDirectory(check: RunCheck, config: Config, secrets: Secret
     return answer ? `running, listens on ${at.socket}` : 'not running';
   });
 
-  let database: Database | undefined;
+  let opened: ReadableBooks | undefined;
   await check('database', () => {
-    database = openDatabase(at.database, { migrate: false, readonly: true });
-    const [fault] = (database.client.pragma('quick_check(1)') as { quick_check: string }[]).map(
-      (row) => row.quick_check,
-    );
+    opened = openBooks(at.database, { access: 'read' });
+    const [fault] = (opened.client.pragma('quick_check(1)') as { quick_check: string }[]).map((row) => row.quick_check);
     if (fault !== 'ok') throw new Error(`${at.database} is damaged: ${fault}. Restore the newest backup.`);
     return `${at.database}, ${Math.ceil(statSync(at.database).size / 1024)} KiB, whole; every commit is synced`;
   });
-  return database && examineBooks(check, database, config, secrets);
+  if (!opened) return undefined;
+  using books = opened;
+  return await examineBooks(check, books, at, config, secrets);
 }
 
 const WHAT_NOW = 'Restore the newest good backup, or accept the loss: purser serve --accept-loss';
 const find = (name: string) => findPrograms(name, searchPath());
 
-/** Checks the ledger and its settings in an open database, and closes it. Returns the installation's id. */
+/** Checks the books and their settings. Returns the installation's id. */
 async function examineBooks(
   check: RunCheck,
-  { client, read }: Database,
+  books: ReadableBooks,
+  at: Files,
   config: Config,
   secrets: Secrets,
 ): Promise<string | undefined> {
-  const at = files(config.dataDirectory);
-  try {
-    await check('journal', async () => {
-      const head = await readHeadFile(at.head).catch((error: Error) => {
-        throw new Error(`${error.message} ${WHAT_NOW}`);
-      });
-      const tip = readTip(at.tip);
-      const gap = findGap(read, head, tip);
-      if (gap) throw new Error(`${gap}. ${WHAT_NOW}`);
-      if (tip === undefined && existsSync(at.tip) && statSync(at.tip).size)
-        return warning(
-          `the newest entries follow each other and ledger.head agrees, but ledger.tip is damaged: it cannot show that the last second is there. The next commit writes it anew; check the disk, and run \`purser ledger verify\`.`,
-        );
-      return 'the newest entries follow each other; ledger.head and ledger.tip agree';
-    });
-    await check('books', () => {
-      const bytes = statSync(at.database).size;
-      if (bytes > READ_BYTES_MAX)
-        return `not verified here: it has ${Math.round(bytes / 1024 / 1024)} MiB; \`purser ledger verify\` does it, and the server every day`;
-      const { entries, problems } = audit(client);
-      const fault = newFault(read, problems);
-      if (fault) throw new Error(`${fault}. \`purser ledger verify\` names all. ${WHAT_NOW}`);
-      if (problems.length)
-        return warning(
-          `${problems.length} faults, all accepted by \`purser serve --accept-loss\`. \`purser ledger verify\` names them.`,
-        );
-      return `all ${entries} entries are chained and add up, and every checksum fits`;
-    });
-    await check('log', () => {
-      const bytes = statSync(`${at.database}-wal`, { throwIfNoEntry: false })?.size ?? 0;
-      const text = `the write-ahead log has ${Math.ceil(bytes / 1024)} KiB`;
-      if (bytes > LOG_BYTES_MAX)
-        return warning(
-          `${text}: a long-running reader keeps SQLite from checkpointing it. Look for a Litestream or sqlite3 that hangs (lsof ${at.database}).`,
-        );
-      return text;
-    });
-    await check('master key', () => {
-      const given = readMasterKey(secrets.masterKey, { create: false });
-      const { current } = openKeyring(read, given);
-      const from = `from the ${secrets.masterKey.from}`;
-      if (current.id === given.id) return `${given.id}, ${from}`;
+  const { client, read } = books;
+  await check('journal', async () => {
+    const marks = await readMarks(at);
+    const gap = gapOf(books, marks);
+    if (gap) throw new Error(`${gap}. ${WHAT_NOW}`);
+    if (marks.tip === undefined && existsSync(at.tip) && statSync(at.tip).size)
       return warning(
-        `${given.id}, ${from}, which has been rotated since: anybody who has it can open the new one, ${current.id}. Put the new key in its place, or run \`purser master-key rotate\` again if it was lost.`,
+        `the newest entries follow each other and ledger.head agrees, but ledger.tip is damaged: it cannot show that the last second is there. The next commit writes it anew; check the disk, and run \`purser ledger verify\`.`,
       );
-    });
-    await check('secrets', () => judgeSecrets(config, secrets));
-    await check('leases', () => {
-      const reportOnly = describeReportOnly(read);
-      if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);
-      return 'ended when their time is over';
-    });
-    await check('clock', async () =>
-      judgeClock(Math.floor(Date.now() / 1000), lastJournalAt(read), await clockIsSynced(find)),
+    return 'the newest entries follow each other; ledger.head and ledger.tip agree';
+  });
+  await check('books', () => {
+    const bytes = statSync(at.database).size;
+    if (bytes > READ_BYTES_MAX)
+      return `not verified here: it has ${Math.round(bytes / 1024 / 1024)} MiB; \`purser ledger verify\` does it, and the server every day`;
+    const { entries, problems } = audit(client);
+    const fault = newFault(read, problems);
+    if (fault) throw new Error(`${fault}. \`purser ledger verify\` names all. ${WHAT_NOW}`);
+    if (problems.length)
+      return warning(
+        `${problems.length} faults, all accepted by \`purser serve --accept-loss\`. \`purser ledger verify\` names them.`,
+      );
+    return `all ${entries} entries are chained and add up, and every checksum fits`;
+  });
+  await check('log', () => {
+    const bytes = statSync(`${at.database}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+    const text = `the write-ahead log has ${Math.ceil(bytes / 1024)} KiB`;
+    if (bytes > LOG_BYTES_MAX)
+      return warning(
+        `${text}: a long-running reader keeps SQLite from checkpointing it. Look for a Litestream or sqlite3 that hangs (lsof ${at.database}).`,
+      );
+    return text;
+  });
+  await check('master key', () => {
+    const { given, current } = keyringOf(read, secrets.masterKey);
+    const from = `from the ${secrets.masterKey.from}`;
+    if (current.id === given.id) return `${given.id}, ${from}`;
+    return warning(
+      `${given.id}, ${from}, which has been rotated since: anybody who has it can open the new one, ${current.id}. Put the new key in its place, or run \`purser master-key rotate\` again if it was lost.`,
     );
-    await check('uncertain operations', () => {
-      const [oldest] = uncertainOperations(read, Number.MAX_SAFE_INTEGER);
-      if (!oldest) return 'none';
-      const overdue = Math.floor(Date.now() / 1000) - (oldest.uncertainAt as number);
-      if (overdue > uncertainPolicyOf(config.router, oldest).after_seconds + CLOCK_SECONDS)
-        throw new Error(
-          `${oldest.id} has waited ${overdue} s for its policy. Make sure that the server is running, or run: purser operation resolve`,
-        );
-      return `oldest ${oldest.id}; its policy will resolve it`;
-    });
-    await check('checkouts', () => {
-      const since = Math.floor(Date.now() / 1000) - TROUBLE_DAYS * 86_400;
-      const [newest] = troubledCheckouts(read).filter((it) => it.createdAt > since);
-      if (newest)
-        throw new Error(
-          `${newest.id} is ${newest.status} (${newest.lastError ?? 'no error was reported'}): nothing was credited. Check its payment, then run: purser checkout list --trouble`,
-        );
-      return 'none needs the operator';
-    });
-    await check('prompt bounds', () => {
-      const catalogue = createCatalogue(config);
-      recallBounds(read, catalogue);
-      const learned = catalogue.list.flatMap(({ id, routes }) =>
-        routes.flatMap((route) => {
-          const text = describeLearned(route);
-          return text ? [`${id} on ${route.upstream}: ${text}`] : [];
-        }),
+  });
+  await check('secrets', () => judgeSecrets(config, secrets));
+  await check('leases', () => {
+    const reportOnly = describeReportOnly(read);
+    if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);
+    return 'ended when their time is over';
+  });
+  await check('frozen', () => {
+    const frozen = describeFrozen(read);
+    return frozen
+      ? warning(`${frozen}. End it with: purser unfreeze, purser wallet unfreeze, purser account resume`)
+      : 'nothing';
+  });
+  await check('clock', async () => {
+    const now = Date.now() / 1000;
+    const leap = findLeap(now, knownTimeOf(read, at), systemTime.boot?.());
+    return judgeClock(leap, await isClockSynced(now));
+  });
+  await check('uncertain operations', () => {
+    const [oldest] = uncertainOperations(read, Number.MAX_SAFE_INTEGER);
+    if (!oldest) return 'none';
+    const overdue = Math.floor(Date.now() / 1000) - (oldest.uncertainAt as number);
+    if (overdue > uncertainPolicyOf(config.router, oldest).after_seconds + CLOCK_SECONDS)
+      throw new Error(
+        `${oldest.id} has waited ${overdue} s for its policy. Make sure that the server is running, or run: purser operation resolve`,
       );
-      return learned.length ? warning(learned.join(' ')) : 'no count was above its bound';
-    });
-    return findInstallation(read)?.installationId;
-  } finally {
-    client.close();
-  }
+    return `oldest ${oldest.id}; its policy will resolve it`;
+  });
+  await check('checkouts', () => {
+    const since = Math.floor(Date.now() / 1000) - TROUBLE_DAYS * 86_400;
+    const [newest] = listCheckouts(read, { trouble: true }).filter((it) => it.createdAt > since);
+    if (newest)
+      throw new Error(
+        `${newest.id} is ${newest.status} (${newest.lastError ?? 'no error was reported'}): nothing was credited. Check its payment, then run: purser checkout list --trouble`,
+      );
+    return 'none needs the operator';
+  });
+  await check('prompt bounds', () => {
+    const catalogue = createCatalogue(config);
+    recallBounds(read, catalogue);
+    const learned = catalogue.list.flatMap(({ id, routes }) =>
+      routes.flatMap((route) => {
+        const text = describeLearned(route);
+        return text ? [`${id} on ${route.upstream}: ${text}`] : [];
+      }),
+    );
+    return learned.length ? warning(learned.join(' ')) : 'no count was above its bound';
+  });
+  return findInstallation(read)?.installationId;
 }
+
+/** What the codes of failed connections mean. */
+const HINTS: Record<string, string> = {
+  ECONNREFUSED: ' Nothing listens there.',
+  ENOTFOUND: ' There is no such host.',
+  ERR_SSL_WRONG_VERSION_NUMBER: ' It speaks http://, not https://.',
+  UND_ERR_SOCKET: ' It closed the connection: perhaps it speaks https://.',
+};
 
 /** Asks an upstream for its models and passes its answer on. Throws if it cannot be reached or refuses our key. */
 async function tryUpstream(
@@ -235,6 +249,10 @@ async function tryUpstream(
     const text = await readAnswerText(response.body, LIST_BYTES_MAX);
     if (response.statusCode === 401 || response.statusCode === 403)
       throw new Error(`${baseUrl} refuses our key (${response.statusCode}). Check its api_key.`);
+    if (response.statusCode === 404)
+      return warning(
+        `${baseUrl} answers 404 to GET /models: the path of its base_url may be wrong; most end in /v1. \`purser models check\` tells.`,
+      );
     try {
       onModels(JSON.parse(text));
     } catch {} // Not every model server lists its models.
@@ -242,6 +260,9 @@ async function tryUpstream(
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     if (message.includes('refuses our key')) throw error;
-    throw new Error(`${baseUrl} cannot be reached (${code ?? message}). Check its base_url and that it is running.`);
+    const hint = code === undefined ? '' : (HINTS[code] ?? '');
+    throw new Error(
+      `${baseUrl} cannot be reached (${code ?? message}).${hint} Check its base_url and that it is running.`,
+    );
   }
 }

@@ -10,6 +10,7 @@ import {
 } from 'node:fs';
 import { dirname, join, resolve } from 'node:path';
 import { warning } from '../compute/finding.ts';
+import { listBackends } from '../compute/settings.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
 
@@ -28,12 +29,22 @@ export function judgeDirectory(directory: string): string {
   return directory;
 }
 
+/** Whether its mount is read-only, whatever its mode says: Kubernetes mounts settings and keys with mode 777 like that. */
+function isReadOnly(directory: string): boolean {
+  try {
+    accessSync(directory, constants.W_OK);
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EROFS';
+  }
+  return false;
+}
+
 /** Every directory above a file or directory, and above what a symbolic link there leads to. */
 function judgePlace(path: string): void {
   for (const it of [resolve(path), realpathSync(path)])
     for (let above = dirname(it); above !== dirname(above); above = dirname(above)) {
       const { mode } = statSync(above);
-      if (mode & 0o002 && !(mode & 0o1000))
+      if (mode & 0o002 && !(mode & 0o1000) && !isReadOnly(above))
         throw new Error(
           `${above} can be written by everybody, who can put something else in place of ${path}. Run: chmod o-w ${above}`,
         );
@@ -93,14 +104,16 @@ export function judgeSecrets(config: Config, secrets: Secrets): string {
 
 function secretFiles(config: Config, secrets: Secrets): string[] {
   const { masterKey, ...others } = secrets;
-  const { provider_two: pool } = config.compute;
-  const keys = pool?.backend === 'ssh' ? pool.hosts.map((it) => it.identity_file) : [];
+  const backends = listBackends(config.compute).map(({ settings }) => settings);
+  const hosts = backends.flatMap((it) => (it.backend === 'ssh' ? it.hosts : []));
+  const engines = backends.flatMap((it) => (it.backend === 'container' ? [it] : []));
+  const keys = [...hosts, ...engines].map((it) => it.identity_file).concat(engines.map((it) => it.tls?.key));
   const text = config.file ? readFileSync(config.file, 'utf8') : '';
   // The configuration holds no secret if it only refers to them (`${NAME}`).
   const isInFile = [masterKey.text, ...textsOf(others)].some((it) => it && text.includes(it));
   return [
     ...(masterKey.path ? [masterKey.path] : []),
-    ...new Set(keys),
+    ...new Set(keys.filter((it) => it !== undefined)),
     ...(config.file && isInFile ? [config.file] : []),
   ];
 }

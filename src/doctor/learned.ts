@@ -1,6 +1,6 @@
 import { existsSync } from 'node:fs';
+import { openBooks } from '../books/open.ts';
 import { recallBounds } from '../chat/learn.ts';
-import { openDatabase } from '../db/open.ts';
 import { files } from '../files/data-directory.ts';
 import type { Catalogue } from '../router/catalogue.ts';
 
@@ -8,10 +8,6 @@ import type { Catalogue } from '../router/catalogue.ts';
 export function readLearned(dataDirectory: string, catalogue: Catalogue): void {
   const { database } = files(dataDirectory);
   if (!existsSync(database)) return;
-  const { client, read } = openDatabase(database, { migrate: false, readonly: true });
-  try {
-    recallBounds(read, catalogue);
-  } finally {
-    client.close();
-  }
+  using books = openBooks(database, { access: 'read' });
+  recallBounds(books.read, catalogue);
 }

@@ -1,67 +1,24 @@
-import { execFile } from 'node:child_process';
-import { accessSync, constants, realpathSync } from 'node:fs';
-import { join } from 'node:path';
-import { promisify } from 'node:util';
+import { describeLeap, type Leap } from '../clock.ts';
 import { warning } from '../compute/finding.ts';
+import { outputOf } from '../files/programs.ts';
 
 /** The doctor's checks of the machine: its clock, and other programs that may open the database. */
 
-const run = promisify(execFile);
-const RUN_MILLISECONDS = 5000;
-
-/** Returns what a program prints, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
-async function outputOf(program: string, ...args: string[]): Promise<string | undefined> {
-  const output = await run(program, args, { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} }).catch(
-    (error: { stdout?: string }) => ({ stdout: error.stdout ?? '' }),
-  );
-  return output.stdout.trim() || undefined;
-}
-
-const CLOCK_SECONDS = 60;
-
-/** Throws if the wall clock is behind the newest entry. Times are in Unix seconds; `isSynced` is undefined if unknown. */
-export function judgeClock(now: number, lastJournalAt: number, isSynced: boolean | undefined): string {
-  const ahead = lastJournalAt - now;
-  if (ahead > CLOCK_SECONDS)
+/**
+ * Throws if the clock is in doubt: `leap` is what the downtime does not explain. `isSynced` says whether a time service
+ * vouches for the clock; undefined if unknown.
+ */
+export function judgeClock(leap: Leap | undefined, isSynced: boolean | undefined): string {
+  if (leap && !isSynced)
     throw new Error(
-      `The clock is ${ahead} s behind the newest entry: no new holds until it has passed. Set the clock.`,
+      `${describeLeap(leap).replace(/^the/, 'The')}. If the clock is wrong, set it; the server goes on by itself then. If it is right, stop the server and start it once with --accept-clock.`,
     );
   if (isSynced === false)
     return warning(
-      'not behind the journal, but the kernel says that it is not synchronized. Run a time service: systemd-timesyncd or chrony.',
+      'not ahead of the books and not behind them, but the kernel says that it is not synchronized. Run a time service: systemd-timesyncd or chrony.',
     );
-  return isSynced ? 'not behind the journal, and the kernel says that it is synchronized' : 'not behind the journal';
-}
-
-/**
- * Returns whether the kernel considers its clock synchronized (adjtimex(2), STA_UNSYNC), by any program of this machine that
- * can ask it. Undefined if none can. Time services set that state.
- */
-export async function clockIsSynced(find: (name: string) => string[]): Promise<boolean | undefined> {
-  const ask = async (name: string, ...args: string[]) => {
-    const [program] = find(name);
-    return program && (await outputOf(program, ...args));
-  };
-  const byService = await ask('timedatectl', 'show', '--property=NTPSynchronized', '--value');
-  if (byService === 'yes' || byService === 'no') return byService === 'yes';
-  const byKernel = (await ask('adjtimex', '--print')) ?? (await ask('busybox', 'adjtimex'));
-  const [, state] = /return value\s*[:=]\s*(\d)/.exec(byKernel ?? '') ?? [];
-  return state === undefined ? undefined : Number(state) !== TIME_ERROR;
-}
-const TIME_ERROR = 5;
-
-/** Returns every program of this name on the search path, each once. */
-export function findPrograms(name: string, searchPath: readonly string[]): string[] {
-  const found = searchPath.flatMap((directory) => {
-    try {
-      const file = realpathSync(join(directory, name));
-      accessSync(file, constants.X_OK);
-      return [[file, join(directory, name)] as const];
-    } catch {
-      return [];
-    }
-  });
-  return [...new Map(found.reverse()).values()].reverse();
+  const agrees = 'not ahead of the books and not behind them';
+  return isSynced ? `${leap ? 'believed' : agrees}: a time service says that it is synchronized` : agrees;
 }
 
 type Version = readonly [number, number, number];

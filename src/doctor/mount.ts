@@ -4,7 +4,7 @@ export type Mount = {
   /** Device number, major:minor. It is listed in /sys/dev/block, unless the file system invented it. */
   device: string;
   type: string;
-  /** What is mounted: a device, or a name that the file system chose. */
+  /** The mounted device, or a name that the file system chose. */
   source: string;
   /** Options of the mount and of the file system. */
   options: readonly string[];

@@ -1,5 +1,6 @@
 import { closeSync, existsSync, mkdirSync, openSync, statSync } from 'node:fs';
-import { join } from 'node:path';
+
+import { dirname, join } from 'node:path';
 
 /** Thrown when there is no database. Only `serve`, `demo` and `restore` create one (design, section 4). */
 export class NoDatabaseError extends Error {
@@ -14,13 +15,20 @@ export class LockedError extends Error {}
 /** Thrown when the data directory belongs to another user. */
 export class OtherOwnerError extends Error {}
 
+/** The paths of the files in a data directory. */
+export type Files = ReturnType<typeof files>;
+
 /** Returns the paths of the files in a data directory. */
 export const files = (directory: string) => ({
   database: join(directory, 'purser.db'),
   head: join(directory, 'ledger.head'),
   tip: join(directory, 'ledger.tip'),
+  clock: join(directory, 'ledger.clock'),
   reserve: join(directory, 'reserve'),
   lock: join(directory, 'purser.lock'),
+  lastBackup: join(directory, 'last-backup.json'),
+  /** Leads a browser to a link of `purser ui`, and is gone within a minute. */
+  signIn: join(directory, 'sign-in.html'),
   backupLock: join(directory, 'backup.lock'),
   lockHolder: join(directory, 'purser.lock.holder'),
   socket: join(directory, 'purser.sock'),
@@ -33,11 +41,31 @@ export const files = (directory: string) => ({
  * without it, throws NoDatabaseError if there is no database. Throws OtherOwnerError if it belongs to another user.
  */
 export function prepareDirectory(directory: string, create: boolean): void {
-  if (create && !existsSync(directory)) mkdirSync(directory, { recursive: true, mode: 0o700 });
+  if (create && !existsSync(directory)) {
+    try {
+      makeDirectories(directory);
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException;
+      throw new Error(
+        `The data directory ${directory} cannot be made (${code}). Choose another with --data or PURSER_DATA.`,
+      );
+    }
+  }
   // Checked first: to another user the directory would look empty.
   if (existsSync(directory)) refuseOtherOwner(directory);
   if (!create && !existsSync(files(directory).database)) throw new NoDatabaseError(directory);
   if (!statSync(directory).isDirectory()) throw new Error(`${directory} is not a directory.`);
+}
+
+/** Makes a directory and those above it that are missing. Node's own `recursive` never ends below /proc. */
+function makeDirectories(directory: string): void {
+  if (existsSync(directory)) return;
+  makeDirectories(dirname(directory));
+  try {
+    mkdirSync(directory, { mode: 0o700 });
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'EEXIST') throw error; // Another process was first.
+  }
 }
 
 export const READ_ONLY = 'the file system of the data directory is read-only';

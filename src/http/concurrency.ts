@@ -1,19 +1,21 @@
 import { Refusal } from '../refusal.ts';
 
-/** Commands and uploads that may run at once. Each needs a process in the resource and a connection to its backend. */
+/** What may run at once. Each needs a process in the resource and a connection to its backend. */
 const COUNT_MAX = { resource: 16, wallet: 64 };
+/** A page in a browser makes several connections, and keeps some of them open. */
+export const PORT_COUNT_MAX = { resource: 64, wallet: 128 };
 const RETRY_SECONDS = 2;
 
 export type Concurrency = {
   /**
-   * Counts one more command or upload. Call the returned function once, when it has ended. Throws `rate_limited` when the
-   * resource or its wallet is at its limit.
+   * Counts one more command, upload or whatever else is limited. Call the returned function once, when it has ended. Throws
+   * `rate_limited` when the resource or its wallet is at its limit.
    */
   enter(resourceId: string, walletId: string): () => void;
 };
 
-/** Limits the concurrent commands and uploads of each resource and each wallet. */
-export function createConcurrency(): Concurrency {
+/** Limits what is concurrent on each resource and of each wallet: commands and uploads, unless told otherwise. */
+export function createConcurrency(most = COUNT_MAX, plural = 'commands and uploads'): Concurrency {
   const counts = new Map<string, number>();
   function add(id: string, more: 1 | -1) {
     const count = (counts.get(id) ?? 0) + more;
@@ -23,13 +25,13 @@ export function createConcurrency(): Concurrency {
   return {
     enter(resourceId, walletId) {
       for (const [id, max, what] of [
-        [resourceId, COUNT_MAX.resource, 'on this resource'],
-        [walletId, COUNT_MAX.wallet, 'of this wallet'],
+        [resourceId, most.resource, 'on this resource'],
+        [walletId, most.wallet, 'of this wallet'],
       ] as const)
         if ((counts.get(id) ?? 0) >= max)
           throw new Refusal(
             'rate_limited',
-            `At most ${max} commands and uploads ${what} may run at once. Retry when some have ended.`,
+            `At most ${max} ${plural} ${what} may run at once. Retry when some have ended.`,
             { retryAfterSeconds: RETRY_SECONDS },
           );
       add(resourceId, 1);

@@ -1,14 +1,14 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import net, { type Socket } from 'node:net';
 
-/** How often a stopping server checks which connections are still open. */
+/** Interval at which a stopping server checks which connections are still open. */
 const POLL_MILLISECONDS = 20;
 /**
- * How long a kept-alive connection stays open when the server stops. Its client may have sent the next request already,
- * or will within moments of a response; that request is answered rather than reset.
+ * Milliseconds for which a kept-alive connection stays open when the server stops. Its client may have sent the next
+ * request already, or will within moments of a response; that request is answered rather than reset.
  */
 const LINGER_MILLISECONDS = 100;
-/** How long final responses may take to flush after every request has been answered. */
+/** Time limit for flushing the final responses after every request has been answered. */
 const FLUSH_MILLISECONDS = 1000;
 
 type Connection = {

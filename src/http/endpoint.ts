@@ -1,4 +1,4 @@
-import type { ServerResponse } from 'node:http';
+import type { IncomingHttpHeaders, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import type { HttpBindings } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
@@ -17,9 +17,11 @@ import {
 import type { Sessions } from '../access/sessions.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/quote.ts';
+import type { Retries, WhenOver } from '../chat/retry.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
 import { newId } from '../id.ts';
+import type { Outline } from '../json-text.ts';
 import { redactTokens } from '../log.ts';
 import { type createAddressReader, networkOf } from '../net/address.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
@@ -27,13 +29,25 @@ import { eventOf } from '../router/sse.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
-import { parseJson, readBody, refuseMediaType, validate } from './body.ts';
+import { parseBody, readBody, refuseMediaType, validate } from './body.ts';
 import type { Concurrency } from './concurrency.ts';
 import { type EventStream, openEventStream } from './event-stream.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
-import { isOpenAiPath, isPassing, openAiBody, openAiStatus, RETRY_SECONDS_MAX } from './openai-error.ts';
+import { type ModelRequest, type ModelRequestKind, type ValidModelRequest, validRequest } from './model-request.ts';
+import type { ModelRequests } from './model-requests.ts';
+import {
+  gatewayStatus,
+  isGatewayRequest,
+  isMessagesPath,
+  isPassing,
+  openAiBody,
+  RETRY_SECONDS_MAX,
+} from './openai-error.ts';
+import type { PortLinks } from './port-links.ts';
+import type { PortProxy } from './port-proxy.ts';
+import { messagesError } from './wires/messages.ts';
 
-/** What the routes use of the App. */
+/** The part of the App that the routes use. */
 export type HttpApp = ChatApp &
   CloseApp &
   OpenApp &
@@ -41,7 +55,7 @@ export type HttpApp = ChatApp &
     state: {
       /** `{base_url}` of the interface, without a slash at the end. */
       baseUrl: string;
-      /** Where the SSH gateway is reached, once it listens. */
+      /** The public address and host key of the SSH gateway, once it listens. */
       ssh: { host: string; port: number; hostKey: string } | undefined;
     };
     health: Health;
@@ -53,8 +67,16 @@ export type HttpApp = ChatApp &
     limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
     /** Bodies and answers that are in memory. */
     memory: MemoryQuota;
+    modelRequests: ModelRequests;
+    /** Recognises retries of requests without a key. */
+    retries: Retries;
     /** Commands and uploads that run inside resources. */
     concurrency: Concurrency;
+    /** Sends requests on to ports of resources, and the links with which browsers open them. */
+    portProxy: PortProxy;
+    portLinks: PortLinks;
+    /** What follows the first label of the ports' own host names, where the settings have it. */
+    portHost: string | undefined;
     /** Connections on which a valid token was shown. */
     authenticated: WeakSet<Socket>;
     /** A client that takes nothing of its stream for so long is gone: the upstream's connection is not kept open for it. */
@@ -77,11 +99,18 @@ const ANSWER_BYTES_SMALL = 64 * 1024;
 const UNREADABLE = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
 
+/** A body in its bytes, and where its members are in it. */
+export type Sent = { bytes: Buffer; outline: Outline };
+
 export type Call<S extends Scope, B> = {
   principal: PrincipalFor<S>;
   body: B;
   /** The parsed body before defaults; the fingerprint is computed from it. */
   raw: unknown;
+  /** The body as it came, at an endpoint that asks for it. */
+  sent: Sent | undefined;
+  /** The request to a model, at an endpoint that takes one: in place of `body` and `raw`. */
+  request: ValidModelRequest;
   /** The Idempotency-Key on endpoints that take one, otherwise empty. */
   idempotencyKey: string;
   /** True when the caller sent no key: the request id stands in for it, so no retry can match it. */
@@ -89,16 +118,27 @@ export type Call<S extends Scope, B> = {
   requestId: string;
   params: Record<string, string>;
   query: Record<string, string>;
+  headers: IncomingHttpHeaders;
   /** Counts the memory that this request uses until it is answered. */
   share: Allowance;
-  /** Calls `listener` when the client disconnects before its response; at once if it already has. */
-  whenGone(listener: () => void): void;
+  /**
+   * Calls `listener` when the response is over, written or not; at once if it is. Tells it whether the client got the
+   * whole response.
+   */
+  whenGone: WhenOver;
 };
 
 export type Reply =
-  | { body: Buffer | object; replayed?: boolean }
-  /** Streams the response. An error thrown before the stream begins is answered like any other. */
-  | { stream(events: EventStream, share: Allowance): Promise<void> };
+  /** `status`: where it is not the endpoint's own. */
+  | { body: Buffer | object; replayed?: boolean; status?: number; headers?: Headers }
+  /**
+   * Streams the response. An error thrown before the stream begins is answered like any other; `errorEvent` is the last
+   * event of one that breaks off later, in the shape of OpenAI's unless given.
+   */
+  | {
+      stream(events: EventStream, share: Allowance): Promise<void>;
+      errorEvent?(refusal: Refusal, message: string, requestId: string): string | Buffer;
+    };
 
 /** One endpoint of the interface: its request, its response and its handler. The OpenAPI document is generated from these. */
 export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.GenericSchema> = {
@@ -107,14 +147,18 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   body?: B;
   /** Treats a request without a body as one with an empty object. */
   isBodyOptional?: boolean;
+  /** The body is a request to a model of this kind. */
+  modelRequest?: ModelRequestKind;
   bodyBytesMax?: number;
-  /** Numbers directly in lists that are exempt from the limit of 50,000 values per body. */
-  bodyNumbersMax?: number;
+  /** Gives the endpoint the bytes of the body, too. */
+  keepsBytes?: boolean;
   query?: v.GenericSchema;
   /** `true` requires the Idempotency-Key header; `'optional'` accepts it. */
   idempotent?: boolean | 'optional';
   status?: 200 | 201;
   answer: v.GenericSchema;
+  /** Answers of other media types that the request may accept, each with what it is. */
+  otherAnswers?: Record<string, string>;
   /** The refusals of this endpoint, in addition to those that every endpoint has. */
   refusals?: readonly RefusalCode[];
   example: { body?: unknown; answer: unknown };
@@ -132,61 +176,109 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
     const requestId = requestIdOf(c);
     // Before authentication: if the books lost entries, a valid token may be missing and would wrongly get a 401.
     if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+    const commits = app.ledger.commitCount();
     const principal = await authenticateAndLimit(app, c);
     const share = app.memory.open(callerOf(principal));
     try {
-      const reply = await runEndpoint(app, it, c, principal, share);
-      if ('stream' in reply) return await respondWithEvents(app, c, reply.stream, share);
-      const headers = headersOf(app, c, requestId);
+      const reply = await runEndpoint(app, it, c, { principal, commits }, share);
+      if ('stream' in reply) return await respondWithEvents(app, c, reply, share);
+      const headers = { ...headersOf(app, c, requestId), ...reply.headers };
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
       const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
       if (bytes.length > ANSWER_BYTES_SMALL)
         keepUntilTaken(app.memory.open(callerOf(principal)), c, Buffer.byteLength(bytes));
-      return new Response(bytes as string, { status: it.status ?? 200, headers });
+      return new Response(bytes as string, { status: reply.status ?? it.status ?? 200, headers });
     } finally {
       share.close();
     }
   };
 }
 
+/** The caller, and the number of commits before its credential was read. */
+type Authenticated = { principal: Principal; commits: number };
+
 /** Reads, checks and runs a request. The order of the checks is the documented precedence of errors (design 2.6). */
 async function runEndpoint(
   app: HttpApp,
   it: Endpoint,
   c: Context<Env>,
-  principal: Principal,
+  { principal, commits }: Authenticated,
   share: Allowance,
 ): Promise<Reply> {
   const { incoming } = c.env;
   const requestId = requestIdOf(c);
   const caller = admit(principal, it.scope);
 
+  const key = incoming.headers['idempotency-key'];
   let raw: unknown;
+  let sent: Sent | undefined;
+  let read: ModelRequest | undefined;
   if (it.body) {
     if (!it.isBodyOptional) refuseMediaType(incoming);
     const bytes = await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
     if (it.isBodyOptional && bytes.length) refuseMediaType(incoming);
-    raw = it.isBodyOptional && !bytes.length ? {} : parseJson(bytes, it.bodyNumbersMax ?? 0, share);
+    if (it.modelRequest)
+      read = await app.modelRequests.read(bytes, { kind: it.modelRequest, isKeyed: !isKeyLeftOut(it, key) }, share);
+    else if (it.isBodyOptional && !bytes.length) raw = {};
+    else {
+      const { value, outline } = parseBody(bytes, share);
+      raw = value;
+      if (it.keepsBytes) sent = { bytes, outline };
+    }
     // A body may arrive slowly: a key that was revoked meanwhile must not complete its request.
-    refuseRevoked(app.ledger.read, principal);
+    if (app.ledger.commitCount() !== commits) refuseRevoked(app.ledger.read, principal);
   }
-  const key = it.idempotent ? c.req.header('idempotency-key') : undefined;
-  const isKeyMadeUp = it.idempotent === 'optional' && key === undefined;
-  const idempotencyKey = isKeyMadeUp ? requestId : it.idempotent ? readIdempotencyKey(key) : '';
-  const body = it.body ? validate(it.body, raw) : undefined;
-  const query = it.query ? (validate(it.query, c.req.query()) as Record<string, string>) : {};
-
-  const params = c.req.param() as Record<string, string>;
-  const whenGone = (listener: () => void) => whenOver(c, listener);
-  const asked = { body, raw, idempotencyKey, isKeyMadeUp, requestId, params, query, share, whenGone };
-  return it.run(app, { principal: caller, ...asked });
+  return invoke(app, it, {
+    principal: caller,
+    raw,
+    sent,
+    read,
+    key,
+    requestId,
+    params: c.req.param() as Record<string, string>,
+    query: it.query ? c.req.query() : {},
+    headers: incoming.headers,
+    share,
+    whenGone: (listener) => whenOver(c, listener),
+  });
 }
 
+/** A call before its key, its body and its query are checked. */
+export type Invocation = Omit<Call<Scope, unknown>, 'body' | 'request' | 'idempotencyKey' | 'isKeyMadeUp' | 'sent'> & {
+  sent?: Sent | undefined;
+  /** The request to a model as it was read, at an endpoint that takes one. */
+  read?: ModelRequest | undefined;
+  /** The idempotency key that the caller sent, if any. */
+  key: unknown;
+};
+
+/** Checks what an endpoint was called with, then runs it. */
+export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }: Invocation): Promise<Reply> {
+  const isKeyMadeUp = isKeyLeftOut(it, key);
+  const idempotencyKey = isKeyMadeUp ? call.requestId : it.idempotent ? readIdempotencyKey(key) : '';
+  const request = read && validRequest(read);
+  const body = it.body && !request ? validate(it.body, call.raw) : undefined;
+  const query = it.query ? (validate(it.query, call.query) as Record<string, string>) : {};
+  return it.run(app, {
+    sent: undefined,
+    ...call,
+    body,
+    query,
+    idempotencyKey,
+    isKeyMadeUp,
+    request: request as ValidModelRequest,
+  });
+}
+
+/** Tells whether the caller left out a key that it may leave out. */
+const isKeyLeftOut = (it: Endpoint, key: unknown) => it.idempotent === 'optional' && key === undefined;
+
 /** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
-function whenOver(c: Context<Env>, listener: () => void): void {
+function whenOver(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
   const response = c.env.outgoing as ServerResponse;
-  if (response.closed || response.destroyed) listener();
-  else response.once('close', listener);
+  const tell = () => listener(response.writableFinished);
+  if (response.closed || response.destroyed) tell();
+  else response.once('close', tell);
 }
 
 /** Counts a response as in memory until its client has read it or has disconnected. */
@@ -197,7 +289,9 @@ function keepUntilTaken(share: Allowance, c: Context<Env>, bytes: number): void 
 
 /** Returns the id of this request, which is in every response and in the log (design 2.21). */
 export function requestIdOf(c: Context<Env>): string {
-  const id = c.var.requestId ?? newId('req');
+  const known = c.get('requestId');
+  if (known !== undefined) return known;
+  const id = newId('req');
   c.set('requestId', id);
   return id;
 }
@@ -206,7 +300,7 @@ export function requestIdOf(c: Context<Env>): string {
 async function respondWithEvents(
   app: HttpApp,
   c: Context<Env>,
-  stream: (events: EventStream, share: Allowance) => Promise<void>,
+  { stream, errorEvent }: Extract<Reply, { stream: unknown }>,
   share: Allowance,
 ): Promise<Response> {
   const requestId = requestIdOf(c);
@@ -220,8 +314,9 @@ async function respondWithEvents(
     await stream({ ...events, begin }, share);
   } catch (error) {
     if (!events.hasBegun()) throw error;
-    const { refusal, message } = describeError(app, c, error);
-    await events.write(eventOf(openAiBody(refusal, message, requestId)));
+    const { refusal, message } = describeError(app, requestId, c.req.path, error);
+    const last = errorEvent?.(refusal, message, requestId) ?? eventOf(openAiBody(refusal, message, requestId));
+    await events.write(Buffer.from(last));
   } finally {
     events.end(); // The attempt may continue without its client, but must not write to this response any more.
   }
@@ -231,8 +326,11 @@ async function respondWithEvents(
 type Headers = Record<string, string>;
 
 /** The id that limits count by: the wallet, the account of a session, or the key. */
-const callerOf = (principal: Principal) =>
-  'wallet' in principal ? principal.wallet.id : principal.kind === 'session' ? principal.accountId : principal.keyId;
+function callerOf(principal: Principal): string {
+  if (principal.kind === 'wallet') return principal.wallet.id;
+  if (principal.kind === 'router') return principal.walletId;
+  return principal.kind === 'session' ? principal.accountId : principal.keyId;
+}
 
 function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
   // Many responses carry a credential, and none of the others is worth caching.
@@ -241,7 +339,9 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
     'x-request-id': requestId,
     'cache-control': 'no-store',
   };
-  const left = c.var.routerWallet && limits.wallet.left(c.var.routerWallet);
+  if (isMessagesPath(c.req.path)) headers['request-id'] = requestId; // The name that Anthropic's clients read.
+  const routerWallet = c.get('routerWallet');
+  const left = routerWallet && limits.wallet.left(routerWallet);
   if (left) {
     headers['x-ratelimit-limit-requests'] = String(left.limit);
     headers['x-ratelimit-remaining-requests'] = String(left.remaining);
@@ -250,23 +350,33 @@ function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, request
   return headers;
 }
 
+/** Returns the header in which Anthropic's clients send their key, under the gateway's base URL. */
+function keyHeaderOf(c: Context<Env>): string | undefined {
+  return isGatewayRequest(c.req.method, c.req.path) ? c.req.header('x-api-key') : undefined;
+}
+
+/** Returns the token of a request. A bearer token goes first: some clients send the key of another service beside it. */
+function tokenOf(c: Context<Env>): string {
+  const { authorization } = c.env.incoming.headers;
+  return (authorization === undefined ? keyHeaderOf(c) : undefined) ?? bearerOf(authorization);
+}
+
 /** Authenticates and applies rate limits: a valid token against its own, a failure against that of its network. */
-async function authenticateAndLimit(app: HttpApp, c: Context<Env>): Promise<Principal> {
+export async function authenticateAndLimit(app: HttpApp, c: Context<Env>): Promise<Principal> {
   const { incoming } = c.env;
   try {
-    const found = authenticate(app.ledger.read, bearerOf(incoming.headers.authorization), app.sessions);
+    const found = authenticate(app.ledger.read, tokenOf(c), app.sessions);
     const principal = found instanceof Promise ? await found : found;
     app.authenticated.add(incoming.socket);
-    if (principal.kind === 'router') c.set('routerWallet', principal.wallet.id);
-    if ('wallet' in principal) app.limits.wallet.take(principal.wallet.id);
-    else {
-      app.limits.account.take(callerOf(principal));
-      if (principal.kind !== 'session') app.used(principal.keyId, app.clock.now());
-    }
+    if (principal.kind === 'router') c.set('routerWallet', principal.walletId);
+    const isWallet = principal.kind === 'wallet' || principal.kind === 'router';
+    app.limits[isWallet ? 'wallet' : 'account'].take(callerOf(principal));
+    if ('keyId' in principal) app.used(principal.keyId, app.clock.now());
     return principal;
   } catch (error) {
     // A wrong credential may be a guess; a missing one is not.
-    if (error instanceof Refusal && error.code === 'unauthenticated' && incoming.headers.authorization !== undefined)
+    const credential = incoming.headers.authorization ?? keyHeaderOf(c);
+    if (error instanceof Refusal && error.code === 'unauthenticated' && credential !== undefined)
       app.limits.failedAuth.take(callerNetwork(app, incoming));
     throw error;
   }
@@ -279,9 +389,9 @@ export function callerNetwork(app: Pick<HttpApp, 'addressOf'>, incoming: HttpBin
   return networkOf(app.addressOf(incoming.socket.remoteAddress, forwardedFor));
 }
 
-function readIdempotencyKey(key: string | undefined): string {
+function readIdempotencyKey(key: unknown): string {
   if (key === undefined) throw new Refusal('idempotency_key_required');
-  if (!IDEMPOTENCY_KEY.test(key)) throw new Refusal('invalid_idempotency_key');
+  if (typeof key !== 'string' || !IDEMPOTENCY_KEY.test(key)) throw new Refusal('invalid_idempotency_key');
   return key;
 }
 
@@ -311,38 +421,46 @@ export function unparsableRequest(
 }
 
 /** Logs an error and returns what the caller may see of it. An internal error reveals no details. */
-function describeError(
+export function describeError(
   app: Pick<HttpApp, 'events'>,
-  c: Context<Env>,
+  requestId: string,
+  path: string,
   error: unknown,
 ): { refusal: Refusal; message: string } {
-  const requestId = requestIdOf(c);
-  if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path: c.req.path });
+  if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
   const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
-  app.events.refused(refusal.code, requestId, message, c.req.path);
+  app.events.refused(refusal.code, requestId, message, path);
   return { refusal, message };
 }
 
-/** Returns Hono's error handler, which turns anything thrown into an error response. */
-export function onError(app: Pick<HttpApp, 'events' | 'limits'>): ErrorHandler<Env> {
+/**
+ * Returns Hono's error handler, which turns anything thrown into an error response. `pathOf` returns the path as the log
+ * may have it.
+ */
+export function onError(
+  app: Pick<HttpApp, 'events' | 'limits'>,
+  pathOf: (c: Context<Env>) => string = (c) => c.req.path,
+): ErrorHandler<Env> {
   return (error, c) => {
     const requestId = requestIdOf(c);
-    const { refusal, message } = describeError(app, c, error);
+    const { refusal, message } = describeError(app, requestId, pathOf(c), error);
     const { code, retryAfterSeconds } = refusal;
-    const isOpenAi = isOpenAiPath(c.req.path);
+    const isGateway = isGatewayRequest(c.req.method, c.req.path);
     const headers = headersOf(app, c, requestId);
-    if (isOpenAi) headers['x-should-retry'] = String(isPassing(code));
+    if (isGateway) headers['x-should-retry'] = String(isPassing(code));
     if (retryAfterSeconds !== undefined)
-      headers['retry-after'] = String(isOpenAi ? Math.min(retryAfterSeconds, RETRY_SECONDS_MAX) : retryAfterSeconds);
+      headers['retry-after'] = String(isGateway ? Math.min(retryAfterSeconds, RETRY_SECONDS_MAX) : retryAfterSeconds);
     // The unread rest of the body is not waited for.
     if (code === 'payload_too_large' || code === 'unsupported_media_type') headers.connection = 'close';
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
     if (c.var.allow) headers.allow = c.var.allow;
-    const body = isOpenAi
-      ? openAiBody(refusal, message, requestId)
+    if (code === 'upgrade_not_supported') headers.upgrade = 'HTTP/1.1'; // RFC 9110, 15.5.22.
+    const gatewayBody = isMessagesPath(c.req.path) ? messagesError : openAiBody;
+    const body = isGateway
+      ? gatewayBody(refusal, message, requestId)
       : { error: { code, message }, request_id: requestId };
-    const status = isOpenAi ? openAiStatus(code) : REFUSALS[code].status;
+    const status = isGateway ? gatewayStatus(code) : REFUSALS[code].status;
     return new Response(JSON.stringify(body), { status, headers });
   };
 }

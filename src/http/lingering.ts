@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 
-/** How long, and up to how many bytes, the rest of a body is read and discarded after its response. */
+/** Limits of time and bytes within which the rest of a body is read and discarded after its response. */
 const LINGER_MILLISECONDS = 30_000;
 const LINGER_BYTES_MAX = 64 * 1024 * 1024;
 const POLL_MILLISECONDS = 100;

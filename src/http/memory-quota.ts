@@ -17,8 +17,8 @@ export type Allowance = {
   release(bytes: number): void;
   /** Releases all bytes. */
   close(): void;
-  /** Awaits `read`, but throws `read_only` when `cutOff` is called first. */
-  unlessCutOff<T>(read: () => Promise<T>): Promise<T>;
+  /** Calls `refuse` with `read_only` when `cutOff` is called; returns a function that takes this back. */
+  onCutOff(refuse: (refusal: Refusal) => void): () => void;
 };
 
 /**
@@ -28,16 +28,17 @@ export type Allowance = {
  */
 export type MemoryQuota = {
   open(caller: string): Allowance;
-  /** Throws `read_only` in every pending `unlessCutOff`, for a server that is stopping. */
+  /** Refuses every body that is being read with `read_only`, for a server that is stopping. */
   cutOff(): void;
 };
 
+/** Creates the quota of one server, with nothing in use. */
 export function createMemoryQuota(): MemoryQuota {
   const byCaller = new Map<string, number>();
   const pending = new Set<(refusal: Refusal) => void>();
   let all = 0;
 
-  /** When the total is used up, a caller below an even share still gets memory: a few cannot shut out the rest. */
+  /** Admits a caller below an even share also when the total is used up: a few cannot shut out the rest. */
   const fits = (own: number, sum: number, callers: number) =>
     own <= BYTES_MAX.caller && (sum <= BYTES_MAX.all || own <= BYTES_MAX.all / callers);
   const tooMuch = () =>
@@ -51,19 +52,14 @@ export function createMemoryQuota(): MemoryQuota {
     new Refusal('read_only', 'The server is stopping, and this body is not complete. Retry in a moment.', {
       retryAfterSeconds: STOPPING_RETRY_SECONDS,
     });
-  async function unlessCutOff<T>(read: () => Promise<T>): Promise<T> {
-    const { promise, reject } = Promise.withResolvers<never>();
-    pending.add(reject);
-    try {
-      return await Promise.race([read(), promise]);
-    } finally {
-      pending.delete(reject);
-    }
+  function onCutOff(refuse: (refusal: Refusal) => void): () => void {
+    pending.add(refuse);
+    return () => pending.delete(refuse);
   }
 
   return {
     cutOff() {
-      for (const reject of pending) reject(stopping());
+      for (const refuse of pending) refuse(stopping());
     },
     open(caller) {
       let used = 0;
@@ -93,7 +89,7 @@ export function createMemoryQuota(): MemoryQuota {
         },
         tryTake,
         add,
-        unlessCutOff,
+        onCutOff,
         release,
         close: () => release(used),
       };

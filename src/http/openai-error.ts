@@ -1,8 +1,18 @@
 import { redactTokens } from '../log.ts';
 import { REFUSALS, type Refusal, type RefusalCode } from '../refusal.ts';
 
-/** Tells whether a path answers errors in OpenAI's shape: every path under the gateway's base URL (design, section 8). */
-export const isOpenAiPath = (path: string) => path.startsWith('/v1/router/') && path !== '/v1/router/key';
+/** The path of the gateway's base URL. */
+export const GATEWAY_PATH = '/v1/router';
+
+/**
+ * Tells whether a request is answered as clients of model servers expect it: all under the gateway's base URL (design,
+ * section 8), except for the interface's own endpoint, by which a wallet gets a key.
+ */
+export const isGatewayRequest = (method: string, path: string) =>
+  path.startsWith(`${GATEWAY_PATH}/`) && !(path === `${GATEWAY_PATH}/key` && method !== 'GET');
+
+/** Tells whether a path is of Anthropic's API. Most of its clients append /v1 to the base URL. */
+export const isMessagesPath = (path: string) => /^\/v1\/router(\/v1)?\/messages(\/|$)/.test(path);
 
 /** Codes worth retrying; stock clients back off by themselves. Retrying any other code is pointless. */
 const PASSING = new Set<RefusalCode>([
@@ -24,13 +34,13 @@ const TYPES: Record<number, string> = {
 };
 
 /** `funds_held` is a 429 here: stock clients wait that out, and never repeat a 402 (design 2.8). */
-export function openAiStatus(code: RefusalCode): number {
+export function gatewayStatus(code: RefusalCode): number {
   return code === 'funds_held' ? REFUSALS.rate_limited.status : REFUSALS[code].status;
 }
 
 /** Builds an error body in OpenAI's shape, with `type` and `param`. */
 export function openAiBody({ code, param }: Refusal, message: string, requestId: string) {
-  const status = openAiStatus(code);
+  const status = gatewayStatus(code);
   const type = TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error');
   // Like the message, it may quote what the caller sent.
   const quoted = param === undefined ? null : redactTokens(param);

@@ -10,7 +10,7 @@ import { Allocation, WalletRecord } from '../wire/wallet.ts';
 import type { Endpoint } from './endpoint.ts';
 
 /** The version that the interface declares (interface, section 9). */
-const INTERFACE_VERSION = '0.1.0';
+export const INTERFACE_VERSION = '0.1.0';
 
 /** The schemas that are named components of the document. */
 const NAMED = {
@@ -43,7 +43,7 @@ const SECURITY = {
 };
 const bearer = (description: string) => ({ type: 'http', scheme: 'bearer', description });
 
-type JsonObject = Record<string, unknown>;
+export type JsonObject = Record<string, unknown>;
 
 /** Generates the OpenAPI 3.1 document from the schemas that validate requests. `servers` names `baseUrl`. */
 export function openApiDocument(routes: readonly [string, string, Endpoint][], baseUrl: string): JsonObject {
@@ -108,7 +108,12 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
     [it.status ?? 200]: {
       description: 'Done',
       headers: { 'X-Request-Id': { schema: { type: 'string' } } },
-      content: { 'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer } },
+      content: {
+        'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer },
+        ...Object.fromEntries(
+          Object.entries(it.otherAnswers ?? {}).map(([type, description]) => [type, { schema: { description } }]),
+        ),
+      },
     },
   };
   for (const code of codes) {
@@ -153,7 +158,7 @@ function operationId(method: string, path: string): string {
 const keywordsOf = (action: object): JsonObject => ('keywords' in action ? (action.keywords as JsonObject) : {});
 
 /** Converts a schema to JSON Schema. Named schemas except `self` become references; checks in code add their keywords. */
-function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
+export function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
   const definitions = Object.fromEntries(Object.entries(NAMED).filter(([name]) => name !== self));
   const {
     $schema: _,

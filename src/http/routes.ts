@@ -1,23 +1,32 @@
 import { type Context, Hono } from 'hono';
+import { unreadyReason } from '../books/readiness.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
+import { describeFrozen } from '../ledger/frozen.ts';
 import { Refusal } from '../refusal.ts';
 import { type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
+import { GATEWAY_PATH } from './openai-error.ts';
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
 import { createCheckout } from './routes/billing.ts';
 import { readBudget } from './routes/budget.ts';
 import { createChatCompletion } from './routes/chat.ts';
 import * as compute from './routes/compute.ts';
+import * as inside from './routes/inside.ts';
 import { createAccountKey, deleteKey, listKeys } from './routes/keys.ts';
+import { answerMcp } from './routes/mcp.ts';
 import { listModels } from './routes/models.ts';
+import { openPort, PORT_PATH, servePortPath } from './routes/ports.ts';
+import * as processes from './routes/process.ts';
 import { listResources, listWalletResources } from './routes/resources.ts';
 import * as router from './routes/router.ts';
-import { closeRun } from './routes/run.ts';
+import * as run from './routes/run.ts';
+import { readRunSpend, readSpend } from './routes/spend.ts';
 import { signTransfer } from './routes/transfer.ts';
-import { closeWallet, createWallet, listWallets, readWallet, readWalletToken } from './routes/wallets.ts';
+import * as wallets from './routes/wallets.ts';
+import * as wires from './routes/wires.ts';
 import { stripeWebhook } from './webhook.ts';
 
-export type Method = 'GET' | 'POST' | 'DELETE';
+export type Method = 'GET' | 'POST' | 'PUT' | 'DELETE';
 
 /** Every endpoint of the interface, section 4, in the same order. */
 export const ROUTES: readonly [Method, string, Endpoint][] = [
@@ -25,12 +34,12 @@ export const ROUTES: readonly [Method, string, Endpoint][] = [
   ['GET', '/v1/keys', listKeys],
   ['POST', '/v1/keys', createAccountKey],
   ['DELETE', '/v1/keys/:id', deleteKey],
-  ['GET', '/v1/wallets', listWallets],
-  ['POST', '/v1/wallets', createWallet],
-  ['GET', '/v1/wallets/:id', readWallet],
+  ['GET', '/v1/wallets', wallets.listWallets],
+  ['POST', '/v1/wallets', wallets.createWallet],
+  ['GET', '/v1/wallets/:id', wallets.readWallet],
   ['GET', '/v1/resources', listResources],
-  ['GET', '/v1/wallets/:id/token', readWalletToken],
-  ['POST', '/v1/wallets/:id/close', closeWallet],
+  ['GET', '/v1/wallets/:id/token', wallets.readWalletToken],
+  ['POST', '/v1/wallets/:id/close', wallets.closeWallet],
   ['GET', '/v1/wallets/:id/resources', listWalletResources],
   ['POST', '/v1/billing/checkout', createCheckout],
 
@@ -40,35 +49,78 @@ export const ROUTES: readonly [Method, string, Endpoint][] = [
   ['GET', '/v1/models', listModels],
   ['POST', '/v1/compute/create', compute.createCompute],
   ['POST', '/v1/compute/extend', compute.extendCompute],
-  ['POST', '/v1/run/close', closeRun],
+  ['POST', '/v1/run/close', run.closeRun],
   ['POST', '/v1/compute/stop', compute.stopCompute],
   ['POST', '/v1/compute/ssh', compute.sshCompute],
   ['POST', '/v1/compute/status', compute.readCompute],
-  ['POST', '/v1/compute/exec', compute.execCompute],
-  ['POST', '/v1/compute/upload', compute.uploadCompute],
+  ['POST', '/v1/compute/exec', inside.execCompute],
+  ['POST', '/v1/compute/upload', inside.uploadCompute],
   ['POST', '/v1/transfer/sign', signTransfer],
   ['POST', '/v1/router/key', router.createRouterKey],
   ['POST', '/v1/chat/completions', createChatCompletion],
 ];
 
-/** The endpoints under the gateway's base URL, for clients of OpenAI's API (design, section 8). */
+/** The endpoints beside those of the interface: leases to work in, money that moves, and what was spent (design, sections 7, 13 and 16). */
+export const EXTRAS: typeof ROUTES = [
+  ['POST', '/v1/wallets/:id/budget', wallets.changeBudget],
+  ['POST', '/v1/wallets/:id/extend', wallets.extendWallet],
+  ['POST', '/v1/wallets/:id/freeze', wallets.freezeWallet],
+  ['POST', '/v1/wallets/:id/unfreeze', wallets.unfreezeWallet],
+  ['PUT', '/v1/wallets/:id/refill', wallets.setRefill],
+  ['DELETE', '/v1/wallets/:id/refill', wallets.endRefill],
+  ['POST', '/v1/compute/keep', compute.keepCompute],
+  ['POST', '/v1/compute/download', inside.downloadCompute],
+  ['POST', '/v1/compute/files', inside.listComputeFiles],
+  ['POST', '/v1/compute/process/start', processes.startComputeProcess],
+  ['POST', '/v1/compute/process/list', processes.listComputeProcesses],
+  ['POST', '/v1/compute/process/log', processes.readComputeProcessLog],
+  ['POST', '/v1/compute/process/kill', processes.killComputeProcess],
+  ['GET', '/v1/spend', readSpend],
+  ['GET', '/v1/run/spend', readRunSpend],
+  ['GET', '/v1/run/operations', run.listRunOperations],
+  ['GET', '/v1/run/wallets', run.listRunWallets],
+  ['POST', '/v1/run/wallets', run.createChild],
+  ['GET', '/v1/run/wallets/:id', run.readChild],
+  ['POST', '/v1/run/wallets/:id/close', run.closeChild],
+  ['POST', '/v1/compute/port', openPort],
+];
+
+/** The endpoints under the gateway's base URL, for clients of model servers (design, sections 8 and 14). */
 const ROUTER_ROUTES: typeof ROUTES = [
   ['GET', '/v1/router/models', router.listRouterModels],
   ['GET', '/v1/router/models/:id{.+}', router.readRouterModel],
   ['POST', '/v1/router/chat/completions', router.createRouterChatCompletion],
+  ['POST', '/v1/router/responses', wires.createResponse],
+  ['POST', '/v1/router/messages', wires.createMessage],
+  ['POST', '/v1/router/messages/count_tokens', wires.countTokens],
+  // Anthropic's clients append /v1 to the base URL, so one URL fits all.
+  ['POST', '/v1/router/v1/messages', wires.createMessage],
+  ['POST', '/v1/router/v1/messages/count_tokens', wires.countTokens],
   ['POST', '/v1/router/embeddings', router.createEmbeddings],
+  ['GET', '/v1/router/key', router.readGatewayKey],
 ];
+const SERVED = ROUTER_ROUTES.map(
+  ([method, path]) => `${method} ${path.slice(GATEWAY_PATH.length).replace(/\{.*\}/, '')}`,
+);
 
-/** Builds the HTTP application that is served on `listen`: endpoints, API document, health checks and webhook. */
-export function createHttpApp(app: HttpApp): Hono<Env> {
+/** The wallet as a server of the Model Context Protocol (design, section 14). Its API is the list of its tools. */
+const MCP_ROUTES: typeof ROUTES = [['POST', '/v1/mcp', answerMcp]];
+
+/**
+ * Builds the HTTP application that is served on `listen`: endpoints, API document, health checks and webhook. What is none of
+ * these, and not under /v1, is for `pages`.
+ */
+export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<Env> {
   const hono = new Hono<Env>();
   hono.onError(onError(app));
-  const routes = [...ROUTES, ...ROUTER_ROUTES];
+  const routes = [...ROUTES, ...EXTRAS, ...ROUTER_ROUTES, ...MCP_ROUTES];
   for (const [method, path, endpoint] of routes) hono.on(method, path, open(app, endpoint));
+  // Whatever method and path: they are of the server inside.
+  for (const path of [PORT_PATH, `${PORT_PATH}/*`]) hono.all(path, servePortPath(app));
 
   let document: string | undefined;
   const describe = (c: Context<Env>) => {
-    document ??= JSON.stringify(openApiDocument(ROUTES, app.state.baseUrl));
+    document ??= JSON.stringify(openApiDocument([...ROUTES, ...EXTRAS], app.state.baseUrl));
     return json(c, 200, document);
   };
   const plain: Record<string, (c: Context<Env>) => Response> = {
@@ -76,12 +128,12 @@ export function createHttpApp(app: HttpApp): Hono<Env> {
     '/openapi.json': describe,
     '/healthz': (c) => json(c, 200, '{"ok":true}'),
     '/readyz': (c) => {
-      const stopping = app.health.stopping ? 'the server is stopping' : undefined;
-      const fault =
-        app.health.fault ?? stopping ?? app.diskReserve.shortage() ?? app.ledger.failure() ?? app.clock.holdsBlocked();
+      const fault = unreadyReason(app);
       if (fault) return json(c, 503, JSON.stringify({ ready: false, reason: fault }));
       const reportOnly = describeReportOnly(app.ledger.read)?.sentence; // Report-only does not stop payments, so the server is ready.
-      return json(c, 200, JSON.stringify({ ready: true, ...(reportOnly ? { report_only: reportOnly } : {}) }));
+      const frozen = describeFrozen(app.ledger.read); // The operator's own doing.
+      const states = { ...(reportOnly ? { report_only: reportOnly } : {}), ...(frozen ? { frozen } : {}) };
+      return json(c, 200, JSON.stringify({ ready: true, ...states }));
     },
   };
   for (const [path, handle] of Object.entries(plain)) hono.get(path, handle);
@@ -94,11 +146,17 @@ export function createHttpApp(app: HttpApp): Hono<Env> {
   for (const [method, path] of routes) allowed.set(path, [...(allowed.get(path) ?? []), method]);
   for (const [path, methods] of allowed)
     hono.all(path, (c) => {
+      if (path === `${GATEWAY_PATH}/responses` && c.req.header('upgrade')) throw new Refusal('upgrade_not_supported');
       c.set('allow', methods.join(', '));
       throw new Refusal('method_not_allowed');
     });
-  hono.notFound(() => {
-    throw new Refusal('not_found', 'There is no such path.');
+  hono.notFound((c) => {
+    if (pages && !c.req.path.startsWith('/v1')) return pages(c.req.raw, c.env);
+    const isBase = c.req.path === GATEWAY_PATH || c.req.path === `${GATEWAY_PATH}/`;
+    if (isBase && c.req.method === 'HEAD') return json(c, 200, ''); // Claude Code looks whether anybody is there.
+    const isGateway = isBase || c.req.path.startsWith(`${GATEWAY_PATH}/`);
+    const served = `${app.state.baseUrl}${GATEWAY_PATH} serves ${SERVED.join(', ')}.`;
+    throw new Refusal('not_found', `There is no such path.${isGateway ? ` ${served}` : ''}`);
   });
   return hono;
 }

@@ -1,20 +1,17 @@
 import assert from 'node:assert/strict';
+import type { Activity } from '../compute/activity.ts';
 import type { Backend, Quote as BackendQuote, Created, Slot, Spec } from '../compute/backend.ts';
 import { tagOf } from '../compute/backend.ts';
-import { type ConfiguredSlot, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
+import { ordered } from '../compute/fill.ts';
+import { type ConfiguredBackend, leasePriceSnapshot, priceOfSeconds, type Slots } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
-import { keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
-import {
-  findResource,
-  insertResource,
-  type Resource,
-  resourceOfOperation,
-  updateIfLive,
-  updateResource,
-} from '../ledger/resource.ts';
+import { type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
+import { findResource, insertResource, type Resource, resourceOfOperation, updateIfLive } from '../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import * as writes from '../ledger/writes.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import type { KeyedMutex } from '../spend/keyed-mutex.ts';
@@ -29,23 +26,92 @@ import {
   type Waiters,
   writeOutcome,
 } from '../spend/spend.ts';
+import { definePaidWrites } from '../spend/writes.ts';
+import type { Outages } from './outages.ts';
 import { advance, markEnded } from './step.ts';
 
 export type LeaseApp = PaidApp & {
   config: Pick<Config, 'closeWaitSeconds'>;
   slots: Slots;
   leaseMutex: KeyedMutex;
+  outages: Outages;
+  /** By lease: the check that a failed call into its machine has begun, for a moment. */
+  leaseChecks: Map<string, Promise<unknown>>;
+  /** By lease that is provisioning: what its machine waits for, as its backend says it to tenants. */
+  waitingFor: Map<string, string | undefined>;
+  /** What is open into machines: commands, uploads, sessions, ports. */
+  activity: Activity;
   installationId: string;
   /** `create` answers within this many seconds, ready or not (design 2.18). */
   answerSeconds: number;
 };
 
 const POLL_MILLISECONDS = 250;
-/** How long a backend may take to quote a price: nothing is held yet, and `create` has to answer. */
+/** Time limit for a backend's quote: nothing is held yet, and `create` has to answer. */
 const QUOTE_SECONDS = 20;
 
 export type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
-type Detail = { configured: ConfiguredSlot; quote: BackendQuote };
+/** A backend that has what is asked for, and its quote. All candidates of a create sell it at the same price. */
+type Candidate = ConfiguredBackend & { quote: BackendQuote };
+type Candidates = [Candidate, ...Candidate[]];
+/** In the order in which they are asked. */
+type Detail = { candidates: Candidates };
+/** What the writes of a create know of its offer. */
+type Terms = {
+  slot: Slot;
+  backend: string;
+  tag: string;
+  /** The specification as JSON. */
+  spec: string;
+  seconds: number;
+  provisionSeconds: number;
+  priceHourly: bigint;
+  maxSeconds: number;
+  endsBy: number | undefined;
+};
+
+const createWrites = definePaidWrites<Terms>('compute_create', {
+  limits(_, wallet, __, { seconds, provisionSeconds, endsBy }, now) {
+    // The lease is sold from when it is ready, so the provisioning time has to fit as well.
+    const end = now + provisionSeconds + seconds;
+    if (wallet.expiresAt !== null && end > wallet.expiresAt)
+      throw new Refusal(
+        'lease_limit_exceeded',
+        `The lease could last until ${end}, and the wallet expires at ${wallet.expiresAt}. Ask for fewer seconds.`,
+      );
+    if (endsBy !== undefined && end > endsBy)
+      throw new Refusal(
+        'lease_limit_exceeded',
+        `The lease could last until ${end}, and the provider ends this offer at ${endsBy}. Ask for fewer seconds.`,
+      );
+  },
+  insertRows(tx, operation, { slot, backend, tag, spec, seconds, provisionSeconds, priceHourly, maxSeconds, endsBy }) {
+    const now = operation.createdAt;
+    insertResource(tx, {
+      id: operation.resourceId as string,
+      walletId: operation.walletId,
+      operationId: operation.id,
+      slot,
+      backend,
+      tag,
+      ref: null,
+      spec,
+      status: 'provisioning',
+      priceHourly: Nanos(priceHourly),
+      charged: ZERO,
+      purchasedSeconds: seconds,
+      maxSeconds,
+      endsBy: endsBy ?? null,
+      createdAt: now,
+      readyBy: now + provisionSeconds,
+      expiresAt: now + provisionSeconds + seconds,
+      dueAt: now + provisionSeconds,
+      attempts: 0,
+      absentCount: 0,
+    });
+  },
+  settleRows: noteFailure,
+});
 
 /**
  * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the
@@ -57,43 +123,18 @@ export async function createLease(
   { slot, spec, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + app.answerSeconds * 1000;
-  const { answer, replayed } = await spend<Detail, Resource>(
+  const { answer, replayed } = await spend<Detail, Resource, Terms>(
     app,
     { ...request, kind: 'compute_create' },
     {
+      writes: createWrites,
       quote() {
         const configured = app.slots.find(slot);
         // Fail fast, before asking a provider for a price; the hold checks again.
         refuseInactive(findWallet(app.ledger.read, request.walletId) as Wallet, app.clock.now());
         return quoteLease(app, configured, spec);
       },
-      insertRows: (tx, operation, { detail: { configured, quote } }) => {
-        const now = operation.createdAt;
-        insertResource(tx, {
-          id: operation.resourceId as string,
-          walletId: operation.walletId,
-          operationId: operation.id,
-          slot,
-          backend: configured.backend.name,
-          tag: tagOf(app.installationId, operation.resourceId as string),
-          ref: null,
-          spec: JSON.stringify(quote.spec),
-          status: 'provisioning',
-          priceHourly: Nanos(quote.priceHourly),
-          charged: ZERO,
-          purchasedSeconds: quote.spec.max_seconds,
-          maxSeconds: quote.maxSeconds,
-          endsBy: quote.endsBy ?? null,
-          createdAt: now,
-          readyBy: now + configured.provisionSeconds,
-          expiresAt: now + configured.provisionSeconds + quote.spec.max_seconds,
-          dueAt: now + configured.provisionSeconds,
-          attempts: 0,
-          absentCount: 0,
-        });
-      },
-      call: (operation, { detail }, waiters) => startLease(app, operation, detail, { ...waiters, answerAt }),
-      settleRows: (tx, operation, outcome, now) => noteFailure(tx, operation, outcome, now),
+      call: (operation, { detail }, waiters) => startLease(app, operation, detail.candidates, { ...waiters, answerAt }),
       refuse: (_, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
         return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
@@ -105,7 +146,55 @@ export async function createLease(
   return { answer: findResource(app.ledger.read, answer.id) as Resource, replayed };
 }
 
-async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec): Promise<Quote<Detail>> {
+/**
+ * Prices a lease by what its slot's backends quote. Those that do not have what is asked for, or have it at another price
+ * than the first that has it, are left out; the others are candidates, and the lease has the terms that all of them keep.
+ */
+async function quoteLease(
+  app: LeaseApp,
+  { fill, backends }: ReturnType<Slots['find']>,
+  spec: Spec,
+): Promise<Quote<Detail, Terms>> {
+  const seconds = spec.max_seconds;
+  const asked = await Promise.allSettled(backends.map((it) => askForQuote(app, it, spec)));
+  const quoted = asked.flatMap((it) => (it.status === 'fulfilled' ? [it.value] : []));
+  const [first] = quoted;
+  if (!first) throw mostTelling(asked.flatMap((it) => (it.status === 'rejected' ? [it.reason] : [])));
+  const { priceHourly, spec: quotedSpec } = first.quote;
+  const [one, ...others] = quoted.filter(
+    ({ quote }) => quote.priceHourly === priceHourly && quote.maxSeconds >= seconds,
+  );
+  if (!one)
+    throw new Refusal(
+      'lease_limit_exceeded',
+      `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
+    );
+  const failing = app.outages.list().map(({ place }) => place);
+  const candidates = await ordered([one, ...others], fill, spec, ({ place }) => failing.includes(place));
+  const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);
+  const resourceId = newId('res');
+  return {
+    hold: priceOfSeconds(priceHourly, seconds),
+    price: leasePriceSnapshot(priceHourly, seconds),
+    subject: one.slot,
+    resourceId,
+    detail: { candidates },
+    terms: {
+      slot: one.slot,
+      backend: candidates[0].backend.name,
+      tag: tagOf(app.installationId, resourceId),
+      spec: JSON.stringify(quotedSpec),
+      seconds: quotedSpec.max_seconds,
+      provisionSeconds: Math.max(...candidates.map((it) => it.provisionSeconds)),
+      priceHourly,
+      maxSeconds: Math.min(...candidates.map(({ quote }) => quote.maxSeconds)),
+      endsBy: ends.length ? Math.min(...ends) : undefined,
+    },
+  };
+}
+
+/** Throws a refusal: the backend's own, or `provider_unavailable` when it cannot be asked. */
+async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: Spec): Promise<Candidate> {
   const noQuote = (cause?: unknown) =>
     new Refusal('provider_unavailable', 'The provider cannot be asked for a price. Nothing was charged.', {
       retryAfterSeconds: 5,
@@ -116,37 +205,18 @@ async function quoteLease(app: LeaseApp, configured: ConfiguredSlot, spec: Spec)
   });
   const quote = await app.inFlight.waitFor(asked, QUOTE_SECONDS);
   if (!quote) throw noQuote();
-  const seconds = spec.max_seconds;
-  if (seconds > quote.maxSeconds)
-    throw new Refusal(
-      'lease_limit_exceeded',
-      `max_seconds is ${seconds}; this offer allows at most ${quote.maxSeconds}.`,
-    );
-  return {
-    hold: priceOfSeconds(quote.priceHourly, seconds),
-    price: leasePriceSnapshot(quote.priceHourly, seconds),
-    subject: configured.slot,
-    resourceId: newId('res'),
-    detail: { configured, quote },
-    limits: (_, wallet) => {
-      // The lease is sold from when it is ready, so the provisioning time has to fit as well.
-      const end = app.clock.now() + configured.provisionSeconds + seconds;
-      if (wallet.expiresAt !== null && end > wallet.expiresAt)
-        throw new Refusal(
-          'lease_limit_exceeded',
-          `The lease could last until ${end}, and the wallet expires at ${wallet.expiresAt}. Ask for fewer seconds.`,
-        );
-      if (quote.endsBy !== undefined && end > quote.endsBy)
-        throw new Refusal(
-          'lease_limit_exceeded',
-          `The lease could last until ${end}, and the provider ends this offer at ${quote.endsBy}. Ask for fewer seconds.`,
-        );
-    },
-  };
+  return { ...configured, quote };
+}
+
+/** What one backend might have had later says more than what none of the others ever has. */
+function mostTelling(refusals: readonly Refusal[]): Refusal {
+  const codes = ['provider_unavailable', 'invalid_request'];
+  const found = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
+  return found[0] ?? (refusals[0] as Refusal);
 }
 
 type Waiting = Waiters<Resource> & {
-  /** When `create` has to answer, in milliseconds of the monotonic clock. */
+  /** The time by which `create` has to answer, in milliseconds of the monotonic clock. */
   answerAt: number;
 };
 
@@ -157,7 +227,7 @@ type Waiting = Waiters<Resource> & {
 async function startLease(
   app: LeaseApp,
   operation: Operation,
-  { configured, quote }: Detail,
+  candidates: Candidates,
   { answerAt, answer, reject }: Waiting,
 ): Promise<Called<Resource>> {
   const id = operation.resourceId as string;
@@ -178,10 +248,10 @@ async function startLease(
   };
   try {
     const created = await app.leaseMutex(id, async () => {
-      const made = await ask(configured.backend, current(), quote);
+      const made = await askInTurn(app, operation, candidates, reject);
       if (made.kind !== 'created') return made;
       const values = { ref: made.ref, dueAt: app.clock.now() };
-      await writeOutcome(app, (tx) => updateIfLive(tx, id, values), reject);
+      await writeOutcome(app, writes.changeResource, { id, values }, reject);
       return made;
     });
     if (created.kind === 'created') return { pending: untilAnswered };
@@ -193,9 +263,56 @@ async function startLease(
   }
 }
 
-async function ask(backend: Backend, { tag, expiresAt }: Resource, quote: BackendQuote): Promise<Created> {
+/**
+ * Asks one backend after the other, until one does not clearly refuse. The row names the one that is asked before it is: a
+ * machine whose answer was lost is searched for there, and no other is asked for one in the meantime.
+ */
+async function askInTurn(
+  app: LeaseApp,
+  { id: operationId, resourceId }: Operation,
+  candidates: Candidates,
+  reject: Waiting['reject'],
+): Promise<Created> {
+  const id = resourceId as string;
+  const refused: Refused[] = [];
+  for (const { backend, quote } of candidates) {
+    if (refused.length) {
+      if (app.inFlight.isCutOff()) break;
+      const moved = await writeOutcome(app, moveLease, { id, operationId, backend: backend.name }, reject);
+      if (!moved) break;
+    }
+    const made = await ask(backend, findResource(app.ledger.read, id) as Resource, quote);
+    if (made.kind !== 'refused') return made;
+    refused.push({ name: backend.name, made });
+  }
+  return allRefused(refused);
+}
+
+/** What a backend answered, by its name. */
+type Refused = { name: string; made: Created & { kind: 'refused' } };
+
+type MoveLease = { id: string; operationId: string; backend: string };
+/** Names the backend that is asked next. Returns false if no machine is wanted any more. */
+const moveLease = defineWrite('lease.move', (tx, { id, operationId, backend }: MoveLease): boolean => {
+  const row = findResource(tx, id) as Resource;
+  const isWanted = row.endedAt === null && row.endWanted === null;
+  if (!isWanted || row.ref !== null || operationOf(tx, operationId).state === 'settled') return false;
+  updateIfLive(tx, id, { backend });
+  return true;
+});
+
+/** The refusal of a create that every backend refused: that of the first that is full, else the last one's. */
+function allRefused(refused: readonly Refused[]): Created {
+  const full = refused.find(({ made }) => made.code === 'capacity_unavailable');
+  const { made: told } = full ?? (refused.at(-1) as Refused);
+  if (refused.length === 1) return told;
+  const words = refused.map(({ name, made: { reason, words } }) => `${name}: ${reason}${words ? ` (${words})` : ''}`);
+  return { ...told, words: words.join('; ') };
+}
+
+async function ask(backend: Backend, { tag, expiresAt, walletId }: Resource, quote: BackendQuote): Promise<Created> {
   try {
-    return await backend.create({ tag, quote, deadline: expiresAt });
+    return await backend.create({ tag, quote, deadline: expiresAt, walletId });
   } catch (error) {
     return { kind: 'unknown', reason: (error as Error).message };
   }
@@ -243,7 +360,7 @@ async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<R
   const isKept =
     outcome === 'charged' ||
     answeredAt !== null ||
-    (await app.ledger.write((tx) => keepKey(tx, operationId, app.clock.now())).catch(unwritten));
+    (await app.ledger.write(writes.keepKey, { id: operationId, now: app.clock.now() }).catch(unwritten));
   const resource = findResource(app.ledger.read, id) as Resource;
   if (!isKept) throw neverReady(resource);
   return resource;
@@ -284,7 +401,8 @@ async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resour
  */
 export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
   const now = app.clock.now();
-  const row = await app.ledger.write((tx) => updateIfLive(tx, id, { endWanted: 'requested', dueAt: now, attempts: 0 }));
+  const values = { endWanted: 'requested', dueAt: now, attempts: 0 } as const;
+  const row = await app.ledger.write(writes.changeResource, { id, values });
   if (row.endedAt !== null) return row;
   app.wakeAt(now);
   const stepped = await app.inFlight.waitFor(advance(app, id), app.config.closeWaitSeconds);
@@ -299,7 +417,7 @@ export async function abandonLease(app: LeaseApp, id: string, reason: string): P
   return app.leaseMutex(id, async () => {
     const resource = findResource(app.ledger.read, id) as Resource;
     if (resource.endedAt !== null) return resource;
-    await app.ledger.write((tx) => updateResource(tx, id, { abandonedReason: reason }));
+    await app.ledger.write(writes.abandonResource, { id, reason });
     app.events.leaseAbandoned(resource, reason);
     return markEnded(app, resource, resource.endWanted ?? 'requested', 'operator');
   });

@@ -1,17 +1,45 @@
 import type { Backend } from '../compute/backend.ts';
 import { canExtend, leasePriceSnapshot, priceOfSeconds } from '../compute/slots.ts';
 import type { Tx } from '../db/handle.ts';
+import { beginStep, refuseStep } from '../ledger/keep.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
 import { type Answered, type PaidRequest, type Quote, spend, uncertain } from '../spend/spend.ts';
+import { definePaidWrites } from '../spend/writes.ts';
 import type { LeaseApp } from './create.ts';
 import { applyExtension, type ExtensionResult, extensionOutcome, judgeExtension } from './extension.ts';
 import { REPORT_ONLY } from './report-only.ts';
 import { advance } from './step.ts';
 
-export type ExtendRequest = Omit<PaidRequest, 'kind'> & { resource: Resource; additionalSeconds: number };
+export type ExtendRequest = Omit<PaidRequest, 'kind'> & {
+  resource: Resource;
+  additionalSeconds: number;
+  /** The keep that this extension is a step of. */
+  keepId?: string;
+};
+
+/** What the writes of an extension know of it. */
+type Terms = {
+  resourceId: string;
+  /** The end that the price and the new end were computed from. */
+  quotedExpiresAt: number;
+  additionalSeconds: number;
+  keepId: string | undefined;
+};
+
+const extendWrites = definePaidWrites<Terms>('compute_extend', {
+  limits: limitExtension,
+  insertRows(tx, operation, { keepId }) {
+    if (keepId !== undefined) beginStep(tx, keepId, operation.id);
+  },
+  judge: judgeExtension,
+  settleRows(tx, operation, outcome, now) {
+    if (outcome.kind === 'done') applyExtension(tx, operation);
+    if (outcome.kind === 'unknown') updateIfLive(tx, operation.resourceId as string, { dueAt: now }); // The machine's deadline resolves it.
+  },
+});
 
 /** An uncertain extension is resolved by the next few queries of the backend. */
 const RETRY_SECONDS = 10;
@@ -25,14 +53,15 @@ const RETRY_SECONDS = 10;
  */
 export function extendLease(
   app: LeaseApp,
-  { resource, additionalSeconds, ...request }: ExtendRequest,
+  { resource, additionalSeconds, keepId, ...request }: ExtendRequest,
 ): Promise<Answered<Resource>> {
   const { id } = resource;
   const current = () => findResource(app.ledger.read, id) as Resource;
-  return spend<Backend, Resource>(
+  return spend<Backend, Resource, Terms>(
     app,
     { ...request, kind: 'compute_extend' },
     {
+      writes: extendWrites,
       serialize: async (run) => {
         if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported'); // Known without the lock.
         return app.leaseMutex(id, async () => {
@@ -40,15 +69,15 @@ export function extendLease(
           return run();
         });
       },
-      quote: () => quoteExtension(app, current(), additionalSeconds),
+      quote() {
+        const row = current();
+        // A step was decided by the end of the lease as it was. Another extension has made it needless for now.
+        if (keepId !== undefined && row.expiresAt !== resource.expiresAt) throw new Refusal('conflict');
+        return quoteExtension(app, row, additionalSeconds, keepId);
+      },
       async call(operation, { detail: backend }) {
         const result = await ask(backend, current(), operation.targetAt as number, app.clock.now());
         return { outcome: extensionOutcome(operation, result), answer: current };
-      },
-      judge: judgeExtension,
-      settleRows(tx, operation, outcome, now) {
-        if (outcome.kind === 'done') applyExtension(tx, operation);
-        if (outcome.kind === 'unknown') updateIfLive(tx, id, { dueAt: now }); // The machine's deadline resolves it.
       },
       refuse: (_, outcome) => (outcome.kind === 'unknown' ? uncertain() : notExtended()),
       async replay(operation) {
@@ -63,7 +92,12 @@ export function extendLease(
   );
 }
 
-function quoteExtension(app: LeaseApp, resource: Resource, additionalSeconds: number): Quote<Backend> {
+function quoteExtension(
+  app: LeaseApp,
+  resource: Resource,
+  additionalSeconds: number,
+  keepId: string | undefined,
+): Quote<Backend, Terms> {
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
   return {
@@ -73,16 +107,20 @@ function quoteExtension(app: LeaseApp, resource: Resource, additionalSeconds: nu
     resourceId: resource.id,
     targetAt: resource.expiresAt + additionalSeconds,
     detail: backend,
-    limits: (tx, wallet) => limitExtension(tx, wallet, resource, additionalSeconds, app.clock.now()),
+    terms: { resourceId: resource.id, quotedExpiresAt: resource.expiresAt, additionalSeconds, keepId },
   };
 }
 
-/**
- * Throws a refusal for what the lease, its wallet or its provider does not allow. `quoted` is the row that the price
- * and the end were computed from.
- */
-function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeconds: number, now: number): void {
-  const row = findResource(tx, quoted.id) as Resource;
+/** Throws a refusal for what the lease, its wallet or its provider does not allow. */
+function limitExtension(
+  tx: Tx,
+  wallet: Wallet,
+  _: unknown,
+  { resourceId, quotedExpiresAt, additionalSeconds, keepId }: Terms,
+  now: number,
+): void {
+  const row = findResource(tx, resourceId) as Resource;
+  if (keepId !== undefined) refuseStep(tx, keepId, additionalSeconds);
   if (row.readyAt === null || row.endedAt !== null || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', `The resource is ${row.status}; only a running lease can be extended.`);
   if (row.quarantinedAt !== null)
@@ -98,7 +136,7 @@ function limitExtension(tx: Tx, wallet: Wallet, quoted: Resource, additionalSeco
       'An earlier extension of this lease is not resolved yet, so its end is not known. Nothing was held for this one: retry it.',
       { retryAfterSeconds: RETRY_SECONDS },
     );
-  if (row.expiresAt !== quoted.expiresAt)
+  if (row.expiresAt !== quotedExpiresAt)
     throw new Refusal('resource_not_active', 'Another extension has just moved the deadline. Retry.');
   const end = row.expiresAt + additionalSeconds;
   const limit = (message: string) => new Refusal('lease_limit_exceeded', message);

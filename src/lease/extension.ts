@@ -1,8 +1,19 @@
 import type { Machine } from '../compute/backend.ts';
+import { secondsIn } from '../compute/slots.ts';
 import type { Tx } from '../db/handle.ts';
-import { type Operation, type Outcome, openOperations, settle } from '../ledger/operation.ts';
+import { defineWrite } from '../db/write.ts';
+import { finishStep, KEEP_ROUTE } from '../ledger/keep.ts';
+import {
+  type Operation,
+  type Outcome,
+  openOperations,
+  operationOf,
+  resolveOperation,
+  settle,
+} from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive, updateResource } from '../ledger/resource.ts';
 import { Nanos } from '../money.ts';
+import { Refusal } from '../refusal.ts';
 import type { LeaseApp } from './create.ts';
 
 export type ExtensionResult =
@@ -80,6 +91,21 @@ export function announceSettled(app: LeaseApp, { operation, outcome, moved, row 
   app.wakeAt(row.dueAt);
 }
 
+type Decision = { id: string; decision: 'charge' | 'release'; reason: string; isDriven: boolean; now: number };
+/** Settles an operation as the operator decides. Throws `conflict` for one that is settled or still running, and `not_found`. */
+export const decideOperation = defineWrite(
+  'operation.decide',
+  (tx, { id, decision, reason, isDriven, now }: Decision): Operation => {
+    const before = operationOf(tx, id);
+    if (before.state === 'settled')
+      throw new Refusal('conflict', `The operation ${id} is settled (${before.outcome}). That is final.`);
+    if (isDriven) throw new Refusal('conflict', `The operation ${id} is still running. Its answer will decide it.`);
+    const { operation } = resolveOperation(tx, id, decision, 'operator', reason, now);
+    applyResolution(tx, operation, now);
+    return operation;
+  },
+);
+
 /**
  * Applies the operator's resolution to the lease: a charged extension counts as done; the lease's next step finds the
  * rest.
@@ -90,11 +116,16 @@ export function applyResolution(tx: Tx, operation: Operation, now: number): void
   updateIfLive(tx, operation.resourceId, { dueAt: now });
 }
 
-/** Moves the end of a lease to the target of its extension, which has just been charged. */
+/**
+ * Moves the end of a lease to the target of its extension, which has just been charged. By no more than the extension's own
+ * seconds: since its hold the clock may have been set back, and the end of the lease with it, but not the target.
+ */
 export function applyExtension(tx: Tx, operation: Operation): Resource {
   const row = findResource(tx, operation.resourceId as string) as Resource;
   if (row.endedAt !== null) return row;
-  const expiresAt = Math.max(row.expiresAt, operation.targetAt as number);
+  const paidUntil = Math.min(operation.targetAt as number, row.expiresAt + secondsIn(operation.price));
+  const expiresAt = Math.max(row.expiresAt, paidUntil);
+  if (operation.route === KEEP_ROUTE) finishStep(tx, operation.id, expiresAt - row.expiresAt);
   return updateResource(tx, row.id, {
     expiresAt,
     purchasedSeconds: row.purchasedSeconds + expiresAt - row.expiresAt,

@@ -1,5 +1,7 @@
 import type { Reader, Tx } from '../db/handle.ts';
-import { type ReportOnly, reportOnlyOf, setReportOnly } from '../ledger/installation.ts';
+import { defineWrite } from '../db/write.ts';
+import { beginEpoch, type ReportOnly, reportOnlyOf, setMachineHash, setReportOnly } from '../ledger/installation.ts';
+import { journalHead } from '../ledger/journal.ts';
 import { quarantinedResources, quarantineResources, releaseResources } from '../ledger/resource.ts';
 
 /** The reason given to anybody who wants to end a quarantined lease. */
@@ -16,10 +18,27 @@ export function beginReportOnly(tx: Tx, reason: string, now: number): void {
 }
 
 /** Ends the report-only state after the operator's check: leases and orphans are acted on again, at once. */
-export function endReportOnly(tx: Tx, now: number): void {
+export const endReportOnly = defineWrite('report_only.end', (tx, { now }: { now: number }) => {
   setReportOnly(tx, null);
   releaseResources(tx, now);
-}
+});
+
+type NewEpoch = { reason: string; acceptedFaults: number; above: number; because: string; now: number };
+/** Begins a new epoch after the newest entry, and the report-only state for the reason `because`. */
+export const beginNewEpoch = defineWrite(
+  'epoch.begin',
+  (tx, { reason, acceptedFaults, above, because, now }: NewEpoch) => {
+    beginEpoch(tx, { afterSeq: journalHead(tx).seq, reason, acceptedFaults, above }, now);
+    beginReportOnly(tx, because, now);
+  },
+);
+
+type Machine = { machineHash: Buffer; isAnother: boolean; now: number };
+/** Records the machine on which this installation runs; on another than before it begins the report-only state. */
+export const recogniseMachine = defineWrite('installation.machine', (tx, { machineHash, isAnother, now }: Machine) => {
+  setMachineHash(tx, machineHash);
+  if (isAnother) beginReportOnly(tx, 'this is another machine than at the last start', now);
+});
 
 /** Describes the report-only state in a sentence; undefined when it is off. */
 export function describeReportOnly(read: Reader): (ReportOnly & { leases: number; sentence: string }) | undefined {

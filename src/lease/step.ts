@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict';
-import type { Backend, Machine } from '../compute/backend.ts';
-import type { Reader, Tx } from '../db/handle.ts';
+import type { Backend, Machine, Slot } from '../compute/backend.ts';
+import type { Reader } from '../db/handle.ts';
+import { defineWrite } from '../db/write.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { tellLeaseEnded, tellLeaseTrouble } from '../ledger/notices.ts';
 import {
   findOperation,
   type Operation,
@@ -9,8 +12,16 @@ import {
   operationOf,
   settle,
 } from '../ledger/operation.ts';
-import { type EndReason, findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
+import {
+  type EndReason,
+  findResource,
+  liveResourcesOfSlot,
+  type Resource,
+  type ResourceChange,
+  updateIfLive,
+} from '../ledger/resource.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
+import * as writes from '../ledger/writes.ts';
 import { ZERO } from '../money.ts';
 import type { LeaseApp } from './create.ts';
 import {
@@ -28,6 +39,8 @@ const SOON_SECONDS = 2;
 const WATCH_SECONDS = 60;
 /** Longest delay between two attempts of a step that keeps failing. */
 const BACK_OFF_SECONDS_MAX = 300;
+/** How often in a row a step fails until receivers are told: once may be nothing. */
+const TROUBLE_COUNT = 3;
 
 /**
  * The states of a lease that has not ended, derived from its row by `stateOf`:
@@ -39,7 +52,7 @@ const BACK_OFF_SECONDS_MAX = 300;
 export type LeaseState = 'searching' | 'starting' | 'running' | 'ending';
 
 /**
- * What the backend reports about a lease's machine. `missing` is an absence that is not proven yet (see
+ * The backend's report on a lease's machine. `missing` is an absence that is not proven yet (see
  * `Backend.absence`), `absent` a proven one; an `ended` machine still has to be destroyed; `unreachable` covers every
  * failure to find out.
  */
@@ -47,10 +60,12 @@ export type Finding = 'unreachable' | 'missing' | 'absent' | 'starting' | 'runni
 
 /** The consequence of a finding: the one write of a step, and what is announced once it is on disk. */
 type Transition = {
-  write: (tx: Tx) => Resource;
+  write: (ledger: Ledger) => Promise<Resource>;
   announce?: (row: Resource) => void;
   /** Returns whether the written row needs another step at once. */
   again?: (row: Resource) => boolean;
+  /** Whether the lease's backend was asked and has answered. */
+  answered?: true;
 };
 
 /**
@@ -127,7 +142,9 @@ async function takeSteps(app: LeaseApp, id: string): Promise<Resource> {
     assert(row, 'only resources that were found are stepped');
     if (row.endedAt !== null) return row;
     try {
-      const { row: written, again } = await commit(app, await nextTransition(app, row));
+      const transition = await nextTransition(app, row);
+      const { row: written, again } = await commit(app, transition);
+      if (transition.answered) await noteAnswer(app, row);
       if (!again) return written;
     } catch (error) {
       // Re-read the row as the failed step left it: an ending that began stays begun.
@@ -138,10 +155,36 @@ async function takeSteps(app: LeaseApp, id: string): Promise<Resource> {
 }
 
 async function commit(app: LeaseApp, transition: Transition): Promise<{ row: Resource; again: boolean }> {
-  const row = await app.ledger.write(transition.write);
+  const row = await transition.write(app.ledger);
   transition.announce?.(row);
+  if (row.status !== 'provisioning') app.waitingFor.delete(row.id);
+  if (row.endedAt !== null) app.activity.forget(row.id);
   app.wakeAt(row.endedAt ?? row.dueAt);
   return { row, again: transition.again?.(row) ?? false };
+}
+
+/** Records that the backend has answered for a lease, and makes its leases due that back off from an earlier failure. */
+async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
+  const { id, slot } = row;
+  const place = placeOf(app, row);
+  const now = app.clock.now();
+  const { wake, failedSeconds } = app.outages.answered(place, id, now);
+  if (failedSeconds !== undefined) app.events.leaseTroubleOver(place, failedSeconds);
+  if (!wake) return;
+  const waiting = liveResourcesOfSlot(app.ledger.read, slot as Slot).filter(
+    (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && placeOf(app, it) === place,
+  );
+  if (!waiting.length) return;
+  await app.ledger.write(writes.wakeResources, { ids: waiting.map((it) => it.id), dueAt: now });
+  app.wakeAt(now);
+}
+
+/** Names what fails and returns as one: the lease's backend, or the part of it that the machine depends on. */
+function placeOf(app: LeaseApp, row: Resource): string {
+  const configured = app.slots.configuredOf(row);
+  const place = configured?.place ?? row.slot;
+  const part = row.ref === null ? undefined : configured?.backend.partOf?.(row.ref);
+  return part === undefined ? place : `${place} ${part}`;
 }
 
 /** Returns the next transition: decided by the rows alone if possible, else by what the backend reports. */
@@ -162,19 +205,25 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
   const observed = await OBSERVE[state](app, backend, row).catch((error: Error): Observed => {
     return { app, backend, row, finding: 'unreachable', machines: [], error };
   });
-  return ACTIONS[state][observed.finding](observed);
+  const transition = await ACTIONS[state][observed.finding](observed);
+  return observed.finding === 'unreachable' ? transition : { ...transition, answered: true };
 }
 
-/** How each state observes its machine. Throws when the backend cannot be asked. */
+/** Observes the machine, by the state of its lease. Throws when the backend cannot be asked. */
 const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resource) => Promise<Observed>> = {
-  /** Queries by tag: an uncertain create may have left one machine, several, or none. */
+  /**
+   * Queries by tag: an uncertain create may have left one machine, several, or none. The row names the backend that was
+   * asked last, and its answers prove an absence. The slot's others are asked as well: a row that comes from a backup may name
+   * one that refused.
+   */
   async searching(app, backend, row) {
-    const machines = (await backend.find(row.tag)).toSorted(
+    const found = await findByTag(app, backend, row);
+    const machines = found.machines.toSorted(
       (a, b) => FURTHEST_FIRST.indexOf(a.state) - FURTHEST_FIRST.indexOf(b.state),
     );
     const isProven = countedAbsence(row, backend, app.clock.now()).absentCount >= backend.absence.lists;
     const finding = machines[0] ? findingOf(machines[0]) : isProven ? 'absent' : 'missing';
-    return { app, backend, row, finding, machines };
+    return { app, backend: found.backend, row, finding, machines };
   },
   starting: inspect,
   running: inspect,
@@ -193,6 +242,21 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
     return { app, backend, row, finding: machines[0] ? findingOf(machines[0]) : 'absent', machines };
   },
 };
+
+type Found = { backend: Backend; machines: Machine[] };
+/**
+ * Returns the machines with the tag of a lease whose reference is not known: those of the backend that its row names, or
+ * else of another of its slot. Throws when the former cannot be asked; one of the others that cannot holds up nobody.
+ */
+export async function findByTag(app: LeaseApp, named: Backend, { slot, tag }: Resource): Promise<Found> {
+  const found: Found = { backend: named, machines: await named.find(tag) };
+  if (found.machines.length) return found;
+  const others = app.slots.list.filter((it) => it.slot === slot && it.backend !== named);
+  const elsewhere = await Promise.all(
+    others.map(async ({ backend }) => ({ backend, machines: await backend.find(tag).catch(() => []) })),
+  );
+  return elsewhere.find(({ machines }) => machines.length > 0) ?? found;
+}
 
 async function inspect(app: LeaseApp, backend: Backend, row: Resource): Promise<Observed> {
   const machine = await backend.inspect(row.ref as string);
@@ -217,8 +281,8 @@ function countedAbsence(row: Resource, { absence }: Backend, now: number) {
 const always = () => true;
 
 /** A change of the row alone. */
-function change(row: Resource, values: Parameters<typeof updateIfLive>[2]): Transition {
-  return { write: (tx) => updateIfLive(tx, row.id, values) };
+function change({ id }: Resource, values: ResourceChange): Transition {
+  return { write: (ledger) => ledger.write(writes.changeResource, { id, values }) };
 }
 
 /** Nothing was found, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */
@@ -238,14 +302,16 @@ function endAsGone({ app, row }: Observed): Transition {
 async function adopt({ app, backend, row, machines }: Observed): Promise<Transition> {
   const [machine, ...others] = machines as [Machine, ...Machine[]];
   await Promise.allSettled(others.map(({ ref }) => backend.destroy(ref)));
-  const values = { ref: machine.ref, status: 'provisioning', attempts: 0, lastError: null } as const;
+  const found = { backend: backend.name, ref: machine.ref } as const;
+  const values = { ...found, status: 'provisioning', attempts: 0, lastError: null } as const;
   return { ...change(row, { ...values, dueAt: app.clock.now() }), announce: app.events.leaseAdopted, again: always };
 }
 
-/** The machine has ended by itself or by its provider: begins to remove what is left of it. */
+/** The machine has ended by itself or by its provider, or has to end for what it did: begins to remove what is left of it. */
 function beginEnding({ app, row, machines: [machine] }: Observed): Transition {
   const now = app.clock.now();
-  const endWanted = row.readyAt === null ? 'create_failed' : now >= row.expiresAt ? 'lease_expired' : 'provider_ended';
+  const early = machine?.exceeded === 'disk' ? 'disk_exceeded' : 'provider_ended';
+  const endWanted = row.readyAt === null ? 'create_failed' : now >= row.expiresAt ? 'lease_expired' : early;
   return { ...change(row, { endWanted, dueAt: now, lastError: machine?.note ?? row.lastError }), again: always };
 }
 
@@ -254,14 +320,34 @@ function waitAndSee({ app, row }: Observed): Transition {
 }
 
 function waitUntilReady({ app, row, machines: [machine] }: Observed): Transition {
+  app.waitingFor.set(row.id, machine?.waitsFor);
   return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: machine?.note ?? null });
 }
 
-/** Starts the paid time: first tightens the backend's deadline, then captures the whole price (design 2.18). */
+type CaptureLease = { id: string; outcome: Outcome<null>; expiresAt: number; now: number; time: Time };
+/** Charges a lease whose machine is ready, unless it has to end. */
+const captureLease = defineWrite('lease.capture', (tx, { id, outcome, expiresAt, now, time }: CaptureLease) => {
+  const current = findResource(tx, id) as Resource;
+  // It was stopped, or its wallet closed, while it became ready: it is not charged, and the next step ends it.
+  if (current.endedAt !== null || current.endWanted !== null || reasonToEnd(time, tx, current) !== null)
+    return { row: current, isSettledNow: false };
+  const isSettledNow = settle(tx, current.operationId, outcome, 'answer', now);
+  const { charge } = operationOf(tx, current.operationId); // The operator may have charged it in the meantime.
+  const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
+  const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
+  return { row: updateIfLive(tx, id, { ...ready, dueAt, attempts: 0, lastError: null }), isSettledNow };
+});
+
+/** Starts the paid time: has the machine prove itself, then tightens the backend's deadline, then captures the whole price (design 2.18). */
 async function captureWhenReady(observed: Observed): Promise<Transition> {
   const { app, backend, row } = observed;
   // While the clock is quarantined the paid time cannot begin: the right deadline is not known.
   if (app.clock.expiryBlocked()) return waitUntilReady(observed);
+  const fault = await backend.prove?.(row.ref as string);
+  if (fault !== undefined) {
+    app.waitingFor.set(row.id, 'it has started, but no command can be run in it yet');
+    return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: fault });
+  }
   const now = app.clock.now();
   const expiresAt = now + row.purchasedSeconds;
   const tightened = await backend.extend(row.ref as string, expiresAt);
@@ -270,16 +356,11 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
   const outcome: Outcome<null> = { kind: 'done', charge: operation.hold, usage: null, answer: null };
   let isSettledNow = false;
   return {
-    write(tx) {
-      const current = findResource(tx, row.id) as Resource;
-      // It was stopped, or its wallet closed, while it became ready: it is not charged, and the next step ends it.
-      if (current.endedAt !== null || current.endWanted !== null || reasonToEnd(app, tx, current) !== null)
-        return current;
-      isSettledNow = settle(tx, operation.id, outcome, 'answer', now);
-      const { charge } = operationOf(tx, operation.id); // The operator may have charged it in the meantime.
-      const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
-      const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
-      return updateIfLive(tx, row.id, { ...ready, dueAt, attempts: 0, lastError: null });
+    async write(ledger) {
+      const time = timeOf(app);
+      const captured = await ledger.write(captureLease, { id: row.id, outcome, expiresAt, now, time });
+      isSettledNow = captured.isSettledNow;
+      return captured.row;
     },
     announce(captured) {
       if (isSettledNow) app.events.settled(operation, outcome, true);
@@ -302,14 +383,29 @@ function backOff({ app, row, error }: Observed): Transition {
   return retryLater(app, row, error as Error);
 }
 
-/** Schedules a retry of a failed step, for ever and with growing delays, and logs each failure. */
+/**
+ * Schedules a retry of a failed step, for ever and with growing delays. A lease that backs off already and was not due was
+ * stepped for a caller who waits: that attempt does not count.
+ */
 function retryLater(app: LeaseApp, row: Resource, error: Error): Transition {
+  const now = app.clock.now();
+  if (row.attempts > 0 && row.dueAt > now) return { write: async ({ read }) => findResource(read, row.id) as Resource };
   const attempts = row.attempts + 1;
-  const delay = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
+  const backOff = Math.min(BACK_OFF_SECONDS_MAX, SOON_SECONDS * 2 ** Math.min(attempts - 1, 10));
   const lastError = error.message.slice(0, 500);
-  app.events.leaseTrouble(row, lastError, attempts);
-  return change(row, { attempts, dueAt: app.clock.now() + delay, lastError });
+  const place = placeOf(app, row);
+  const { delay, isNews } = app.outages.failed(place, row.id, backOff, now);
+  app.events.leaseTrouble(row, lastError, attempts, isNews);
+  const values = { attempts, dueAt: now + delay, lastError };
+  return { write: (ledger) => ledger.write(noteFailedStep, { id: row.id, values, now }) };
 }
+
+type FailedStep = { id: string; values: { attempts: number; dueAt: number; lastError: string }; now: number };
+const noteFailedStep = defineWrite('lease.step_failed', (tx, { id, values, now }: FailedStep) => {
+  const failed = updateIfLive(tx, id, values);
+  if (failed.endedAt === null && values.attempts === TROUBLE_COUNT) tellLeaseTrouble(tx, failed, now);
+  return failed;
+});
 
 /**
  * The machine may belong to another installation (docs/decisions/0010): reports the pending action and does nothing.
@@ -332,6 +428,16 @@ async function askForVerdicts(
   return verdictsOn(app, row, await backend.inspect(row.ref as string), settleSeconds);
 }
 
+type SettleExtensions = { id: string; verdicts: readonly Verdict[]; next: number | undefined; now: number };
+/** Settles extensions. Their lease is due at `next`, or at its end if that is earlier; without `next` its row stays. */
+const settleExtensions = defineWrite('lease.settle_extensions', (tx, { id, verdicts, next, now }: SettleExtensions) => {
+  const settled = verdicts.map((it) => settleExtensionIn(tx, it.operation, it.result, now));
+  const row = findResource(tx, id) as Resource;
+  if (next === undefined || row.endedAt !== null) return { settled, row };
+  const dueAt = Math.min(row.expiresAt, next);
+  return { settled, row: updateIfLive(tx, id, { dueAt, attempts: 0, lastError: null }) };
+});
+
 /**
  * Settles extensions in one write with the row, which is due again after `nextSeconds`, or at its end if that is
  * earlier.
@@ -345,11 +451,11 @@ function settleVerdicts(
   const now = app.clock.now();
   let settled: SettledExtension[] = [];
   return {
-    write(tx) {
-      settled = verdicts.map((it) => settleExtensionIn(tx, it.operation, it.result, now));
-      const { expiresAt, endedAt } = findResource(tx, row.id) as Resource;
-      if (again || endedAt !== null) return findResource(tx, row.id) as Resource;
-      return updateIfLive(tx, row.id, { dueAt: Math.min(expiresAt, now + nextSeconds), attempts: 0, lastError: null });
+    async write(ledger) {
+      const next = again ? undefined : now + nextSeconds;
+      const done = await ledger.write(settleExtensions, { id: row.id, verdicts, next, now });
+      settled = done.settled;
+      return done.row;
     },
     announce() {
       for (const it of settled) announceSettled(app, it);
@@ -360,26 +466,50 @@ function settleVerdicts(
 
 /** Returns the reason why a lease has to end, or would have to if it were not quarantined; null while it may live. */
 export const whyToEnd = (app: LeaseApp, row: Resource): EndReason | null =>
-  row.endWanted ?? reasonToEnd(app, app.ledger.read, row);
+  row.endWanted ?? reasonToEnd(timeOf(app), app.ledger.read, row);
+
+/** The time, and whether it is in doubt. */
+type Time = { now: number; isInDoubt: boolean };
+const timeOf = ({ clock }: LeaseApp): Time => ({ now: clock.now(), isInDoubt: clock.expiryBlocked() });
 
 /**
  * Returns the reason why a lease has to end, from the wallet, the operation and the times alone; ignores `endWanted`.
  */
-function reasonToEnd(app: LeaseApp, read: Reader, row: Resource): EndReason | null {
-  const now = app.clock.now();
+function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resource): EndReason | null {
   const wallet = findWallet(read, row.walletId);
   assert(wallet, 'a resource belongs to a wallet');
   // The operator released an uncertain create: a machine that turns up afterwards is not paid for.
   if (row.readyAt === null && operationOf(read, row.operationId).outcome === 'released') return 'create_failed';
-  if (app.clock.expiryBlocked()) return wallet.status === 'active' ? null : 'wallet_closed';
+  if (isInDoubt) return wallet.status === 'active' ? null : 'wallet_closed';
   if (row.readyAt !== null && now >= row.expiresAt) return 'lease_expired';
   if (statusAt(wallet, now) !== 'active') return 'wallet_closed';
   if (row.readyAt === null && now >= row.readyBy) return 'create_failed';
   return null;
 }
 
+type EndLease = { row: Resource; reason: EndReason; outcome: Outcome<null>; by: 'answer' | 'operator'; now: number };
+/** Ends the row of a lease, and releases what it still holds. */
+const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, by, now }: EndLease) => {
+  const released: Operation[] = [];
+  for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
+    if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
+  const { charge } = operationOf(tx, row.operationId);
+  const wasLive = findResource(tx, row.id)?.endedAt === null;
+  const ended = updateIfLive(tx, row.id, {
+    status: reason === 'create_failed' ? 'failed' : 'stopped',
+    charged: row.readyAt === null ? (charge ?? ZERO) : row.charged,
+    endWanted: reason,
+    endReason: reason,
+    endedAt: now,
+    lastError: null,
+  });
+  if (wasLive) tellLeaseEnded(tx, ended, now);
+  return { row: ended, released };
+});
+
 /** Ends the row of a lease whose machine is gone; releases what was never captured. */
 export async function markEnded(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 'operator' = 'answer') {
+  app.outages.forget(row.id);
   return (await commit(app, ending(app, row, reason, by))).row;
 }
 
@@ -390,20 +520,12 @@ function ending(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 
     code: 'provider_unavailable',
     reason: `the lease never became ready (${[reason, row.lastError].filter(Boolean).join(': ')})`,
   };
-  const released: Operation[] = [];
+  let released: readonly Operation[] = [];
   return {
-    write(tx) {
-      for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
-        if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
-      const { charge } = operationOf(tx, row.operationId);
-      return updateIfLive(tx, row.id, {
-        status: reason === 'create_failed' ? 'failed' : 'stopped',
-        charged: row.readyAt === null ? (charge ?? ZERO) : row.charged,
-        endWanted: reason,
-        endReason: reason,
-        endedAt: now,
-        lastError: null,
-      });
+    async write(ledger) {
+      const ended = await ledger.write(endLease, { row, reason, outcome, by, now });
+      released = ended.released;
+      return ended.row;
     },
     announce(ended) {
       for (const operation of released) {

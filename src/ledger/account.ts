@@ -8,6 +8,7 @@ import { newId } from '../id.ts';
 import { centsToNanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { book, post } from './journal.ts';
+import { tellFrozen, tellIfLow } from './notices.ts';
 
 export type Account = typeof accounts.$inferSelect;
 
@@ -70,6 +71,13 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
   return account;
 }
 
+export type Funding = typeof fundings.$inferSelect;
+
+/** Returns every funding of an account, oldest first. */
+export function listFundings(read: Reader, accountId: string): Funding[] {
+  return read.select().from(fundings).where(eq(fundings.accountId, accountId)).orderBy(asc(fundings.id)).all();
+}
+
 export type FundingOrder = {
   accountId: string;
   kind: 'credit' | 'debit' | 'welcome' | 'checkout' | 'reinstatement';
@@ -125,6 +133,7 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
     welcomeCreditCents: account.welcomeCreditCents + (order.kind === 'welcome' ? order.amountCents : 0),
   });
   tx.update(accounts).set(change).where(eq(accounts.id, account.id)).run();
+  tellIfLow(tx, account, availableCents - account.availableCents, now);
   const line = { at: now, causeId: funding.id };
   const [own, owed] = [book.account(account.id), book.owed(account.id)];
   if (isDebit) post(tx, [{ ...line, debit: own, credit: book.funding, amount: centsToNanos(order.amountCents) }]);
@@ -157,6 +166,7 @@ export function clawBack(
   const funding = { id, accountId, kind: 'clawback' as const, amountCents: cents, reason, sessionId, createdAt: now };
   tx.insert(fundings).values(withChecksum(fundings, funding)).run();
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
+  tellIfLow(tx, account, -takenCents, now);
   const line = { at: now, causeId: id, credit: book.funding };
   post(tx, [
     { ...line, debit: book.account(accountId), amount: centsToNanos(takenCents) },
@@ -177,6 +187,7 @@ export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | nu
   if (isSame) return account;
   const change = withNewChecksum(accounts, account, { suspendedAt, disputedAt });
   tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
+  if (suspendedAt !== null) tellFrozen(tx, { account }, 'suspended', suspendedAt);
   return { ...account, ...change };
 }
 

@@ -1,15 +1,17 @@
+import { once } from 'node:events';
 import type { Database as Client } from 'better-sqlite3';
+import { findBadChecksums } from '../db/checksum.ts';
 import { findDamage } from '../db/damage.ts';
 import type { Reader } from '../db/handle.ts';
 import { openDatabase } from '../db/open.ts';
-import { findGap, readHeadFile, readTip } from './head.ts';
+import { openWorker } from '../files/worker.ts';
 import { currentEpoch } from './installation.ts';
 import { GENESIS } from './journal.ts';
-import { type Verdict, verifyLedger } from './verify.ts';
+import { type Faults, faultsOf, type Verdict, verdictOf, verifyBooks, verifyLedger } from './verify.ts';
 
 /**
- * Page cache for an audit. Indexes are checked in table order, so with the usual cache most of their pages would be
- * read many times.
+ * Page cache of a connection that verifies. Indexes are checked in table order, so with the usual cache most of their
+ * pages would be read many times.
  */
 const CACHE_KIB = 64 * 1024;
 
@@ -24,42 +26,76 @@ export function audit(client: Client): Verdict {
 
 function auditSnapshot(client: Client): Verdict {
   const problems: string[] = [];
-  let verdict: Verdict = { ok: false, entries: 0, head: { seq: 0, hash: GENESIS.hash.toString('hex') }, problems };
   try {
     findDamage(client, (text) => problems.push(text));
-    verdict = verifyLedger(client);
-    problems.push(...verdict.problems);
+    return withDamage(problems, verifyLedger(client));
   } catch (error) {
-    problems.push(`the books cannot be read: ${(error as Error).message}`);
+    return unreadable(problems, (error as Error).message);
   }
+}
+
+const withDamage = (damage: readonly string[], verdict: Verdict): Verdict => {
+  const problems = [...damage, ...verdict.problems];
   return { ...verdict, ok: problems.length === 0, problems };
+};
+const unreadable = (damage: readonly string[], why: string): Verdict => ({
+  ok: false,
+  entries: 0,
+  head: { seq: 0, hash: GENESIS.hash.toString('hex') },
+  problems: [...damage, `the books cannot be read: ${why}`],
+});
+
+/** The parts of an audit that need no other part. */
+const PARTS = { structure: findDamage, rows: findBadChecksums };
+type Part = keyof typeof PARTS;
+export type AuditOrder = { file: string; part: Part };
+type Found = { faults: Faults; error?: string };
+
+/** Examines one part of a file over a connection of its own. What keeps it from being read to its end is `error`. */
+export function examinePart(file: string, part: Part): Found {
+  let error: string | undefined;
+  const faults = faultsOf((fault) => {
+    try {
+      const { client } = openDatabase(file, { migrate: false, readonly: true });
+      try {
+        client.pragma(`cache_size = ${-CACHE_KIB}`);
+        client.transaction(() => PARTS[part](client, fault)).deferred();
+      } finally {
+        client.close();
+      }
+    } catch (thrown) {
+      error = (thrown as Error).message;
+    }
+  });
+  return error === undefined ? { faults } : { faults, error };
 }
 
 /**
- * Runs `audit` on the current database of a data directory and compares it with the head and tip files beside it.
- * Throws when the database cannot be opened at all.
+ * `audit` of a file of any size, in three threads at once. Each part reads one snapshot, of the moment at which it begins:
+ * a part compares nothing with what another one reads. Rejects when a thread ends without an answer.
  */
-export async function auditFiles(at: { database: string; head: string; tip: string }): Promise<Verdict> {
-  const { client, read } = openDatabase(at.database, { migrate: false, readonly: true });
+export async function auditInThreads(file: string, client: Client): Promise<Verdict> {
+  const [structure, rows] = (['structure', 'rows'] as const).map(async (part) => {
+    const worker = openWorker('audit', { file, part } satisfies AuditOrder);
+    const ended = once(worker, 'exit').then(() =>
+      Promise.reject(new Error(`the thread that verifies ${part} has ended`)),
+    );
+    const [found] = await Promise.race([once(worker, 'message'), ended]);
+    return found as Found;
+  });
+  client.pragma(`cache_size = ${-CACHE_KIB}`);
+  let books: ReturnType<typeof verifyBooks> | undefined;
+  let error: string | undefined;
   try {
-    client.pragma(`cache_size = ${-CACHE_KIB}`);
-    const tip = readTip(at.tip); // Before the books: meanwhile they may move forward, but never back.
-    const head = await readHeadFile(at.head).catch((error: Error) => error);
-    const verdict = audit(client);
-    const gap = head instanceof Error ? head.message : gapIn(() => findGap(read, head, tip));
-    if (gap && !verdict.problems.includes(gap)) verdict.problems.push(gap);
-    return { ...verdict, ok: verdict.problems.length === 0 };
-  } finally {
-    client.close();
+    books = client.transaction(() => verifyBooks(client)).deferred();
+  } catch (thrown) {
+    error = (thrown as Error).message;
   }
-}
-
-function gapIn(find: () => string | undefined): string | undefined {
-  try {
-    return find();
-  } catch (error) {
-    return `the newest entries cannot be read: ${(error as Error).message}`;
-  }
+  const [damage, sums] = (await Promise.all([structure, rows])) as [Found, Found];
+  const { listed } = damage.faults;
+  error = damage.error ?? error ?? sums.error;
+  if (!books || error !== undefined) return unreadable(listed, error ?? '');
+  return withDamage(listed, verdictOf(books.head, books.faults, sums.faults));
 }
 
 /**

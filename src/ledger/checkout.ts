@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, lt, lte, or, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
@@ -8,7 +8,7 @@ import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
 import { fundAccount } from './account.ts';
 import { settleReversals } from './reversal.ts';
-import { LIST_COUNT_MAX } from './wallet.ts';
+import { LIST_COUNT_MAX, type Page } from './wallet.ts';
 
 export type Checkout = typeof checkouts.$inferSelect;
 export type CheckoutStatus = (typeof CHECKOUT_STATUSES)[number];
@@ -63,14 +63,6 @@ const reads = prepare((read: Reader) => ({
     .orderBy(asc(checkouts.dueAt))
     .limit(1)
     .prepare(),
-  latest: read.select().from(checkouts).orderBy(desc(checkouts.id)).limit(LIST_COUNT_MAX).prepare(),
-  trouble: read
-    .select()
-    .from(checkouts)
-    .where(sql`${checkouts.status} in ('mismatch', 'abandoned')`)
-    .orderBy(desc(checkouts.id))
-    .limit(LIST_COUNT_MAX)
-    .prepare(),
 }));
 
 /** Returns the checkout with this id, or undefined. */
@@ -83,17 +75,41 @@ export function findCheckoutByKey(read: Reader, accountId: string, key: string):
   return reads(read).byKey.get({ accountId, key });
 }
 
-/** Returns the latest 100 checkouts of all accounts, newest first. */
-export function listCheckouts(read: Reader): Checkout[] {
-  return reads(read).latest.all();
+export type CheckoutFilter = {
+  accountId?: string | undefined;
+  status?: Checkout['status'] | undefined;
+  /** Only those that need the operator: paid with another amount or currency than requested, or given up without a final word. */
+  trouble?: boolean;
+  /** Made at or after this, Unix seconds. */
+  since?: number | undefined;
+};
+
+const matching = ({ accountId, status, trouble, since }: CheckoutFilter) =>
+  and(
+    accountId === undefined ? undefined : eq(checkouts.accountId, accountId),
+    status === undefined ? undefined : eq(checkouts.status, status),
+    trouble ? sql`${checkouts.status} in ('mismatch', 'abandoned')` : undefined,
+    since === undefined ? undefined : gte(checkouts.createdAt, since),
+  );
+
+/** Returns the checkouts that fit, newest first, before the id `before`, at most `limit`. */
+export function listCheckouts(
+  read: Reader,
+  filter: CheckoutFilter,
+  { before, limit = LIST_COUNT_MAX }: Page = {},
+): Checkout[] {
+  return read
+    .select()
+    .from(checkouts)
+    .where(and(matching(filter), before === undefined ? undefined : lt(checkouts.id, before)))
+    .orderBy(desc(checkouts.id))
+    .limit(limit)
+    .all();
 }
 
-/**
- * Returns up to 100 checkouts that need the operator: paid with another amount or currency than requested, or given up
- * without a final word.
- */
-export function troubledCheckouts(read: Reader): Checkout[] {
-  return reads(read).trouble.all();
+/** Counts the checkouts that `listCheckouts` pages through. */
+export function countCheckouts(read: Reader, filter: CheckoutFilter): number {
+  return Number(read.select({ count: count() }).from(checkouts).where(matching(filter)).get()?.count);
 }
 
 export type CheckoutCursor = Pick<Checkout, 'id' | 'dueAt'>;
@@ -289,7 +305,7 @@ export function reportPayment(tx: Tx, report: PaymentReport, now: number): Repor
 }
 
 const POLL_SECONDS = { min: 15, open: 600, late: 3600, pending: 21_600 };
-/** How long after `expiresAt` a checkout without a final report is still polled. Bank debits take weeks. */
+/** Seconds after `expiresAt` for which a checkout without a final report is still polled. Bank debits take weeks. */
 const PATIENCE_SECONDS = 90 * 86_400;
 
 /**
@@ -309,7 +325,7 @@ function nextPollAt(status: CheckoutStatus, it: Pick<Checkout, 'createdAt' | 'ex
  * Records a poll, or with `error` a failed one, and schedules the next. A checkout with no final report for too long is
  * given up: `expired` if its URL was never handed out, else `abandoned`, which needs the operator.
  */
-export function lookAgain(tx: Tx, id: string, error: string | null, now: number): Checkout {
+export function recordPoll(tx: Tx, id: string, error: string | null, now: number): Checkout {
   const checkout = findCheckout(tx, id);
   assert(checkout, 'checkouts are kept');
   if (checkout.dueAt === null) return checkout; // It was reported in the meantime.

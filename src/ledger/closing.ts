@@ -6,55 +6,80 @@ import { type CLOSE_REASONS, wallets } from '../db/schema.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
 import { settleBudget } from './account.ts';
 import { book, post } from './journal.ts';
+import { tellClosed, tellThresholds } from './notices.ts';
 import { hasOpenOperations } from './operation.ts';
 import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
 
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
 /**
- * Freezes spending: `active` becomes `closing`, or `expired` when that is the reason. Does nothing in any other status,
+ * Begins to close a wallet, which spends nothing from now on: `active` becomes `closing`, or `expired` when that is the reason. Does nothing in any other status,
  * so closing is idempotent.
  */
-export function freezeWallet(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
+export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
   const wallet = findWallet(tx, id);
-  assert(wallet, 'only wallets that were found are frozen');
+  assert(wallet, 'only wallets that were found are ended');
   if (wallet.status !== 'active') return wallet;
   const closeReason = statusAt(wallet, now) === 'expired' ? 'expired' : reason;
   const status: Wallet['status'] = closeReason === 'expired' ? 'expired' : 'closing';
-  const frozen = withNewChecksum(wallets, wallet, { status, closeReason });
-  tx.update(wallets).set(frozen).where(eq(wallets.id, id)).run();
-  return { ...wallet, ...frozen };
+  const ending = withNewChecksum(wallets, wallet, { status, closeReason, closingSince: now });
+  tx.update(wallets).set(ending).where(eq(wallets.id, id)).run();
+  return { ...wallet, ...ending };
 }
 
 /**
- * Settles a frozen wallet (design 2.1): the spent amount, rounded up to a cent, is kept; the rest returns to the
- * account, where it pays off debt first; the difference is a `rounding` line in the journal. Asserts that no operation
- * is unresolved. Does nothing for a closed wallet.
+ * Settles a wallet that is closing. To its account (design 2.1): the spent amount, rounded up to a cent, is kept; the
+ * rest returns, where it pays off debt first; the difference is a `rounding` line in the journal. To its parent: the
+ * rest returns to the nano (design, section 13). Asserts that no operation is unresolved and no child open. Does nothing
+ * for a closed wallet.
  */
 export function closeWallet(tx: Tx, id: string, now: number): Wallet {
   const wallet = findWallet(tx, id);
   assert(wallet, 'only wallets that were found are closed');
   if (wallet.status === 'closed') return wallet;
-  assert(wallet.status !== 'active', 'a wallet is frozen before it is closed');
+  assert(wallet.status !== 'active', 'a wallet begins to close before it is closed');
   assert(!hasOpenOperations(tx, id), 'every operation is resolved before its wallet is closed');
   assert(wallet.held === 0n, 'a wallet without open operations holds nothing');
+
+  assert(wallet.delegated === 0n, 'the children of a wallet are closed before it');
 
   // After this point the wallet is closed.
   const left = available(wallet);
   const returnedCents = nanosToCentsDown(left);
-  const rounding = Nanos(left - centsToNanos(returnedCents));
   const change = { status: 'closed' as const, closedAt: now, returnedCents, cleanupError: null };
   const closed = withNewChecksum(wallets, wallet, change);
   tx.update(wallets).set(closed).where(eq(wallets.id, id)).run();
-  const { accountId } = wallet;
+  if (wallet.parentId === null) returnToAccount(tx, wallet, returnedCents, now);
+  else returnToParent(tx, wallet, wallet.parentId, now);
+  tellClosed(tx, { ...wallet, ...closed }, now);
+  return { ...wallet, ...closed };
+}
+
+function returnToAccount(tx: Tx, wallet: Wallet, returnedCents: number, now: number): void {
+  const { id, accountId } = wallet;
   const debtCents = settleBudget(tx, accountId, { spent: nanosToCentsUp(wallet.spent), returned: returnedCents });
   const line = { at: now, causeId: id, debit: book.wallet(id) };
   post(tx, [
     { ...line, credit: book.owed(accountId), amount: centsToNanos(debtCents) },
     { ...line, credit: book.account(accountId), amount: centsToNanos(returnedCents - debtCents) },
-    { ...line, credit: book.rounding, amount: rounding },
+    { ...line, credit: book.rounding, amount: Nanos(available(wallet) - centsToNanos(returnedCents)) },
   ]);
-  return { ...wallet, ...closed };
+}
+
+/** Gives the rest back to the nano; what the child has spent is spent by its parent from now on. */
+function returnToParent(tx: Tx, wallet: Wallet, parentId: string, now: number): void {
+  const spending = tx
+    .update(wallets)
+    .set({
+      delegated: sql`${wallets.delegated} - ${wallet.budget}`,
+      spent: sql`${wallets.spent} + ${wallet.spent}`,
+    })
+    .where(eq(wallets.id, parentId))
+    .returning({ spent: wallets.spent, nextThreshold: wallets.nextThreshold })
+    .get();
+  const [debit, credit] = [book.wallet(wallet.id), book.wallet(parentId)];
+  post(tx, [{ at: now, causeId: wallet.id, debit, credit, amount: available(wallet) }]);
+  tellThresholds(tx, parentId, spending, now);
 }
 
 /** Records why a wallet could not be closed yet; the reaper tries again. */

@@ -6,9 +6,9 @@ import { prepare, type Reader } from '../db/handle.ts';
 import { entries, epochs, installation } from '../db/schema.ts';
 import { writeDurably } from '../files/durable-file.ts';
 import { currentEpoch, installationOf } from './installation.ts';
-import { GENESIS, type Head, hashEntry, journalHead } from './journal.ts';
+import { GENESIS, HASHED_COLUMNS, hashEntryHex, journalHead } from './journal.ts';
 
-/** How many of the newest entries are checked before serving; `ledger verify` and the background check cover all. */
+/** Number of the newest entries that are checked before serving; `ledger verify` and the background check cover all. */
 const TAIL_COUNT = 10_000;
 
 /**
@@ -19,6 +19,9 @@ const TAIL_COUNT = 10_000;
  */
 export type CommitMark = { seq: number; hash: string; epoch: number; quietCommits: number };
 
+/** Entries of the chain that are read and checked at a time: less than a millisecond of work. */
+const PAGE_COUNT = 250;
+
 const reads = prepare((read: Reader) => ({
   bySeq: read
     .select()
@@ -26,11 +29,16 @@ const reads = prepare((read: Reader) => ({
     .where(eq(entries.seq, sql.placeholder('seq')))
     .prepare(),
   from: read
-    .select()
+    .select({
+      seq: entries.seq,
+      prevHash: sql.raw(HASHED_COLUMNS.prevHash).mapWith(String),
+      hash: sql.raw(HASHED_COLUMNS.hash).mapWith(String),
+      fields: sql.raw(HASHED_COLUMNS.fields).mapWith(String),
+    })
     .from(entries)
     .where(sql`${entries.seq} >= ${sql.placeholder('seq')}`)
     .orderBy(entries.seq)
-    .limit(1000)
+    .limit(PAGE_COUNT)
     .prepare(),
   mark: read
     .select({
@@ -64,7 +72,7 @@ export async function readHeadFile(file: string): Promise<CommitMark | undefined
     throw error;
   }
   const head = text.endsWith('\n') ? parse(text.slice(0, -1)) : undefined;
-  if (!head) throw new Error(`${file} is damaged: it should be one line of "<seq> <hash> <epoch> <quiet commits>".`);
+  if (!head) throw new Error(`${file} is damaged: it should be one line of "<seq> <hash> <epoch> <quiet commits>"`);
   return head;
 }
 
@@ -80,7 +88,7 @@ export function writeHeadFile(file: string, head: CommitMark): Promise<void> {
 const TIP_BYTES = 160;
 
 /** Reads the tip file; undefined when it is missing or damaged. It is never synced, so its absence proves nothing. */
-export function readTip(file: string): CommitMark | undefined {
+export function readTipFile(file: string): CommitMark | undefined {
   try {
     const [line = '', sum] = readFileSync(file, 'utf8').trimEnd().split(' #');
     return sum === sumOf(line) ? parse(line) : undefined;
@@ -92,7 +100,7 @@ export function readTip(file: string): CommitMark | undefined {
 const sumOf = (line: string) => crc32(line).toString(16).padStart(8, '0');
 
 /** Opens the tip file, to be overwritten after each commit. Throws when the disk is full. */
-export function openTip(file: string): { write(head: CommitMark): void; close(): void } {
+export function openTipFile(file: string): { write(head: CommitMark): void; close(): void } {
   const handle = openSync(file, 'w', 0o600);
   return {
     write(head) {
@@ -145,24 +153,26 @@ function findLoss(read: Reader, name: string, mark: CommitMark): string | undefi
 }
 
 /**
- * Follows the hash chain from `seq` for at most `count` entries. Returns where it breaks, if it does, and where to
- * continue.
+ * Follows the hash chain from `seq` for `count` entries, rounded up to whole pages. Returns where it breaks, if it does,
+ * and where to continue.
  */
 export function findBreak(
   read: Reader,
   seq: number,
   count = Number.POSITIVE_INFINITY,
 ): { fault?: string; next: number; done: boolean } {
-  let prev: Head | undefined = reads(read).bySeq.get({ seq: seq - 1 });
+  let prev = reads(read)
+    .bySeq.get({ seq: seq - 1 })
+    ?.hash.toString('hex');
   let next = seq;
   while (next - seq < count) {
     const page = reads(read).from.all({ seq: next });
     if (!page.length) return { next, done: true };
     for (const entry of page) {
-      const chained = prev ? entry.prevHash.equals(prev.hash) : true;
-      if (entry.seq !== next || !chained || !hashEntry(entry.prevHash, entry.seq, entry).equals(entry.hash))
+      const chained = prev === undefined || entry.prevHash === prev;
+      if (entry.seq !== next || !chained || hashEntryHex(entry.prevHash, entry.fields) !== entry.hash)
         return { fault: `the chain of the journal is broken at entry ${next}`, next, done: true };
-      prev = entry;
+      prev = entry.hash;
       next++;
     }
   }

@@ -4,6 +4,7 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
 import { newId } from '../id.ts';
+import { tellFrozen } from './notices.ts';
 
 export type Installation = typeof installation.$inferSelect;
 
@@ -43,10 +44,12 @@ function change(tx: Tx, what: Partial<Omit<Installation, 'id' | 'seal'>>): Insta
   return { ...before, ...after };
 }
 
+/** Records the account that a new account key belongs to unless another is named. */
 export function setDefaultAccount(tx: Tx, accountId: string): void {
   change(tx, { defaultAccountId: accountId });
 }
 
+/** Records which master key, by its fingerprint, new wallets use. */
 export function setMasterKey(tx: Tx, masterKeyId: string): void {
   change(tx, { masterKeyId });
 }
@@ -56,11 +59,26 @@ export function isFrozen(read: Reader): boolean {
   return installationOf(read).frozenAt !== null;
 }
 
-/** Stops new holds from `frozenAt` on (Unix seconds); null allows them again. */
-export function setFrozen(tx: Tx, frozenAt: number | null): Installation {
+type Freeze = Pick<Installation, 'frozenAt' | 'freezeReason'>;
+
+/**
+ * Returns the freeze of an installation or a wallet after an order to freeze it at `frozenAt` (Unix seconds), or to end that
+ * with null; undefined where nothing changes. What is frozen already stays so since then, and takes a new reason.
+ */
+export function freezeAfter(before: Freeze, frozenAt: number | null, reason: string | null): Freeze | undefined {
+  const isSame = (before.frozenAt === null) === (frozenAt === null);
+  if (isSame && (reason === null || reason === before.freezeReason)) return undefined;
+  return { frozenAt: isSame ? before.frozenAt : frozenAt, freezeReason: reason };
+}
+
+/** Stops new holds from `frozenAt` on (Unix seconds), for this reason; null allows them again. */
+export function setFrozen(tx: Tx, frozenAt: number | null, freezeReason: string | null = null): Installation {
   const before = installationOf(tx);
-  if ((before.frozenAt === null) === (frozenAt === null)) return before;
-  return change(tx, { frozenAt });
+  const freeze = freezeAfter(before, frozenAt, freezeReason);
+  if (!freeze) return before;
+  if (frozenAt !== null && before.frozenAt === null)
+    tellFrozen(tx, { installation: before.installationId }, freezeReason, frozenAt);
+  return change(tx, freeze);
 }
 
 export type Epoch = typeof epochs.$inferSelect;
@@ -101,6 +119,7 @@ export function reportOnlyOf(read: Reader): ReportOnly | undefined {
   return since === null || reason === null ? undefined : { since, reason };
 }
 
+/** Begins the report-only state, or ends it with null. */
 export function setReportOnly(tx: Tx, state: ReportOnly | null): void {
   change(tx, { reportOnlySince: state?.since ?? null, reportOnlyReason: state?.reason ?? null });
 }

@@ -1,5 +1,5 @@
 import { hash } from 'node:crypto';
-import { desc, sql } from 'drizzle-orm';
+import { desc, lt, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { entries } from '../db/schema.ts';
 import type { Nanos } from '../money.ts';
@@ -28,6 +28,13 @@ const reads = prepare((read: Reader) => ({
     .orderBy(desc(entries.seq))
     .limit(1)
     .prepare(),
+  latest: read
+    .select()
+    .from(entries)
+    .where(lt(entries.seq, sql.placeholder('before')))
+    .orderBy(desc(entries.seq))
+    .limit(sql.placeholder('limit'))
+    .prepare(),
 }));
 
 const writes = prepare((tx: Tx) => ({
@@ -48,33 +55,47 @@ const writes = prepare((tx: Tx) => ({
 
 const scratch = Buffer.alloc(1024); // Ids and book names are short: an entry's text is about 200 bytes.
 
-type Hashed = Omit<Movement, 'at'> & { at: number | bigint };
-
-/**
- * Returns the bytes to hash: the previous hash, then the entry's fields on a line each. No field can hold a line feed.
- */
-function bytesOf(prevHash: Buffer | string, seq: number | bigint, movement: Hashed): Buffer {
-  const { at, causeId, debit, credit, amount } = movement;
-  const text = `${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`;
-  const bytesMax = prevHash.length + 3 * text.length;
+/** Returns the bytes to hash: the previous hash, then the entry's fields. */
+function bytesOf(prevHash: Buffer | string, fields: string): Buffer {
+  const bytesMax = prevHash.length + 3 * fields.length;
   const bytes = bytesMax <= scratch.length ? scratch : Buffer.alloc(bytesMax); // Only a damaged entry is longer.
   const start = typeof prevHash === 'string' ? bytes.write(prevHash, 'hex') : prevHash.copy(bytes);
-  return bytes.subarray(0, start + bytes.write(text, start));
+  return bytes.subarray(0, start + bytes.write(fields, start));
 }
 
-/** Returns the SHA-256 over the previous hash and the entry's fields. */
-export function hashEntry(prevHash: Buffer, seq: number | bigint, movement: Hashed): Buffer {
-  return hash('sha256', bytesOf(prevHash, seq, movement), 'buffer');
+/** Returns the SHA-256 over the previous hash and the entry's fields, on a line each. No field can hold a line feed. */
+export function hashEntry(prevHash: Buffer, seq: number, movement: Movement): Buffer {
+  const { at, causeId, debit, credit, amount } = movement;
+  return hash('sha256', bytesOf(prevHash, `${seq}\n${at}\n${causeId}\n${debit}\n${credit}\n${amount}`), 'buffer');
 }
 
-/** `hashEntry` in hexadecimal: reading a million hashes as text costs a third of reading them as buffers. */
-export function hashEntryHex(prevHash: string, seq: number | bigint, movement: Hashed): string {
-  return hash('sha256', bytesOf(prevHash, seq, movement), 'hex');
+/**
+ * Columns to select from `entry` for `hashEntryHex`: its hashes in hexadecimal, and the fields as `hashEntry` hashes them.
+ * SQLite makes these texts at a fraction of what it costs to fetch the columns and hashes one by one.
+ */
+export const HASHED_COLUMNS = {
+  prevHash: 'lower(hex(prev_hash))',
+  hash: 'lower(hex(hash))',
+  fields: `concat(${['seq', 'at', 'cause_id', 'debit', 'credit', 'amount_nanos'].join(', char(10), ')})`,
+};
+
+/** `hashEntry` in hexadecimal, of an entry's texts (`HASHED_COLUMNS`). */
+export function hashEntryHex(prevHash: string, fields: string): string {
+  return hash('sha256', bytesOf(prevHash, fields), 'hex');
 }
 
 /** Returns the number, time and hash of the newest entry. */
 export function journalHead(read: Reader): Head {
   return reads(read).head.get() ?? GENESIS;
+}
+
+/** Returns entries, newest first, before the number `before`, at most `limit`. */
+export function latestEntries(
+  read: Reader,
+  limit: number,
+  before = Number.MAX_SAFE_INTEGER,
+): (typeof entries.$inferSelect)[] {
+  return reads(read).latest.all({ before, limit });
 }
 
 /** Returns the Unix seconds of the newest entry; 0 for an empty journal. */

@@ -1,53 +1,86 @@
 import type { Database as Client } from 'better-sqlite3';
-import { attachReserve, type DiskReserve } from '../db/disk-reserve.ts';
+import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Reader } from '../db/handle.ts';
-import { openDatabase } from '../db/open.ts';
-import { createWriter, type Writer } from '../db/writer.ts';
-import { countQuietCommit } from './installation.ts';
-import { journalHead } from './journal.ts';
+import { type Database, openDatabase, openReader } from '../db/open.ts';
+import type { Write } from '../db/write.ts';
+import type { NotPromise } from '../db/writer.ts';
+import { openWriter } from './batches.ts';
+import { type CommitMark, headOf } from './head.ts';
+import type { Outbox } from './outbox.ts';
+import { startWriter } from './remote-writer.ts';
 
-/** The open database: read anywhere, write through the one queue. */
-export type Ledger = Pick<Writer, 'write' | 'commitCount' | 'failure'> & {
+/** The open database: read anywhere, written by the thread that owns the writing connection. */
+export type Ledger = {
   read: Reader;
-  /** The database connection, for `verify` and for statistics. */
+  /** A connection that only reads, for `verify` and for statistics. */
   client: Client;
+  /**
+   * Runs a write entirely or not at all. Resolves with its result once it is on disk. Rejects with what it throws, or
+   * with `read_only`.
+   */
+  write<D, R>(write: Write<D, R>, data: NoInfer<D>): Promise<R>;
+  /** Returns why the last batch could not be written; undefined once one can be again. */
+  failure(): string | undefined;
+  /** Returns the number of commits so far: each is one fsync of the write-ahead log. */
+  commitCount(): number;
   close(): Promise<void>;
 };
 
 export type LedgerOptions = {
   /** Creates the file when it is missing and brings an older one up to date. */
   migrate: boolean;
+  /** Called after a database was brought up to date, with the migrations and the path of the copy from before. */
+  migrated?: (names: string[], copy: string) => void;
   /** Disk space reserved for settlements; starting new work requires more than that. */
-  room?: DiskReserve;
-  /** Called after each commit, before its promises resolve. */
-  committed?: () => void;
+  diskReserve?: DiskReserve;
+  /** Receivers of events. Without it nobody is told of what happens. */
+  outbox?: Outbox | undefined;
+  /** Called after each commit, before its promises resolve. `newest` returns what the head file should say now. */
+  committed?: (newest: () => CommitMark) => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
+  /**
+   * Writes in this thread, over the one connection that is read as well. Only tests do: of what happens to the writing
+   * connection itself, or with functions in the place of data.
+   */
+  writesHere?: boolean | undefined;
 };
 
 /** Opens the database file and its one writer. Throws as `openDatabase` does. */
 export function openLedger(file: string, options: LedgerOptions): Ledger {
-  const { client, read, tx } = openDatabase(file, options);
-  const { room } = options;
-  if (room) attachReserve(tx, room);
-  let newest = journalHead(read).seq;
-  let next = newest;
-  const writer = createWriter(client, tx, {
-    fatal: options.fatal,
-    ...(room ? { makeRoom: room.release, isReadOnly: room.isReadOnly } : {}),
-    committing() {
-      next = journalHead(tx).seq;
-      if (next === newest) countQuietCommit(tx);
-    },
-    committed() {
-      newest = next;
-      options.committed?.();
+  const opened = openDatabase(file, options);
+  return options.writesHere ? writtenHere(opened, options) : writtenApart(opened, file, options);
+}
+
+function writtenApart({ client: migrated }: Database, file: string, options: LedgerOptions): Ledger {
+  const { client, read, renew } = openReader(file);
+  migrated.close(); // After the other is open: closing the last connection would write the whole log into the file.
+  const { drain, close, ...writer } = startWriter(file, {
+    ...options,
+    committed(newest) {
+      renew();
+      options.committed?.(() => newest ?? headOf(read));
     },
   });
   return {
+    ...writer,
     read,
     client,
-    write: writer.write,
+    async close() {
+      await drain();
+      client.close(); // Before the one that writes, so that that one empties the log.
+      await close();
+    },
+  };
+}
+
+function writtenHere(database: Database, options: LedgerOptions): Ledger {
+  const { client, read } = database;
+  const writer = openWriter(database, options);
+  return {
+    read,
+    client,
+    write: ({ run }, data) => writer.write((tx) => run(tx, data) as NotPromise<ReturnType<typeof run>>),
     commitCount: writer.commitCount,
     failure: writer.failure,
     async close() {

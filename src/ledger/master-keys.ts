@@ -3,14 +3,15 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { masterKeys, wallets } from '../db/schema.ts';
 import { setMasterKey } from './installation.ts';
+import { findWallet, type Wallet } from './wallet.ts';
 
 /**
- * A master key, identified by its fingerprint. `sealed` is the key itself, wrapped with the key that `sealedBy` names:
+ * A master key, identified by its fingerprint. `wrapped` is the key itself, wrapped with the key that `wrappedBy` names:
  * retired keys are wrapped with the current one, and the current one with the key that the configuration still gives.
  */
 export type MasterKeyRow = typeof masterKeys.$inferSelect;
 
-/** How many wallets one query examines, so that it takes only a moment. */
+/** Number of wallets that one query examines, so that it takes only a moment. */
 const WALLETS_A_PAGE = 10_000;
 
 const reads = prepare((read: Reader) => {
@@ -29,6 +30,7 @@ const reads = prepare((read: Reader) => {
       .from(masterKeys)
       .where(eq(masterKeys.id, sql.placeholder('id')))
       .prepare(),
+    open: read.select().from(wallets).where(sql`${wallets.status} <> 'closed'`).orderBy(wallets.id).prepare(),
     needing: read
       .select({
         count: sql`count(*)`.mapWith(Number),
@@ -46,9 +48,9 @@ export function masterKeyRows(read: Reader): MasterKeyRow[] {
 }
 
 export type Rotation = {
-  next: { id: string; sealed: Buffer; sealedBy: string };
+  next: { id: string; wrapped: Buffer; wrappedBy: string };
   /** Every retained key, wrapped with the next one. */
-  kept: readonly { id: string; sealed: Buffer }[];
+  kept: readonly { id: string; wrapped: Buffer }[];
 };
 
 /** Makes `next` the master key. The whole rotation is one commit. */
@@ -56,7 +58,7 @@ export function rotateMasterKey(tx: Tx, { next, kept }: Rotation, now: number): 
   tx.insert(masterKeys)
     .values(withChecksum(masterKeys, { ...next, createdAt: now }))
     .run();
-  for (const key of kept) change(tx, key.id, { sealed: key.sealed, sealedBy: next.id, retiredAt: now });
+  for (const key of kept) change(tx, key.id, { wrapped: key.wrapped, wrappedBy: next.id, retiredAt: now });
   setMasterKey(tx, next.id);
 }
 
@@ -64,11 +66,38 @@ export function rotateMasterKey(tx: Tx, { next, kept }: Rotation, now: number): 
  * Deletes the wrapped copy of a key: of a retired key that no open wallet needs, or of the current key once the
  * configuration gives it.
  */
-export function dropSealedKey(tx: Tx, id: string): void {
-  change(tx, id, { sealed: null, sealedBy: null });
+export function dropWrappedKey(tx: Tx, id: string): void {
+  change(tx, id, { wrapped: null, wrappedBy: null });
 }
 
-function change(tx: Tx, id: string, what: Pick<MasterKeyRow, 'sealed' | 'sealedBy'> & { retiredAt?: number }): void {
+/** Makes `nextId` the master key of books whose key is lost. No other key can be unwrapped any more, so none is kept. */
+export function replaceLostMasterKey(tx: Tx, nextId: string, now: number): void {
+  for (const { id } of masterKeyRows(tx)) change(tx, id, { wrapped: null, wrappedBy: null, retiredAt: now });
+  tx.insert(masterKeys)
+    .values(withChecksum(masterKeys, { id: nextId, createdAt: now }))
+    .run();
+  setMasterKey(tx, nextId);
+}
+
+/** Returns every wallet that is not closed. */
+export function openWallets(read: Reader): Wallet[] {
+  return reads(read).open.all();
+}
+
+/** Gives an open wallet another token. The one before it ends. */
+export function giveToken(
+  tx: Tx,
+  id: string,
+  credential: Pick<Wallet, 'masterKeyId' | 'tokenHash' | 'tokenHint'>,
+): void {
+  const wallet = findWallet(tx, id) as Wallet;
+  tx.update(wallets)
+    .set(withNewChecksum(wallets, wallet, credential))
+    .where(eq(wallets.id, id))
+    .run();
+}
+
+function change(tx: Tx, id: string, what: Pick<MasterKeyRow, 'wrapped' | 'wrappedBy'> & { retiredAt?: number }): void {
   const row = reads(tx).byId.get({ id });
   if (!row) return;
   const retiredAt = row.retiredAt ?? what.retiredAt ?? null;

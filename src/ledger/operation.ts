@@ -1,31 +1,47 @@
 import assert from 'node:assert/strict';
-import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
-import { formatUsd, Nanos, ZERO } from '../money.ts';
+import { formatUsd, Nanos, sum, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
 import { isFrozen } from './installation.ts';
 import { book, post } from './journal.ts';
-import { available, findWallet, LIST_COUNT_MAX, raiseHeld, refuseInactive, settleHeld, type Wallet } from './wallet.ts';
+import { tellThresholds, tellUncertain } from './notices.ts';
+import { refillIfDue } from './refill.ts';
+import {
+  available,
+  findWallet,
+  LIST_COUNT_MAX,
+  type Page,
+  raiseHeld,
+  refuseFrozen,
+  refuseInactive,
+  settleHeld,
+  TREE,
+  type Wallet,
+} from './wallet.ts';
 
 export type Operation = typeof operations.$inferSelect;
 export type OperationKind = (typeof OPERATION_KINDS)[number];
 export type SettledBy = (typeof SETTLED_BY)[number];
 
 /**
- * How long answers are kept. 72 hours: a bug shipped on a Friday is found on a Monday, which leaves a day to repair the
- * damage.
+ * Seconds for which answers are kept. 72 hours: a bug shipped on a Friday is found on a Monday, which leaves a day to
+ * repair the damage.
  */
 export const ANSWER_KEPT_SECONDS = 72 * 60 * 60;
 /** Suggested wait when a hold fails only because other requests in flight hold the money. */
 const FUNDS_HELD_RETRY_SECONDS = 2;
+/** Where only requests of unknown outcome hold the money: a policy decides those, after 15 minutes unless set otherwise. */
+const UNDECIDED_RETRY_SECONDS = 60;
 
 /** The outcome of an external call. `unknown` never gives money back (design, section 6). */
 export type Outcome<A> =
-  | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; reason?: string }
+  /** The answer is kept for replays for `keptSeconds`, 72 hours unless given. */
+  | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; keptSeconds?: number; reason?: string }
   /** `told` is the caller's message when `reason` is meant for the operator only. */
   | { kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number }
   /** `upstream` names the upstream that was asked, where there was a choice. */
@@ -37,6 +53,9 @@ export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Op
   uncertain: { done: 'settled', refused: 'settled', unknown: 'uncertain' },
   settled: { done: 'too_late', refused: 'too_late', unknown: 'too_late' },
 };
+
+/** More operations than this are not summed for a figure that is only shown. */
+const SUMMED_COUNT_MAX = 10_000;
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -83,7 +102,20 @@ const reads = prepare((read: Reader) => ({
     .orderBy(sql`+${operations.id}`)
     .limit(LIST_COUNT_MAX)
     .prepare(),
-  latest: read.select().from(operations).orderBy(desc(operations.id)).limit(LIST_COUNT_MAX).prepare(),
+  ofTree: read
+    .select()
+    .from(operations)
+    .where(and(sql`${operations.walletId} in ${TREE}`, lt(operations.id, sql.placeholder('before'))))
+    .orderBy(desc(operations.id))
+    .limit(sql.placeholder('limit'))
+    .prepare(),
+  chargedSince: read
+    .select({ nanos: sql<bigint | null>`sum(charge_nanos)` })
+    .from(
+      sql`(select charge_nanos, settled_at from operation where wallet_id = ${sql.placeholder('walletId')} order by id desc limit ${SUMMED_COUNT_MAX})`,
+    )
+    .where(sql`settled_at >= ${sql.placeholder('since')}`)
+    .prepare(),
   uncertain: read
     .select()
     .from(operations)
@@ -104,6 +136,17 @@ const reads = prepare((read: Reader) => ({
     .select({ body: answers.body })
     .from(answers)
     .where(and(eq(answers.operationId, sql.placeholder('id')), gt(answers.keptUntil, sql.placeholder('now'))))
+    .prepare(),
+  hasAnswer: read
+    .select({ id: answers.operationId })
+    .from(answers)
+    .where(eq(answers.operationId, sql.placeholder('id')))
+    .prepare(),
+  withAnswers: read
+    .select({ operation: operations })
+    .from(answers)
+    .innerJoin(operations, eq(operations.id, answers.operationId))
+    .where(and(gt(answers.keptUntil, sql.placeholder('after')), lte(answers.keptUntil, sql.placeholder('until'))))
     .prepare(),
   stale: read
     .select({ operationId: answers.operationId })
@@ -132,6 +175,7 @@ const writes = prepare((tx: Tx) => ({
       resourceId: sql.placeholder('resourceId'),
       targetAt: sql.placeholder('targetAt'),
       createdAt: sql.placeholder('createdAt'),
+      tags: sql.placeholder('tags'),
       seal: sql.placeholder('seal'),
     })
     .prepare(),
@@ -185,9 +229,19 @@ export function findAnswer(read: Reader, operationId: string, now: number): Buff
   return reads(read).answer.get({ id: operationId, now })?.body;
 }
 
+/** Returns what a wallet was charged since `since` (Unix seconds), by its latest 10,000 operations. To show, not to decide by. */
+export function chargedSince(read: Reader, walletId: string, since: number): Nanos {
+  return Nanos(reads(read).chargedSince.get({ walletId, since })?.nanos ?? 0n);
+}
+
 /** Returns the operations of a wallet that still hold money, oldest first. */
 export function openOperations(read: Reader, walletId: string): Operation[] {
   return reads(read).open.all({ walletId });
+}
+
+/** What operations of unknown outcome hold of a wallet. */
+function uncertainHeld(read: Reader, walletId: string): Nanos {
+  return sum(...openOperations(read, walletId).map((it) => (it.state === 'uncertain' ? it.hold : ZERO)));
 }
 
 /** Returns whether a wallet has unresolved operations. */
@@ -203,9 +257,51 @@ export function reservedOperations(read: Reader, after = ''): { id: string }[] {
   return reads(read).reserved.all({ after });
 }
 
-/** Returns the latest 100 operations, newest first. */
-export function listOperations(read: Reader): Operation[] {
-  return reads(read).latest.all();
+/** Returns the operations of a wallet and of all below it, newest first, before the id `before`. */
+export function listOperationsBelow(
+  read: Reader,
+  walletId: string,
+  { before = '~', limit = LIST_COUNT_MAX }: Page = {},
+): Operation[] {
+  return reads(read).ofTree.all({ walletId, before, limit });
+}
+
+export type OperationFilter = {
+  walletId?: string | undefined;
+  accountId?: string | undefined;
+  state?: Operation['state'] | undefined;
+  /** Begun at or after this, Unix seconds. */
+  since?: number | undefined;
+};
+
+function matching({ walletId, accountId, state, since }: OperationFilter, before?: string): SQL | undefined {
+  return and(
+    walletId === undefined ? undefined : eq(operations.walletId, walletId),
+    accountId === undefined
+      ? undefined
+      : sql`${operations.walletId} in (select id from wallet where account_id = ${accountId})`,
+    // The first condition is that of a partial index.
+    state === undefined || state === 'settled' ? undefined : sql`${operations.state} <> 'settled'`,
+    state === undefined ? undefined : eq(operations.state, state),
+    since === undefined ? undefined : gte(operations.createdAt, since),
+    before === undefined ? undefined : lt(operations.id, before),
+  );
+}
+
+/** Returns operations, newest first, before the id `before`, at most `limit`. */
+export function listOperations(read: Reader, filter: OperationFilter = {}, page: Page = {}): Operation[] {
+  return read
+    .select()
+    .from(operations)
+    .where(matching(filter, page.before))
+    .orderBy(desc(operations.id))
+    .limit(page.limit ?? LIST_COUNT_MAX)
+    .all();
+}
+
+/** Counts the operations that `listOperations` pages through. */
+export function countOperations(read: Reader, filter: OperationFilter = {}): number {
+  return Number(read.select({ count: count() }).from(operations).where(matching(filter)).get()?.count);
 }
 
 export type UncertainCursor = { id: string; uncertainAt: number | null };
@@ -240,6 +336,8 @@ export type HoldOrder = {
   resourceId?: string;
   /** For an extension: the new end of the lease, Unix seconds. */
   targetAt?: number;
+  /** A JSON object of strings; none unless given. */
+  tags?: string | null;
   /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (left: Nanos) => string;
   /** Returns a smaller order for a wallet that has only `left`, where one is possible. */
@@ -252,13 +350,15 @@ export type HoldOrder = {
 export const HOLD_REFUSALS = [
   'wallet_closed',
   'wallet_expired',
+  'wallet_frozen',
   'account_suspended',
   'insufficient_funds',
   'funds_held',
 ] as const satisfies readonly RefusalCode[];
 
 /**
- * Reserves the maximum price. Checks run in the documented order of refusals: state first, then money. Throws
+ * Reserves the maximum price. The paid path has looked the key up and runs one attempt per key at a time; a unique index
+ * refuses the insert otherwise. Checks run in the documented order of refusals: state first, then money. Throws
  * `HOLD_REFUSALS`, and `read_only` when all new holds are stopped: by the operator's freeze, a full disk, or `blocked`
  * (a sentence about the clock).
  */
@@ -266,32 +366,32 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   assert(order.hold >= 0n, 'a bound is never negative; a free model holds 0');
   const wallet = findWallet(tx, order.walletId);
   assert(wallet, 'a wallet token is only ever issued for a wallet that exists');
-  const holder = findOperationByKey(tx, order.walletId, order.route, order.idempotencyKey);
-  assert(!holder, 'the paid path looks the key up first and runs one attempt per key at a time');
-  refuseInactive(wallet, now);
-  if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
-  refuseOnLowDisk(tx);
-  if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
-  order.limits?.(tx, wallet);
-  const left = available(wallet);
+  refuseHolds(tx, wallet, now, blocked);
+  const funded = refillIfDue(tx, wallet, now, blocked)?.wallet ?? wallet;
+  order.limits?.(tx, funded);
+  const left = available(funded);
   const { hold, price } = (left < order.hold && order.reduce?.(left)) || order;
   if (left < hold) {
-    const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.`;
+    const unknown = uncertainHeld(tx, wallet.id);
+    const undecided = unknown
+      ? ` ${formatUsd(unknown)} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
+      : '';
+    const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
     const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
     const later = Nanos(left + wallet.held); // As soon as the holds in flight settle for nothing.
     if (later < order.hold && !order.reduce?.(later)) throw new Refusal('insufficient_funds', message);
-    throw new Refusal('funds_held', message, { retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS });
+    const soon = Nanos(later - unknown);
+    const isSoon = soon >= order.hold || order.reduce?.(soon) !== undefined;
+    throw new Refusal('funds_held', message, {
+      retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
+    });
   }
 
   // After this point the hold must stand.
-  const { advice: _, reduce: __, limits: ___, resourceId = null, targetAt = null, ...row } = order;
+  const { advice: _, reduce: __, limits: ___, resourceId = null, targetAt = null, tags = null, ...row } = order;
   const { id } = order;
   const state = 'reserved' as const;
-  const placed = withChecksum(operations, { ...row, hold, price, resourceId, targetAt, createdAt: now, state });
+  const placed = withChecksum(operations, { ...row, hold, price, resourceId, targetAt, createdAt: now, tags, state });
   writes(tx).insert.run(placed);
   raiseHeld(tx, wallet.id, hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: hold }]);
@@ -306,6 +406,38 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
     settledAt: null,
     answeredAt: null,
   };
+}
+
+/** Throws why a wallet may not spend at the moment, whatever it has. */
+function refuseHolds(tx: Tx, wallet: Wallet, now: number, blocked: string | undefined): void {
+  refuseInactive(wallet, now);
+  refuseFrozen(tx, wallet);
+  if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
+  if (isFrozen(tx))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
+  refuseOnLowDisk(tx);
+  if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
+}
+
+/**
+ * Returns whether an operation has, or has charged, its hold although its caller never got an answer: it is uncertain,
+ * or was charged by a policy or by the operator.
+ */
+export const isUnanswered = ({ state, outcome, settledBy }: Operation): boolean =>
+  state === 'uncertain' || (outcome === 'charged' && settledBy !== 'answer');
+
+/**
+ * Takes over the hold of an unanswered operation for another attempt at the same request. Nothing is held anew: what
+ * comes is charged to this hold, or has been. Returns undefined when the operation has been answered or released in the
+ * meantime. Throws what `placeHold` throws for the state of the wallet.
+ */
+export function takeOverHold(tx: Tx, id: string, now: number, blocked?: string): Operation | undefined {
+  const operation = operationOf(tx, id);
+  if (!isUnanswered(operation)) return undefined;
+  refuseHolds(tx, findWallet(tx, operation.walletId) as Wallet, now, blocked);
+  return operation;
 }
 
 /**
@@ -326,6 +458,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
       .set(withNewChecksum(operations, operation, change))
       .where(eq(operations.id, id))
       .run();
+    tellUncertain(tx, operation, now);
     return true;
   }
   const charge = outcome.kind === 'done' ? outcome.charge : ZERO;
@@ -343,10 +476,14 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
   });
   writes(tx).settle.run({ id, ...settled });
   if (outcome.kind === 'done' && outcome.answer) {
-    const answer = { operationId: id, body: outcome.answer, keptUntil: now + ANSWER_KEPT_SECONDS };
+    const answer = {
+      operationId: id,
+      body: outcome.answer,
+      keptUntil: now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS),
+    };
     writes(tx).answer.run(withChecksum(answers, answer));
   }
-  settleHeld(tx, operation.walletId, operation.hold, charge);
+  const spending = settleHeld(tx, operation.walletId, operation.hold, charge);
   const hold = book.hold(operation.walletId);
   post(tx, [
     { at: now, causeId: id, debit: hold, credit: book.sales(operation.kind), amount: charge },
@@ -358,6 +495,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
       amount: Nanos(operation.hold - charge),
     },
   ]);
+  tellThresholds(tx, operation.walletId, spending, now);
   return true;
 }
 
@@ -380,7 +518,7 @@ export function keepKey(tx: Tx, id: string, now: number): boolean {
  * Resolves an operation without an answer, by policy or by the operator's decision. Charges the whole hold or releases
  * it. Leaves a settled operation as it is (`moved` is false). Throws `not_found`.
  */
-export function decide(
+export function resolveOperation(
   tx: Tx,
   id: string,
   decision: 'charge' | 'release',
@@ -395,6 +533,25 @@ export function decide(
       : { kind: 'refused', code: 'gateway_unavailable', reason };
   const moved = settle(tx, id, outcome, by, now);
   return { operation: operationOf(tx, id), moved };
+}
+
+/** Stores the answer of a charged operation until `keptUntil`, unless one is stored. */
+export function keepAnswer(tx: Tx, operationId: string, body: Buffer, keptUntil: number): void {
+  assert(operationOf(tx, operationId).outcome === 'charged', 'what nobody paid has no answer');
+  if (reads(tx).hasAnswer.get({ id: operationId })) return;
+  writes(tx).answer.run(withChecksum(answers, { operationId, body, keptUntil }));
+}
+
+/** Deletes the stored answer of an operation, if there is one. */
+export function dropAnswer(tx: Tx, operationId: string): void {
+  tx.delete(answers).where(eq(answers.operationId, operationId)).run();
+}
+
+/** Returns the operations whose stored answers expire from `after` to `until`, Unix seconds. */
+export function operationsWithAnswers(read: Reader, after: number, until: number): Operation[] {
+  return reads(read)
+    .withAnswers.all({ after, until })
+    .map(({ operation }) => operation);
 }
 
 /** Deletes expired stored answers, at most 100. Returns how many were deleted. */

@@ -32,13 +32,15 @@ export function noteEvent(tx: Tx, { id, type, subject }: PaymentEvent, now: numb
     .run();
 }
 
-/** How far the provider's event list has been read, and when it is read next (Unix seconds). */
+/** Progress through the provider's event list: read up to `readTo`, next read at `dueAt` (both Unix seconds). */
 export type Feed = { readTo: number; dueAt: number };
 
+/** Returns the progress through the provider's event list; undefined before the first read. */
 export function findFeed(read: Reader): Feed | undefined {
   return reads(read).feed.get();
 }
 
+/** Records the progress through the provider's event list. */
 export function setFeed(tx: Tx, feed: Feed): void {
   const row = withChecksum(paymentFeed, { id: 1, ...feed });
   tx.insert(paymentFeed).values(row).onConflictDoUpdate({ target: paymentFeed.id, set: row }).run();

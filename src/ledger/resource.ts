@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
-import { and, asc, desc, eq, gt, isNull, lt, lte, or, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import type { Slot } from '../compute/backend.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { type END_REASONS, resources, wallets } from '../db/schema.ts';
 import { Refusal } from '../refusal.ts';
+import { type Page, TREE } from './wallet.ts';
 
 export type Resource = typeof resources.$inferSelect;
 export type EndReason = (typeof END_REASONS)[number];
@@ -23,12 +24,12 @@ const reads = prepare((read: Reader) => ({
     .from(resources)
     .where(eq(resources.operationId, sql.placeholder('operationId')))
     .prepare(),
-  ofWallet: read
+  ofTree: read
     .select()
     .from(resources)
-    .where(eq(resources.walletId, sql.placeholder('walletId')))
+    .where(and(sql`${resources.walletId} in ${TREE}`, lt(resources.id, sql.placeholder('before'))))
     .orderBy(desc(resources.id))
-    .limit(PAGE_COUNT)
+    .limit(sql.placeholder('limit'))
     .prepare(),
   liveOfWallet: read
     .select()
@@ -64,7 +65,6 @@ const reads = prepare((read: Reader) => ({
     .from(resources)
     .where(and(isNull(resources.endedAt), eq(resources.slot, sql.placeholder('slot'))))
     .prepare(),
-  latest: read.select().from(resources).orderBy(desc(resources.id)).limit(PAGE_COUNT).prepare(),
 }));
 
 /** Returns the resource with this id, or undefined. */
@@ -86,9 +86,13 @@ export function resourceOfOperation(read: Reader, operationId: string): Resource
   return reads(read).byOperation.get({ operationId });
 }
 
-/** Returns the latest 100 resources of a wallet, newest first. */
-export function listResourcesOfWallet(read: Reader, walletId: string): Resource[] {
-  return reads(read).ofWallet.all({ walletId });
+/** Returns the resources of a wallet and of all below it, newest first, before the id `before`. */
+export function listResourcesBelow(
+  read: Reader,
+  walletId: string,
+  { before = '~', limit = PAGE_COUNT }: Page = {},
+): Resource[] {
+  return reads(read).ofTree.all({ walletId, before, limit });
 }
 
 /** Returns the wallet's resources that have not been confirmed as ended. */
@@ -101,42 +105,63 @@ export function allLiveResources(read: Reader): Resource[] {
   return reads(read).live.all();
 }
 
+/** Returns the live resources of one slot. */
 export function liveResourcesOfSlot(read: Reader, slot: Slot): Resource[] {
   return reads(read).liveOfSlot.all({ slot });
 }
 
-/** Returns the latest 100 resources of all wallets, newest first. */
-export function latestResources(read: Reader): Resource[] {
-  return reads(read).latest.all();
+export type ResourceFilter = {
+  accountId?: string | undefined;
+  walletId?: string | undefined;
+  status?: Resource['status'] | undefined;
+  /** Only those that have not ended. */
+  isLive?: boolean;
+  /** Created at or after this, Unix seconds. */
+  since?: number | undefined;
+};
+
+function matching({ accountId, walletId, status, isLive, since }: ResourceFilter, before?: string): SQL | undefined {
+  return and(
+    accountId === undefined ? undefined : eq(wallets.accountId, accountId),
+    walletId === undefined ? undefined : eq(resources.walletId, walletId),
+    status === undefined ? undefined : eq(resources.status, status),
+    isLive ? isNull(resources.endedAt) : undefined,
+    since === undefined ? undefined : gte(resources.createdAt, since),
+    before === undefined ? undefined : lt(resources.id, before),
+  );
 }
 
 /**
- * Returns one page of an account's resources, newest first: those before `before`, of one wallet or of all. `next` is
- * the cursor of the next page; undefined on the last page, even if that one is full.
+ * Returns one page of resources, newest first: those before `before`. `next` is the cursor of the next page; undefined on
+ * the last page, even if that one is full.
  */
 export function pageResources(
   read: Reader,
-  accountId: string,
-  before: string | undefined,
-  walletId: string | undefined,
+  filter: ResourceFilter,
+  { before, limit = PAGE_COUNT }: Page = {},
 ): { page: Resource[]; next: string | undefined } {
   const rows = read
     .select({ resource: resources })
     .from(resources)
     .innerJoin(wallets, eq(wallets.id, resources.walletId))
-    .where(
-      and(
-        eq(wallets.accountId, accountId),
-        before === undefined ? undefined : lt(resources.id, before),
-        walletId === undefined ? undefined : eq(resources.walletId, walletId),
-      ),
-    )
+    .where(matching(filter, before))
     .orderBy(desc(resources.id))
-    .limit(PAGE_COUNT + 1)
+    .limit(limit + 1)
     .all()
     .map((row) => row.resource);
-  const page = rows.slice(0, PAGE_COUNT);
-  return { page, next: rows.length > PAGE_COUNT ? page.at(-1)?.id : undefined };
+  const page = rows.slice(0, limit);
+  return { page, next: rows.length > limit ? page.at(-1)?.id : undefined };
+}
+
+/** Counts the resources that `pageResources` pages through. */
+export function countResources(read: Reader, filter: ResourceFilter): number {
+  const counted = read
+    .select({ count: count() })
+    .from(resources)
+    .innerJoin(wallets, eq(wallets.id, resources.walletId))
+    .where(matching(filter))
+    .get();
+  return Number(counted?.count);
 }
 
 export type DueResource = { id: string; dueAt: number };
@@ -151,12 +176,15 @@ export function nextDueResource(read: Reader): number | undefined {
   return reads(read).nextDue.get()?.at;
 }
 
+/** Inserts the row of a new resource, with its checksum. */
 export function insertResource(tx: Tx, row: Omit<typeof resources.$inferInsert, 'seal'>): void {
   tx.insert(resources).values(withChecksum(resources, row)).run();
 }
 
+export type ResourceChange = Partial<Omit<typeof resources.$inferSelect, 'seal'>>;
+
 /** Updates a live resource. An ended resource is final: the database rejects the update. */
-export function updateResource(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+export function updateResource(tx: Tx, id: string, change: ResourceChange): Resource {
   const before = findResource(tx, id);
   assert(before, 'only resources that are there are changed');
   const after = withNewChecksum(resources, before, change);
@@ -167,7 +195,7 @@ export function updateResource(tx: Tx, id: string, change: Partial<typeof resour
  * Updates a lease with a finding that may be out of date. A lease that has ended stays as it is. A lease that is to end
  * is `stopping` until then and keeps its first end reason.
  */
-export function updateIfLive(tx: Tx, id: string, change: Partial<typeof resources.$inferInsert>): Resource {
+export function updateIfLive(tx: Tx, id: string, change: ResourceChange): Resource {
   const row = findResource(tx, id) as Resource;
   if (row.endedAt !== null) return row;
   const endWanted = row.endWanted ?? change.endWanted ?? null;

@@ -1,19 +1,27 @@
 import { asc, eq, or, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
-import { entries, operations } from '../db/schema.ts';
+import { entries, operations, walletChanges } from '../db/schema.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { book } from './journal.ts';
 import type { Wallet } from './wallet.ts';
 
 const reads = prepare((read: Reader) => ({
   ofWallet: read
-    .select({ entry: entries, operation: operations })
+    .select({ entry: entries, operation: operations, change: walletChanges })
     .from(entries)
     .leftJoin(operations, eq(operations.id, entries.causeId))
+    .leftJoin(walletChanges, eq(walletChanges.id, entries.causeId))
     .where(
       or(
         eq(entries.causeId, sql.placeholder('walletId')),
         sql`${entries.causeId} in (select id from operation where wallet_id = ${sql.placeholder('walletId')})`,
+        sql`${entries.causeId} in (select id from wallet_change where wallet_id = ${sql.placeholder('walletId')})`,
+        // What its children were given when they opened or were raised, and what they gave back.
+        sql`${entries.causeId} in (
+          select id from wallet where parent_id = ${sql.placeholder('walletId')}
+          union all
+          select c.id from wallet_change c join wallet w on w.id = c.wallet_id
+          where w.parent_id = ${sql.placeholder('walletId')})`,
       ),
     )
     .orderBy(asc(entries.seq))
@@ -23,9 +31,20 @@ const reads = prepare((read: Reader) => ({
 export type Step = {
   seq: number;
   at: number;
-  what: 'opened' | 'held' | 'charged' | 'released' | 'returned' | 'rounded';
+  what:
+    | 'opened'
+    | 'raised'
+    | 'lowered'
+    | 'refilled'
+    | 'delegated'
+    | 'recovered'
+    | 'held'
+    | 'charged'
+    | 'released'
+    | 'returned'
+    | 'rounded';
   amount: Nanos;
-  /** What the wallet could spend afterwards. */
+  /** The wallet's available money afterwards. */
   available: Nanos;
   operationId: string | null;
   requestId: string;
@@ -41,7 +60,7 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
   let available = ZERO;
   return reads(read)
     .ofWallet.all({ walletId: wallet.id })
-    .map(({ entry, operation }) => {
+    .map(({ entry, operation, change }) => {
       const own = book.wallet(wallet.id);
       if (entry.credit === own) available = Nanos(available + entry.amount);
       if (entry.debit === own) available = Nanos(available - entry.amount);
@@ -49,12 +68,12 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
       return {
         seq: entry.seq,
         at: entry.at,
-        what: describe(entry.debit, entry.credit, own),
+        what: describe(entry, own, wallet, change),
         amount: entry.amount,
         available,
         operationId: operation?.id ?? null,
-        requestId: operation?.requestId ?? wallet.requestId,
-        subject: operation?.subject ?? null,
+        requestId: operation?.requestId ?? change?.requestId ?? wallet.requestId,
+        subject: operation?.subject ?? change?.period ?? childIn(entry, own),
         usage: settling ? operation.usage : null,
         settledBy: settling ? operation.settledBy : null,
         reason: settling ? operation.reason : null,
@@ -62,10 +81,26 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
     });
 }
 
-function describe(debit: string, credit: string, own: string): Step['what'] {
+type Entry = typeof entries.$inferSelect;
+
+function describe(
+  { debit, credit, causeId }: Entry,
+  own: string,
+  wallet: Wallet,
+  change: typeof walletChanges.$inferSelect | null,
+): Step['what'] {
   if (credit.startsWith('hold:')) return 'held';
   if (credit.startsWith('sales:')) return 'charged';
   if (credit === book.rounding) return 'rounded';
-  if (credit === own) return debit.startsWith('hold:') ? 'released' : 'opened';
-  return 'returned';
+  if (debit.startsWith('hold:')) return 'released';
+  if (change?.kind === 'refill') return 'refilled';
+  if (change?.walletId === wallet.id) return credit === own ? 'raised' : 'lowered';
+  if (causeId === wallet.id) return credit === own ? 'opened' : 'returned';
+  return credit === own ? 'recovered' : 'delegated';
+}
+
+/** Returns the child on the other side of an entry, or null. */
+function childIn({ debit, credit }: Entry, own: string): string | null {
+  const other = debit === own ? credit : debit;
+  return other.startsWith('wallet:') ? other.slice('wallet:'.length) : null;
 }

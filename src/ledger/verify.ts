@@ -1,32 +1,59 @@
 import type { Database as Client } from 'better-sqlite3';
 import { findBadChecksums } from '../db/checksum.ts';
-import { book, GENESIS, hashEntryHex } from './journal.ts';
+import { book, GENESIS, HASHED_COLUMNS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyResources } from './verify-resources.ts';
 
-/** Cap of listed faults; the rest are only counted. */
-const PROBLEM_COUNT_MAX = 1000;
-
 export type Verdict = { ok: boolean; entries: number; head: { seq: number; hash: string }; problems: string[] };
 
-type EntryRow = [
-  seq: bigint,
-  at: bigint,
-  causeId: string,
-  debit: string,
-  credit: string,
-  amount: bigint,
-  prev: string,
-  hash: string,
+/** Cap of listed faults; the rest are only counted. */
+const PROBLEM_COUNT_MAX = 1000;
+/** Faults that were found, the first of them listed. */
+export type Faults = { listed: string[]; count: number };
+
+/** Runs a check and returns the faults that it reports. */
+export function faultsOf(check: (fault: (text: string) => void) => void): Faults {
+  const faults: Faults = { listed: [], count: 0 };
+  check((text) => {
+    if (faults.count++ < PROBLEM_COUNT_MAX) faults.listed.push(text);
+  });
+  return faults;
+}
+
+/** Returns the verdict on the journal, with the faults of the books and of the rows. */
+export function verdictOf(head: Verdict['head'], ...parts: readonly Faults[]): Verdict {
+  const problems = parts.flatMap(({ listed }) => listed).slice(0, PROBLEM_COUNT_MAX);
+  const unlisted = parts.reduce((sum, { count }) => sum + count, 0) - problems.length;
+  if (unlisted) problems.push(`and ${unlisted} more`);
+  return { ok: problems.length === 0, entries: head.seq, head, problems };
+}
+
+/** Rows fetched at a time: fetching them one by one costs half as much again. */
+const PAGE_COUNT = 1000;
+
+type EntryRow = [prevHash: string, hash: string, fields: string];
+type OperationRow = [
+  rowid: bigint,
+  id: string,
+  walletId: string,
+  state: string,
+  outcome: string | null,
+  hold: bigint,
+  charge: bigint | null,
 ];
-type OperationRow = [walletId: string, state: string, outcome: string | null, hold: bigint, charge: bigint | null];
+/** The sums of an operation's entries, and its row. */
+type Seen = { walletId: string; hold: bigint; charge: bigint; released: bigint; row: OperationRow | undefined };
+type Fields = [seq: string, at: string, causeId: string, debit: string, credit: string, amount: string];
+const FIELD_COUNT = 6 satisfies Fields['length'];
 type WalletRow = {
   id: string;
   account_id: string;
+  parent_id: string | null;
   status: string;
   budget_nanos: bigint;
   held_nanos: bigint;
   spent_nanos: bigint;
+  delegated_nanos: bigint;
   returned_cents: bigint | null;
 };
 type AccountRow = {
@@ -38,68 +65,130 @@ type AccountRow = {
 };
 
 const NANOS_PER_CENT = 10_000_000n;
+const NOTHING_BELOW = { spent: 0n, delegated: 0n };
 
 /**
- * Rebuilds every balance from the journal and lists every fault: the chain, the numbering, the timestamps, and each
- * operation, wallet, funding, checkout and account against its entries. Reads one snapshot and writes nothing.
+ * Rebuilds every balance from the journal and lists every fault: those of `verifyBooks`, and every row whose checksum does
+ * not match. Reads one snapshot and writes nothing.
  */
 export function verifyLedger(client: Client): Verdict {
-  return client.transaction(() => verifySnapshot(client)).deferred();
+  return client
+    .transaction(() => {
+      const { head, faults } = verifyBooks(client);
+      return verdictOf(
+        head,
+        faults,
+        faultsOf((fault) => findBadChecksums(client, fault)),
+      );
+    })
+    .deferred();
 }
 
-function verifySnapshot(client: Client): Verdict {
-  const problems: string[] = [];
-  let unlisted = 0;
-  const fault = (text: string) => {
-    if (problems.length < PROBLEM_COUNT_MAX) problems.push(text);
-    else unlisted++;
+/**
+ * Returns a function that finds an operation's row by its id. The rows have the order of their holds in the journal, so
+ * that they are usually read in pages; any other is looked up.
+ */
+function operationsInOrder(client: Client): (id: string) => OperationRow | undefined {
+  const columns = 'rowid, id, wallet_id, state, outcome, hold_nanos, charge_nanos';
+  const page = client
+    .prepare(`select ${columns} from operation where rowid > ? and hold_nanos > 0 order by rowid limit ${PAGE_COUNT}`)
+    .raw();
+  const byId = client.prepare(`select ${columns} from operation where id = ?`).raw();
+  let rows = page.all(-1) as OperationRow[];
+  let next = 0;
+  return (id) => {
+    const row = rows[next];
+    if (row?.[1] !== id) return byId.get(id) as OperationRow | undefined;
+    next++;
+    if (next === rows.length) {
+      rows = page.all(row[0]) as OperationRow[];
+      next = 0;
+    }
+    return row;
   };
+}
 
-  const balance = new Map<string, bigint>();
+/**
+ * Rebuilds every balance from the journal and finds every fault of it: the chain, the numbering, the timestamps, and each
+ * operation, wallet, funding, checkout and account against its entries. For use inside a transaction. Returns the newest
+ * entry as well.
+ */
+export function verifyBooks(client: Client): { head: Verdict['head']; faults: Faults } {
+  let head: Verdict['head'] = { seq: 0, hash: '' };
+  const faults = faultsOf((fault) => {
+    head = followJournal(client, fault);
+  });
+  return { head, faults };
+}
+
+function followJournal(client: Client, fault: (text: string) => void): Verdict['head'] {
+  const balances = new Map<string, { amount: bigint }>();
+  const move = (name: string, amount: bigint) => {
+    const it = balances.get(name);
+    if (it) it.amount += amount;
+    else balances.set(name, { amount });
+  };
+  const balanceOf = (name: string) => balances.get(name)?.amount ?? 0n;
   const sold = new Map<string, bigint>(); // by the hold book it came from
   const add = (map: Map<string, bigint>, name: string, amount: bigint) => map.set(name, (map.get(name) ?? 0n) + amount);
-  /** What the entries of each unsettled operation add up to; dropped once its row agrees. */
-  const open = new Map<string, { walletId: string; hold: bigint; charge: bigint; released: bigint }>();
-  const operationRow = client
-    .prepare('select wallet_id, state, outcome, hold_nanos, charge_nanos from operation where id = ?')
-    .raw();
+  /** The sums of the entries of each unsettled operation; dropped once its row agrees. */
+  const open = new Map<string, Seen>();
+  const findOperation = operationsInOrder(client);
   const fundingRow = client.prepare('select account_id, kind, amount_cents from funding where id = ?').raw();
+  const changeRow = client.prepare('select wallet_id from wallet_change where id = ?').pluck();
   let operationCount = 0;
-  /** What the entries of each funding add up to. One part may pay off debt or be taken as debt. */
+  /** The sum of the entries of each funding, in nano-dollars. One part may pay off debt or be taken as debt. */
   const parts = new Map<string, bigint>();
   let fundingCount = 0;
+  /** By wallet: the budget it was given, when it opened and by changes. */
+  const given = new Map<string, bigint>();
+  /** What the entries of each change of a wallet add up to. */
+  const changed = new Map<string, bigint>();
 
   let prev = GENESIS.hash.toString('hex');
   let expected = 1n;
-  let lastAt = 0n;
-  const rows = client
-    .prepare(
-      'select seq, at, cause_id, debit, credit, amount_nanos, lower(hex(prev_hash)), lower(hex(hash)) from entry order by seq',
-    )
+  let after = -(2n ** 63n);
+  let lastAt = 0;
+  const { prevHash, hash, fields } = HASHED_COLUMNS;
+  const page = client
+    .prepare(`select ${prevHash}, ${hash}, ${fields} from entry where seq > ? order by seq limit ${PAGE_COUNT}`)
     .raw();
-  for (const row of rows.iterate() as IterableIterator<EntryRow>) {
-    const [seq, at, causeId, debit, credit, amount, prevHash, hash] = row;
+  for (let rows = page.all(after); rows.length > 0; rows = page.all(after))
+    for (const row of rows) checkEntry(row as EntryRow);
+  const head = { seq: Number(expected - 1n), hash: prev };
+
+  function checkEntry([prevHash, hash, fields]: EntryRow) {
+    const parts = fields.split('\n');
+    const [seqText, atText, causeId, debit, credit, amountText] = parts as Fields;
+    const seq = BigInt(seqText);
     if (seq !== expected) fault(`entries ${expected} to ${seq - 1n} are missing`);
     if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash differs`);
-    if (hashEntryHex(prevHash, seq, { at, causeId, debit, credit, amount: amount as never }) !== hash)
+    const isWhole = parts.length === FIELD_COUNT;
+    if (!isWhole || hashEntryHex(prevHash, fields) !== hash)
       fault(`entry ${seq} was changed: its hash does not match its fields`);
+    const at = Number(atText);
     if (at < lastAt) fault(`entry ${seq} is earlier than the one before it`);
+    after = seq;
     expected = seq + 1n;
     prev = hash;
     lastAt = at;
+    if (!isWhole) return; // A field has a line feed: whose money it moves cannot be told.
 
-    add(balance, debit, -amount);
-    add(balance, credit, amount);
+    const amount = BigInt(amountText);
+    move(debit, -amount);
+    move(credit, amount);
     if (causeId.startsWith('op_')) follow(seq, causeId, debit, credit, amount);
     else if (causeId.startsWith('evt_')) checkFunding(seq, causeId, debit, credit, amount);
+    else if (causeId.startsWith('chg_')) followChange(seq, causeId, debit, credit, amount);
+    else if (causeId.startsWith('wal_') && credit === book.wallet(causeId)) add(given, causeId, amount);
   }
-  const head = { seq: Number(expected - 1n), hash: prev };
 
   function follow(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
     let seen = open.get(id);
     if (credit.startsWith('hold:')) {
       if (seen) fault(`entry ${seq}: operation ${id} holds twice`);
-      seen = { walletId: credit.slice('hold:'.length), hold: amount, charge: 0n, released: 0n };
+      const walletId = credit.slice('hold:'.length);
+      seen = { walletId, hold: amount, charge: 0n, released: 0n, row: findOperation(id) };
       if (debit !== book.wallet(seen.walletId)) fault(`entry ${seq}: the hold of ${id} comes from ${debit}`);
       open.set(id, seen);
       return;
@@ -119,11 +208,10 @@ function verifySnapshot(client: Client): Verdict {
     }
   }
 
-  function agree(id: string, seen: { walletId: string; hold: bigint; charge: bigint; released: bigint }) {
-    const row = operationRow.get(id) as OperationRow | undefined;
+  function agree(id: string, seen: Seen) {
     operationCount++;
-    if (!row) return fault(`operation ${id} has entries but no row`);
-    const [walletId, state, outcome, hold, charge] = row;
+    if (!seen.row) return fault(`operation ${id} has entries but no row`);
+    const [, , walletId, state, outcome, hold, charge] = seen.row;
     if (walletId !== seen.walletId) fault(`operation ${id} is of wallet ${walletId}, its entries of ${seen.walletId}`);
     if (hold !== seen.hold) fault(`operation ${id} holds ${hold} nanos, its entries ${seen.hold}`);
     const settled = seen.charge + seen.released === seen.hold;
@@ -140,9 +228,9 @@ function verifySnapshot(client: Client): Verdict {
     if (!row) return fault(`entry ${seq}: funding ${id} has no row`);
     const [accountId, kind, cents] = row;
     const isTaken = kind === 'debit' || kind === 'clawback';
-    const [own, outside] = isTaken ? [debit, credit] : [credit, debit];
+    const [own, other] = isTaken ? [debit, credit] : [credit, debit];
     const mayOwe = kind !== 'debit' && own === book.owed(accountId);
-    if (outside !== book.funding || (own !== book.account(accountId) && !mayOwe))
+    if (other !== book.funding || (own !== book.account(accountId) && !mayOwe))
       fault(`entry ${seq}: funding ${id} moves from ${debit} to ${credit}`);
     const moved = (parts.get(id) ?? 0n) + amount;
     parts.set(id, moved);
@@ -152,7 +240,23 @@ function verifySnapshot(client: Client): Verdict {
     if (moved > cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
   }
 
+  function followChange(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
+    const walletId = changeRow.get(id) as string | undefined;
+    if (walletId === undefined) return fault(`entry ${seq}: the change ${id} of a wallet has no row`);
+    const own = book.wallet(walletId);
+    if (credit !== own && debit !== own) fault(`entry ${seq}: the change ${id} of ${walletId} moves other money`);
+    const moved = credit === own ? amount : -amount;
+    add(changed, id, moved);
+    add(given, walletId, moved);
+  }
+
   for (const [id, seen] of open) agree(id, seen);
+  for (const [id, walletId, amount] of client
+    .prepare('select id, wallet_id, amount_nanos from wallet_change')
+    .raw()
+    .iterate() as IterableIterator<[string, string, bigint]>)
+    if ((changed.get(id) ?? 0n) !== amount)
+      fault(`the change ${id} of ${walletId} is of ${amount} nanos, its entries of ${changed.get(id) ?? 0n}`);
   for (const [id, moved] of parts) {
     const [, , cents] = fundingRow.get(id) as [string, string, bigint];
     fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
@@ -167,28 +271,48 @@ function verifySnapshot(client: Client): Verdict {
 
   const reserved = new Map<string, bigint>();
   const spent = new Map<string, bigint>();
+  const parents = new Set(
+    client.prepare('select distinct parent_id from wallet where parent_id is not null').pluck().all() as string[],
+  );
+  const children = client.prepare(
+    `select coalesce(sum(case when status = 'closed' then spent_nanos end), 0) as spent,
+      coalesce(sum(case when status <> 'closed' then budget_nanos end), 0) as delegated
+      from wallet where parent_id is not null and parent_id = ?`,
+  );
   for (const wallet of client
-    .prepare('select id, account_id, status, budget_nanos, held_nanos, spent_nanos, returned_cents from wallet')
+    .prepare(
+      'select id, account_id, parent_id, status, budget_nanos, held_nanos, spent_nanos, delegated_nanos, returned_cents from wallet',
+    )
     .iterate() as IterableIterator<WalletRow>) {
-    const { id, budget_nanos: budget } = wallet;
-    const held = balance.get(book.hold(id)) ?? 0n;
-    const charged = sold.get(book.hold(id)) ?? 0n;
-    const left = balance.get(book.wallet(id)) ?? 0n;
-    balance.delete(book.hold(id));
-    balance.delete(book.wallet(id));
+    const { id, budget_nanos: budget, delegated_nanos: delegated } = wallet;
+    const held = balanceOf(book.hold(id));
+    const below = parents.has(id) ? (children.get(id) as { spent: bigint; delegated: bigint }) : NOTHING_BELOW;
+    const charged = (sold.get(book.hold(id)) ?? 0n) + below.spent;
+    if (delegated !== below.delegated)
+      fault(`wallet ${id} has delegated ${delegated} nanos, its open children have ${below.delegated}`);
+    if (budget !== (given.get(id) ?? 0n))
+      fault(`wallet ${id} has a budget of ${budget} nanos, the journal gave it ${given.get(id) ?? 0n}`);
+    const left = balanceOf(book.wallet(id));
+    balances.delete(book.hold(id));
+    balances.delete(book.wallet(id));
     if (held !== wallet.held_nanos) fault(`wallet ${id} holds ${wallet.held_nanos} nanos, the journal ${held}`);
     if (charged !== wallet.spent_nanos)
       fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);
     if (wallet.status === 'closed') {
       if (left !== 0n) fault(`wallet ${id} is closed, but ${left} nanos are left in its book`);
+      if (wallet.parent_id !== null) {
+        if (wallet.returned_cents !== (budget - charged) / NANOS_PER_CENT)
+          fault(`wallet ${id} returned ${wallet.returned_cents} cents, but had ${budget - charged} nanos left`);
+        continue;
+      }
       const kept = budget / NANOS_PER_CENT - (wallet.returned_cents ?? 0n);
       if (kept !== (charged + NANOS_PER_CENT - 1n) / NANOS_PER_CENT)
         fault(`wallet ${id} returned ${wallet.returned_cents} cents, but had spent ${charged} nanos`);
       add(spent, wallet.account_id, kept);
     } else {
-      if (left !== budget - held - charged)
-        fault(`wallet ${id} has ${budget - held - charged} nanos available, the journal ${left}`);
-      add(reserved, wallet.account_id, budget / NANOS_PER_CENT);
+      const free = budget - held - charged - delegated;
+      if (left !== free) fault(`wallet ${id} has ${free} nanos available, the journal ${left}`);
+      if (wallet.parent_id === null) add(reserved, wallet.account_id, budget / NANOS_PER_CENT);
     }
   }
 
@@ -196,10 +320,10 @@ function verifySnapshot(client: Client): Verdict {
     .prepare('select id, available_cents, reserved_cents, spent_cents, owed_cents from account')
     .iterate() as IterableIterator<AccountRow>) {
     const { id } = account;
-    const available = balance.get(book.account(id)) ?? 0n;
-    const owed = -(balance.get(book.owed(id)) ?? 0n);
-    balance.delete(book.account(id));
-    balance.delete(book.owed(id));
+    const available = balanceOf(book.account(id));
+    const owed = -balanceOf(book.owed(id));
+    balances.delete(book.account(id));
+    balances.delete(book.owed(id));
     if (owed !== account.owed_cents * NANOS_PER_CENT)
       fault(`account ${id} owes ${account.owed_cents} cents, the journal ${owed} nanos`);
     if (owed > 0n && available > 0n) fault(`account ${id} owes ${owed} nanos, though ${available} are available`);
@@ -212,13 +336,11 @@ function verifySnapshot(client: Client): Verdict {
     if (kept !== account.spent_cents)
       fault(`account ${id} has spent ${account.spent_cents} cents, its closed wallets ${kept}`);
   }
-  for (const [name, amount] of balance)
+  for (const [name, { amount }] of balances)
     if (/^(account|owed|wallet|hold):/.test(name) && amount !== 0n)
       fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
   verifyCheckouts(client, fault);
   verifyResources(client, fault);
-  findBadChecksums(client, fault);
-  if (unlisted) problems.push(`and ${unlisted} more`);
-  return { ok: problems.length === 0, entries: head.seq, head, problems };
+  return head;
 }

@@ -1,19 +1,15 @@
-import assert from 'node:assert/strict';
-import { and, asc, desc, eq, gt, lte, or, sql } from 'drizzle-orm';
-import { withChecksum } from '../db/checksum.ts';
-import { refuseOnLowDisk } from '../db/disk-reserve.ts';
+import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
-import { centsToNanos, Nanos, ZERO } from '../money.ts';
+import { Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
-import { accountOf, reserveBudget } from './account.ts';
-import { isFrozen } from './installation.ts';
-import { book, post } from './journal.ts';
 
 export type Wallet = typeof wallets.$inferSelect;
 
-/** Lists return the latest 100 rows (interface, section 1). */
+/** Lists return the latest 100 rows unless asked for fewer (interface, section 1). */
 export const LIST_COUNT_MAX = 100;
+/** A page of a list: rows before this id, at most so many. */
+export type Page = { before?: string | undefined; limit?: number | undefined };
 
 const reads = prepare((read: Reader) => ({
   byId: read
@@ -31,14 +27,30 @@ const reads = prepare((read: Reader) => ({
     .from(wallets)
     .where(and(eq(wallets.accountId, sql.placeholder('accountId')), eq(wallets.idempotencyKey, sql.placeholder('key'))))
     .prepare(),
-  latest: read
+  openOfAccount: read
     .select()
     .from(wallets)
-    .where(eq(wallets.accountId, sql.placeholder('accountId')))
-    .orderBy(desc(wallets.id))
-    .limit(LIST_COUNT_MAX)
+    .where(
+      and(
+        eq(wallets.accountId, sql.placeholder('accountId')),
+        sql`${wallets.parentId} is null and ${wallets.status} <> 'closed'`,
+      ),
+    )
+    .orderBy(asc(wallets.id))
     .prepare(),
-  latestOfAll: read.select().from(wallets).orderBy(desc(wallets.id)).limit(LIST_COUNT_MAX).prepare(),
+  openChildren: read
+    .select()
+    .from(wallets)
+    .where(
+      and(
+        sql`${wallets.parentId} is not null`,
+        eq(wallets.parentId, sql.placeholder('parentId')),
+        sql`${wallets.status} <> 'closed'`,
+      ),
+    )
+    .orderBy(asc(wallets.id))
+    .limit(sql.placeholder('max'))
+    .prepare(),
   due: read
     .select({ id: wallets.id, expiresAt: wallets.expiresAt })
     .from(wallets)
@@ -72,28 +84,6 @@ const reads = prepare((read: Reader) => ({
 }));
 
 const writes = prepare((tx: Tx) => ({
-  insert: tx
-    .insert(wallets)
-    .values({
-      id: sql.placeholder('id'),
-      accountId: sql.placeholder('accountId'),
-      name: sql.placeholder('name'),
-      status: 'active',
-      budget: sql.placeholder('budget'),
-      held: ZERO,
-      spent: ZERO,
-      masterKeyId: sql.placeholder('masterKeyId'),
-      tokenHash: sql.placeholder('tokenHash'),
-      tokenHint: sql.placeholder('tokenHint'),
-      idempotencyKey: sql.placeholder('idempotencyKey'),
-      fingerprint: sql.placeholder('fingerprint'),
-      requestId: sql.placeholder('requestId'),
-      createdAt: sql.placeholder('createdAt'),
-      expiresAt: sql.placeholder('expiresAt'),
-      cleanupAttempts: 0,
-      seal: sql.placeholder('seal'),
-    })
-    .prepare(),
   hold: tx
     .update(wallets)
     .set({ held: sql`${wallets.held} + ${sql.placeholder('amount')}` })
@@ -106,6 +96,7 @@ const writes = prepare((tx: Tx) => ({
       spent: sql`${wallets.spent} + ${sql.placeholder('charge')}`,
     })
     .where(eq(wallets.id, sql.placeholder('id')))
+    .returning({ spent: wallets.spent, nextThreshold: wallets.nextThreshold })
     .prepare(),
 }));
 
@@ -133,12 +124,62 @@ export function walletOf(read: Reader, accountId: string, id: string): Wallet {
   return wallet;
 }
 
-/** Returns the latest 100 wallets, newest first: of one account, or of all accounts for the operator. */
-export function listWallets(read: Reader, accountId?: string): Wallet[] {
-  return accountId === undefined ? reads(read).latestOfAll.all() : reads(read).latest.all({ accountId });
+export type WalletFilter = {
+  accountId?: string | undefined;
+  parentId?: string | undefined;
+  /** The effective status at `now`. */
+  status?: Wallet['status'] | undefined;
+  /** Opened at or after this, Unix seconds. */
+  since?: number | undefined;
+  /** Only those that are paused and may otherwise spend. */
+  isFrozen?: boolean;
+  /** A part of the name, in any case. */
+  named?: string | undefined;
+  now: number;
+};
+
+function matching(
+  { accountId, parentId, status, since, isFrozen, named, now }: WalletFilter,
+  before?: string,
+): SQL | undefined {
+  const isOver = sql`${wallets.expiresAt} is not null and ${wallets.expiresAt} <= ${now}`;
+  return and(
+    accountId === undefined ? undefined : eq(wallets.accountId, accountId),
+    parentId === undefined ? undefined : and(sql`${wallets.parentId} is not null`, eq(wallets.parentId, parentId)),
+    status === undefined
+      ? undefined
+      : status === 'active'
+        ? sql`${wallets.status} = 'active' and not (${isOver})`
+        : status === 'expired'
+          ? sql`(${wallets.status} = 'expired' or (${wallets.status} = 'active' and ${isOver}))`
+          : eq(wallets.status, status),
+    since === undefined ? undefined : gte(wallets.createdAt, since),
+    // must match the partial index's condition
+    isFrozen ? sql`${wallets.frozenAt} is not null and ${wallets.status} = 'active'` : undefined,
+    named === undefined ? undefined : sql`instr(lower(${wallets.name}), lower(${named})) > 0`,
+    before === undefined ? undefined : lt(wallets.id, before),
+  );
 }
 
-export const available = (wallet: Wallet): Nanos => Nanos(wallet.budget - wallet.held - wallet.spent);
+/** Returns wallets, newest first, before the id `before`, at most `limit`. */
+export function listWallets(read: Reader, filter: WalletFilter, page: Page = {}): Wallet[] {
+  return read
+    .select()
+    .from(wallets)
+    .where(matching(filter, page.before))
+    .orderBy(desc(wallets.id))
+    .limit(page.limit ?? LIST_COUNT_MAX)
+    .all();
+}
+
+/** Counts the wallets that `listWallets` pages through. */
+export function countWallets(read: Reader, filter: WalletFilter): number {
+  return Number(read.select({ count: count() }).from(wallets).where(matching(filter)).get()?.count);
+}
+
+/** Returns what the wallet may still spend or delegate. */
+export const available = ({ budget, held, spent, delegated }: Wallet): Nanos =>
+  Nanos(budget - held - spent - delegated);
 
 /**
  * Returns the effective status at `now`: expiry is computed, so a late reaper never changes an answer (design, section
@@ -160,74 +201,41 @@ export function refuseInactive(wallet: Wallet, now: number): void {
   );
 }
 
-export type WalletOrder = {
-  id: string;
-  accountId: string;
-  name: string;
-  budgetCents: number;
-  /** Seconds from now; 0 means never. */
-  expiresInSeconds: number;
-  masterKeyId: string;
-  tokenHash: Buffer;
-  tokenHint: string;
-  idempotencyKey: string;
-  fingerprint: Buffer;
-  requestId: string;
-};
-
-/**
- * Opens a wallet: reserves part of an account's credit as its budget. Repeating the order with the same key and body
- * returns the same wallet; the caller decides what a replay may show. Throws `idempotency_conflict`,
- * `account_suspended`, `read_only`, `insufficient_funds` and `not_found`.
- */
-export function openWallet(
-  tx: Tx,
-  order: WalletOrder,
-  now: number,
-  blocked?: string,
-): { wallet: Wallet; isNew: boolean } {
-  const earlier = findWalletByKey(tx, order.accountId, order.idempotencyKey);
-  if (earlier) {
-    if (!earlier.fingerprint.equals(order.fingerprint)) throw new Refusal('idempotency_conflict');
-    return { wallet: earlier, isNew: false };
+/** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is paused (design, section 13). */
+export function refuseFrozen(read: Reader, wallet: Wallet): void {
+  for (const it of lineage(read, wallet)) {
+    if (it.frozenAt === null) continue;
+    const whose = it.id === wallet.id ? `The wallet ${it.id}` : `The wallet ${it.id}, which this one is a child of,`;
+    const why = it.freezeReason === null ? '' : `: ${it.freezeReason}`;
+    throw new Refusal('wallet_frozen', `${whose} is frozen${why}. It spends nothing until it is unfrozen.`);
   }
-  const account = accountOf(tx, order.accountId);
-  if (account.suspendedAt !== null) throw new Refusal('account_suspended');
-  if (account.disputedAt !== null)
-    throw new Refusal(
-      'account_suspended',
-      'A payment of this account is disputed: no new wallets until that is decided, or the operator resumes it.',
-    );
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
-  refuseOnLowDisk(tx);
-  if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
-  if (account.owedCents > 0)
-    throw new Refusal(
-      'insufficient_funds',
-      `The account owes ${account.owedCents} cents of reversed payments; no new wallets until they are paid.`,
-    );
-  if (account.availableCents < order.budgetCents)
-    throw new Refusal(
-      'insufficient_funds',
-      `The budget needs ${order.budgetCents} cents; the account has ${account.availableCents} available and ${account.reservedCents} reserved in open wallets.`,
-    );
+}
 
-  // After this point the wallet must stand.
-  const { budgetCents, expiresInSeconds, ...row } = order;
-  const budget = centsToNanos(budgetCents);
-  const expiresAt = expiresInSeconds === 0 ? null : now + expiresInSeconds;
-  reserveBudget(tx, account.id, budgetCents);
-  const opened = { ...row, status: 'active' as const, budget, createdAt: now, expiresAt };
-  writes(tx).insert.run(withChecksum(wallets, { ...opened, held: ZERO, spent: ZERO, cleanupAttempts: 0 }));
-  post(tx, [
-    { at: now, causeId: order.id, debit: book.account(account.id), credit: book.wallet(order.id), amount: budget },
-  ]);
-  const wallet = findWallet(tx, order.id);
-  assert(wallet, 'it has just been inserted');
-  return { wallet, isNew: true };
+/** Returns the wallet, its parent, and so on up to the one whose budget comes from the account. */
+export function* lineage(read: Reader, wallet: Wallet): Generator<Wallet> {
+  for (let it: Wallet | undefined = wallet; it; it = it.parentId === null ? undefined : findWallet(read, it.parentId))
+    yield it;
+}
+
+/** The ids of a wallet and of all below it, closed ones included: a subquery with the placeholder `walletId`. */
+export const TREE = sql`(
+  with recursive tree(id) as (
+    select ${sql.placeholder('walletId')} union all select wallet.id from wallet join tree on wallet.parent_id = tree.id
+  ) select id from tree)`;
+
+/** Returns the open wallets of an account whose budget comes from the account itself, oldest first. */
+export function openWalletsOf(read: Reader, accountId: string): Wallet[] {
+  return reads(read).openOfAccount.all({ accountId });
+}
+
+/** Returns the open children of a wallet, oldest first, at most `max`. */
+export function openChildren(read: Reader, parentId: string, max = 2 ** 31): Wallet[] {
+  return reads(read).openChildren.all({ parentId, max });
+}
+
+/** Returns all open wallets below this one, each before those below it. */
+export function openDescendants(read: Reader, id: string): Wallet[] {
+  return openChildren(read, id).flatMap((child) => [child, ...openDescendants(read, child.id)]);
 }
 
 /** Raises the held amount on the wallet row. The caller has checked that it fits and posts the entry. */
@@ -235,9 +243,17 @@ export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
   writes(tx).hold.run({ id: walletId, amount });
 }
 
-/** Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. */
-export function settleHeld(tx: Tx, walletId: string, hold: Nanos, charge: Nanos): void {
-  writes(tx).settle.run({ id: walletId, hold, charge });
+/**
+ * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns what it has
+ * spent now, and what it has spent when its next threshold is reached.
+ */
+export function settleHeld(
+  tx: Tx,
+  walletId: string,
+  hold: Nanos,
+  charge: Nanos,
+): Pick<Wallet, 'spent' | 'nextThreshold'> {
+  return writes(tx).settle.get({ id: walletId, hold, charge });
 }
 
 export type DueCursor = { id: string; expiresAt: number | null };
@@ -250,6 +266,12 @@ export function dueWallets(read: Reader, now: number, cursor: DueCursor = { id: 
 /** Returns the Unix seconds of the earliest expiry of an active wallet. */
 export function nextExpiry(read: Reader): number | undefined {
   return reads(read).nextExpiry.get()?.at ?? undefined;
+}
+
+/** Returns since when a wallet that closes spends nothing (Unix seconds); null for others, and where it was not noted. */
+export function closingSince({ status, closingSince: noted, expiresAt }: Wallet): number | null {
+  if (status !== 'closing' && status !== 'expired') return null;
+  return noted ?? (status === 'expired' ? expiresAt : null);
 }
 
 /** Returns wallets that are frozen and not yet settled, by id, at most 100, after `after`. */

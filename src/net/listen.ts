@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs';
 import type { Server } from 'node:net';
+import { networkInterfaces } from 'node:os';
 
 /** An address to listen on. An IPv6 host is kept without its brackets. */
 export type Address = { host: string; port: number };
@@ -16,6 +17,22 @@ export function parseAddress(text: string): Address | undefined {
 export function urlOf({ host, port }: Address): string {
   return `http://${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
+
+/** Whether a host stands for all addresses of the machine. */
+export const isEverywhere = (host: string): boolean => /^(0\.0\.0\.0|[0:]*::[0:]*)$/.test(host);
+
+/**
+ * Returns a host that others can call: one that stands for all addresses is replaced by the machine's first address that is
+ * not loopback, or by loopback where there is none.
+ */
+export function reachableHost(host: string): string {
+  if (!isEverywhere(host)) return host;
+  const all = Object.values(networkInterfaces()).flatMap((it) => it ?? []);
+  return all.find((it) => !it.internal && it.family === 'IPv4')?.address ?? '127.0.0.1';
+}
+
+/** Returns the `http://` URL at which others can call an address. */
+export const reachableUrl = ({ host, port }: Address): string => urlOf({ host: reachableHost(host), port });
 
 /** Minimum interval between reports of failed accept(2) calls, which come in bursts. */
 const REPORT_MILLISECONDS = 10_000;

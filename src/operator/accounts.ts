@@ -1,16 +1,12 @@
 import * as v from 'valibot';
-import { linkIdentity } from '../access/sessions.ts';
-import {
-  type Account,
-  accountOf,
-  type FundingOrder,
-  fundAccount,
-  listAccounts,
-  openAccount,
-  setSuspended,
-} from '../ledger/account.ts';
+import { endBrowserSessionsOf, linkIdentity } from '../access/writes.ts';
+import { type Account, type Funding, type FundingOrder, listAccounts, listFundings } from '../ledger/account.ts';
+import { spentByOpenWallets } from '../ledger/figures.ts';
+import * as writes from '../ledger/writes.ts';
+import { formatUsd, ZERO } from '../money.ts';
 import { accountBody } from '../wire/account.ts';
 import { command, Id, NOTHING, type OperatorApp } from './command.ts';
+import { accountWith } from './find.ts';
 
 const cents = v.pipe(v.number(), v.safeInteger());
 
@@ -27,9 +23,21 @@ function record(account: Account) {
   };
 }
 
+const OUT: ReadonlySet<Funding['kind']> = new Set(['debit', 'clawback']);
+
+const fundingLine = (it: Funding) => ({
+  id: it.id,
+  at: it.createdAt,
+  kind: it.kind,
+  amount_cents: OUT.has(it.kind) ? -it.amountCents : it.amountCents,
+  reason: it.reason,
+  key: it.key,
+  session_id: it.sessionId,
+});
+
 async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
   const now = app.clock.now();
-  const account = await app.ledger.write((tx) => fundAccount(tx, order, now));
+  const account = await app.ledger.write(writes.fundAccount, { order, now });
   app.events.funded(account, order.kind, order.amountCents);
   return account;
 }
@@ -37,42 +45,52 @@ async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
 export const accounts = {
   'account.create': command(
     v.strictObject({ name: v.string(), creditCents: v.optional(cents) }),
-    async (app, { name, creditCents }) => {
-      const now = app.clock.now();
-      const account = await app.ledger.write((tx) => {
-        const { id } = openAccount(tx, name, now);
-        if (!creditCents) return accountOf(tx, id);
-        return fundAccount(
-          tx,
-          { accountId: id, kind: 'credit', amountCents: creditCents, reason: 'opening credit', key: null },
-          now,
-        );
-      });
-      return record(account);
-    },
+    async (app, { name, creditCents = 0 }) =>
+      record(await app.ledger.write(writes.openAccount, { name, creditCents, now: app.clock.now() })),
   ),
-  'account.list': command(NOTHING, (app) => ({ accounts: listAccounts(app.ledger.read).map(record) })),
-  'account.show': command(v.strictObject({ id: Id }), (app, { id }) => record(accountOf(app.ledger.read, id))),
+  /** Lists all accounts. `open_used_usd` is what their wallets that are not closed have spent: `spent_cents` has it later. */
+  'account.list': command(NOTHING, (app) => {
+    const spent = spentByOpenWallets(app.ledger.read);
+    const used = (id: string) => formatUsd(spent.get(id) ?? ZERO);
+    return { accounts: listAccounts(app.ledger.read).map((it) => ({ ...record(it), open_used_usd: used(it.id) })) };
+  }),
+  /** Every credit, debit, checkout and payment taken back, oldest first, with its reason. */
+  'account.statement': command(v.strictObject({ id: Id }), (app, { id }) => {
+    const account = accountWith(app.ledger.read, id);
+    return { account: record(account), lines: listFundings(app.ledger.read, account.id).map(fundingLine) };
+  }),
+  'account.show': command(v.strictObject({ id: Id }), (app, { id }) => record(accountWith(app.ledger.read, id))),
   'account.credit': command(
     v.strictObject({ id: Id, cents, reason: v.optional(v.string()), key: v.optional(Id) }),
     async (app, { id, cents: amountCents, reason = null, key = null }) =>
-      record(await fund(app, { accountId: id, kind: 'credit', amountCents, reason, key })),
+      record(
+        await fund(app, { accountId: accountWith(app.ledger.read, id).id, kind: 'credit', amountCents, reason, key }),
+      ),
   ),
   'account.debit': command(
-    v.strictObject({ id: Id, cents, reason: Id }),
-    async (app, { id, cents: amountCents, reason }) =>
-      record(await fund(app, { accountId: id, kind: 'debit', amountCents, reason, key: null })),
+    v.strictObject({ id: Id, cents, reason: Id, key: v.optional(Id) }),
+    async (app, { id, cents: amountCents, reason, key = null }) =>
+      record(
+        await fund(app, { accountId: accountWith(app.ledger.read, id).id, kind: 'debit', amountCents, reason, key }),
+      ),
   ),
   'account.link': command(v.strictObject({ id: Id, issuer: Id, subject: Id }), async (app, { id, issuer, subject }) => {
     const now = app.clock.now();
-    const account = await app.ledger.write((tx) => linkIdentity(tx, id, { issuer, subject }, now));
-    return { ...record(account), identity: { issuer, subject } };
+    const accountId = accountWith(app.ledger.read, id).id;
+    const identity = { issuer, subject };
+    const account = await app.ledger.write(linkIdentity, { accountId, identity, now });
+    return { ...record(account), identity };
   }),
   'account.suspend': command(v.strictObject({ id: Id }), async (app, { id }) => {
-    const now = app.clock.now();
-    return record(await app.ledger.write((tx) => setSuspended(tx, id, now)));
+    const at = app.clock.now();
+    return record(await app.ledger.write(writes.suspendAccount, { id: accountWith(app.ledger.read, id).id, at }));
+  }),
+  /** Ends every session of the account on the page. Its keys stay, and whoever signs in again gets a new one. */
+  'account.sign-out': command(v.strictObject({ id: Id }), async (app, { id }) => {
+    const { id: accountId } = accountWith(app.ledger.read, id);
+    return { id: accountId, sessions_ended: await app.ledger.write(endBrowserSessionsOf, { accountId }) };
   }),
   'account.resume': command(v.strictObject({ id: Id }), async (app, { id }) =>
-    record(await app.ledger.write((tx) => setSuspended(tx, id, null))),
+    record(await app.ledger.write(writes.suspendAccount, { id: accountWith(app.ledger.read, id).id, at: null })),
   ),
 };

@@ -54,6 +54,38 @@ export async function askSocket(
   }
 }
 
+/** How long a command may go unanswered before the server is asked whether it is alive, and how long that may take. */
+const ALIVE_MILLISECONDS = 5000;
+/** No command of any version: every server that is alive refuses it at once. */
+const ALIVE = 'alive';
+
+/**
+ * Runs a command like `askSocket`. Commands may take minutes; whenever one has gone unanswered for 5 s, the server is asked
+ * whether it is alive. Throws `operation_uncertain` when that is not answered within another 5 s.
+ */
+export async function askServer(path: string, name: string, input: unknown): Promise<{ value: unknown } | undefined> {
+  const patience = new AbortController();
+  const hung = Promise.withResolvers<never>();
+  const timer = setInterval(async () => {
+    if (!(await isAlive(path))) hung.reject(new Refusal('operation_uncertain', HUNG));
+  }, ALIVE_MILLISECONDS);
+  try {
+    return await Promise.race([askSocket(path, name, input, patience.signal), hung.promise]);
+  } finally {
+    clearInterval(timer);
+    patience.abort();
+  }
+}
+
+async function isAlive(path: string): Promise<boolean> {
+  const signal = AbortSignal.timeout(ALIVE_MILLISECONDS);
+  await askSocket(path, ALIVE, {}, signal).catch(() => {});
+  return !signal.aborted;
+}
+
+const HUNG =
+  'The server does not answer. If it is suspended, resume it (kill -CONT); if it hangs, end it (kill -9) and start it again: nothing that was acknowledged is lost. A suspended one may still run this command when it goes on.';
+
 function wentAway(cause: NodeJS.ErrnoException): Refusal {
   const message = `The server went away before it answered (${cause.code}). Ask again to see what it did.`;
   return new Refusal('operation_uncertain', message, { cause });

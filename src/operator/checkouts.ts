@@ -1,7 +1,8 @@
 import * as v from 'valibot';
-import { type Checkout, findCheckout, listCheckouts, troubledCheckouts } from '../ledger/checkout.ts';
-import { Refusal } from '../refusal.ts';
-import { command, Id } from './command.ts';
+import { CHECKOUT_STATUSES } from '../db/schema.ts';
+import { type Checkout, countCheckouts, listCheckouts } from '../ledger/checkout.ts';
+import { command, Id, PAGE } from './command.ts';
+import { accountWith, checkoutWith, pageAfter } from './find.ts';
 
 /** A checkout in the operator's view, without the URL of its payment page. */
 const record = (it: Checkout) => ({
@@ -20,12 +21,20 @@ const record = (it: Checkout) => ({
 });
 
 export const checkouts = {
-  'checkout.list': command(v.strictObject({ trouble: v.optional(v.boolean(), false) }), (app, { trouble }) => ({
-    checkouts: (trouble ? troubledCheckouts(app.ledger.read) : listCheckouts(app.ledger.read)).map(record),
-  })),
-  'checkout.show': command(v.strictObject({ id: Id }), (app, { id }) => {
-    const checkout = findCheckout(app.ledger.read, id);
-    if (!checkout) throw new Refusal('not_found', `There is no checkout ${id}.`);
-    return record(checkout);
-  }),
+  'checkout.list': command(
+    v.strictObject({
+      trouble: v.optional(v.boolean(), false),
+      account: v.optional(Id),
+      status: v.optional(v.picklist(CHECKOUT_STATUSES, `must be one of ${CHECKOUT_STATUSES.join(', ')}`)),
+      ...PAGE,
+    }),
+    ({ ledger: { read } }, { account, before, limit, ...rest }) => {
+      const filter = { ...rest, accountId: account === undefined ? undefined : accountWith(read, account).id };
+      return {
+        checkouts: listCheckouts(read, filter, pageAfter(read, { before, limit }, checkoutWith)).map(record),
+        total: countCheckouts(read, filter),
+      };
+    },
+  ),
+  'checkout.show': command(v.strictObject({ id: Id }), (app, { id }) => record(checkoutWith(app.ledger.read, id))),
 };

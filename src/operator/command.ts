@@ -1,13 +1,27 @@
 import * as v from 'valibot';
 import type { KeyPlace } from '../access/rotation.ts';
+import type { Reload } from '../config/change.ts';
+import type { Config } from '../config/config.ts';
+import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
 import type { Catalogue } from '../router/catalogue.ts';
+import type { UpstreamOutages } from '../router/upstream-outages.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
 
 /** The part of the App that commands use. */
 export type OperatorApp = CloseApp &
-  OpenApp & { state: { readonly baseUrl: string }; health: Health; catalogue: Catalogue; keyPlace: KeyPlace };
+  OpenApp & {
+    state: { readonly baseUrl: string };
+    health: Health;
+    catalogue: Catalogue;
+    keyPlace: KeyPlace;
+    diskReserve: DiskReserve;
+    upstreamOutages: UpstreamOutages;
+    reload?: Reload;
+  } & {
+    config: Pick<Config, 'router' | 'dataDirectory' | 'events' | 'ui'>;
+  };
 
 /** One command of the operator API: the schema of its input, and a function that returns a JSON value. */
 export type Command<I extends v.GenericSchema = v.GenericSchema, O = unknown> = {
@@ -22,4 +36,10 @@ export function command<I extends v.GenericSchema, O>(input: I, run: Command<I, 
 
 export const NOTHING = v.strictObject({});
 export const Id = v.pipe(v.string(), v.minLength(1));
+/** What every list takes: rows before an id, at most so many, made at or after a time (Unix seconds). */
+export const PAGE = {
+  before: v.optional(Id),
+  limit: v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(1), v.maxValue(1000))),
+  since: v.optional(v.pipe(v.number(), v.safeInteger(), v.minValue(0))),
+};
 export const Reason = v.pipe(v.string(), v.minLength(1, 'a reason is needed'), v.maxLength(500));

@@ -4,12 +4,16 @@ import { Refusal } from '../refusal.ts';
 import { accounts } from './accounts.ts';
 import { checkouts } from './checkouts.ts';
 import type { Command, OperatorApp } from './command.ts';
+import { events } from './events.ts';
 import { installation } from './installation.ts';
 import { keys } from './keys.ts';
 import { masterKey } from './master-key.ts';
 import { models } from './models.ts';
 import { operations } from './operations.ts';
+import { page } from './page.ts';
 import { resources } from './resources.ts';
+import { spend } from './spend.ts';
+import { status } from './status.ts';
 import { wallets } from './wallets.ts';
 
 /** All commands of the CLI. The same table serves in process and over the socket (design, section 4). */
@@ -21,8 +25,12 @@ export const COMMANDS = {
   ...resources,
   ...models,
   ...operations,
+  ...events,
+  ...spend,
+  ...status,
   ...installation,
   ...masterKey,
+  ...page,
 };
 
 export type CommandName = keyof typeof COMMANDS;
@@ -37,7 +45,7 @@ export async function runCommand(app: OperatorApp, name: string, input: unknown)
   const found = (COMMANDS as Record<string, Command>)[name];
   if (!found || !Object.hasOwn(COMMANDS, name))
     throw new Refusal('not_found', `This version of Purser has no command ${name}.`);
-  if (app.health.fault)
+  if (app.health.fault && name !== 'status')
     throw new Refusal(
       'read_only',
       `The database is not served: ${app.health.fault}. \`purser doctor\` says what to do.`,

@@ -1,19 +1,27 @@
+import * as v from 'valibot';
 import { headOf } from '../ledger/head.ts';
-import { type Installation, setFrozen } from '../ledger/installation.ts';
-import { command, NOTHING } from './command.ts';
+import type { Installation } from '../ledger/installation.ts';
+import * as writes from '../ledger/writes.ts';
+import { Refusal } from '../refusal.ts';
+import { command, NOTHING, Reason } from './command.ts';
 
 const record = (it: Installation) => ({
   installation_id: it.installationId,
   frozen: it.frozenAt !== null,
   frozen_at: it.frozenAt,
+  freeze_reason: it.freezeReason,
 });
 
 export const installation = {
-  freeze: command(NOTHING, async (app) => {
-    const now = app.clock.now();
-    return record(await app.ledger.write((tx) => setFrozen(tx, now)));
+  freeze: command(v.strictObject({ reason: v.optional(Reason) }), async (app, { reason }) => {
+    const at = app.clock.now();
+    return record(await app.ledger.write(writes.freeze, { at, reason: reason ?? null }));
   }),
-  unfreeze: command(NOTHING, async (app) => record(await app.ledger.write((tx) => setFrozen(tx, null)))),
+  unfreeze: command(NOTHING, async (app) => record(await app.ledger.write(writes.freeze, { at: null, reason: null }))),
+  reload: command(NOTHING, (app) => {
+    if (!app.reload) throw new Refusal('read_only', 'This process does not serve: there is nothing to reload.');
+    return app.reload();
+  }),
   'ledger.head': command(NOTHING, (app) => {
     const { seq, hash, epoch } = headOf(app.ledger.read);
     return { seq, hash, epoch };

@@ -6,7 +6,7 @@ import { command } from './command.ts';
 
 export const masterKey = {
   /**
-   * Rotates to `key`, or to a fresh master key, at once. The answer contains the key only if it was generated here and the
+   * Rotates to `key`, or to a fresh master key, at once. `kept` is the file with the previous key. The answer contains the key only if it was generated here and the
    * operator has to put it in place: no other copy exists.
    */
   'master-key.rotate': command(v.strictObject({ key: v.optional(v.string()) }), (app, { key }) =>
@@ -14,13 +14,14 @@ export const masterKey = {
       const next = key === undefined ? generateMasterKey() : given(key);
       const { id: previous } = app.keyring.current;
       const { from, path } = app.keyPlace;
-      await rotate(app, next, app.clock.now());
+      const kept = await rotate(app, next, app.clock.now());
       app.events.rotated(previous, next.id, from);
       return {
         master_key_id: next.id,
         previous_master_key_id: previous,
         from,
         file: path ?? null,
+        kept,
         is_in_place: app.keyring.given.id === next.id,
         key: key === undefined && app.keyring.given.id !== next.id ? next.key.toString('hex') : null,
       };

@@ -1,38 +1,49 @@
 import * as v from 'valibot';
-import { applyResolution } from '../lease/extension.ts';
-import { decide, listOperations, operationOf, uncertainOperations } from '../ledger/operation.ts';
-import { Refusal } from '../refusal.ts';
+import { OPERATION_STATES } from '../db/schema.ts';
+import { decideOperation } from '../lease/extension.ts';
+import { countOperations, listOperations, uncertainOperations } from '../ledger/operation.ts';
 import { operationRecord } from '../wire/operation.ts';
-import { command, Id, Reason } from './command.ts';
+import { command, Id, PAGE, Reason } from './command.ts';
+import { limitedTo, operationWith, pageAfter } from './find.ts';
 
 export const operations = {
-  'operation.list': command(v.strictObject({ uncertain: v.optional(v.boolean(), false) }), (app, { uncertain }) => {
-    const list = uncertain
-      ? uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER)
-      : listOperations(app.ledger.read);
-    return { operations: list.map(operationRecord) };
-  }),
+  /** Lists operations, newest first; with `uncertain`, the first 100 of these, oldest first. `total` counts all pages. */
+  'operation.list': command(
+    v.strictObject({
+      uncertain: v.optional(v.boolean(), false),
+      wallet: v.optional(Id),
+      account: v.optional(Id),
+      state: v.optional(v.picklist(OPERATION_STATES, `must be one of ${OPERATION_STATES.join(', ')}`)),
+      ...PAGE,
+    }),
+    ({ ledger: { read } }, { uncertain, wallet, account, state, since, ...page }) => {
+      const filter = {
+        ...limitedTo(read, { wallet, account }),
+        state: uncertain ? ('uncertain' as const) : state,
+        since,
+      };
+      const isPlain = uncertain && wallet === undefined && account === undefined && since === undefined && !page.before;
+      const list = isPlain
+        ? uncertainOperations(read, Number.MAX_SAFE_INTEGER).slice(0, page.limit)
+        : listOperations(read, filter, pageAfter(read, page, operationWith));
+      return { operations: list.map(operationRecord), total: countOperations(read, filter) };
+    },
+  ),
   'operation.show': command(v.strictObject({ id: Id }), (app, { id }) =>
-    operationRecord(operationOf(app.ledger.read, id)),
+    operationRecord(operationWith(app.ledger.read, id)),
   ),
   /** Resolves an uncertain operation as the operator decides; never one that is in flight here (design, section 6). */
   'operation.resolve': command(
     v.strictObject({ id: Id, decision: v.picklist(['charge', 'release']), reason: Reason }),
-    async (app, { id, decision, reason }) => {
+    async (app, { id: text, decision, reason }) => {
+      const { id } = operationWith(app.ledger.read, text);
       const now = app.clock.now();
-      const decided = await app.ledger.write((tx) => {
-        const before = operationOf(tx, id);
-        if (before.state === 'settled')
-          throw new Refusal('conflict', `The operation ${id} is settled (${before.outcome}). That is final.`);
-        if (app.inFlight.drives(id))
-          throw new Refusal('conflict', `The operation ${id} is still running. Its answer will decide it.`);
-        const decided = decide(tx, id, decision, 'operator', reason, now);
-        applyResolution(tx, decided.operation, now);
-        return decided;
-      });
-      app.events.decided(decided.operation);
+      // Whoever takes its hold over from now on registers first, and finds it decided.
+      const isDriven = app.inFlight.drives(id);
+      const decided = await app.ledger.write(decideOperation, { id, decision, reason, isDriven, now });
+      app.events.decided(decided);
       app.wakeAt(now);
-      return operationRecord(decided.operation);
+      return operationRecord(decided);
     },
   ),
 };

@@ -1,11 +1,11 @@
 import type { Machine } from '../compute/backend.ts';
 import { describeReportOnly, endReportOnly } from '../lease/report-only.ts';
-import { advance, whyToEnd } from '../lease/step.ts';
+import { advance, findByTag, whyToEnd } from '../lease/step.ts';
 import { newPass, sweep } from '../lease/sweep.ts';
 import { findResource, quarantinedResources, type Resource } from '../ledger/resource.ts';
 import type { OperatorApp } from './command.ts';
 
-/** How long a backend may take to list its machines. The answer names those that did not respond. */
+/** Time limit for a backend to list its machines. The answer names those that did not respond. */
 const ASK_SECONDS = 30;
 
 /**
@@ -21,7 +21,7 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
   const leases = await Promise.all(quarantined.map((it) => examine(app, it)));
   if (apply && reportOnly) {
     const now = app.clock.now();
-    await app.ledger.write((tx) => endReportOnly(tx, now));
+    await app.ledger.write(endReportOnly, { now });
     app.events.trusted(leases.length);
     const steps = quarantined.map(({ id }) => advance(app, id));
     await app.inFlight.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
@@ -78,9 +78,10 @@ async function examine(app: OperatorApp, row: Resource) {
   };
 }
 
-async function inspect(app: OperatorApp, { ref, tag, ...row }: Resource) {
+async function inspect(app: OperatorApp, row: Resource) {
   const backend = app.slots.backendOf(row);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
-  const machine: Machine | undefined = ref === null ? (await backend.find(tag))[0] : await backend.inspect(ref);
+  const machine: Machine | undefined =
+    row.ref === null ? (await findByTag(app, backend, row)).machines[0] : await backend.inspect(row.ref);
   return { machine: machine?.state ?? 'absent', deadline: machine?.deadline ?? null };
 }

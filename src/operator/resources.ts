@@ -1,15 +1,17 @@
 import * as v from 'valibot';
+import { RESOURCE_STATUSES } from '../db/schema.ts';
 import { abandonLease, stopLease } from '../lease/create.ts';
-import { allLiveResources, findResource, latestResources, type Resource } from '../ledger/resource.ts';
+import { countResources, pageResources, type Resource } from '../ledger/resource.ts';
 import { Refusal } from '../refusal.ts';
 import { summaryOf } from '../wire/compute.ts';
-import { command, Id, type OperatorApp, Reason } from './command.ts';
+import { command, Id, type OperatorApp, PAGE, Reason } from './command.ts';
+import { limitedTo, pageAfter, resourceWith } from './find.ts';
 import { reconcile } from './reconcile.ts';
 
 /** The resource summary with the details for the operator. */
 function record(app: OperatorApp, it: Resource) {
   return {
-    ...summaryOf(app.ledger.read, it),
+    ...summaryOf(app, it),
     backend: it.backend,
     tag: it.tag,
     end_wanted: it.endWanted,
@@ -20,20 +22,35 @@ function record(app: OperatorApp, it: Resource) {
   };
 }
 
-function resourceWith(app: OperatorApp, id: string): Resource {
-  const resource = findResource(app.ledger.read, id);
-  if (!resource) throw new Refusal('not_found', `There is no resource ${id}.`);
-  return resource;
-}
-
 export const resources = {
-  /** Lists live resources; with `all`, the latest 100, ended ones included. */
-  'resource.list': command(v.strictObject({ all: v.optional(v.boolean(), false) }), (app, { all }) => {
-    const list = all ? latestResources(app.ledger.read) : allLiveResources(app.ledger.read);
-    return { resources: list.map((it) => record(app, it)), next_cursor: '' };
-  }),
+  /** Lists live resources, newest first; with `all` or a status, ended ones too. `total` counts all pages. */
+  'resource.list': command(
+    v.strictObject({
+      all: v.optional(v.boolean(), false),
+      wallet: v.optional(Id),
+      account: v.optional(Id),
+      status: v.optional(v.picklist(RESOURCE_STATUSES, `must be one of ${RESOURCE_STATUSES.join(', ')}`)),
+      ...PAGE,
+    }),
+    (app, { all, wallet, account, status, since, ...asked }) => {
+      const { read } = app.ledger;
+      const filter = {
+        ...limitedTo(read, { wallet, account }),
+        isLive: !all && status === undefined,
+        status,
+        since,
+      };
+      const { page, next } = pageResources(read, filter, pageAfter(read, asked, resourceWith));
+      return {
+        resources: page.map((it) => record(app, it)),
+        next_cursor: next ?? '',
+        total: countResources(read, filter),
+      };
+    },
+  ),
+  'resource.show': command(v.strictObject({ id: Id }), (app, { id }) => record(app, resourceWith(app.ledger.read, id))),
   'resource.stop': command(v.strictObject({ id: Id }), async (app, { id }) =>
-    record(app, await stopLease(app, resourceWith(app, id).id)),
+    record(app, await stopLease(app, resourceWith(app.ledger.read, id).id)),
   ),
   /** Lists orphaned machines and quarantined leases; with `apply`, destroys the orphans and advances the leases. */
   'resource.reconcile': command(v.strictObject({ apply: v.optional(v.boolean(), false) }), (app, { apply }) =>
@@ -41,9 +58,9 @@ export const resources = {
   ),
   /** Gives up a resource whose backend is gone for good, without confirmation that its machine ended. */
   'resource.abandon': command(v.strictObject({ id: Id, reason: Reason }), async (app, { id, reason }) => {
-    const resource = resourceWith(app, id);
+    const resource = resourceWith(app.ledger.read, id);
     if (resource.endedAt !== null)
       throw new Refusal('conflict', `The resource ${id} has ended (${resource.endReason}).`);
-    return record(app, await abandonLease(app, id, reason));
+    return record(app, await abandonLease(app, resource.id, reason));
   }),
 };

@@ -1,25 +1,32 @@
 import * as v from 'valibot';
-import { walletToken } from '../access/keyring.ts';
+import { routerCredential, routerToken, walletToken } from '../access/keyring.ts';
 import { listRouterKeys } from '../access/router-keys.ts';
+import { openRouterKey } from '../access/writes.ts';
+import { WALLET_STATUSES } from '../db/schema.ts';
 import { fingerprint } from '../fingerprint.ts';
 import { newId } from '../id.ts';
-import { accountOf } from '../ledger/account.ts';
 import { openOperations } from '../ledger/operation.ts';
 import { timeline } from '../ledger/timeline.ts';
-import { findWallet, listWallets, refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import { countWallets, listWallets, openWalletsOf, refuseInactive, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { centsToNanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
+import { changeWalletBudget, extend, freeze, refill } from '../wallet/change.ts';
 import { close } from '../wallet/close.ts';
 import { open } from '../wallet/open.ts';
 import { operationRecord, timelineStep } from '../wire/operation.ts';
 import { routerKeyRecord } from '../wire/router.ts';
-import { allocation, WalletRequest, walletRecord } from '../wire/wallet.ts';
-import { command, Id, NOTHING, type OperatorApp } from './command.ts';
+import {
+  allocation,
+  BudgetRequest,
+  ExtendRequest,
+  RefillRequest,
+  WalletRequest,
+  walletRecord,
+} from '../wire/wallet.ts';
+import { command, Id, type OperatorApp, PAGE, Reason } from './command.ts';
+import { accountWith, walletWith as findByText, pageAfter } from './find.ts';
 
-function walletWith(app: OperatorApp, id: string): Wallet {
-  const wallet = findWallet(app.ledger.read, id);
-  if (!wallet) throw new Refusal('not_found', `There is no wallet ${id}.`);
-  return wallet;
-}
+const walletWith = (app: OperatorApp, text: string): Wallet => findByText(app.ledger.read, text);
 
 /** The wallet record with its account. */
 const record = (app: OperatorApp, wallet: Wallet) => ({
@@ -27,24 +34,51 @@ const record = (app: OperatorApp, wallet: Wallet) => ({
   account_id: wallet.accountId,
 });
 
+const Key = v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(128)));
+
+/** A change by the operator; a key makes it safe to repeat. */
+const changeOf = (app: OperatorApp, id: string, key: string | undefined, body: object) => ({
+  walletId: walletWith(app, id).id,
+  idempotencyKey: key ?? null,
+  fingerprint: fingerprint(body),
+  requestId: newId('req'),
+});
+
 export const wallets = {
   'wallet.create': command(
-    v.strictObject({ account: Id, ...WalletRequest.entries }),
-    async (app, { account, ...body }) => {
+    v.strictObject({ account: Id, key: Key, ...WalletRequest.entries }),
+    async (app, { account, key, ...body }) => {
       const requestId = newId('req');
       const { wallet, token } = await open(app, {
-        accountId: accountOf(app.ledger.read, account).id,
+        accountId: accountWith(app.ledger.read, account).id,
         name: body.name,
-        budgetCents: body.budget_cents,
+        parentId: null,
+        budget: centsToNanos(body.budget_cents),
         expiresInSeconds: body.expires_in_seconds,
-        idempotencyKey: requestId, // Each command at the terminal is a new request.
+        idempotencyKey: key ?? requestId, // Without a key, as at the terminal, each command is a new request.
         fingerprint: fingerprint(body),
         requestId,
       });
       return allocation(wallet, token, app.state.baseUrl, app.clock.now());
     },
   ),
-  'wallet.list': command(NOTHING, (app) => ({ wallets: listWallets(app.ledger.read).map((it) => record(app, it)) })),
+  /** Lists wallets, newest first. `total` counts all pages. */
+  'wallet.list': command(
+    v.strictObject({
+      account: v.optional(Id),
+      status: v.optional(v.picklist(WALLET_STATUSES, `must be one of ${WALLET_STATUSES.join(', ')}`)),
+      ...PAGE,
+    }),
+    (app, { account, status, since, ...page }) => {
+      const { read } = app.ledger;
+      const accountId = account === undefined ? undefined : accountWith(read, account).id;
+      const filter = { accountId, status, since, now: app.clock.now() };
+      return {
+        wallets: listWallets(read, filter, pageAfter(read, page, findByText)).map((it) => record(app, it)),
+        total: countWallets(read, filter),
+      };
+    },
+  ),
   'wallet.show': command(v.strictObject({ id: Id }), (app, { id }) => record(app, walletWith(app, id))),
   'wallet.token': command(v.strictObject({ id: Id }), (app, { id }) => {
     const wallet = walletWith(app, id);
@@ -54,9 +88,69 @@ export const wallets = {
   'wallet.gateway-keys': command(v.strictObject({ id: Id }), (app, { id }) => ({
     keys: listRouterKeys(app.ledger.read, walletWith(app, id).id).map(routerKeyRecord),
   })),
+  /** Returns a gateway key of the wallet, and the base URL for it: what an OpenAI or Anthropic client needs. */
+  'wallet.gateway-key': command(v.strictObject({ id: Id }), async (app, { id }) => {
+    const wallet = walletWith(app, id);
+    const now = app.clock.now();
+    refuseInactive(wallet, now); // The master key of a closed one may be gone.
+    const order = { walletId: wallet.id, options: {}, fresh: routerCredential(app.keyring, wallet) };
+    const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
+    if (isNew) app.events.routerKeyOpened(key);
+    return { api_key: routerToken(app.keyring, key), base_url: `${app.state.baseUrl}/v1/router` };
+  }),
+  /** Raises the budget, or lowers it by negative cents to at most what is spent, held and delegated. */
+  'wallet.budget': command(
+    v.strictObject({ id: Id, key: Key, ...BudgetRequest.entries }),
+    async (app, { id, key, add_cents: cents }) => {
+      const order = changeOf(app, id, key, { budget: { add_cents: cents } });
+      return record(app, (await changeWalletBudget(app, { ...order, cents })).wallet);
+    },
+  ),
+  'wallet.extend': command(
+    v.strictObject({ id: Id, key: Key, ...ExtendRequest.entries }),
+    async (app, { id, key, seconds }) => {
+      const order = changeOf(app, id, key, { extend: { seconds } });
+      return record(app, (await extend(app, { ...order, seconds })).wallet);
+    },
+  ),
+  'wallet.freeze': command(v.strictObject({ id: Id, reason: v.optional(Reason) }), async (app, { id, reason }) =>
+    record(app, await freeze(app, walletWith(app, id).id, true, reason ?? null)),
+  ),
+  'wallet.unfreeze': command(v.strictObject({ id: Id }), async (app, { id }) =>
+    record(app, await freeze(app, walletWith(app, id).id, false)),
+  ),
+  'wallet.refill': command(
+    v.strictObject({ id: Id, refill: v.nullable(RefillRequest) }),
+    async (app, { id, refill: order }) => record(app, await refill(app, walletWith(app, id).id, order)),
+  ),
+  /** Freezes all wallets of an account that may spend. */
+  'wallet.freeze-account': command(
+    v.strictObject({ account: Id, reason: v.optional(Reason) }),
+    async (app, { account, reason }) => {
+      const open = openWalletsOf(app.ledger.read, accountWith(app.ledger.read, account).id);
+      const active = open.filter((it) => statusAt(it, app.clock.now()) === 'active');
+      const frozen = await Promise.all(active.map(({ id }) => freeze(app, id, true, reason ?? null)));
+      return { wallets: frozen.map((it) => record(app, it)) };
+    },
+  ),
+  /** Ends the pause of all wallets of an account that are paused, children included. */
+  'wallet.unfreeze-account': command(v.strictObject({ account: Id }), async (app, { account }) => {
+    const accountId = accountWith(app.ledger.read, account).id;
+    const filter = { accountId, isFrozen: true, status: 'active' as const, now: app.clock.now() };
+    const paused = listWallets(app.ledger.read, filter, { limit: countWallets(app.ledger.read, filter) });
+    const wallets = await Promise.all(paused.map(({ id }) => freeze(app, id, false)));
+    return { wallets: wallets.map((it) => record(app, it)) };
+  }),
+  /** Makes one attempt to close every wallet of an account; those that are still closing say so. */
+  'wallet.close-account': command(v.strictObject({ account: Id }), async (app, { account }) => {
+    const open = openWalletsOf(app.ledger.read, accountWith(app.ledger.read, account).id);
+    const closed = await Promise.all(open.map(({ id }) => close(app, id, 'operator')));
+    return { wallets: closed.map((it) => record(app, it)) };
+  }),
   /** Makes one attempt of at most `close_wait_seconds`; `purser wallet close --wait` repeats it. */
-  'wallet.close': command(v.strictObject({ id: Id }), async (app, { id }) => {
-    const wallet = await close(app, walletWith(app, id).id, 'operator');
+  'wallet.close': command(v.strictObject({ id: Id }), async (app, { id: text }) => {
+    const { id } = walletWith(app, text);
+    const wallet = await close(app, id, 'operator');
     if (wallet.status !== 'closed')
       throw new Refusal(
         'cleanup_pending',
@@ -69,7 +163,7 @@ export const wallets = {
     return {
       wallet: record(app, wallet),
       steps: timeline(app.ledger.read, wallet).map(timelineStep),
-      open: openOperations(app.ledger.read, id).map(operationRecord),
+      open: openOperations(app.ledger.read, wallet.id).map(operationRecord),
     };
   }),
 };

@@ -1,38 +1,29 @@
 import { dropRetiredKeys } from '../access/rotation.ts';
 import type { Backend } from '../compute/backend.ts';
-import type { ConfiguredSlot } from '../compute/slots.ts';
+import type { ConfiguredBackend } from '../compute/slots.ts';
+import { checkKeeps, nextKeep } from '../lease/keep.ts';
 import { advance } from '../lease/step.ts';
 import { newPass, type Pass, sweep } from '../lease/sweep.ts';
-import { freezeWallet } from '../ledger/closing.ts';
-import {
-  decide,
-  nextStaleAnswer,
-  pruneAnswers,
-  type UncertainCursor,
-  uncertainOperations,
-} from '../ledger/operation.ts';
-import {
-  type DueResource,
-  dueResources,
-  endResourcesOfWallet,
-  nextDueResource,
-  PAGE_COUNT,
-} from '../ledger/resource.ts';
+import { nextStaleAnswer, type UncertainCursor, uncertainOperations } from '../ledger/operation.ts';
+import { nextStaleEvent } from '../ledger/outbox.ts';
+import { dueRefills, nextRefill } from '../ledger/refill.ts';
+import { type DueResource, dueResources, nextDueResource, PAGE_COUNT } from '../ledger/resource.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
+import * as writes from '../ledger/writes.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
-import { tryClose } from '../wallet/close.ts';
+import { endSpending, tryClose } from '../wallet/close.ts';
 import type { Reaped, ReaperApp } from './reaper.ts';
 
 /** Interval between sweeps for orphans. */
 const SWEEP_SECONDS = 60;
-/** How long a chore waits for a backend. Work on one that hangs continues on its own and does not delay the others. */
+/** Seconds that a chore waits for a backend. Work on one that hangs continues on its own and does not delay the others. */
 const WAIT_SECONDS = 15;
 /** Steps that an earlier pass waited for in vain. */
 const hung = new WeakSet<object>();
 /** Backends whose last sweep has not ended yet. */
 const sweeping = new WeakSet<Backend>();
-/** How long a pass waits for the payment provider. */
+/** Seconds that a pass waits for the payment provider. */
 const PAYMENTS_WAIT_SECONDS = 5;
 
 /**
@@ -46,12 +37,7 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   for (let cursor: DueCursor | undefined; ; ) {
     const page = dueWallets(app.ledger.read, now, cursor);
     const frozen = await Promise.allSettled(
-      page.map(({ id }) =>
-        app.ledger.write((tx) => {
-          freezeWallet(tx, id, 'expired', now);
-          endResourcesOfWallet(tx, id, 'wallet_closed', now);
-        }),
-      ),
+      page.map(({ id }) => app.ledger.write(endSpending, { id, reason: 'expired', now })),
     );
     for (const it of frozen) tally(app, reaped, it, 'expired');
     cursor = page.at(-1);
@@ -59,8 +45,24 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   }
 }
 
+/** Refills wallets whose boundary has passed. One whose account is short is tried again a minute later. */
+export async function refillWallets(app: ReaperApp, reaped: Reaped): Promise<void> {
+  const blocked = app.clock.holdsBlocked();
+  if (blocked) return;
+  const now = app.clock.now();
+  for (;;) {
+    const page = dueRefills(app.ledger.read, now);
+    const refilled = await Promise.allSettled(page.map(({ id }) => app.ledger.write(writes.refillWallet, { id, now })));
+    for (const it of refilled) {
+      tally(app, reaped, it, 'refilled');
+      if (it.status === 'fulfilled' && it.value) app.events.refilled(it.value);
+    }
+    if (page.length < LIST_COUNT_MAX || refilled.some((it) => it.status === 'rejected')) return;
+  }
+}
+
 /** Steps every lease that is due: ends those whose time is over, captures those that are ready. */
-export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
+export async function stepLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
   for (let cursor: DueResource | undefined; ; ) {
     const page = dueResources(app.ledger.read, now, cursor);
@@ -74,6 +76,11 @@ export async function lookAfterLeases(app: ReaperApp, reaped: Reaped): Promise<v
   }
 }
 
+/** Extends leases that are kept while they are busy. Runs after the steps, which know whether an extension took place. */
+export async function keepLeases(app: ReaperApp, reaped: Reaped): Promise<void> {
+  for (const it of await inTime(app, checkKeeps(app))) tally(app, reaped, it, 'kept');
+}
+
 /** Destroys machines with this installation's tag that no live row knows. */
 export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void> {
   const now = app.clock.now();
@@ -85,7 +92,12 @@ export async function sweepOrphans(app: ReaperApp, reaped: Reaped): Promise<void
   await app.inFlight.waitFor(Promise.all(sweeps), WAIT_SECONDS);
 }
 
-async function sweepOne(app: ReaperApp, reaped: Reaped, { slot, backend }: ConfiguredSlot, pass: Pass): Promise<void> {
+async function sweepOne(
+  app: ReaperApp,
+  reaped: Reaped,
+  { slot, backend }: ConfiguredBackend,
+  pass: Pass,
+): Promise<void> {
   sweeping.add(backend);
   try {
     for (const orphan of await sweep(app, backend, app.clock.now(), pass)) {
@@ -122,6 +134,7 @@ export async function windUpWallets(app: ReaperApp, reaped: Reaped): Promise<voi
 
 /** Resolves uncertain chats by policy when they are due; those driven by this process are left alone. */
 export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (app.clock.expiryBlocked()) return;
   const { router } = app.config;
   const now = app.clock.now();
   for (let cursor: UncertainCursor | undefined; ; ) {
@@ -133,7 +146,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
     const decided = await Promise.allSettled(
       due.map(({ id, after_seconds: seconds, policy }) => {
         const reason = `no answer after ${seconds} s; policy ${policy}`;
-        return app.ledger.write((tx) => decide(tx, id, policy, 'policy', reason, now));
+        return app.ledger.write(writes.resolveByPolicy, { id, decision: policy, reason, now });
       }),
     );
     for (const it of decided) {
@@ -146,19 +159,30 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
 }
 
 /** Polls the payment provider for what is due. If it hangs, the pass goes on without it. */
-export async function askAfterPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
+export async function pollPayments(app: ReaperApp, reaped: Reaped): Promise<void> {
   if (!app.paymentPoller || app.paymentPoller.nextDue() > app.clock.now()) return;
-  const looked = await app.inFlight.waitFor(app.paymentPoller.pass(), PAYMENTS_WAIT_SECONDS);
-  reaped.asked += looked?.asked ?? 0;
-  reaped.failed += looked?.failed ?? 0;
+  const pass = await app.inFlight.waitFor(app.paymentPoller.pass(), PAYMENTS_WAIT_SECONDS);
+  reaped.asked += pass?.asked ?? 0;
+  reaped.failed += pass?.failed ?? 0;
 }
 
 /** Deletes stored answers after their 72 hours. */
 export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (app.clock.expiryBlocked()) return;
   const now = app.clock.now();
   for (;;) {
     if ((nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY) > now) return;
-    reaped.pruned += await app.ledger.write((tx) => pruneAnswers(tx, now));
+    reaped.pruned += await app.ledger.write(writes.pruneAnswers, { now });
+  }
+}
+
+/** Deletes events for receivers after their 30 days. */
+export async function pruneOutbox(app: ReaperApp, reaped: Reaped): Promise<void> {
+  if (app.clock.expiryBlocked()) return;
+  const now = app.clock.now();
+  for (;;) {
+    if ((nextStaleEvent(app.ledger.read) ?? Number.POSITIVE_INFINITY) > now) return;
+    reaped.pruned += await app.ledger.write(writes.pruneEvents, { now });
   }
 }
 
@@ -172,9 +196,12 @@ export function nextDue(app: ReaperApp): number {
   const uncertain = uncertainOperations(app.ledger.read, Number.MAX_SAFE_INTEGER).filter((it) => it.kind === 'chat');
   return Math.min(
     nextDueResource(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    nextKeep(app),
     nextExpiry(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    nextRefill(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     ...uncertain.map((it) => (it.uncertainAt as number) + uncertainPolicyOf(app.config.router, it).after_seconds),
     nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY,
+    nextStaleEvent(app.ledger.read) ?? Number.POSITIVE_INFINITY,
     app.paymentPoller?.nextDue() ?? Number.POSITIVE_INFINITY,
   );
 }

@@ -1,36 +1,41 @@
 import type { Keyring } from '../access/keyring.ts';
-import { touchKeys } from '../access/keys.ts';
+import { touchKeys } from '../access/writes.ts';
 import type { PaymentPoller } from '../billing/payment-poller.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import type { Health } from '../health.ts';
+import type { KeepApp } from '../lease/keep.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import {
-  askAfterPayments,
   dropKeys,
   expireWallets,
-  lookAfterLeases,
+  keepLeases,
   nextDue,
+  pollPayments,
+  pruneOutbox,
   pruneReplays,
   recoverLeft,
+  refillWallets,
   resolveUncertain,
+  stepLeases,
   sweepOrphans,
   windUpWallets,
 } from './chores.ts';
 
-export type ReaperApp = CloseApp & {
-  health: Health;
-  diskReserve: Pick<DiskReserve, 'shortage'>;
-  keysUsed: Map<string, number>;
-  state: {
-    /** When orphans are looked for next, Unix seconds. */
-    sweepAt: number;
+export type ReaperApp = CloseApp &
+  KeepApp & {
+    health: Health;
+    diskReserve: Pick<DiskReserve, 'shortage'>;
+    keysUsed: Map<string, number>;
+    state: {
+      /** The time of the next sweep for orphans, Unix seconds. */
+      sweepAt: number;
+    };
+    /** Asks the payment provider, where one is configured. */
+    paymentPoller: PaymentPoller | undefined;
+    keyring: Keyring;
+    /** By retired master key: the wallet up to which none needs it. */
+    keysWalked: Map<string, string>;
   };
-  /** Asks the payment provider, where one is configured. */
-  paymentPoller: PaymentPoller | undefined;
-  keyring: Keyring;
-  /** By retired master key: the wallet up to which none needs it. */
-  keysWalked: Map<string, string>;
-};
 
 /** Longest sleep, even with nothing due: the wall clock may have moved. */
 const SLEEP_SECONDS_MAX = 60;
@@ -39,7 +44,10 @@ const AGAIN_SECONDS = 2;
 
 export type Reaped = {
   expired: number;
+  refilled: number;
   leases: number;
+  /** Checks of leases that are kept while they are busy. */
+  kept: number;
   orphans: number;
   closed: number;
   pending: number;
@@ -63,7 +71,9 @@ export type Reaper = {
 
 const nothing = (): Reaped => ({
   expired: 0,
+  refilled: 0,
   leases: 0,
+  kept: 0,
   closed: 0,
   pending: 0,
   resolved: 0,
@@ -87,13 +97,16 @@ export function createReaper(app: ReaperApp): Reaper {
     const reaped = nothing();
     for (const chore of [
       expireWallets,
-      lookAfterLeases,
+      refillWallets,
+      stepLeases,
+      keepLeases,
       recoverLeft,
       windUpWallets,
       resolveUncertain,
       sweepOrphans,
-      askAfterPayments,
+      pollPayments,
       pruneReplays,
+      pruneOutbox,
       dropKeys,
     ]) {
       try {
@@ -105,9 +118,9 @@ export function createReaper(app: ReaperApp): Reaper {
     }
     // Worth a commit, but not the disk reserve.
     if (app.keysUsed.size && !app.diskReserve.shortage()) {
-      const used = new Map(app.keysUsed);
+      const used = [...app.keysUsed];
       app.keysUsed.clear();
-      await app.ledger.write((tx) => touchKeys(tx, used));
+      await app.ledger.write(touchKeys, { used });
     }
     return reaped;
   }

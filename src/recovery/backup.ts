@@ -1,44 +1,39 @@
-import { closeSync, existsSync, openSync, statSync } from 'node:fs';
+import { closeSync, existsSync, openSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { takeLock } from '../db/lock.ts';
+import { damageOf, gapOf, type Marks, readMarks } from '../books/examine.ts';
+import { enterDirectory, openBooks } from '../books/open.ts';
 import { openDatabase } from '../db/open.ts';
+import type { Files } from '../files/data-directory.ts';
 import { giveName, removeDatabase } from '../files/database-files.ts';
-import { audit, newFault } from '../ledger/audit.ts';
-import { type CommitMark, findGap, readHeadFile, readTip } from '../ledger/head.ts';
 import { Refusal } from '../refusal.ts';
 import { dropLitestream, type Manifest, manifestOf, writeManifest } from './manifest.ts';
 
 export type Backup = Manifest & { file: string; bytes: number };
 
 /**
- * Writes a complete copy of the books to `file` while the server runs: one snapshot, read by this process, so that
- * nothing waits for it. The copy gets its name only once it is verified; on failure nothing is left under that name.
- * Throws `conflict` when the file exists, `not_found` when its directory does not, LockedError while another backup is
- * being made (both would write the same unfinished file), and an error when the books are damaged or behind their head
- * file.
+ * Writes a complete copy of the books of a data directory to `file` while the server runs: one snapshot, read by this
+ * process, so that nothing waits for it. The copy gets its name only once it is verified; on failure nothing is left under
+ * that name. `now` is in Unix seconds. Throws `conflict` when the file exists, `not_found` when its directory does not,
+ * NoDatabaseError, LockedError while another backup is being made (both would write the same unfinished file), and an error
+ * when the books are damaged or behind their head file.
  */
-export async function backUp(
-  at: { database: string; head: string; tip: string; backupLock: string },
-  file: string,
-  version: string,
-  now: number,
-): Promise<Backup> {
+export async function backUp(directory: string, file: string, version: string, now: number): Promise<Backup> {
   const taken = () => new Refusal('conflict', `${file} already exists. A backup never overwrites a file.`);
   if (existsSync(file)) throw taken();
   if (!statSync(dirname(file), { throwIfNoEntry: false })?.isDirectory())
     throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);
-  await using opening = new AsyncDisposableStack();
-  opening.adopt(await takeLock(at.backupLock, 'purser backup'), (it) => it.release());
+  using at = await enterDirectory(directory, { lock: { file: 'backupLock', who: 'purser backup' } });
   const part = `${file}.part`;
   try {
     if (existsSync(file)) throw taken(); // Made by the backup that this one waited for.
     removeDatabase(part); // Left by a backup that was killed.
-    const marks = { tip: readTip(at.tip), head: await readHeadFile(at.head) }; // Before the copy, so that the copy is never older.
+    const marks = await readMarks(at); // Before the copy, so that the copy is never older.
     closeSync(openSync(part, 'wx', 0o600));
-    copy(at.database, part);
+    copy(at, part);
     const manifest = finish(part, version, now);
     check(part, marks);
     giveName(part, file);
+    note(at, file, now);
     return { ...manifest, file, bytes: statSync(file).size };
   } catch (error) {
     removeDatabase(part);
@@ -51,13 +46,17 @@ export async function backUp(
   }
 }
 
-function copy(database: string, part: string): void {
-  const { client } = openDatabase(database, { migrate: false, readonly: true });
+/** Notes for `purser status` when and where the last backup was made. Without the note the backup is as good. */
+function note({ lastBackup }: Files, file: string, at: number): void {
   try {
-    client.prepare('vacuum into ?').run(part);
-  } finally {
-    client.close();
-  }
+    writeFileSync(`${lastBackup}.new`, JSON.stringify({ at, file }), { mode: 0o600 });
+    renameSync(`${lastBackup}.new`, lastBackup);
+  } catch {} // A full or read-only disk.
+}
+
+function copy({ database }: Files, part: string): void {
+  using books = openBooks(database, { access: 'read' });
+  books.client.prepare('vacuum into ?').run(part);
 }
 
 /** Turns the copy into a backup: without Litestream's tables, with its manifest, and in one file. */
@@ -78,14 +77,10 @@ function finish(part: string, version: string, now: number): Manifest {
   }
 }
 
-/** Checks the finished backup as a restore would. */
-function check(part: string, marks: { head: CommitMark | undefined; tip: CommitMark | undefined }): void {
-  const { client, read } = openDatabase(part, { migrate: false, readonly: true });
-  try {
-    const fault = newFault(read, audit(client).problems) ?? findGap(read, marks.head, marks.tip);
-    if (fault)
-      throw new Error(`Nothing was backed up: ${fault}. \`purser ledger verify\` and \`purser doctor\` say more.`);
-  } finally {
-    client.close();
-  }
+/** Checks the finished backup as a restore would, and that nothing is missing that was on disk before the copy. */
+function check(part: string, marks: Marks): void {
+  using books = openBooks(part, { access: 'read' });
+  const fault = damageOf(books) ?? gapOf(books, marks);
+  if (fault)
+    throw new Error(`Nothing was backed up: ${fault}. \`purser ledger verify\` and \`purser doctor\` say more.`);
 }

@@ -23,6 +23,7 @@ export type Manifest = v.InferOutput<typeof Manifest>;
 
 const TABLE = 'purser_backup';
 
+/** Describes these books: version, installation, key, head, and the rows of each table. `createdAt` is in Unix seconds. */
 export function manifestOf(client: Client, read: Reader, version: string, createdAt: number): Manifest {
   const { installationId, masterKeyId } = installationOf(read);
   const { seq, hash, epoch } = headOf(read);
@@ -36,22 +37,29 @@ export function manifestOf(client: Client, read: Reader, version: string, create
   };
 }
 
+/** Writes the manifest into a backup, in a table of its own. */
 export function writeManifest(client: Client, manifest: Manifest): void {
   client.exec(`create table ${TABLE} (one integer primary key check (one = 1), manifest text not null) strict`);
   client.prepare(`insert into ${TABLE} values (1, ?)`).run(JSON.stringify(manifest));
 }
 
-/** Removes the manifest from a backup and returns it. Undefined when it has none; throws when it is damaged. */
-export function takeManifest(client: Client): Manifest | undefined {
+/** Returns the manifest of a backup. Undefined when it has none; throws when it is damaged. */
+export function readManifest(client: Client): Manifest | undefined {
   const isThere = client.prepare('select 1 from sqlite_schema where name = ?').get(TABLE);
   if (!isThere) return undefined;
   const text = client.prepare(`select manifest from ${TABLE}`).pluck().get() as string;
-  client.exec(`drop table ${TABLE}`);
   try {
     return v.parse(Manifest, JSON.parse(text));
   } catch {
     throw new Error('its manifest is damaged');
   }
+}
+
+/** Removes the manifest from a backup and returns it. Undefined when it has none; throws when it is damaged. */
+export function takeManifest(client: Client): Manifest | undefined {
+  const manifest = readManifest(client);
+  if (manifest) client.exec(`drop table ${TABLE}`);
+  return manifest;
 }
 
 /**

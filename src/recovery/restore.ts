@@ -1,26 +1,22 @@
 import { chmodSync, copyFileSync, existsSync, linkSync, renameSync, statSync } from 'node:fs';
 import { basename, dirname } from 'node:path';
-import { type Keyring, openKeyring } from '../access/keyring.ts';
-import { readMasterKey } from '../access/master-key.ts';
-import { createClock, systemTime } from '../clock.ts';
+import { damageOf, newestOf, readMarks } from '../books/examine.ts';
+import { enterDirectory, keyringOf, openBooks, type WritableBooks } from '../books/open.ts';
+import { systemTime } from '../clock.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
-import { takeLock } from '../db/lock.ts';
 import { migrate, pendingMigrations } from '../db/migrate.ts';
-import { files, prepareDirectory } from '../files/data-directory.ts';
+import type { Files } from '../files/data-directory.ts';
 import { removeDatabase } from '../files/database-files.ts';
 import { syncDirectory } from '../files/durable-file.ts';
-import { beginReportOnly } from '../lease/report-only.ts';
-import { audit, newFault } from '../ledger/audit.ts';
-import { type CommitMark, headOf, readHeadFile, readTip, writeHeadFile } from '../ledger/head.ts';
-import { beginEpoch, currentEpoch, installationOf } from '../ledger/installation.ts';
-import { lastJournalAt } from '../ledger/journal.ts';
-import { type Ledger, openLedger } from '../ledger/ledger.ts';
-import type { Log } from '../log.ts';
+import { newestTime } from '../ledger/accepted-clock.ts';
+import { type CommitMark, headOf, writeHeadFile } from '../ledger/head.ts';
+import { currentEpoch, installationOf } from '../ledger/installation.ts';
 import { Refusal } from '../refusal.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
+import { beginRestored } from './writes.ts';
 
-/** How long other processes may keep the database open, for example a command that reads. */
+/** Milliseconds to wait for other processes that have the database open, for example a command that reads. */
 const OTHERS_MILLISECONDS = 5000;
 
 export type Restored = {
@@ -39,15 +35,14 @@ export type Restored = {
  * one rename. The restored books begin a new epoch and are report-only until `resource reconcile --apply`. Throws
  * `not_found` when there is no such file; `conflict` for another master key, a newer or damaged file, a database in
  * use, and, without `force`, a file without a manifest or books of another installation; LockedError while a server
- * runs.
+ * runs. `withoutKey` restores books whose master key is lost, which have to get another before they are served.
  */
 export async function restore(
   config: Config,
   secrets: Secrets,
-  options: { file: string; force: boolean; log: Log },
+  options: { file: string; force: boolean; withoutKey?: boolean },
 ): Promise<Restored> {
   const { file, force } = options;
-  const at = files(config.dataDirectory);
   if (!existsSync(file)) throw new Refusal('not_found', `There is no file ${file}.`);
   if (!statSync(file).isFile()) throw refused(file, 'it is not a file');
   if (existsSync(`${file}-wal`) && statSync(`${file}-wal`).size)
@@ -55,13 +50,14 @@ export async function restore(
       file,
       'there is a write-ahead log beside it: it is a database in use, or a copy of one. Use `purser backup`',
     );
-  prepareDirectory(config.dataDirectory, true);
-  await using opening = new AsyncDisposableStack();
-  opening.adopt(await takeLock(at.lock, 'purser restore'), (it) => it.release());
-
+  using at = await enterDirectory(config.dataDirectory, {
+    create: true,
+    lock: { file: 'lock', who: 'purser restore' },
+  });
   const fresh = `${at.database}.restored`;
   removeDatabase(fresh); // Left by a restore that was killed.
-  opening.defer(() => removeDatabase(fresh));
+  using leaving = new DisposableStack();
+  leaving.defer(() => removeDatabase(fresh));
   copyBeside(file, fresh);
   chmodSync(fresh, 0o600);
   const manifest = bringUpToDate(file, fresh, force);
@@ -133,8 +129,8 @@ type Before = { installationId: string | undefined; epoch: number; seq: number }
  * Returns what is known here about the books to be replaced: from the files beside them, and from the database if it
  * can be read.
  */
-async function remember(at: { database: string; head: string; tip: string }): Promise<Before> {
-  const marks = [await readHeadFile(at.head).catch(() => undefined), readTip(at.tip)].filter((it) => it !== undefined);
+async function remember(at: Files): Promise<Before> {
+  const { epoch, seq } = newestOf(await readMarks(at));
   let known: { id: string; epoch: number; seq: number } | undefined;
   if (existsSync(at.database)) {
     try {
@@ -148,8 +144,8 @@ async function remember(at: { database: string; head: string; tip: string }): Pr
   }
   return {
     installationId: known?.id,
-    epoch: Math.max(known?.epoch ?? 0, ...marks.map((it) => it.epoch)),
-    seq: Math.max(known?.seq ?? 0, ...marks.map((it) => it.seq)),
+    epoch: Math.max(known?.epoch ?? 0, epoch),
+    seq: Math.max(known?.seq ?? 0, seq),
   };
 }
 
@@ -159,42 +155,43 @@ async function begin(
   before: Before,
   secrets: Secrets,
   manifest: Manifest | undefined,
-  { file, force, log }: { file: string; force: boolean; log: Log },
+  { file, force, withoutKey }: { file: string; force: boolean; withoutKey?: boolean },
 ): Promise<CommitMark & { installationId: string }> {
   const failed = Promise.withResolvers<never>();
-  const ledger = openLedger(fresh, { migrate: false, fatal: failed.reject });
+  await using books = readable(file, () => openBooks(fresh, { access: 'write', migrate: false, fatal: failed.reject }));
+  const fault = readable(file, () => damageOf(books));
+  if (fault) throw refused(file, fault);
+  if (!withoutKey) refuseOtherKey(books, secrets, file);
+  const { installationId } = installationOf(books.read);
+  if (!force && before.installationId !== undefined && before.installationId !== installationId)
+    throw refused(
+      file,
+      `it belongs to the installation ${installationId}, and the books here to ${before.installationId}. With --force it replaces them anyway`,
+    );
+  const now = Math.max(newestTime(books.read), Math.floor(systemTime.wall() / 1000));
+  const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);
+  const reason = `the books were restored from ${made}`;
+  const { acceptedFaults } = currentEpoch(books.read);
+  const begun = books.write(beginRestored, { reason, acceptedFaults, above: before.epoch, now });
+  await Promise.race([begun, failed.promise]);
+  return { ...headOf(books.read), installationId };
+}
+
+/** Runs `read`. Throws `conflict` when SQLite cannot read the copy, as where a bit of its schema turned. */
+function readable<T>(file: string, read: () => T): T {
   try {
-    const fault = newFault(ledger.read, audit(ledger.client).problems);
-    if (fault) throw refused(file, fault);
-    refuseOtherKey(ledger, secrets, file);
-    const { installationId } = installationOf(ledger.read);
-    if (!force && before.installationId !== undefined && before.installationId !== installationId)
-      throw refused(
-        file,
-        `it belongs to the installation ${installationId}, and the books here to ${before.installationId}. With --force it replaces them anyway`,
-      );
-    const now = createClock(systemTime, lastJournalAt(ledger.read), log).now();
-    const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);
-    const reason = `the books were restored from ${made}`;
-    const { acceptedFaults } = currentEpoch(ledger.read);
-    const epoch = { reason, acceptedFaults, above: before.epoch, afterSeq: headOf(ledger.read).seq };
-    const begun = ledger.write((tx) => {
-      beginEpoch(tx, epoch, now);
-      beginReportOnly(tx, reason, now);
-    });
-    await Promise.race([begun, failed.promise]);
-    return { ...headOf(ledger.read), installationId };
-  } finally {
-    await ledger.close();
+    return read();
+  } catch (error) {
+    throw refused(file, `it is damaged: ${(error as Error).message}`);
   }
 }
 
 /** Throws `conflict` when the configured master key does not fit these books: every wallet would lose its token. */
-function refuseOtherKey(ledger: Ledger, secrets: Secrets, file: string): Keyring {
+function refuseOtherKey({ read }: WritableBooks, secrets: Secrets, file: string): void {
   try {
-    return openKeyring(ledger.read, readMasterKey(secrets.masterKey, { create: false }));
+    keyringOf(read, secrets.masterKey);
   } catch (error) {
-    const { masterKeyId } = installationOf(ledger.read);
+    const { masterKeyId } = installationOf(read);
     throw refused(file, `it needs the master key ${masterKeyId}. ${(error as Error).message.replace(/\.$/, '')}`);
   }
 }

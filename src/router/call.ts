@@ -1,28 +1,42 @@
 import type { Bounded } from './bound.ts';
 import type { Model, Route } from './catalogue.ts';
-import type { Refused, Reply, Upstream, UpstreamPath } from './upstream.ts';
+import type { Circuits } from './circuit.ts';
+import type { Refused, Reply, Upstream } from './upstream.ts';
 
-const PATHS: Record<Model['kind'], UpstreamPath> = { chat: 'chat/completions', embeddings: 'embeddings' };
+/** How long a call took: to its end or the first event of its stream, and to the first byte of its answer. */
+export type Timing = { seconds: number; firstByteSeconds: number | undefined };
+
+/** Returns the seconds since a moment of `performance.now()`. */
+export const secondsSince = (began: number): number => (performance.now() - began) / 1000;
 
 /**
  * Asks the routes of a model in order, once each. Moves on only after a definite refusal that is not about the request
- * itself, never after an unknown outcome. Returns the reply that counts and its route. Calls `passedOver` for each
- * route skipped.
+ * itself, never after an unknown outcome. A route whose circuit is open refuses. Returns the reply that counts, its route, and
+ * when that was asked (`performance.now()`). Calls `passedOver` for each route skipped.
  */
 export async function callInOrder(
-  upstreams: ReadonlyMap<string, Upstream>,
+  { upstreams, circuits }: { upstreams: ReadonlyMap<string, Upstream>; circuits: Circuits },
   model: Model,
   bounded: Bounded,
   operationId: string,
   stream: boolean,
   passedOver: (route: Route, refused: Refused) => void,
-): Promise<{ route: Route; reply: Reply }> {
+  called: (route: Route, reply: Reply, timing: Timing) => void = () => {},
+): Promise<{ route: Route; reply: Reply; began: number }> {
   const last = model.routes.at(-1) as Route;
   for (const route of model.routes) {
     const upstream = upstreams.get(route.upstream);
     if (!upstream) throw new Error(`no upstream ${route.upstream}`);
-    const reply = await upstream.ask(PATHS[model.kind], bounded.bodyFor(route), operationId, stream);
-    if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply };
+    const began = performance.now();
+    let firstByteSeconds: number | undefined;
+    const onFirstByte = () => {
+      firstByteSeconds ??= secondsSince(began);
+    };
+    const reply = await circuits.ask(route, () =>
+      upstream.ask(bounded.askedOf(route), operationId, stream, onFirstByte),
+    );
+    called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
+    if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply, began };
     passedOver(route, reply);
   }
   throw new Error('a model has at least one route');

@@ -1,5 +1,5 @@
 import type { Config } from '../config/config.ts';
-import type { ModelConfig, PricingConfig } from '../config/router.ts';
+import type { ModelConfig, NativeWire, PricingConfig } from '../config/router.ts';
 import { Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { describePrice, type Price, type Rates } from './price.ts';
@@ -17,6 +17,14 @@ export type Route = {
   price: Price;
   /** Members sent with every chat, so that the account's settings at the upstream do not decide them. */
   forced: Readonly<Record<string, unknown>>;
+  /** Whether writing a prompt to the upstream's cache has a price, so that requests may ask for it. */
+  cachesPrompts: boolean;
+  /** Whether keeping it there for an hour has one, too. */
+  cachesForHour: boolean;
+  /** The APIs beside chat completions that the upstream speaks. */
+  wires: readonly NativeWire[];
+  /** Members that this upstream gets beside those that all do. */
+  forward: readonly string[];
   /** Learned from counts above the bound (src/chat/learn.ts); changes while the server runs. */
   learned: Learned;
 };
@@ -47,7 +55,7 @@ export type Model = {
   defaultOutputTokens: number;
   /** Upper bound of the prompt tokens of one image. Undefined if images are not sold. */
   imageTokens: number | undefined;
-  /** Whether an image may be an http(s) URL, which the model server fetches. */
+  /** True if an image may be an http(s) URL, which the model server fetches. */
   imageUrls: boolean;
   /** In the order in which they are tried; at least one. */
   routes: readonly [Route, ...Route[]];
@@ -59,6 +67,7 @@ export type Catalogue = {
   list: readonly Model[];
   /** Returns the model with this id. Throws `model_not_found`, with `kind` also for a model of another kind. */
   find(id: string, kind?: Model['kind']): Model;
+  get(id: string): Model | undefined;
 };
 
 const DEFAULT_OUTPUT_TOKENS = 4096;
@@ -69,6 +78,7 @@ export function createCatalogue(config: Pick<Config, 'router'>): Catalogue {
   const byId = new Map(list.map((model) => [model.id, model]));
   return {
     list,
+    get: (id) => byId.get(id),
     find(id, kind) {
       const model = byId.get(id);
       if (!model) throw new Refusal('model_not_found', undefined, { param: 'model' });
@@ -93,6 +103,10 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     const url = upstreams.find((upstream) => upstream.name === name)?.base_url;
     return url && OPENAI_HOST.test(new URL(url).hostname) ? OPENAI_FORCED : {};
   };
+  const settingsOf = (name: string) => {
+    const { forward = [], wires = [] } = upstreams.find((upstream) => upstream.name === name) ?? {};
+    return { forward, wires };
+  };
   const first: Route = {
     upstream: it.upstream,
     upstreamModel: it.upstream_model ?? it.id,
@@ -102,6 +116,8 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
     promptOverheadTokens: it.prompt_overhead_tokens ?? 0,
     price: toPrice(pricing),
     forced: forcedAt(it.upstream),
+    ...cachingAt(pricing),
+    ...settingsOf(it.upstream),
     learned: NOTHING_LEARNED,
   };
   const fallbacks = it.fallbacks.map((way): Route => {
@@ -115,6 +131,8 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
       promptOverheadTokens: way.prompt_overhead_tokens ?? first.promptOverheadTokens,
       price: own ? toPrice(own) : first.price,
       forced: forcedAt(way.upstream),
+      ...cachingAt(own ?? pricing),
+      ...settingsOf(way.upstream),
       learned: NOTHING_LEARNED,
     };
   });
@@ -140,6 +158,13 @@ function toModel(it: ModelConfig, upstreams: Config['router']['upstreams']): Mod
 type Priced = { pricing?: PricingConfig | undefined; pricing_per_million?: PricingConfig | undefined };
 const pricingOf = (it: Priced) => it.pricing ?? it.pricing_per_million;
 
+function cachingAt({ tiers, ...plain }: PricingConfig): Pick<Route, 'cachesPrompts' | 'cachesForHour'> {
+  const arePriced = (name: 'input_cache_write' | 'input_cache_write_1h') =>
+    [plain, ...tiers].every((it) => it[name] !== undefined);
+  const cachesPrompts = arePriced('input_cache_write');
+  return { cachesPrompts, cachesForHour: cachesPrompts && arePriced('input_cache_write_1h') };
+}
+
 function toPrice({ tiers, request = 0n, image = 0n, ...plain }: PricingConfig): Price {
   return {
     tiers: [
@@ -159,6 +184,7 @@ function toRates(it: Omit<PricingConfig, 'tiers' | 'request' | 'image'>): Rates 
     completion,
     cacheRead: it.input_cache_read ?? prompt,
     cacheWrite: it.input_cache_write ?? prompt,
+    cacheWriteHour: it.input_cache_write_1h ?? it.input_cache_write ?? prompt,
     reasoning: it.internal_reasoning ?? completion,
   };
 }

@@ -1,5 +1,5 @@
 import { request } from 'undici';
-import type { UpstreamConfig } from '../config/router.ts';
+import type { NativeWire, UpstreamConfig } from '../config/router.ts';
 import { newId } from '../id.ts';
 import { formatUsd, Nanos, parseDecimal } from '../money.ts';
 import { inTime } from '../net/deadline.ts';
@@ -7,7 +7,7 @@ import { boundChat, boundEmbeddings } from './bound.ts';
 import type { Catalogue, Model, Route } from './catalogue.ts';
 import { costOf, type Price } from './price.ts';
 import { createStreamReader } from './stream-reader.ts';
-import type { Upstream } from './upstream.ts';
+import type { Asked, Upstream } from './upstream.ts';
 import { readUsage } from './usage.ts';
 
 /**
@@ -22,7 +22,7 @@ const NANOS_PER_MILLION_FROM_TOKEN = 15;
 const PROBE = { role: 'user', content: 'Say ok.' };
 
 /**
- * Sends a one-token request to every route of every model, outside any wallet; chats are sent once more as a stream.
+ * Sends a one-token request to every route of every model, charged to no wallet; chats are sent once more as a stream.
  * Compares the token counts with the bound, and the price and context length with those that the upstream states, if it
  * does. Costs what such requests cost. A route that does not answer within `routeSeconds` is reported as a fault.
  */
@@ -63,16 +63,18 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
   const ask = { model: model.id, messages: [PROBE], max_tokens: 1 };
   const bounded =
     model.kind === 'chat' ? boundChat(model, ask) : boundEmbeddings(model, { model: model.id, input: PROBE.content });
-  const path = model.kind === 'chat' ? 'chat/completions' : 'embeddings';
-  const reply = await upstream.ask(path, bounded.bodyFor(route), newId('op'));
+  const reply = await upstream.ask(bounded.askedOf(route), newId('op'));
   if (reply.kind !== 'answered') {
     const fault = reply.kind === 'streaming' ? 'It streams although no stream was requested.' : reply.reason;
     return { said: '', faults: [(reply.kind === 'refused' && reply.fault) || fault] };
   }
-  if (model.kind === 'chat') await tryStream(upstream, boundChat(model, ask, true).bodyFor(route), faults);
+  if (model.kind === 'chat') {
+    for (const wire of route.wires) await tryWire(upstream, wire, route, faults);
+    await tryStream(upstream, boundChat(model, ask, true).askedOf(route), faults);
+  }
   const usage = readUsage(reply.json, model.kind);
   if (!usage) return { said: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };
-  const most = bounded.most(route);
+  const most = bounded.maxUsage(route);
   if (usage.promptTokens > most.promptTokens)
     faults.push(
       `It counted ${usage.promptTokens} prompt tokens where the bound is ${most.promptTokens}: it adds a prompt of its own. Set prompt_overhead_tokens to ${usage.promptTokens} or more.`,
@@ -91,9 +93,26 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
 
 const ESTIMATED = 'an answer is charged at the bound of its prompt and the bytes of its text.';
 
+/** The smallest limit that OpenAI takes for a response. */
+const RESPONSE_TOKENS_MIN = 16;
+
+/** Sends the request in another API that the upstream is said to speak. */
+async function tryWire(upstream: Upstream, wire: NativeWire, { upstreamModel: model }: Route, faults: string[]) {
+  const body =
+    wire === 'messages'
+      ? { model, max_tokens: 1, messages: [PROBE] }
+      : { model, max_output_tokens: RESPONSE_TOKENS_MIN, input: PROBE.content, store: false };
+  const reply = await upstream.ask({ api: wire, body: Buffer.from(JSON.stringify(body)) }, newId('op'));
+  if (reply.kind !== 'answered')
+    faults.push(
+      `It is said to speak ${wire}: ${reply.kind === 'streaming' ? 'it streams unasked.' : reply.reason} Take it out of wires if it does not.`,
+    );
+  else if (!readUsage(reply.json, wire)) faults.push(`In ${wire} it reports no readable usage: ${ESTIMATED}`);
+}
+
 /** Sends the request as a stream and checks that it has an end and a usage. */
-async function tryStream(upstream: Upstream, body: Buffer, faults: string[]): Promise<void> {
-  const reply = await upstream.ask('chat/completions', body, newId('op'), true);
+async function tryStream(upstream: Upstream, asked: Asked, faults: string[]): Promise<void> {
+  const reply = await upstream.ask(asked, newId('op'), true);
   if (reply.kind === 'answered') {
     if (!readUsage(reply.json, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
     return;
@@ -135,7 +154,7 @@ function comparePrice({ tiers }: Price, stated: unknown, faults: string[]): void
   }
 }
 
-/** What an upstream's model list states about a model. */
+/** An entry of an upstream's model list. */
 export type StatedModel = { pricing: unknown; contextLength: number | undefined };
 
 /** Describes a context length that differs from the one the upstream states; undefined if they agree. */

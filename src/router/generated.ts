@@ -16,7 +16,8 @@ function bytesOfMessage(message: unknown): number {
   if (typeof message !== 'object' || message === null) return 0;
   const { content, refusal, reasoning, reasoning_content, tool_calls: calls, function_call: call } = message as Json;
   // Some servers send the same reasoning under both names.
-  let bytes = bytesOf(content) + bytesOf(refusal) + Math.max(bytesOf(reasoning), bytesOf(reasoning_content));
+  let bytes =
+    bytesOfText(content) + bytesOfText(refusal) + Math.max(bytesOfText(reasoning), bytesOfText(reasoning_content));
   if (Array.isArray(calls))
     for (const it of calls as (Json | null)[]) bytes += bytesOfArguments(it?.function) + bytesOfArguments(it?.custom);
   return call ? bytes + bytesOfArguments(call) : bytes;
@@ -26,14 +27,14 @@ function bytesOfArguments(call: unknown): number {
   const { arguments: given, input } = (call ?? {}) as Json;
   // Some servers give the arguments as an object instead of its JSON.
   if (typeof given === 'object' && given !== null) return Buffer.byteLength(JSON.stringify(given));
-  return bytesOf(given) + bytesOf(input);
+  return bytesOfText(given) + bytesOfText(input);
 }
 
 /** Counts a text, or a list of parts with text (Mistral's thinking has parts of its own). */
-function bytesOf(value: unknown): number {
+export function bytesOfText(value: unknown): number {
   if (typeof value === 'string') return Buffer.byteLength(value);
-  if (Array.isArray(value)) return value.reduce((sum: number, it) => sum + bytesOf(it), 0);
+  if (Array.isArray(value)) return value.reduce((sum: number, it) => sum + bytesOfText(it), 0);
   if (typeof value !== 'object' || value === null) return 0;
   const { text, thinking } = value as Json;
-  return bytesOf(text) + bytesOf(thinking);
+  return bytesOfText(text) + bytesOfText(thinking);
 }

@@ -9,6 +9,8 @@ export type Rates = {
   completion: bigint;
   cacheRead: bigint;
   cacheWrite: bigint;
+  /** Of what is kept for an hour. */
+  cacheWriteHour: bigint;
   reasoning: bigint;
 };
 /**
@@ -20,14 +22,20 @@ export type Price = {
   request: Nanos;
   image: Nanos;
 };
-/** The largest possible usage of a request. */
-export type Most = { promptTokens: number; completionTokens: number; images: number };
+/** The largest possible usage of a request. `isCachedForHour`: it asks that its prompt be kept for an hour. */
+export type MaxUsage = {
+  promptTokens: number;
+  completionTokens: number;
+  images: number;
+  isCachedForHour?: boolean;
+};
 
 /**
  * Returns the largest possible cost: each token at its most expensive rate. Rounded up to one nano, once (design 2.1).
  */
-export function holdOf(price: Price, { promptTokens, completionTokens, images }: Most): Nanos {
-  const { prompt, completion } = highestRates(price, promptTokens);
+export function holdOf(price: Price, max: MaxUsage): Nanos {
+  const { promptTokens, completionTokens, images } = max;
+  const { prompt, completion } = highestRates(price, max);
   return Nanos(nanosOf(prompt * BigInt(promptTokens) + completion * BigInt(completionTokens)) + fixed(price, images));
 }
 
@@ -39,12 +47,14 @@ export function costOf(price: Price, usage: Usage, images: number): bigint {
     ({ above }) => above === 0 || usage.promptTokens > above,
   ) as Price['tiers'][number];
   const plainPrompt = usage.promptTokens - usage.cacheReadTokens - usage.cacheWriteTokens;
+  const hour = usage.cacheWriteHourTokens ?? 0;
   const plainCompletion = usage.completionTokens - usage.reasoningTokens;
   return (
     nanosOf(
       rates.prompt * BigInt(plainPrompt) +
         rates.cacheRead * BigInt(usage.cacheReadTokens) +
-        rates.cacheWrite * BigInt(usage.cacheWriteTokens) +
+        rates.cacheWrite * BigInt(usage.cacheWriteTokens - hour) +
+        rates.cacheWriteHour * BigInt(hour) +
         rates.completion * BigInt(plainCompletion) +
         rates.reasoning * BigInt(usage.reasoningTokens),
     ) + fixed(price, images)
@@ -54,13 +64,9 @@ export function costOf(price: Price, usage: Usage, images: number): bigint {
 /**
  * Returns how many completion tokens `left` pays for besides the rest of the request; 0 if it does not cover the rest.
  */
-export function affordableCompletion(
-  price: Price,
-  { promptTokens, images }: Omit<Most, 'completionTokens'>,
-  left: Nanos,
-): number {
-  const { prompt, completion } = highestRates(price, promptTokens);
-  const forTokens = (left - fixed(price, images)) * MILLION - prompt * BigInt(promptTokens);
+export function affordableCompletion(price: Price, max: Omit<MaxUsage, 'completionTokens'>, left: Nanos): number {
+  const { prompt, completion } = highestRates(price, max);
+  const forTokens = (left - fixed(price, max.images)) * MILLION - prompt * BigInt(max.promptTokens);
   if (forTokens < 0n) return 0;
   if (completion === 0n) return Number.MAX_SAFE_INTEGER;
   const count = forTokens / completion;
@@ -68,11 +74,15 @@ export function affordableCompletion(
 }
 
 /** Returns the most expensive rates that can apply to a prompt of at most `promptTokens`. */
-function highestRates({ tiers }: Price, promptTokens: number): { prompt: bigint; completion: bigint } {
+function highestRates(
+  { tiers }: Price,
+  { promptTokens, isCachedForHour }: Omit<MaxUsage, 'completionTokens' | 'images'>,
+): { prompt: bigint; completion: bigint } {
   let [prompt, completion] = [0n, 0n];
   for (const { above, rates } of tiers) {
     if (above > 0 && promptTokens <= above) break;
     prompt = max(prompt, rates.prompt, rates.cacheRead, rates.cacheWrite);
+    if (isCachedForHour) prompt = max(prompt, rates.cacheWriteHour);
     completion = max(completion, rates.completion, rates.reasoning);
   }
   return { prompt, completion };
@@ -103,6 +113,7 @@ function describeRates(rates: Rates): Record<string, string> {
     completion_nanos_per_million: String(rates.completion),
     ...special('cache_read', rates.cacheRead, rates.prompt),
     ...special('cache_write', rates.cacheWrite, rates.prompt),
+    ...special('cache_write_1h', rates.cacheWriteHour, rates.cacheWrite),
     ...special('reasoning', rates.reasoning, rates.completion),
   };
 }

@@ -6,22 +6,32 @@ const EVENT_BYTES_MAX = 8 * 1024 * 1024;
 const [LF, CR] = [10, 13];
 /** The end of an event has at most four bytes, so up to three of them may be in the previous chunk. */
 const TAIL_BYTES = 3;
+const EMPTY = Buffer.alloc(0);
+
+/** A server-sent event, or several of plain text one after the other, which nobody has to look into. */
+export type SseRun = SseEvent & {
+  /** The bytes of the text in them, where they are known without reading further; then `data` says nothing. */
+  readonly textBytes?: number;
+};
 
 export type EventSplitter = {
-  push(chunk: Buffer): SseEvent[];
+  push(chunk: Buffer): SseRun[];
   /** Returns the last event if its final blank line is missing. Throws when that event is incomplete. */
   end(): SseEvent | undefined;
 };
 
+/** Returns where the events of plain text that begin at `at` end, with the bytes of their text; undefined if there is none. */
+export type PlainText = (latin1: string, at: number) => { end: number; textBytes: number } | undefined;
+
 /**
  * Splits a byte stream into server-sent events at their blank lines (WHATWG HTML, 9.2.6; lines end in LF or CRLF),
- * however it is chunked. Throws when an event is longer than 8 MiB.
+ * however it is chunked. What `plain` recognises is not split. Throws when an event is longer than 8 MiB.
  */
-export function createEventSplitter(): EventSplitter {
+export function createEventSplitter(plain?: PlainText): EventSplitter {
   // The pieces of an unfinished event, joined once when its end has arrived.
   let pieces: Buffer[] = [];
   let length = 0;
-  let tail: Buffer = Buffer.alloc(0);
+  let tail: Buffer = EMPTY;
   let isFirst = true;
 
   function toEvent(raw: Buffer): SseEvent {
@@ -36,29 +46,55 @@ export function createEventSplitter(): EventSplitter {
     };
   }
 
+  function keep(rest: Buffer): void {
+    pieces.push(rest);
+    length += rest.length;
+    tail = Buffer.concat([tail, rest.subarray(-TAIL_BYTES)]).subarray(-TAIL_BYTES);
+    if (length > EVENT_BYTES_MAX) throw new Error('an event is longer than any model server sends');
+  }
+
+  /** Returns the offset in the chunk after the end of the unfinished event; -1 if it has not arrived. */
+  function endOfUnfinished(chunk: Buffer): number {
+    const end = endOfEvent(Buffer.concat([tail, chunk.subarray(0, TAIL_BYTES)]), 0);
+    return end === -1 ? endOfEvent(chunk, 0) : end - tail.length;
+  }
+
+  function takeUnfinished(end: Buffer): SseEvent {
+    const raw = Buffer.concat([...pieces, end], length + end.length);
+    pieces = [];
+    length = 0;
+    tail = EMPTY;
+    return toEvent(raw);
+  }
+
   return {
     push(chunk) {
-      const events: SseEvent[] = [];
-      pieces.push(chunk);
-      length += chunk.length;
-      const ahead = Buffer.concat([tail, chunk]);
-      tail = ahead.subarray(-TAIL_BYTES);
-      if (endOfEvent(ahead, 0) !== -1) {
-        const bytes = pieces.length === 1 ? chunk : Buffer.concat(pieces, length);
-        let start = 0;
-        // Earlier bytes contained no end.
-        for (let from = Math.max(0, length - ahead.length); ; from = start) {
-          const end = endOfEvent(bytes, from);
-          if (end === -1) break;
-          events.push(toEvent(bytes.subarray(start, end)));
-          start = end;
+      const events: SseRun[] = [];
+      let at = 0;
+      if (length) {
+        const end = endOfUnfinished(chunk);
+        if (end === -1) {
+          keep(chunk);
+          return events;
         }
-        const rest = bytes.subarray(start);
-        pieces = [rest];
-        length = rest.length;
-        tail = rest.subarray(-TAIL_BYTES);
+        events.push(takeUnfinished(chunk.subarray(0, end)));
+        at = end;
       }
-      if (length > EVENT_BYTES_MAX) throw new Error('an event is longer than any model server sends');
+      const text = plain && chunk.toString('latin1'); // One character per byte.
+      while (at < chunk.length) {
+        const run = text === undefined ? undefined : plain?.(text, at);
+        const end = run?.end ?? endOfEvent(chunk, at);
+        if (end === -1) {
+          keep(chunk.subarray(at));
+          break;
+        }
+        const raw = chunk.subarray(at, end);
+        if (run) {
+          events.push({ raw, data: undefined, textBytes: run.textBytes });
+          isFirst = false;
+        } else events.push(toEvent(raw));
+        at = end;
+      }
       return events;
     },
     end() {

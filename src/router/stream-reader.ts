@@ -1,41 +1,36 @@
 import { generatedBytes } from './generated.ts';
-import { DONE, errorIn, type SseEvent } from './sse.ts';
+import { DONE, DONE_EVENT, errorIn, type SseRun } from './sse.ts';
 import { readUsage, type Usage } from './usage.ts';
 
 /**
- * What to do with an event: forward it (`pass`), hold it back until the charge is on disk (`usage`), drop it, stop
- * forwarding (`error`), or end.
+ * The treatment of an event, or of several of plain text: forward it (`pass`), hold it back until the charge is on disk
+ * (`usage`), drop it, stop forwarding (`error`), or end.
  */
 export type Reading = 'pass' | 'usage' | 'drop' | 'error' | 'end';
 
-/** What a stream has reported so far. */
+/** The report of a stream so far. */
 export type Heard = {
   /** The last usage that could be read, unless text followed it: then it counts less than what was delivered. */
   usage: Usage | undefined;
   /** An upper bound of the completion tokens delivered. */
   tokensDelivered: number;
-  /** Whether it is complete: `[DONE]`, a finish reason for every choice, or a usage without choices after all text. */
+  /** True if it is complete: `[DONE]`, a finish reason for every choice, or a usage without choices after all text. */
   isWhole: boolean;
 };
 
 export type StreamReader = {
-  read(event: SseEvent): Reading;
+  read(event: SseRun): Reading;
   heard(): Heard;
+  /** Returns what ends the stream for the client, once it is whole. */
+  end(): Buffer;
 };
-
-/**
- * Matches the form of nearly every event: one piece of plain text. Such events are read without parsing, which would
- * cost more than all other work on a token. Anything with a nested object, an escape or an error is parsed.
- */
-const PLAIN =
-  /^data: \{[^{}]*"choices":\[\{"index":0,"delta":\{(?:"role":"assistant",)?"content":"([^"\\]*)"\}(?:,"logprobs":null)?,"finish_reason":null\}\](?:,"usage":null)?\}\r?\n\r?\n$/;
 
 /** Reads a stream of `choices` answers chunk by chunk for its usage and its end. */
 export function createStreamReader(choices: number): StreamReader {
   const finished = new Set<unknown>();
   let usage: Usage | undefined;
   let bytes = 0;
-  /** How many of them the usage can have counted. */
+  /** The number of them that the usage can have counted. */
   let countedBytes = 0;
   let isEnded = false;
   /** A usage without choices has arrived, with no choices after it. */
@@ -46,10 +41,9 @@ export function createStreamReader(choices: number): StreamReader {
 
   return {
     read(event) {
-      const text = event.raw.toString('latin1'); // One character per byte.
-      const plain = hasFailed || text.includes('"error"') ? undefined : PLAIN.exec(text)?.[1];
-      if (plain !== undefined) {
-        bytes += plain.length;
+      if (event.textBytes !== undefined) {
+        if (hasFailed) return 'drop';
+        bytes += event.textBytes;
         isCounted = false;
         return 'pass';
       }
@@ -92,6 +86,7 @@ export function createStreamReader(choices: number): StreamReader {
       const tokensDelivered = Math.max(bytes, usage?.completionTokens ?? 0);
       return { usage: whole ? last : usageSinceError, tokensDelivered, isWhole: whole };
     },
+    end: () => DONE_EVENT,
   };
 }
 

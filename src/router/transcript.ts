@@ -14,6 +14,7 @@ export type Transcript = {
   finish(): Buffer | null;
 };
 
+/** Creates an empty transcript. */
 export function createTranscript(): Transcript {
   let loose: Buffer[] = [];
   let looseBytes = 0;

@@ -1,11 +1,13 @@
 import { Readable } from 'node:stream';
 import type { Dispatcher } from 'undici';
-import type { UpstreamConfig } from '../config/router.ts';
+import { isWire, type UpstreamConfig } from '../config/router.ts';
 import { redact } from '../log.ts';
 import { readBounded } from '../net/read-bounded.ts';
-import { openWatchedPool } from '../net/watched-pool.ts';
+import { type AnswerBody, type AnswerHead, openWatchedPool, type Whole } from '../net/watched-pool.ts';
 import type { RefusalCode } from '../refusal.ts';
-import { createEventSplitter, errorIn, type SseEvent } from './sse.ts';
+import { type Api, errorOf, isAnswerOf, isPreamble } from './native.ts';
+import { createPlainText } from './plain-text.ts';
+import { createEventSplitter, type SseRun } from './sse.ts';
 
 /** Longer answers are not read to the end and count as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
@@ -14,8 +16,8 @@ const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
 const BUSY_RETRY_SECONDS = 1;
-/** How long to wait for what follows the end of a stream. */
-const REST_MILLISECONDS = 2000;
+/** How long, in milliseconds, and for how much to wait after the end of a stream, so that its connection can be reused. */
+const REST = { bytesMax: 64 * 1024, milliseconds: 2000 };
 
 /** A definite refusal. `elsewhere` means that another upstream may do better, because the request is not at fault. */
 export type Refused = {
@@ -24,8 +26,10 @@ export type Refused = {
   reason: string;
   retryAfterSeconds?: number;
   elsewhere: boolean;
-  /** What the operator has to correct if the configuration is at fault. For the log, never for the caller. */
+  /** The correction that the operator has to make if the configuration is at fault. For the log, never for the caller. */
   fault?: string;
+  /** No connection could be made. */
+  isUnreachable?: true;
 };
 /** The reply of an upstream. Only `answered` has certainly cost something; `unknown` may have. */
 export type Reply =
@@ -34,22 +38,42 @@ export type Reply =
    * The first events have arrived. Later errors are thrown while reading; the events must be read or returned. After
    * `endSoon`, the stream breaks within two seconds.
    */
-  | { kind: 'streaming'; events: AsyncIterable<readonly SseEvent[]>; endSoon: () => void }
+  | { kind: 'streaming'; events: AsyncIterable<readonly SseRun[]>; endSoon: () => void }
   | Refused
   | { kind: 'unknown'; reason: string };
 
 /** The only upstream paths ever called. */
-export type UpstreamPath = 'chat/completions' | 'embeddings';
+const PATHS: Record<Api, string> = {
+  chat: 'chat/completions',
+  embeddings: 'embeddings',
+  messages: 'messages',
+  responses: 'responses',
+};
+
+/** The version of Anthropic's API whose answers are read, for clients that name none (docs.anthropic.com/en/api/versioning). */
+const MESSAGES_VERSION = '2023-06-01';
+
+/** What an upstream is asked. */
+export type Asked = {
+  api: Api;
+  body: Buffer;
+  /** Sent beside those of every request. */
+  headers?: Readonly<Record<string, string>>;
+};
 
 export type Upstream = {
-  /** Posts one request, with `operationId` as the Idempotency-Key. Never throws. */
-  ask(path: UpstreamPath, body: Buffer, operationId: string, stream?: boolean): Promise<Reply>;
+  /**
+   * Posts one request, with `operationId` as the Idempotency-Key. Never throws. Calls `onByte` when the answer begins, and
+   * perhaps again.
+   */
+  ask(asked: Asked, operationId: string, stream?: boolean, onByte?: () => void): Promise<Reply>;
   close(): Promise<void>;
 };
 
 /** Statuses that say a time-out somewhere on the way: nobody knows whether anything was generated (design, section 8). */
 const TIME_OUTS = new Set([408, 425, 499, 504, 522, 524]);
 
+/** Opens the connections to one model server. `apiKey` is sent as a bearer token; to Messages as Anthropic wants it. */
 export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
   const { origin, pathname } = new URL(config.base_url);
   const base = pathname.replace(/\/$/, '');
@@ -58,13 +82,14 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     timeout_seconds: whole,
     first_byte_timeout_seconds: first = whole,
   } = config;
-  const { dispatcher, wasSent, close } = openWatchedPool(origin, {
+  const { exchange, open, close } = openWatchedPool(origin, {
     pipelining: 1,
     connectMilliseconds: Math.min(connect, first, whole) * 1000,
   });
-  const headers = {
-    'content-type': 'application/json',
-    ...(apiKey ? { authorization: `Bearer ${apiKey}` } : {}),
+  const headersFor = (api: Api): Record<string, string> => {
+    if (api === 'messages')
+      return { 'anthropic-version': MESSAGES_VERSION, ...(apiKey ? { 'x-api-key': apiKey } : {}) };
+    return apiKey ? { authorization: `Bearer ${apiKey}` } : {};
   };
   const clean = (text: string) => {
     const struck = redact(apiKey && apiKey.length >= 4 ? text.replaceAll(apiKey, '[redacted]') : text);
@@ -73,20 +98,21 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   const name = `upstream ${config.name}`;
   let running = 0;
 
-  function failure(error: unknown, limits: Limits): Reply {
+  function failure(error: unknown, isSent: boolean, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
-    if (!wasSent(limits.signal))
+    if (!isSent)
       return {
         kind: 'refused',
         code: 'gateway_unavailable',
         reason: `The model server cannot be reached (${code ?? 'no connection'}). Nothing was charged.`,
         elsewhere: true,
+        isUnreachable: true,
       };
     return { kind: 'unknown', reason: `${name}: ${limits.exceeded() ?? clean(code ?? message)}` };
   }
 
   return {
-    async ask(path, body, operationId, stream = false) {
+    async ask({ api, body, headers }, operationId, stream = false, onByte = () => {}) {
       if (running >= (config.max_concurrent ?? Number.POSITIVE_INFINITY))
         return {
           kind: 'refused',
@@ -96,89 +122,106 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
           elsewhere: true,
         };
       running++;
-      const limits = startLimits(config);
-      const over = () => {
-        limits.clear();
-        running--;
+      const request = {
+        path: `${base}/${PATHS[api]}`,
+        method: 'POST' as const,
+        headers: {
+          ...headersFor(api),
+          ...headers,
+          'content-type': 'application/json',
+          accept: stream ? 'text/event-stream' : 'application/json',
+          'content-length': String(body.length),
+          'idempotency-key': operationId,
+        },
+        body: body.length > BODY_BYTES_KEPT ? once(body) : body,
+        headersTimeout: 0, // Replaced by our own limits.
+        bodyTimeout: 0,
       };
-      let streams = false;
-      try {
-        const response = await dispatcher.request({
-          path: `${base}/${path}`,
-          method: 'POST',
-          headers: {
-            ...headers,
-            accept: stream ? 'text/event-stream' : 'application/json',
-            'content-length': String(body.length),
-            'idempotency-key': operationId,
-          },
-          body: body.length > BODY_BYTES_KEPT ? once(body) : body,
-          signal: limits.signal,
-          headersTimeout: 0, // Replaced by our own limits, above.
-          bodyTimeout: 0,
-        });
-        if (stream && response.statusCode === 200 && isEventStream(response)) {
-          const reply = await begin(response, limits, clean, over);
-          streams = reply.kind === 'streaming';
-          return reply;
-        }
-        limits.firstByte();
-        return await read(response, name, clean);
-      } catch (error) {
-        return failure(error, limits);
-      } finally {
-        if (!streams) over();
-      }
+      return stream ? askForStream(request, api, onByte) : askForWhole(request, api, onByte);
     },
     close,
   };
 
-  /** Waits for the first event: an error there is a definite refusal, before anything was forwarded. */
-  async function begin(
-    response: Dispatcher.ResponseData,
-    limits: Limits,
-    clean: (text: string) => string,
-    over: () => void,
-  ): Promise<Reply> {
-    const source = eventsOf(response.body, limits);
-    for (;;) {
-      const { value: events } = await source.next();
-      if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
-      const at = events.findIndex(({ data }) => data !== undefined);
-      if (at === -1) continue; // Comments, which keep the connection alive.
-      const error = errorIn(parse(events[at]?.data as string));
-      if (!error)
-        return { kind: 'streaming', events: follow(events.slice(at), source, limits, over), endSoon: limits.endSoon };
-      await source.return();
-      return errorReply(error, name, clean);
+  async function askForWhole(request: Dispatcher.DispatchOptions, api: Api, onByte: () => void): Promise<Reply> {
+    const limits = startLimits(config, () => call.abort(), onByte);
+    const call = exchange(request, { onHead: limits.firstByte, bytesMax: answerBytesMax });
+    try {
+      return replyOf(await call.answer, api, name, clean);
+    } catch (error) {
+      return failure(error, call.wasSent(), limits);
+    } finally {
+      limits.clear();
+      running--;
     }
   }
 
-  /**
-   * Yields the events read so far, then the rest. Written by hand, because a generator around a generator would cost
-   * more than all other work on a token.
-   */
-  function follow(first: SseEvent[], rest: Events, limits: Limits, over: () => void): AsyncIterable<SseEvent[]> {
-    let waiting: SseEvent[] | undefined = first;
-    const checkEnd = (result: IteratorResult<SseEvent[], void>) => {
-      if (result.done) over();
-      return result;
+  async function askForStream(request: Dispatcher.DispatchOptions, api: Api, onByte: () => void): Promise<Reply> {
+    const limits = startLimits(config, () => call.abort(), onByte);
+    const call = open(request);
+    const over = () => {
+      limits.clear();
+      running--;
     };
-    const broke = (error: unknown) => {
-      over();
+    let streams = false;
+    try {
+      const head = await call.head;
+      if (head.statusCode === 200 && isEventStream(head)) {
+        const reply = await begin(head.body, api, limits, over);
+        streams = reply.kind === 'streaming';
+        return reply;
+      }
+      limits.firstByte();
+      return replyOf(await readWhole(head), api, name, clean);
+    } catch (error) {
+      call.abort(); // What cannot be read is not read any further.
+      return failure(error, call.wasSent(), limits);
+    } finally {
+      if (!streams) over();
+    }
+  }
+
+  /** Waits for the first event that says something: an error there is a definite refusal, before anything was forwarded. */
+  async function begin(body: AnswerBody, api: Api, limits: Limits, over: () => void): Promise<Reply> {
+    const next = eventsOf(body, limits, api);
+    const held: SseRun[] = [];
+    for (;;) {
+      const events = await next();
+      if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
+      for (const [at, event] of events.entries()) {
+        const { data, textBytes } = event;
+        if (data === undefined && textBytes === undefined) continue; // A comment, which keeps the connection alive.
+        const json = parse(data ?? '');
+        const error = errorOf(api, json);
+        if (error) {
+          body.leave(REST);
+          return errorReply(error, name, clean);
+        }
+        if (isWire(api) && isPreamble(json)) held.push(event);
+        else {
+          const first = [...held, ...events.slice(at)];
+          return { kind: 'streaming', events: follow(first, next, body, limits, over), endSoon: limits.endSoon };
+        }
+      }
+    }
+  }
+
+  /** Yields the events read so far, then the rest. */
+  async function* follow(
+    first: SseRun[],
+    next: () => Promise<SseRun[] | undefined>,
+    body: AnswerBody,
+    limits: Limits,
+    over: () => void,
+  ): AsyncGenerator<readonly SseRun[], void, void> {
+    try {
+      for (let events: SseRun[] | undefined = first; events; events = await next()) yield events;
+    } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
       throw new Error(`${name}: ${limits.exceeded() ?? clean(code ?? message)}`);
-    };
-    const iterator: AsyncIterator<SseEvent[], void> = {
-      next() {
-        if (!waiting) return rest.next().then(checkEnd, broke);
-        const value = waiting;
-        waiting = undefined;
-        return Promise.resolve({ value, done: false });
-      },
-      return: () => rest.return().then(checkEnd, broke),
-    };
-    return { [Symbol.asyncIterator]: () => iterator };
+    } finally {
+      over();
+      body.leave(REST);
+    }
   }
 }
 
@@ -197,7 +240,6 @@ function once(body: Buffer): Readable {
 
 /** The time limits of one call: to its first byte, and as a whole. */
 type Limits = {
-  signal: AbortSignal;
   firstByte(): void;
   /** Limits the rest of the call to two seconds. */
   endSoon(): void;
@@ -205,13 +247,12 @@ type Limits = {
   clear(): void;
 };
 
-function startLimits(config: UpstreamConfig): Limits {
-  const controller = new AbortController();
+function startLimits(config: UpstreamConfig, abort: () => void, onByte: () => void): Limits {
   let exceeded: string | undefined;
   const after = (seconds: number, what: string) =>
     setTimeout(() => {
       exceeded = `${what} within ${seconds} s`;
-      controller.abort();
+      abort();
     }, seconds * 1000);
   let end: NodeJS.Timeout | undefined;
   const whole = after(config.timeout_seconds, 'no answer');
@@ -220,10 +261,12 @@ function startLimits(config: UpstreamConfig): Limits {
       ? undefined
       : after(config.first_byte_timeout_seconds, 'no first byte');
   return {
-    signal: controller.signal,
-    firstByte: () => clearTimeout(first),
+    firstByte() {
+      clearTimeout(first);
+      onByte();
+    },
     endSoon() {
-      end ??= after(REST_MILLISECONDS / 1000, 'no end');
+      end ??= after(REST.milliseconds / 1000, 'no end');
     },
     exceeded: () => exceeded,
     clear() {
@@ -234,41 +277,52 @@ function startLimits(config: UpstreamConfig): Limits {
   };
 }
 
-/** Events as they arrive: those of one chunk at a time. */
-type Events = AsyncGenerator<SseEvent[], void, void>;
-
-/**
- * Yields the events of a body. When left early, it reads the little that remains, so that the connection can be reused.
- */
-async function* eventsOf(body: Dispatcher.ResponseData['body'], limits: Limits): Events {
-  const splitter = createEventSplitter();
-  try {
-    for await (const chunk of body.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
+/** Returns a function that waits for the next events of a body: those of all that has arrived. Undefined at the end. */
+function eventsOf(body: AnswerBody, limits: Limits, api: Api): () => Promise<SseRun[] | undefined> {
+  const splitter = createEventSplitter(isWire(api) ? undefined : createPlainText());
+  let isOver = false;
+  return async () => {
+    while (!isOver) {
+      const chunk = await body.next();
       limits.firstByte();
+      if (!chunk) break;
       const events = splitter.push(chunk);
-      if (events.length) yield events;
+      if (events.length) return events;
     }
-    const last = splitter.end();
-    if (last) yield [last];
-  } finally {
-    if (!body.readableEnded && !body.destroyed)
-      void body.dump({ limit: ERROR_BYTES_MAX, signal: AbortSignal.timeout(REST_MILLISECONDS) }).catch(() => {});
+    const last = isOver ? undefined : splitter.end();
+    isOver = true;
+    return last && [last];
+  };
+}
+
+const isEventStream = ({ headers }: AnswerHead) => /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
+
+const answerBytesMax = (status: number) => (status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
+
+async function readWhole({ statusCode, headers, body }: AnswerHead & { body: AnswerBody }): Promise<Whole> {
+  try {
+    return { statusCode, headers, bytes: await readBounded(body, answerBytesMax(statusCode)), error: undefined };
+  } catch (error) {
+    return { statusCode, headers, bytes: undefined, error: error as Error };
   }
 }
 
-const isEventStream = ({ headers }: Dispatcher.ResponseData) =>
-  /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
-
-async function read(response: Dispatcher.ResponseData, name: string, clean: (text: string) => string): Promise<Reply> {
-  const { statusCode: status, headers } = response;
-  const reading = readBounded(response.body, status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
+/** Judges a complete answer. Throws its error when it broke off and its status does not say all. */
+function replyOf(
+  { statusCode: status, headers, bytes, error: broken }: Whole,
+  api: Api,
+  name: string,
+  clean: (text: string) => string,
+): Reply {
   // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
-  const bytes = await (status >= 300 && status < 500 ? reading.catch(() => undefined) : reading);
+  if (broken && !(status >= 300 && status < 500)) throw broken;
   const json = bytes && parse(bytes.toString('utf8'));
   if (status === 200) {
     if (!bytes || typeof json !== 'object' || json === null)
       return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
-    const error = hasAnswer(json) ? undefined : errorIn(json);
+    const error = hasAnswer(json) ? undefined : errorOf(api, json);
+    if (!error && isWire(api) && !isAnswerOf(api, json))
+      return { kind: 'unknown', reason: `${name} answered 200 with something else than an answer of ${PATHS[api]}` };
     return error ? errorReply(error, name, clean) : { kind: 'answered', body: bytes, json };
   }
   if (status < 300 || TIME_OUTS.has(status)) return { kind: 'unknown', reason: `${name} answered ${status}` };
@@ -281,8 +335,8 @@ async function read(response: Dispatcher.ResponseData, name: string, clean: (tex
 
 /** Returns whether the body contains generated output or an embedding. */
 function hasAnswer(json: unknown): boolean {
-  const { choices, data } = (json ?? {}) as { choices?: unknown; data?: unknown };
-  return [choices, data].some((it) => Array.isArray(it) && it.length > 0);
+  const { choices, data, content, output } = (json ?? {}) as Record<string, unknown>;
+  return [choices, data, content, output].some((it) => Array.isArray(it) && it.length > 0);
 }
 
 /** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */

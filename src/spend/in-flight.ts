@@ -7,8 +7,8 @@ const WALLET_SHARE = 1 / 4;
 
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
 
-/** Registers the operation that an attempt drives. */
-export type RegisterId = (operationId: string) => void;
+/** Registers the operation that an attempt drives. What it returns undoes that. */
+export type RegisterId = (operationId: string) => () => void;
 /** Rejects all waiting callers, while the attempt itself continues. */
 export type RejectWaiters = (refusal: Refusal) => void;
 export type RespondEarly<A> = (answer: A) => void;
@@ -46,6 +46,8 @@ export type InFlight = {
    * Rejects all waiting callers with `refusal`; the attempts themselves continue. Afterwards nothing new is accepted.
    */
   cutOff(refusal: () => Refusal): void;
+  /** Resolves when all attempts that are running now have ended. */
+  whenTheseEnd(): Promise<void>;
   /** Resolves when nothing is running; after the cut-off, when no attempt is. */
   drained(): Promise<void>;
   count(): number;
@@ -107,6 +109,7 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
       const started = (id: string) => {
         operationId = id;
         operationIds.add(id);
+        return () => void operationIds.delete(id);
       };
       run(started, answer.reject, answer.resolve)
         .then(answer.resolve, answer.reject)
@@ -145,6 +148,10 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
       for (const entry of byKey.values()) entry.cut(refusal());
       for (const cut of tracked.values()) cut();
       tracked.clear();
+    },
+
+    async whenTheseEnd() {
+      await Promise.all([...byKey.values()].map((it) => it.ended));
     },
 
     async drained() {

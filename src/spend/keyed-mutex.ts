@@ -10,6 +10,7 @@ export type KeyedMutex = {
   isBusy(id: string): boolean;
 };
 
+/** Creates a mutex with nothing running. */
 export function createKeyedMutex(): KeyedMutex {
   const last = new Map<string, Promise<unknown>>();
   const waiting = new Map<string, Promise<unknown>>();

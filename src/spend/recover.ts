@@ -1,9 +1,10 @@
 import type { Clock } from '../clock.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { findOperation, operationOf, reservedOperations, settle } from '../ledger/operation.ts';
-import { resourceOfOperation, updateIfLive } from '../ledger/resource.ts';
+import { findOperation, reservedOperations } from '../ledger/operation.ts';
+import { resourceOfOperation } from '../ledger/resource.ts';
 import type { InFlight } from './in-flight.ts';
+import { recoverOperation } from './writes.ts';
 
 /**
  * Recovers operations after a crash: an operation that is `reserved` and not driven by this process was in flight when
@@ -13,7 +14,7 @@ import type { InFlight } from './in-flight.ts';
  */
 export async function recover(app: {
   ledger: Ledger;
-  clock: Clock;
+  clock: Pick<Clock, 'now'>;
   events: Events;
   inFlight: Pick<InFlight, 'drives'>;
 }): Promise<number> {
@@ -22,17 +23,7 @@ export async function recover(app: {
     const left = reservedOperations(app.ledger.read, after);
     const page = left.filter(({ id }) => !app.inFlight.drives(id) && !resourceOfOperation(app.ledger.read, id)?.ref);
     const now = app.clock.now();
-    await Promise.all(
-      page.map(({ id }) =>
-        app.ledger.write((tx) => {
-          settle(tx, id, { kind: 'unknown', reason: 'the process ended during the call' }, 'answer', now);
-          const { resourceId, kind } = operationOf(tx, id);
-          if (resourceId === null) return;
-          // Look for evidence at once.
-          updateIfLive(tx, resourceId, { dueAt: now, ...(kind === 'compute_create' ? { status: 'unknown' } : {}) });
-        }),
-      ),
-    );
+    await Promise.all(page.map(({ id }) => app.ledger.write(recoverOperation, { id, now })));
     for (const { id } of page) {
       const operation = findOperation(app.ledger.read, id);
       if (operation) app.events.uncertain(operation);

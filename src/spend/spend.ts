@@ -1,7 +1,6 @@
 import type { Limit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
-import type { Tx } from '../db/handle.ts';
-import type { NotPromise } from '../db/writer.ts';
+import type { Data, Write } from '../db/write.ts';
 import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
@@ -9,29 +8,39 @@ import {
   findOperationByKey,
   HOLD_REFUSALS,
   type HoldOrder,
+  isUnanswered,
   type Operation,
   type Outcome,
-  placeHold,
-  settle,
 } from '../ledger/operation.ts';
-import { Refusal, type RefusalCode } from '../refusal.ts';
+import { Refusal, type RefusalCode, type RefusalData, refusedFrom } from '../refusal.ts';
 import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
+import { type PaidWrites, takeOverHold } from './writes.ts';
 
 /** Suggested wait before retrying an uncertain operation. */
 export const UNCERTAIN_RETRY_SECONDS = 30;
-/** How long a second request with the same key waits for the first (design 2.7). */
+/** Seconds that a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
 const JOIN_RETRY_SECONDS = 5;
+/** Longer than any call: whoever takes the place of an earlier client waits as long as that would have waited. */
+const TAKE_OVER_SECONDS = 2 * 3600;
 
 export type PaidRequest = Pick<
   HoldOrder,
-  'walletId' | 'kind' | 'route' | 'idempotencyKey' | 'fingerprint' | 'requestId'
->;
-export type Quote<Q> = Pick<
-  HoldOrder,
-  'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt' | 'advice' | 'reduce' | 'limits'
+  'walletId' | 'kind' | 'route' | 'idempotencyKey' | 'fingerprint' | 'requestId' | 'tags'
 > & {
+  /** The caller sent no key, so there is no earlier attempt to look for. */
+  isKeyMadeUp?: boolean;
+  /** The header `traceparent` of the request: its span in the caller's trace. */
+  traceparent?: string | string[] | undefined;
+  /** The request takes the place of an earlier one, whose key it has: it waits for its end, or takes over its hold. */
+  takesOver?: boolean;
+};
+export type Quote<Q, T> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt'> & {
   detail: Q;
+  /** What the writes of its kind have to know of it. */
+  terms: T;
+  /** Called when less was held than asked for, with what the rules of its kind reduced it to. */
+  reduceTo?: (to: number) => void;
 };
 
 /** Settles the callers waiting for an attempt, while the attempt itself continues. */
@@ -45,22 +54,20 @@ export type Called<A> =
   | { pending: () => Promise<A> };
 
 /** The steps in which kinds of paid requests differ. */
-export type PaidSteps<Q, A> = {
+export type PaidSteps<Q, A, T> = {
+  /** The writes of its kind. */
+  writes: PaidWrites<T>;
   /** Runs the whole request while holding a lock, where it must not overlap with others. */
   serialize?: (run: () => Promise<A>) => Promise<A>;
   /**
    * Prices the request at its maximum. Called only for a new attempt; throws a refusal for what the catalogue does not
-   * allow.
+   * allow. With `earlier`, whose hold is to be taken over: at that hold, where it can be.
    */
-  quote: () => Quote<Q> | Promise<Quote<Q>>;
-  /** Inserts rows in the same write as the hold. */
-  insertRows?: (tx: Tx, operation: Operation, quote: Quote<Q>) => void;
+  quote: (earlier?: Operation) => Quote<Q, T> | Promise<Quote<Q, T>>;
+  /** Returns whether the hold and the prices of an earlier operation cover the request. */
+  isCovered?: (earlier: Operation, quote: Quote<Q, T>) => boolean;
   /** Makes the external call, once. Never throws; if the result cannot be known, the outcome is `unknown`. */
-  call: (operation: Operation, quote: Quote<Q>, waiters: Waiters<A>) => Promise<Called<A>>;
-  /** Adjusts an outcome to what the rows allow, in the write that settles it. */
-  judge?: (tx: Tx, operation: Operation, outcome: Outcome<Buffer | null>) => Outcome<Buffer | null>;
-  /** Updates rows in the same write as the settlement. Not called if the operation had been settled before. */
-  settleRows?: (tx: Tx, operation: Operation, outcome: Outcome<Buffer | null>, now: number) => void;
+  call: (operation: Operation, quote: Quote<Q, T>, waiters: Waiters<A>) => Promise<Called<A>>;
   /** Returns the refusal for an outcome that is on disk and not `done`. */
   refuse?: (operation: Operation, outcome: NotDone) => Refusal;
   /** Returns the answer of an operation that is no longer running; throws a refusal while it is unresolved. */
@@ -70,7 +77,10 @@ export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
 
 export type Answered<A> = { answer: A; replayed: boolean };
 export type PaidApp = {
-  /** Of each wallet: operations that were held, and then refused outside. They cost nothing and stay in the books. */
+  /**
+   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend. They
+   * cost nothing and stay in the books.
+   */
   limits: { released: Limit };
   ledger: Ledger;
   clock: Clock;
@@ -94,17 +104,30 @@ export const PAID_REFUSALS = [
  * The same key and body never have a second effect: while the first attempt runs, a second request joins it; afterwards
  * the second request gets the same answer. Throws PAID_REFUSALS and the refusals of the steps.
  */
-export async function spend<Q, A>(app: PaidApp, request: PaidRequest, steps: PaidSteps<Q, A>): Promise<Answered<A>> {
-  const { walletId, route, idempotencyKey } = request;
-  const attempt = app.inFlight.find(walletId, route, idempotencyKey);
+export async function spend<Q, A, T extends Data>(
+  app: PaidApp,
+  request: PaidRequest,
+  steps: PaidSteps<Q, A, T>,
+): Promise<Answered<A>> {
+  const { walletId, route, idempotencyKey, isKeyMadeUp } = request;
+  const attempt = isKeyMadeUp ? undefined : app.inFlight.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    return { answer: (await attempt.join(JOIN_SECONDS, inProgress)) as A, replayed: true };
+    return {
+      answer: (await attempt.join(request.takesOver ? TAKE_OVER_SECONDS : JOIN_SECONDS, inProgress)) as A,
+      replayed: true,
+    };
   }
-  const earlier = findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
+  const earlier = isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
   if (earlier) {
     if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    return { answer: await steps.replay(earlier), replayed: true };
+    if (!request.takesOver || !isUnanswered(earlier)) return { answer: await steps.replay(earlier), replayed: true };
+    return {
+      answer: await app.inFlight.drive<A>(request, (registerId, reject, answer) =>
+        attemptAgain(app, request, earlier, steps, registerId, { reject, answer }),
+      ),
+      replayed: false,
+    };
   }
   // No await since the lookup: nothing else in this process can drive this key, and there is no other process.
   return {
@@ -116,29 +139,32 @@ export async function spend<Q, A>(app: PaidApp, request: PaidRequest, steps: Pai
   };
 }
 
-async function attemptOnce<Q, A>(
+async function attemptOnce<Q, A, T extends Data>(
   app: PaidApp,
-  request: PaidRequest,
-  steps: PaidSteps<Q, A>,
+  { isKeyMadeUp: _, takesOver: __, traceparent, ...request }: PaidRequest,
+  steps: PaidSteps<Q, A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
 ): Promise<A> {
   const quote = await steps.quote();
-  const { detail: _, ...hold } = quote;
+  const { hold, price, subject, resourceId, targetAt, terms } = quote;
   const id = newId('op');
   registerId(id); // Before the write, so that nobody finds a hold without a driver.
   const now = app.clock.now();
   const blocked = app.clock.holdsBlocked();
-  const operation = await app.ledger.write((tx) => {
-    const limits: HoldOrder['limits'] = (tx, wallet) => {
-      app.limits.released.check(wallet.id);
-      hold.limits?.(tx, wallet);
-    };
-    const placed = placeHold(tx, { id, ...request, ...hold, limits }, now, blocked);
-    steps.insertRows?.(tx, placed, quote);
-    return placed;
-  });
-  app.events.held(operation);
+  const order = {
+    id,
+    ...request,
+    hold,
+    price,
+    subject,
+    ...(resourceId === undefined ? {} : { resourceId }),
+    ...(targetAt === undefined ? {} : { targetAt }),
+  };
+  const limited = limitedBy(app.limits.released, request.walletId);
+  const { operation, reducedTo } = await app.ledger.write(steps.writes.hold, { order, terms, now, blocked, limited });
+  if (reducedTo !== undefined) quote.reduceTo?.(reducedTo);
+  app.events.held(operation, traceparent);
 
   const called = await steps.call(operation, quote, waiters);
   if ('pending' in called) return called.pending();
@@ -148,6 +174,60 @@ async function attemptOnce<Q, A>(
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
+/**
+ * Asks again on the hold of an unanswered operation. A definite refusal says nothing of the first attempt, so the hold
+ * stays. Where the hold no longer covers the request, or the operation has ended in the meantime, it is a new request.
+ */
+async function attemptAgain<Q, A, T extends Data>(
+  app: PaidApp,
+  request: PaidRequest,
+  earlier: Operation,
+  steps: PaidSteps<Q, A, T>,
+  registerId: RegisterId,
+  waiters: Waiters<A>,
+): Promise<A> {
+  const quote = await steps.quote(earlier);
+  const anew = () => {
+    const own = { ...request, idempotencyKey: request.requestId };
+    return attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waiters);
+  };
+  if (!steps.isCovered?.(earlier, quote)) return anew();
+  app.limits.released.check(request.walletId);
+  const now = app.clock.now();
+  const release = registerId(earlier.id); // Before the write: from now on no policy resolves it.
+  const operation = await app.ledger.write(takeOverHold, { id: earlier.id, now, blocked: app.clock.holdsBlocked() });
+  if (!operation) {
+    release();
+    return anew();
+  }
+  app.events.takenOver(operation, request.requestId, request.traceparent);
+
+  const called = await steps.call(operation, quote, waiters);
+  if ('pending' in called) return called.pending();
+  if (called.outcome.kind === 'refused') {
+    app.limits.released.count(request.walletId);
+    throw refusalOf(operation, called.outcome, steps);
+  }
+  // What a policy has charged in full is paid: the answer is delivered for it, and nothing is charged.
+  if (operation.state === 'settled') {
+    if (called.outcome.kind === 'done') return called.answer();
+    throw refusalOf(operation, called.outcome, steps);
+  }
+  const { outcome, moved } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
+  if (outcome.kind === 'done' && moved) return called.answer();
+  throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
+}
+
+/** Returns the refusal of a limit as data: what the state of the wallet forbids is refused before it. */
+function limitedBy(limit: Limit, walletId: string): RefusalData | undefined {
+  try {
+    limit.check(walletId);
+    return undefined;
+  } catch (error) {
+    return refusedFrom(error);
+  }
+}
+
 const LOST: NotDone = { kind: 'unknown', reason: 'the operation was settled meanwhile' };
 
 /** Writes the outcome with the rows that change with it, and announces it once it is on disk. */
@@ -155,37 +235,29 @@ async function settleCalled(
   app: PaidApp,
   operation: Operation,
   called: Outcome<Buffer | null>,
-  { judge, settleRows }: Pick<PaidSteps<never, never>, 'judge' | 'settleRows'>,
+  { writes }: { writes: Pick<PaidWrites<never>, 'settle'> },
   reject: RejectWaiters,
 ): Promise<{ outcome: Outcome<Buffer | null>; moved: boolean }> {
   const now = app.clock.now();
-  const settled = await writeOutcome(
-    app,
-    (tx) => {
-      const outcome = judge?.(tx, operation, called) ?? called;
-      const moved = settle(tx, operation.id, outcome, 'answer', now);
-      if (moved) settleRows?.(tx, operation, outcome, now);
-      return { outcome, moved };
-    },
-    reject,
-  );
-  app.events.settled(operation, settled.outcome, settled.moved);
-  if (settled.moved && settled.outcome.kind === 'refused') app.limits.released.count(operation.walletId);
+  const { judged, moved } = await writeOutcome(app, writes.settle, { id: operation.id, outcome: called, now }, reject);
+  const outcome = judged ?? called;
+  app.events.settled(operation, outcome, moved);
+  if (moved && outcome.kind === 'refused') app.limits.released.count(operation.walletId);
   // A policy or evidence decides what is unknown, and the end of a lease may have moved.
-  if (settled.outcome.kind === 'unknown' || operation.resourceId !== null) app.wakeAt(now);
-  return settled;
+  if (outcome.kind === 'unknown' || operation.resourceId !== null) app.wakeAt(now);
+  return { outcome, moved };
 }
 
 function refusalOf(
   operation: Operation,
   outcome: NotDone,
-  { refuse }: Pick<PaidSteps<never, never>, 'refuse'>,
+  { refuse }: Pick<PaidSteps<never, never, never>, 'refuse'>,
 ): Refusal {
   if (refuse) return refuse(operation, outcome);
   return outcome.kind === 'unknown' ? uncertain() : refusedOutside(outcome);
 }
 
-/** Returns the refusal of an outcome that the outside refused, in its own code and words. */
+/** Returns the refusal of an outcome that the model server or the backend refused, in its own code and words. */
 export function refusedOutside({ code, reason, retryAfterSeconds }: NotDone & { kind: 'refused' }): Refusal {
   return new Refusal(code, reason, retryAfterSeconds === undefined ? {} : { retryAfterSeconds });
 }
@@ -207,14 +279,15 @@ const AGAIN_MILLISECONDS = 500;
  * `operation_uncertain` and the write is retried until shutdown. The attempt stays registered, so nothing else resolves
  * it.
  */
-export async function writeOutcome<T>(
+export async function writeOutcome<D, R>(
   app: Pick<PaidApp, 'ledger' | 'inFlight' | 'events'>,
-  change: (tx: Tx) => NotPromise<T>,
+  write: Write<D, R>,
+  data: NoInfer<D>,
   reject: RejectWaiters,
-): Promise<T> {
+): Promise<R> {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await app.ledger.write(change);
+      return await app.ledger.write(write, data);
     } catch (error) {
       if (!(error instanceof Refusal) || error.code !== 'read_only') throw error;
       if (attempt === 1) app.events.failed('settle', error); // Logged once: a disk may stay full for hours.

@@ -18,8 +18,8 @@ const WAITING_BYTES_MAX = 16 * 1024 * 1024;
 const WAITING_BYTES_FREE = 64 * 1024;
 /** The memory overhead of an unread packet, however small its content. */
 const PACKET_BYTES = 256;
-/** How long the last messages may take to be sent before the socket is destroyed. */
-const CLOSE_MILLISECONDS = 1000;
+/** Time that a client has to take the last messages, of a connection or of a channel. */
+export const CLOSE_MILLISECONDS = 1000;
 
 /** An open connection. */
 export type Client = {
@@ -30,6 +30,7 @@ export type Client = {
   resourceId: string | undefined;
   /** Counts its unread input against the wallet's memory quota; undefined before authentication. */
   memory: Memory | undefined;
+  /** The open channels, and those that have ended but that the client has not closed yet. */
   channels: Set<ServerChannel>;
   /** Aborted when the connection has ended or is being ended. */
   gone: AbortSignal;

@@ -2,35 +2,40 @@ import { createServer, type Socket } from 'node:net';
 import ssh2, { type Algorithms, type AuthContext, type Connection, type ParsedKey } from 'ssh2';
 import type { Keyring } from '../access/keyring.ts';
 import { resourceKey } from '../access/ssh-keys.ts';
+import { checkAfterFailure } from '../lease/after-failure.ts';
 import type { LeaseApp } from '../lease/create.ts';
+import { accessible, type Ports } from '../lease/ports.ts';
+import { whyOver } from '../lease/why.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
-import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { contain } from '../net/contain.ts';
 import { type Address, listen } from '../net/listen.ts';
 import { SSH_ALGORITHMS, takesPackets } from '../net/ssh-algorithms.ts';
 import { type Client, createClients } from './clients.ts';
+import { forward } from './forward.ts';
 import type { Memory } from './memory.ts';
 import { type Host, serveSession } from './session.ts';
 
-export type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory } };
+export type SshApp = LeaseApp & { keyring: Keyring; memory: { open(walletId: string): Memory }; ports: Ports };
 export type GatewayLimits = {
-  /** How long a client may take to authenticate. */
+  /** Time limit for a client to authenticate. */
   authenticationMilliseconds: number;
-  /** How long a session may be idle in both directions. */
+  /** Time after which a session that is idle in both directions ends. */
   idleMilliseconds: number;
 };
 const LIMITS: GatewayLimits = { authenticationMilliseconds: 20_000, idleMilliseconds: 30 * 60_000 };
 const ATTEMPT_COUNT_MAX = 10;
 /** The most sessions of one connection in total, as ssh2 keeps some memory for each. */
 const OPENED_COUNT_MAX = 10_000;
-/** How often open connections are checked, so that access ends with the lease. */
+/** Interval at which open connections are checked, so that access ends with the lease. */
 const CHECK_MILLISECONDS = 1000;
+const NOT_RUNNING = 'the resource is not running';
 
 export type SshServer = { address: Address; close(): Promise<void> };
 
 /**
- * Opens the SSH gateway (design, section 7). One key opens one resource, through a session of its backend. Only shell, exec
- * and sftp are served; every kind of forwarding is refused. Open connections end with the lease.
+ * Opens the SSH gateway (design, section 7). One key opens one resource, through a session of its backend. Shell, exec and
+ * sftp are served, and connections to ports of that resource; every other kind of forwarding is refused. Open connections
+ * end with the lease.
  */
 export async function openSshServer(
   app: SshApp,
@@ -78,12 +83,21 @@ export async function openSshServer(
         const over = clients.openSession(client.resourceId as string);
         if (!over) return reject();
         const session = accept();
-        if (takesPackets(session)) return serveSession(host, client, session, over);
-        over();
+        const ended = app.activity.begin(client.resourceId as string);
+        const bothOver = () => {
+          over();
+          ended();
+        };
+        if (takesPackets(session)) return serveSession(host, client, session, bothOver);
+        bothOver();
         client.disconnect('its packets are too small');
       });
-      // Forwarding of every kind: from the client, to the client, of sockets.
-      connection.on('tcpip', (_accept, reject) => reject());
+      connection.on('tcpip', (accept, reject, { destIP: to, destPort: port }) => {
+        if (++opened > OPENED_COUNT_MAX) return client.disconnect('too many sessions');
+        const connect = (port: number) => app.ports.connect(client.resourceId as string, port);
+        void forward(connect, client, { host: to, port, accept, reject }).catch(client.broken);
+      });
+      // Forwarding of every other kind: to the client, of sockets.
       connection.on('openssh.streamlocal', (_accept, reject) => reject());
       connection.on('request', (_accept, reject) => reject?.());
     });
@@ -101,7 +115,8 @@ export async function openSshServer(
   const server = createServer({ noDelay: true }, admit);
   const timer = setInterval(() => {
     for (const client of clients.authenticated) {
-      if (!accessible(app, client.resourceId as string)) client.disconnect('the lease has ended');
+      const over = whyInaccessible(app, client.resourceId as string);
+      if (over !== undefined) client.dismiss(over);
       clients.checkBacklog(client);
     }
   }, CHECK_MILLISECONDS);
@@ -127,24 +142,23 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
     async open({ resourceId }, order) {
       const found = accessible(app, resourceId as string);
       const backend = found && app.slots.backendOf(found.resource);
-      if (!found || !backend || found.resource.ref === null) throw new Error('the resource is not running');
-      return backend.session(found.resource.ref, order);
+      if (!found || !backend || found.resource.ref === null) throw new Error(NOT_RUNNING);
+      const { id, ref } = found.resource;
+      return backend.session(ref, order).catch(async (error) => {
+        await checkAfterFailure(app, id); // The client is told by `over` if its machine is gone.
+        throw error;
+      });
     },
-    failed(client, error) {
-      if (accessible(app, client.resourceId as string))
-        app.events.failed('ssh_session', error, { resource: client.resourceId });
-      else client.disconnect('the lease has ended');
-    },
+    over: ({ resourceId }) => whyInaccessible(app, resourceId as string),
+    failed: ({ resourceId }, error) => app.events.failed('ssh_session', error, { resource: resourceId }),
   };
 }
 
-/** Returns a running resource and its wallet, while it has paid time left and the wallet is active. */
-function accessible(app: SshApp, id: string): { resource: Resource; wallet: Wallet } | undefined {
-  const resource = findResource(app.ledger.read, id);
-  const now = app.clock.now();
-  if (resource?.status !== 'running' || resource.endWanted !== null || resource.expiresAt <= now) return undefined;
-  const wallet = findWallet(app.ledger.read, resource.walletId);
-  return wallet && statusAt(wallet, now) === 'active' ? { resource, wallet } : undefined;
+/** Says why a lease cannot be used, which mostly is that it is over; undefined while it can. */
+function whyInaccessible(app: SshApp, resourceId: string): string | undefined {
+  if (accessible(app, resourceId)) return undefined;
+  const reason = whyOver(app, resourceId);
+  return reason === null ? NOT_RUNNING : `the lease is over (${reason})`;
 }
 
 /** Checks a login: the user name is the resource id, and only the resource's own key is accepted. */

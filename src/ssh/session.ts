@@ -1,39 +1,22 @@
-import { constants } from 'node:os';
 import type { Readable } from 'node:stream';
 import type { ServerChannel, Session as ServerSession } from 'ssh2';
 import type { Session, SessionOrder } from '../compute/backend.ts';
+import { codeOfSignal } from '../compute/backends/shell.ts';
+import { SftpFault } from '../compute/inside/sftp-fault.ts';
+import { InsideLost } from '../compute/inside/sftp-inside.ts';
+import { SFTP_SCRIPT } from '../compute/inside/sftp-script.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
-import type { Client } from './clients.ts';
+import { CLOSE_MILLISECONDS, type Client } from './clients.ts';
 import type { Memory } from './memory.ts';
 import { createOutlet, type Outlet } from './outlet.ts';
 import { serveSftp } from './sftp.ts';
-import { SftpFault } from './sftp-fault.ts';
-import { InsideLost } from './sftp-inside.ts';
-import { SFTP_SCRIPT } from './sftp-script.ts';
 import { MalformedPacket } from './sftp-wire.ts';
 
-/** How long the sftp script may take to end after its input has; one that hangs is killed. */
+/** Time limit for the sftp script to end after its input has; one that hangs is killed. */
 const EXIT_MILLISECONDS = 5000;
 /** The signals that kill the session; a client's other signals are ignored. */
 const KILLING = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
-/** The signals that the protocol names (RFC 4254, section 6.10). For others the shell's exit code is sent. */
-const SIGNALS = new Set([
-  'ABRT',
-  'ALRM',
-  'FPE',
-  'HUP',
-  'ILL',
-  'INT',
-  'KILL',
-  'PIPE',
-  'QUIT',
-  'SEGV',
-  'TERM',
-  'USR1',
-  'USR2',
-]);
-const SIGNAL_EXIT = 128;
 
 /** Errors caused by the client or its machine; they are reported to the client and not to the operator. */
 const CLIENT_ERRORS = [SftpFault, MalformedPacket, InsideLost];
@@ -43,7 +26,9 @@ class Unopened extends Error {}
 export type Host = {
   /** Opens a session in the client's resource. Throws when that fails. */
   open(client: Client, order: SessionOrder): Promise<Session>;
-  /** Reports to the operator that a session could not be opened or broke off; ends the connection if the lease has ended. */
+  /** Says that the client's lease is over and why; undefined while it can be used. */
+  over(client: Client): string | undefined;
+  /** Reports to the operator that a session of a lease that can be used could not be opened or broke off. */
   failed(client: Client, error: unknown): void;
   /** Returns a counter of the client's memory against its wallet's quota. */
   memory(client: Client): Memory;
@@ -111,14 +96,15 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
       live?.kill(); // Nothing keeps running when its client is gone.
       if (signal.aborted) return;
       const isClientError = CLIENT_ERRORS.some((kind) => error instanceof kind);
-      if (!isClientError) host.failed(client, error);
-      const message = isClientError || error instanceof Unopened ? error.message : 'the session was lost';
+      const over = isClientError ? undefined : host.over(client);
+      if (!isClientError && over === undefined) host.failed(client, error);
+      const message = over ?? (isClientError || error instanceof Unopened ? error.message : 'the session was lost');
       await outlet.err(Buffer.from(`purser: ${message}\n`)).catch(() => {}); // The client may be gone.
       channel.exit(255);
       channel.end();
     } finally {
       clearTimeout(idle);
-      client.channels.delete(channel);
+      forgetOnceClosed(client, channel);
     }
   }
   /** `channel` is undefined when the client wants no reply, or has a channel on this session already. */
@@ -135,6 +121,13 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
   });
 }
 
+/** Forgets a channel that has ended once its client has closed it too: until then the client may have output to print. */
+function forgetOnceClosed({ channels }: Client, channel: ServerChannel): void {
+  const forget = () => void channels.delete(channel);
+  channel.once('close', forget);
+  setTimeout(forget, CLOSE_MILLISECONDS).unref();
+}
+
 type Exchange = {
   host: Host;
   client: Client;
@@ -148,7 +141,7 @@ type Exchange = {
 };
 
 /** Connects the streams with back-pressure, and sends the exit status of the command. */
-async function join({ channel, inside, outlet, signal, active }: Exchange): Promise<void> {
+async function join({ host, client, channel, inside, outlet, signal, active }: Exchange): Promise<void> {
   channel.on('data', active);
   // As in OpenSSH's server, end of input is not passed to a terminal: some engines would end the session.
   const isTerminal = inside.stderr === undefined;
@@ -157,9 +150,10 @@ async function join({ channel, inside, outlet, signal, active }: Exchange): Prom
   if (inside.stderr) flows.push(flow(inside.stderr, outlet.err, active));
   // Also wait for the remaining output.
   const [end] = await unless(signal, Promise.all([inside.ended, ...flows]));
-  if ('code' in end) channel.exit(end.code);
-  else if (SIGNALS.has(end.signal)) channel.exit(end.signal, false, '');
-  else channel.exit(SIGNAL_EXIT + (constants.signals[`SIG${end.signal}` as NodeJS.Signals] ?? 0));
+  const over = host.over(client); // Its machine may have ended the command by ending itself.
+  if (over !== undefined) await outlet.err(Buffer.from(`purser: ${over}\n`));
+  // Not the protocol's own message of a signal: engines tell nothing but a code, and `ssh` would make it 255.
+  channel.exit('code' in end ? end.code : codeOfSignal(end.signal));
 }
 
 /** Serves sftp: the gateway is the server, and the files are on the machine. */
@@ -180,7 +174,7 @@ async function transfer({ host, client, channel, inside, outlet, signal, active 
 }
 
 /** Forwards a stream chunk by chunk. Resolves when it has ended. */
-function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, active: () => void): Promise<void> {
+export function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, active: () => void): Promise<void> {
   return new Promise((resolve, reject) => {
     let last: Promise<void> = Promise.resolve();
     source.on('data', (bytes: Buffer) => {
@@ -196,6 +190,7 @@ function flow(source: Readable, put: (bytes: Buffer) => Promise<void>, active: (
 
 /** Awaits a promise, but throws the signal's reason as soon as it is aborted. */
 async function unless<T>(signal: AbortSignal, wanted: Promise<T>): Promise<T> {
+  wanted.catch(() => {}); // It may reject when nobody waits for it any more.
   signal.throwIfAborted();
   const aborted = Promise.withResolvers<never>();
   const abort = () => aborted.reject(signal.reason);

@@ -1,5 +1,5 @@
-import { SftpFault } from './sftp-fault.ts';
-import { type Attributes, type Name, STATUS } from './sftp-wire.ts';
+import { entriesOf, type Facts } from '../compute/inside/sftp-facts.ts';
+import type { Name } from './sftp-wire.ts';
 
 const KINDS = new Map([
   [0o010000, 'p'],
@@ -14,30 +14,6 @@ const KIND_BITS = 0o170000;
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
 const HALF_A_YEAR_SECONDS = 182 * 86_400;
 const NAMES_PER_ANSWER = 100;
-/** The name that `stat` prints for a user or group without one. */
-const NAMELESS = 'UNKNOWN';
-const UINT32_MAX = 2 ** 32 - 1;
-
-export type Facts = { attributes: Attributes; links: number; user: string; group: string };
-
-/** Parses the output of `stat` in the format of `SFTP_SCRIPT`. Throws SftpFault when it has another form. */
-export function factsOf(output: string): Facts {
-  const found = /^([0-9a-f]{1,8}) (\d{1,19}) (\d+) (\d+) (-?\d+) (-?\d+) (\d+):([^:/]*):([^/\n]*)\n?$/.exec(output);
-  if (!found) throw new SftpFault(STATUS.failure, 'the machine says nothing that can be understood of the file');
-  const [, mode = '', size = '', uid, gid, accessed, modified, links, user = '', group = ''] = found;
-  const uint32 = (text: string | undefined) => Math.min(Math.max(Number(text), 0), UINT32_MAX);
-  return {
-    attributes: {
-      size: BigInt(size),
-      owner: { uid: uint32(uid), gid: uint32(gid) },
-      mode: Number.parseInt(mode, 16),
-      times: { accessed: uint32(accessed), modified: uint32(modified) },
-    },
-    links: uint32(links),
-    user: user === NAMELESS ? String(uid) : user,
-    group: group === NAMELESS ? String(gid) : group,
-  };
-}
 
 /** Formats a line like `ls -l`, which sftp clients show unchanged. `now` is Unix seconds; times are UTC. */
 export function longName({ attributes, links, user, group }: Facts, name: Buffer, now: number): Buffer {
@@ -75,17 +51,14 @@ export type Listing = { bytes: number; next(now: number): Name[] };
 
 /** Parses the script's listing. `separator` begins each entry; it is random, so no file name contains it. */
 export function createListing(output: Buffer, separator: string): Pick<Listing, 'next'> {
-  let at = output.indexOf(separator);
+  const entries = entriesOf(output, separator);
   return {
     next(now) {
       const names: Name[] = [];
-      while (at >= 0 && names.length < NAMES_PER_ANSWER) {
-        const from = at + separator.length;
-        at = output.indexOf(separator, from);
-        const entry = output.subarray(from, at < 0 ? undefined : at);
-        const slash = entry.indexOf('/');
-        const facts = factsOf(entry.subarray(0, slash).toString());
-        const name = entry.subarray(slash + '/./'.length, -1); // The script prints ./name and a newline.
+      while (names.length < NAMES_PER_ANSWER) {
+        const { value } = entries.next();
+        if (!value) break;
+        const { name, facts } = value;
         names.push({ name, longName: longName(facts, name, now), attributes: facts.attributes });
       }
       return names;

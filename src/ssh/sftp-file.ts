@@ -1,7 +1,7 @@
-import { SftpFault } from './sftp-fault.ts';
-import type { Inside } from './sftp-inside.ts';
-import { MOVE_BYTES, READ_BYTES } from './sftp-script.ts';
-import { OPEN, STATUS } from './sftp-wire.ts';
+import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
+import type { Inside } from '../compute/inside/sftp-inside.ts';
+import { MOVE_BYTES, READ_BYTES } from '../compute/inside/sftp-script.ts';
+import { OPEN } from './sftp-wire.ts';
 
 /** The most blocks of 64 KiB that are read ahead. */
 const BLOCK_COUNT_MAX = 16;

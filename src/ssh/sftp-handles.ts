@@ -1,9 +1,8 @@
+import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
+import { DESCRIPTORS } from '../compute/inside/sftp-script.ts';
 import type { Memory } from './memory.ts';
 import type { Listing } from './sftp-entry.ts';
-import { SftpFault } from './sftp-fault.ts';
 import type { File } from './sftp-file.ts';
-import { DESCRIPTORS } from './sftp-script.ts';
-import { STATUS } from './sftp-wire.ts';
 
 const DIRECTORY_COUNT_MAX = 16;
 /** The most bytes of listings over all open directories of a client: about 150,000 names. */

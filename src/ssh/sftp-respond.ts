@@ -1,12 +1,13 @@
+import { type Attributes, factsOf } from '../compute/inside/sftp-facts.ts';
+import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
+import type { Inside } from '../compute/inside/sftp-inside.ts';
+import { DESCRIPTORS } from '../compute/inside/sftp-script.ts';
 import type { Memory } from './memory.ts';
 import type { Write } from './sftp-batch.ts';
-import { createListing, factsOf } from './sftp-entry.ts';
-import { SftpFault } from './sftp-fault.ts';
+import { createListing } from './sftp-entry.ts';
 import { offsetOf, openFile, readFile, writeFile } from './sftp-file.ts';
 import { createHandles, handleId } from './sftp-handles.ts';
-import type { Inside } from './sftp-inside.ts';
-import { DESCRIPTORS } from './sftp-script.ts';
-import { type Attributes, answer, type Fields, PACKET_BYTES_MAX, REQUEST, STATUS, uint64 } from './sftp-wire.ts';
+import { answer, type Fields, PACKET_BYTES_MAX, REQUEST, uint64 } from './sftp-wire.ts';
 
 /** The most bytes of a read or write: a multiple of what clients use by default, and a fraction of the read-ahead. */
 const TRANSFER_BYTES_MAX = 128 * 1024;

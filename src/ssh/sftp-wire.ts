@@ -1,4 +1,6 @@
 import type { Readable } from 'node:stream';
+import type { Attributes } from '../compute/inside/sftp-facts.ts';
+import type { Status } from '../compute/inside/sftp-fault.ts';
 
 /**
  * The packets of the SSH File Transfer Protocol, version 3 (draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL file for
@@ -36,30 +38,12 @@ const RESPONSE = {
   attributes: 105,
   extended: 201,
 } as const;
-export const STATUS = {
-  ok: 0,
-  endOfFile: 1,
-  noSuchFile: 2,
-  permissionDenied: 3,
-  failure: 4,
-  badMessage: 5,
-  unsupported: 8,
-} as const;
-export type Status = (typeof STATUS)[keyof typeof STATUS];
 export const OPEN = { read: 1, write: 2, append: 4, create: 8, truncate: 16, exclusive: 32 } as const;
 const ATTRIBUTE = { size: 1, owner: 2, mode: 4, times: 8, extended: 0x80000000 } as const;
 
 const VERSION = 3;
 /** The longest packet, as in OpenSSH's server. */
 export const PACKET_BYTES_MAX = 256 * 1024;
-
-/** The attributes of a file; those that a packet omits are undefined. Times are Unix seconds. */
-export type Attributes = {
-  size?: bigint;
-  owner?: { uid: number; gid: number };
-  mode?: number;
-  times?: { accessed: number; modified: number };
-};
 
 /** The client violates the protocol, so nothing after this packet can be parsed. */
 export class MalformedPacket extends Error {}
@@ -104,16 +88,19 @@ export function readFields(packet: Buffer) {
   };
 }
 
+/** Encodes a uint32, big-endian (RFC 4251, section 5). */
 export const uint32 = (value: number) => {
   const bytes = Buffer.alloc(4);
   bytes.writeUInt32BE(value);
   return bytes;
 };
+/** Encodes a uint64, big-endian (RFC 4251, section 5). */
 export const uint64 = (value: bigint) => {
   const bytes = Buffer.alloc(8);
   bytes.writeBigUInt64BE(value);
   return bytes;
 };
+/** Encodes a string: its length in bytes as a uint32, then the bytes (RFC 4251, section 5). */
 export const string = (content: Buffer | string) => {
   const bytes = typeof content === 'string' ? Buffer.from(content) : content;
   return Buffer.concat([uint32(bytes.length), bytes]);

@@ -1,11 +1,11 @@
 import type { Readable } from 'node:stream';
 import type { Session } from '../compute/backend.ts';
+import { SftpFault, STATUS } from '../compute/inside/sftp-fault.ts';
+import { createInside } from '../compute/inside/sftp-inside.ts';
 import type { Memory } from './memory.ts';
 import { gatherWrites } from './sftp-batch.ts';
-import { SftpFault } from './sftp-fault.ts';
-import { createInside } from './sftp-inside.ts';
 import { createResponder } from './sftp-respond.ts';
-import { answer, createPacketReader, MalformedPacket, REQUEST, readFields, STATUS } from './sftp-wire.ts';
+import { answer, createPacketReader, MalformedPacket, REQUEST, readFields } from './sftp-wire.ts';
 
 const EXTENSIONS = {
   'posix-rename@openssh.com': '1',

@@ -1,11 +1,13 @@
 import type { Config } from '../config/config.ts';
+import { defineWrite } from '../db/write.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { REPORT_ONLY } from '../lease/report-only.ts';
 import { advance } from '../lease/step.ts';
-import { type CloseReason, closeWallet, freezeWallet, noteCleanup } from '../ledger/closing.ts';
-import { decide, hasOpenOperations, openOperations } from '../ledger/operation.ts';
+import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../ledger/closing.ts';
+import { hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
-import { findWallet, type Wallet } from '../ledger/wallet.ts';
+import { findWallet, openChildren, openDescendants, type Wallet } from '../ledger/wallet.ts';
+import { resolveByPolicy } from '../ledger/writes.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
 export type CloseApp = LeaseApp & {
@@ -16,18 +18,15 @@ export type CloseApp = LeaseApp & {
 const AGAIN_MILLISECONDS = 250;
 
 /**
- * Freezes a wallet and works on closing it for at most `close_wait_seconds`: ends its leases, waits for requests in
- * flight, resolves uncertain chats by their policy, settles the rest and returns what is left. Returns the wallet as it
- * is then: `closed`, or still `closing` or `expired` while the reaper continues (design 2.10). Idempotent.
+ * Ends the spending of a wallet and of all below it, and works on closing them for at most `close_wait_seconds`, the
+ * deepest first: ends their leases, waits for requests in flight, resolves uncertain chats by their policy, settles the
+ * rest and returns what is left. Returns the wallet as it is then: `closed`, or still `closing` or `expired` while the
+ * reaper continues (design 2.10). Idempotent.
  */
 export async function close(app: CloseApp, walletId: string, reason: CloseReason): Promise<Wallet> {
   const now = app.clock.now();
-  const frozen = await app.ledger.write((tx) => {
-    const wallet = freezeWallet(tx, walletId, reason, now);
-    if (wallet.status !== 'closed') endResourcesOfWallet(tx, walletId, 'wallet_closed', now);
-    return wallet;
-  });
-  if (frozen.status === 'closed') return frozen;
+  const ending = await app.ledger.write(endSpending, { id: walletId, reason, now });
+  if (ending.status === 'closed') return ending;
   const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
   const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
   await endLeases(app, walletId, secondsLeft());
@@ -38,7 +37,7 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
     await endLeases(app, walletId, secondsLeft());
     const attempted = await tryClose(app, walletId);
     if (attempted.status === 'closed') return attempted;
-    const isHeldBack = liveResources(app.ledger.read, walletId).some((it) => it.quarantinedAt !== null);
+    const isHeldBack = leasesBelow(app, walletId).some((it) => it.quarantinedAt !== null);
     if (isHeldBack || secondsLeft() === 0 || app.inFlight.isCutOff()) {
       app.wakeAt(app.clock.now() + 1); // The reaper continues.
       return attempted;
@@ -47,20 +46,60 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   }
 }
 
+type EndSpending = { id: string; reason: CloseReason; now: number };
+/** Begins to close a wallet and all below it, in one write: nothing in the tree spends any more. */
+export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletId, reason, now }: EndSpending) => {
+  for (const { id } of openDescendants(tx, walletId)) endOne(id);
+  return endOne(walletId);
+
+  function endOne(id: string): Wallet {
+    const wallet = beginClosing(tx, id, reason, now);
+    if (wallet.status !== 'closed') endResourcesOfWallet(tx, id, 'wallet_closed', now);
+    return wallet;
+  }
+});
+
+type CloseWallet = {
+  id: string;
+  /** Its leases at which something is being done. */
+  busyLeases: readonly string[];
+  now: number;
+};
+/** Closes a wallet if nothing is left of it, or notes what is. Returns the wallet if this write has closed it. */
+const closeIfSettled = defineWrite('wallet.close', (tx, { id, busyLeases, now }: CloseWallet) => {
+  if (findWallet(tx, id)?.status === 'closed') return undefined; // Something else closed it first, and announced it.
+  const [live] = liveResources(tx, id);
+  const [child] = openChildren(tx, id, 1);
+  if (live || child || hasOpenOperations(tx, id)) {
+    const inFlight = child ? `its child ${child.id} is not closed yet` : 'requests are still in flight';
+    noteCleanup(tx, id, live ? troubleOf(live, busyLeases.includes(live.id)) : inFlight);
+    return undefined;
+  }
+  return closeWallet(tx, id, now);
+});
+
+/** Returns the leases of a wallet and of all below it that have not ended. */
+function leasesBelow(app: CloseApp, walletId: string): Resource[] {
+  const below = openDescendants(app.ledger.read, walletId).map(({ id }) => id);
+  return [walletId, ...below].flatMap((id) => liveResources(app.ledger.read, id));
+}
+
 /**
- * Runs one step of each lease of a wallet and waits at most `seconds`; the steps of a backend that hangs continue on
- * their own.
+ * Runs one step of each lease of a wallet and of all below it, and waits at most `seconds`; the steps of a backend that
+ * hangs continue on their own.
  */
 async function endLeases(app: CloseApp, walletId: string, seconds: number): Promise<void> {
-  const steps = liveResources(app.ledger.read, walletId).map(({ id }) => advance(app, id));
+  const steps = leasesBelow(app, walletId).map(({ id }) => advance(app, id));
   await app.inFlight.waitFor(Promise.all(steps), seconds);
 }
 
 /**
- * Makes one attempt to close a frozen wallet: resolves the chats that no evidence will ever resolve, and closes it if
+ * Makes one attempt to close a wallet that has begun to: closes its children first, resolves the chats that no evidence will ever resolve, and closes it if
  * nothing is left. Attempts driven by this process are left to end on their own.
  */
 export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet> {
+  for (const child of openChildren(app.ledger.read, walletId))
+    if (child.status === 'closing' || child.status === 'expired') await tryClose(app, child.id);
   const undecided = openOperations(app.ledger.read, walletId).filter((it) => !app.inFlight.drives(it.id));
   // A lease waits for evidence; a reserved operation is about to be driven, or to be found uncertain.
   const doubtful = undecided.filter(({ kind, state }) => kind === 'chat' && state === 'uncertain');
@@ -69,20 +108,14 @@ export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet>
     doubtful.map((it) => {
       const { policy } = uncertainPolicyOf(app.config.router, it);
       const reason = `the wallet was closed; policy ${policy}`;
-      return app.ledger.write((tx) => decide(tx, it.id, policy, 'policy', reason, decidedAt));
+      return app.ledger.write(resolveByPolicy, { id: it.id, decision: policy, reason, now: decidedAt });
     }),
   );
   for (const it of decided) if (it.moved) app.events.decided(it.operation);
   const now = app.clock.now();
-  const closed = await app.ledger.write((tx) => {
-    if (findWallet(tx, walletId)?.status === 'closed') return undefined; // Something else closed it first, and announced it.
-    const [live] = liveResources(tx, walletId);
-    if (live || hasOpenOperations(tx, walletId)) {
-      noteCleanup(tx, walletId, live ? troubleOf(app, live) : 'requests are still in flight');
-      return undefined;
-    }
-    return closeWallet(tx, walletId, now);
-  });
+  const leases = liveResources(app.ledger.read, walletId).map(({ id }) => id);
+  const busyLeases = leases.filter((id) => app.leaseMutex.isBusy(id));
+  const closed = await app.ledger.write(closeIfSettled, { id: walletId, busyLeases, now });
   if (closed) app.events.walletClosed(closed);
   return closed ?? (findWallet(app.ledger.read, walletId) as Wallet);
 }
@@ -91,8 +124,8 @@ export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet>
  * Why a wallet waits for this lease, in our own words: accounts read it. What the backend said may name sockets and
  * addresses; the resource keeps that for the operator.
  */
-function troubleOf({ leaseMutex }: CloseApp, { id, backend, quarantinedAt, attempts, status }: Resource): string {
+function troubleOf({ id, backend, quarantinedAt, attempts, status }: Resource, isBusy: boolean): string {
   if (quarantinedAt !== null) return `${id} on ${backend}: ${REPORT_ONLY}`;
   if (attempts > 0) return `${id} on ${backend}: the backend failed or has not answered; it is asked again`;
-  return `${id} on ${backend}: ${leaseMutex.isBusy(id) ? 'the backend has not answered yet' : status}`;
+  return `${id} on ${backend}: ${isBusy ? 'the backend has not answered yet' : status}`;
 }

@@ -1,15 +1,19 @@
 import { type Keyring, walletCredential, walletToken } from '../access/keyring.ts';
 import type { Clock } from '../clock.ts';
+import type { Config } from '../config/config.ts';
 import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { openWallet, refuseInactive, type Wallet, type WalletOrder } from '../ledger/wallet.ts';
+import type { WalletOrder } from '../ledger/open-wallet.ts';
+import { refuseInactive, type Wallet } from '../ledger/wallet.ts';
+import { openWallet } from '../ledger/writes.ts';
 
 export type OpenApp = {
   ledger: Ledger;
   clock: Clock;
   events: Events;
   keyring: Keyring;
+  config: Pick<Config, 'childWallets'>;
   /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
@@ -27,7 +31,9 @@ export async function open(
   const id = newId('wal');
   const { row, token: fresh } = walletCredential(app.keyring, id);
   const now = app.clock.now();
-  const { wallet, isNew } = await app.ledger.write((tx) => openWallet(tx, { ...request, id, ...row }, now, blocked));
+  const order = { ...request, id, ...row };
+  const limits = app.config.childWallets;
+  const { wallet, isNew } = await app.ledger.write(openWallet, { order, now, blocked, limits });
   if (isNew) {
     app.events.walletOpened(wallet);
     if (wallet.expiresAt !== null) app.wakeAt(wallet.expiresAt);

@@ -10,6 +10,7 @@ export const AccountBody = v.object({
   welcome_credit_cents: Cents,
 });
 
+/** Builds the body of an account. */
 export function accountBody(account: Account): v.InferOutput<typeof AccountBody> {
   return {
     available_cents: account.availableCents,

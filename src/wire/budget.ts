@@ -13,7 +13,9 @@ export const Budget = v.object({
   budget_usd: Usd,
   used_usd: Usd,
   held_usd: Usd,
+  delegated_usd: v.pipe(Usd, v.description('the budgets of its open child wallets')),
   available_usd: Usd,
+  frozen_at: v.nullable(Time),
   expires_at: v.nullable(Time),
   holds: v.array(
     v.object({
@@ -27,15 +29,19 @@ export const Budget = v.object({
   ),
 });
 
+/** Builds the body of the budget of a wallet with its `open` operations, at `now` (Unix seconds). */
 export function budget(wallet: Wallet, open: readonly Operation[], now: number): v.InferOutput<typeof Budget> {
-  const { id, status, budget_usd, used_usd, held_usd, available_usd, expires_at } = walletRecord(wallet, now);
+  const { id, status, budget_usd, used_usd, held_usd, delegated_usd, available_usd, frozen_at, expires_at } =
+    walletRecord(wallet, now);
   return {
     wallet_id: id,
     status,
     budget_usd,
     used_usd,
     held_usd,
+    delegated_usd,
     available_usd,
+    frozen_at,
     expires_at,
     holds: open.map((operation) => ({
       id: operation.id,

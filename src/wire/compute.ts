@@ -2,7 +2,10 @@ import * as v from 'valibot';
 import { type Offer, SLOTS, type Slot, type Spec } from '../compute/backend.ts';
 import { canExtend } from '../compute/slots.ts';
 import type { Reader } from '../db/handle.ts';
-import { type Operation, operationOf } from '../ledger/operation.ts';
+import type { LeaseApp } from '../lease/create.ts';
+import { whyProvisioning } from '../lease/why.ts';
+import { keepOf } from '../ledger/keep.ts';
+import { operationOf } from '../ledger/operation.ts';
 import type { Resource } from '../ledger/resource.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { checked, Id, Time, text, Usd, wholeNumber } from './parts.ts';
@@ -50,17 +53,82 @@ export const ComputeRequest = v.variant(
 
 export const ResourceId = v.object({ id: Id });
 export const ExtendRequest = v.strictObject({ id: Id, additional_seconds: wholeNumber(1, 86_400) });
+/** Shortest and longest step of a lease that is kept while it is busy, in seconds. */
+const STEP_SECONDS = { min: 60, max: 3600 };
+const STEP = `must be 0, or a whole number from ${STEP_SECONDS.min} to ${STEP_SECONDS.max}`;
+export const KeepRequest = v.pipe(
+  v.strictObject({
+    id: Id,
+    extend_seconds: v.pipe(
+      v.number(STEP),
+      v.safeInteger(STEP),
+      checked((it: number) => it === 0 || (it >= STEP_SECONDS.min && it <= STEP_SECONDS.max), STEP, {
+        anyOf: [{ const: 0 }, { minimum: STEP_SECONDS.min, maximum: STEP_SECONDS.max }],
+        description: 'the length of a step; 0 ends it',
+      }),
+    ),
+    max_seconds: v.optional(maxSeconds),
+  }),
+  v.forward(
+    v.partialCheck(
+      [['extend_seconds'], ['max_seconds']],
+      ({ extend_seconds: step, max_seconds: max }) => step === 0 || (max !== undefined && max >= step),
+      'must be given, and be at least extend_seconds, unless that is 0',
+    ),
+    ['max_seconds'],
+  ),
+);
+/** Schema action that refuses what no program can be given as a word. */
+export const withoutNul = (description: string) =>
+  checked((it: string) => !it.includes('\0'), 'must not contain NUL', {
+    pattern: '^[^\\u0000]*$',
+    description,
+  });
+export const Command = v.pipe(text(1, 65_536), withoutNul('a command line for sh -c; no NUL'));
+/** Where a command starts. */
+export const WorkingDirectory = v.optional(
+  v.pipe(
+    text(1, 4096),
+    withoutNul('the directory in which it starts, absolute or from where commands start without it'),
+  ),
+);
+const NAME = 'must be a name of a shell variable (letters, digits and _) that does not begin with PURSER_';
+/** Variables of a command. */
+export const EnvironmentVariables = v.optional(
+  v.pipe(
+    v.record(
+      v.pipe(v.string(), v.regex(/^(?!PURSER_)[A-Za-z_][A-Za-z0-9_]{0,255}$/, NAME)),
+      v.pipe(v.string('must be a string'), withoutNul('no NUL')),
+      'must be an object of names and strings',
+    ),
+    v.description('variables of its environment, beside those that commands have'),
+  ),
+);
+
+/** Line breaks may be anywhere, as programs that print base64 put them (RFC 2045, section 6.8). */
+function isBase64(text: string): boolean {
+  const characters = text.replace(/[\r\n]+/g, '');
+  return characters.length % 4 === 0 && /^[0-9A-Za-z+/]*={0,2}$/.test(characters);
+}
+
+/** Base64, with what it is for. */
+const base64 = (description: string) =>
+  v.pipe(
+    v.string('must be a string'),
+    // valibot's own pattern overflows the stack on a string of several megabytes.
+    checked(isBase64, 'must be base64', { contentEncoding: 'base64', description }),
+  );
+
 export const ExecRequest = v.object({
   id: Id,
-  command: v.pipe(
-    text(1, 65_536),
-    checked((command: string) => !command.includes('\0'), 'must not contain NUL', {
-      pattern: '^[^\\u0000]*$',
-      description: 'a command line for sh -c; no NUL',
-    }),
-  ),
+  command: Command,
   timeout: v.optional(wholeNumber(1, 3600), 300),
+  cwd: WorkingDirectory,
+  env: EnvironmentVariables,
+  stdin: v.optional(v.pipe(v.string('must be a string'), v.description('its standard input, as text'))),
+  stdin_base64: v.optional(base64('its standard input, as base64; not beside stdin')),
 });
+
 export const UploadRequest = v.object({
   id: Id,
   path: v.pipe(
@@ -69,14 +137,7 @@ export const UploadRequest = v.object({
       'the path of a file: no control characters, no part that is . or .., no slash at its end, not in /proc, /sys, /dev or /run/purser',
     ),
   ),
-  content_base64: v.pipe(
-    v.string('must be a string'),
-    // valibot's own pattern overflows the stack on a string of several megabytes.
-    checked((it: string) => it.length % 4 === 0 && /^[0-9A-Za-z+/]*={0,2}$/.test(it), 'must be base64', {
-      contentEncoding: 'base64',
-      description: 'base64 of at most 8 MiB',
-    }),
-  ),
+  content_base64: base64('base64 of at most 8 MiB; may have line breaks'),
 });
 
 /** Resource summary (design, section 3): the Compute resource of the interface and what lists add to it. */
@@ -85,6 +146,9 @@ export const ResourceSummary = v.object({
   provider_id: v.nullable(v.string()),
   provider: v.picklist(SLOTS),
   status: v.picklist(['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown']),
+  status_reason: v.optional(
+    v.pipe(v.string(), v.description('there while provisioning, if it is known what the resource waits for')),
+  ),
   billing_state: v.picklist(['reserved', 'uncertain', 'settled']),
   billing_policy: v.literal('prepaid_time'),
   charged_usd: Usd,
@@ -99,15 +163,59 @@ export const ResourceSummary = v.object({
   ready_at: v.nullable(Time),
   ended_at: v.nullable(Time),
   end_reason: v.nullable(
-    v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed']),
+    v.picklist(['requested', 'lease_expired', 'wallet_closed', 'provider_ended', 'create_failed', 'disk_exceeded']),
+  ),
+  keep: v.optional(
+    v.pipe(
+      v.object({
+        state: v.picklist(['active', 'uncertain', 'ended']),
+        extend_seconds: v.pipe(v.number(), v.integer()),
+        max_seconds: v.pipe(v.number(), v.integer()),
+        bought_seconds: v.pipe(v.number(), v.integer()),
+        watches: v.pipe(
+          v.nullable(v.array(v.picklist(['cpu', 'connections']))),
+          v.description('what tells that the machine is busy; null before it was first asked'),
+        ),
+        reason: v.pipe(
+          v.nullable(v.string()),
+          v.description('why it has ended, or why a step that is due is not bought: a word, or the code of a refusal'),
+        ),
+        message: v.nullable(v.string()),
+      }),
+      v.description('there if the lease was ever kept while busy: its newest keep'),
+    ),
   ),
 });
-export function resourceSummary(it: Resource, operation: Operation): v.InferOutput<typeof ResourceSummary> {
+
+function keepSummary(read: Reader, resourceId: string): v.InferOutput<typeof ResourceSummary>['keep'] {
+  const keep = keepOf(read, resourceId);
+  if (!keep) return undefined;
+  const isInDoubt = keep.operationId !== null && operationOf(read, keep.operationId).state === 'uncertain';
+  return {
+    state: keep.endedAt !== null ? 'ended' : isInDoubt ? 'uncertain' : 'active',
+    extend_seconds: keep.extendSeconds,
+    max_seconds: keep.maxSeconds,
+    bought_seconds: keep.boughtSeconds,
+    watches: keep.cpuSource && (keep.cpuSource === 'none' ? ['connections'] : ['cpu', 'connections']),
+    reason: keep.endReason ?? keep.waiting,
+    message: keep.endMessage,
+  };
+}
+
+/** Renders a resource row; reads the operation that created it. */
+export function summaryOf(
+  app: { ledger: { read: Reader } } & Pick<LeaseApp, 'waitingFor'>,
+  it: Resource,
+): v.InferOutput<typeof ResourceSummary> {
+  const operation = operationOf(app.ledger.read, it.operationId);
+  const statusReason = whyProvisioning(app, it);
+  const keep = keepSummary(app.ledger.read, it.id);
   return {
     id: it.id,
     provider_id: it.ref,
     provider: it.slot as Slot,
     status: it.status,
+    ...(statusReason === undefined ? {} : { status_reason: statusReason }),
     billing_state: operation.state,
     billing_policy: 'prepaid_time',
     charged_usd: formatUsd(it.charged),
@@ -122,12 +230,8 @@ export function resourceSummary(it: Resource, operation: Operation): v.InferOutp
     ready_at: it.readyAt,
     ended_at: it.endedAt,
     end_reason: it.endReason,
+    ...(keep === undefined ? {} : { keep }),
   };
-}
-
-/** Renders a resource row; reads the operation that created it. */
-export function summaryOf(read: Reader, it: Resource): v.InferOutput<typeof ResourceSummary> {
-  return resourceSummary(it, operationOf(read, it.operationId));
 }
 
 export const ResourceList = v.object({ resources: v.array(ResourceSummary) });
@@ -150,6 +254,7 @@ export const Offers = v.object({
   as_of: Time,
 });
 
+/** Builds the body of one offer of a slot. */
 export function offer(slot: Slot, it: Offer): v.InferOutput<typeof Offers>['offers'][number] {
   return {
     provider: slot,

@@ -22,6 +22,7 @@ export const NewKey = v.object({ ...record, key: v.string() });
 export const KeyList = v.object({ keys: v.array(KeyRecord) });
 export const RevokedKey = v.object({ id: v.string(), revoked: v.literal(true), revoked_at: Time });
 
+/** Builds the body of an account or operator key, without its secret. */
 export function keyRecord(key: Key): v.InferOutput<typeof KeyRecord> {
   return {
     id: key.id,
@@ -34,6 +35,7 @@ export function keyRecord(key: Key): v.InferOutput<typeof KeyRecord> {
   };
 }
 
+/** Builds the body of the answer to a revocation. */
 export function revokedKey(key: Pick<Key, 'id' | 'revokedAt'>): v.InferOutput<typeof RevokedKey> {
   return { id: key.id, revoked: true, revoked_at: key.revokedAt as number };
 }

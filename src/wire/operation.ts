@@ -19,6 +19,8 @@ export const OperationRecord = v.object({
   price: v.record(v.string(), v.unknown()),
   usage: v.nullable(v.record(v.string(), v.unknown())),
   reason: v.nullable(v.string()),
+  /** Empty unless its caller gave any. */
+  tags: v.record(v.string(), v.string()),
   idempotency_key: v.string(),
   request_id: v.string(),
   created_at: Time,
@@ -26,6 +28,16 @@ export const OperationRecord = v.object({
   settled_at: v.nullable(Time),
 });
 
+/** An operation in the view of the wallet that paid it, or of its parent. */
+export const RunOperation = v.omit(OperationRecord, ['price', 'reason', 'idempotency_key']);
+export const RunOperations = v.object({ operations: v.array(RunOperation), next_cursor: v.string() });
+
+export function runOperation(operation: Operation): v.InferOutput<typeof RunOperation> {
+  const { price: _, reason: __, idempotency_key: ___, ...record } = operationRecord(operation);
+  return record;
+}
+
+/** Builds the body of an operation. */
 export function operationRecord(operation: Operation): v.InferOutput<typeof OperationRecord> {
   return {
     id: operation.id,
@@ -40,6 +52,7 @@ export function operationRecord(operation: Operation): v.InferOutput<typeof Oper
     price: JSON.parse(operation.price),
     usage: operation.usage === null ? null : JSON.parse(operation.usage),
     reason: operation.reason,
+    tags: operation.tags === null ? {} : JSON.parse(operation.tags),
     idempotency_key: operation.idempotencyKey,
     request_id: operation.requestId,
     created_at: operation.createdAt,

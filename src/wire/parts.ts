@@ -47,6 +47,17 @@ function hasLength(text: string, min: number, max: number): boolean {
   return count >= min && count <= max;
 }
 
+/** Schema of a whole number in a query, where everything is text. */
+export function numberInQuery(min: number, max: number, message = `must be a whole number from ${min} to ${max}`) {
+  return v.pipe(
+    v.string(message),
+    checked((it: string) => /^\d{1,15}$/.test(it) && Number(it) >= min && Number(it) <= max, message, {
+      pattern: '^[0-9]+$',
+    }),
+    v.transform(Number),
+  );
+}
+
 /** Schema of a name: 1 to 80 characters without control characters (Unicode category Cc). */
 export function name() {
   const keywords = { pattern: '^[^\\u0000-\\u001f\\u007f-\\u009f]*$', description: 'no control characters' };

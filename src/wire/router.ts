@@ -1,7 +1,9 @@
 import * as v from 'valibot';
 import type { RouterKey } from '../access/router-keys.ts';
 import { TOKEN_PREFIX } from '../access/token.ts';
-import { parseUsd } from '../money.ts';
+import type { Period } from '../calendar.ts';
+import { available, type Wallet } from '../ledger/wallet.ts';
+import { formatUsd, type Nanos, parseUsd } from '../money.ts';
 import { ChatBody, Messages } from './chat.ts';
 import { Time, text } from './parts.ts';
 
@@ -46,6 +48,41 @@ export const EmbeddingsBody = v.looseObject({ model: ChatBody.entries.model });
 
 /** The upstream's answer, unchanged. */
 export const Embeddings = v.looseObject({ data: v.optional(v.array(v.unknown())) });
+
+const Dollars = v.pipe(v.number(), v.description('USD'));
+/** What a gateway key may spend, as OpenRouter tells it. */
+export const GatewayKey = v.object({
+  data: v.object({
+    label: v.string(),
+    limit: Dollars,
+    limit_remaining: Dollars,
+    limit_reset: v.nullable(v.picklist(['daily', 'weekly', 'monthly'])),
+    usage: Dollars,
+    usage_daily: Dollars,
+    is_free_tier: v.literal(false),
+  }),
+});
+
+/** Renders what a gateway key may spend. `daily` is what its wallet was charged since midnight, UTC. */
+export function gatewayKey(
+  wallet: Wallet,
+  { last4 }: Pick<RouterKey, 'last4'>,
+  every: Period | undefined,
+  daily: Nanos,
+): v.InferOutput<typeof GatewayKey> {
+  const dollars = (amount: Nanos) => Number(formatUsd(amount)); // For display: OpenRouter's figures are numbers.
+  return {
+    data: {
+      label: `${TOKEN_PREFIX.router}…${last4}`,
+      limit: dollars(wallet.budget),
+      limit_remaining: dollars(available(wallet)),
+      limit_reset: every ? ({ day: 'daily', week: 'weekly', month: 'monthly' } as const)[every] : null,
+      usage: dollars(wallet.spent),
+      usage_daily: dollars(daily),
+      is_free_tier: false,
+    },
+  };
+}
 
 /** Renders a gateway key for the operator, without its secret. */
 export function routerKeyRecord(key: RouterKey) {

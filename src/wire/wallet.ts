@@ -1,10 +1,14 @@
 import * as v from 'valibot';
+import { isZone, PERIODS } from '../calendar.ts';
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/schema.ts';
+import { type Refill, refillOf } from '../ledger/refill.ts';
 import { available, statusAt, type Wallet } from '../ledger/wallet.ts';
-import { formatUsd, nanosToCentsDown, nanosToCentsUp, ZERO } from '../money.ts';
-import { Cents, name, Time, Usd, wholeNumber } from './parts.ts';
+import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd, ZERO } from '../money.ts';
+import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;
+/** The largest budget of a wallet: USD 10,000, as for the account's. */
+const BUDGET_MAX = centsToNanos(1_000_000);
 const EXPIRES_RULE = 'must be 0 (never) or a whole number of seconds from 60 to 2592000';
 
 /** Wallet request (interface, section 2). 1 to 59 seconds are refused (design 2.4). */
@@ -24,6 +28,55 @@ export const WalletRequest = v.strictObject({
   ),
 });
 
+/** A change of a budget, in cents; below 0 lowers it. */
+export const BudgetRequest = v.strictObject({
+  add_cents: v.pipe(
+    wholeNumber(-1_000_000, 1_000_000),
+    checked((cents: number) => cents !== 0, 'must not be 0', { not: { const: 0 } }),
+  ),
+});
+
+/** Seconds by which an expiry moves. */
+export const ExtendRequest = v.strictObject({ seconds: wholeNumber(1, 31_536_000) });
+
+export const FreezeRequest = v.strictObject({ reason: v.optional(text(1, 500)) });
+
+const CARRY_RULE = 'must be "none", "all" or a whole number of cents from 1 to 1000000';
+const zone = checked(isZone, 'must be the name of a time zone, as "Europe/Berlin"', { description: 'IANA time zone' });
+
+/** A refill (design, section 13). */
+export const RefillRequest = v.strictObject({
+  cents: wholeNumber(1, 1_000_000),
+  every: v.picklist(PERIODS),
+  zone: v.optional(v.pipe(text(1, 64), zone), 'UTC'),
+  carry: v.optional(v.union([v.picklist(['none', 'all']), wholeNumber(1, 1_000_000)], CARRY_RULE), 'none'),
+});
+
+const USD_RULE = 'must be an amount in USD, as "1.50", above 0 and with at most nine decimals';
+
+/** Request for a child wallet: its budget is an exact decimal, as a string or a number. */
+export const ChildRequest = v.strictObject({
+  name: name(),
+  budget_usd: v.pipe(
+    v.union([v.string(), v.pipe(v.number(), v.transform(String))], USD_RULE),
+    v.rawTransform(({ dataset, addIssue, NEVER }): Nanos => {
+      const amount = tryParseUsd(dataset.value);
+      if (amount !== undefined && amount > 0n && amount <= BUDGET_MAX) return amount;
+      addIssue({ message: USD_RULE });
+      return NEVER;
+    }),
+  ),
+  expires_in_seconds: WalletRequest.entries.expires_in_seconds,
+});
+
+function tryParseUsd(text: string): Nanos | undefined {
+  try {
+    return parseUsd(text);
+  } catch {
+    return undefined;
+  }
+}
+
 const sensitive = v.pipe(v.string(), v.description('sensitive wallet credential; never log it'));
 
 /** Allocation (interface, section 2). */
@@ -36,7 +89,15 @@ export const Allocation = v.object({
 
 export const WalletToken = v.object({ agent_token: sensitive });
 
-/** Wallet record (design, section 3). */
+const RefillRecord = v.object({
+  cents: Cents,
+  every: v.picklist(PERIODS),
+  zone: v.string(),
+  carry: v.union([v.picklist(['none', 'all']), Cents]),
+  next_at: Time,
+});
+
+/** Wallet record (design, sections 3 and 13). */
 export const WalletRecord = v.object({
   id: v.string(),
   name: v.string(),
@@ -47,7 +108,12 @@ export const WalletRecord = v.object({
   budget_usd: Usd,
   used_usd: Usd,
   held_usd: Usd,
+  delegated_usd: v.pipe(Usd, v.description('the budgets of its open children')),
   available_usd: Usd,
+  parent_id: v.nullable(v.string()),
+  frozen_at: v.nullable(Time),
+  freeze_reason: v.nullable(v.string()),
+  refill: v.nullable(RefillRecord),
   created_at: Time,
   expires_at: v.nullable(Time),
   closed_at: v.nullable(Time),
@@ -68,6 +134,7 @@ export const RunClosed = v.object({
   cleanup: WalletRecord.entries.cleanup,
 });
 
+/** Builds the body of a wallet at `now` (Unix seconds), without its token. */
 export function walletRecord(wallet: Wallet, now: number): v.InferOutput<typeof WalletRecord> {
   const status = statusAt(wallet, now);
   return {
@@ -80,7 +147,12 @@ export function walletRecord(wallet: Wallet, now: number): v.InferOutput<typeof 
     budget_usd: formatUsd(wallet.budget),
     used_usd: formatUsd(wallet.spent),
     held_usd: formatUsd(wallet.held),
+    delegated_usd: formatUsd(wallet.delegated),
     available_usd: formatUsd(status === 'closed' ? ZERO : available(wallet)),
+    parent_id: wallet.parentId,
+    frozen_at: wallet.frozenAt,
+    freeze_reason: wallet.freezeReason,
+    refill: refillRecord(refillOf(wallet), wallet.refillAt),
     created_at: wallet.createdAt,
     expires_at: wallet.expiresAt,
     closed_at: wallet.closedAt,
@@ -94,6 +166,11 @@ export function walletRecord(wallet: Wallet, now: number): v.InferOutput<typeof 
   };
 }
 
+function refillRecord(refill: Refill | null, at: number | null): v.InferOutput<typeof RefillRecord> | null {
+  return refill && at !== null ? { ...refill, next_at: at } : null;
+}
+
+/** Builds the body of the answer to an opening: the token, and the environment that an agent needs. */
 export function allocation(
   wallet: Wallet,
   token: string,

@@ -11,6 +11,14 @@ export async function newKey(kid: string, alg = 'RS256'): Promise<Key> {
   return { kid, alg, privateKey, jwk: { ...(await exportJWK(publicKey)), kid, alg, use: 'sig' } };
 }
 
+/** The first key of every issuer in a test file: an RSA key takes a tenth of a second to find. */
+let first: Promise<Key> | undefined;
+async function firstKey(): Promise<Key> {
+  first ??= newKey('one');
+  const key = await first;
+  return { ...key, jwk: { ...key.jwk } };
+}
+
 /** An issuer in a test's hand: it publishes what it is told to, breaks when it is told to, and counts who asks. */
 export type FakeIssuer = {
   url: string;
@@ -28,7 +36,8 @@ export const AUDIENCE = 'purser';
 
 /** `now` is Unix seconds. */
 export async function openIssuer(t: Pick<TestContext, 'after'>, now: () => number): Promise<FakeIssuer> {
-  const server = http.createServer((request, response) => {
+  // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
+  const server = http.createServer({ keepAliveTimeout: 60_000 }, (request, response) => {
     const isDiscovery = request.url === '/.well-known/openid-configuration';
     issuer.asked[isDiscovery ? 'discovery' : 'keys']++;
     if (issuer.broken === 'down') return request.socket.destroy();
@@ -44,7 +53,7 @@ export async function openIssuer(t: Pick<TestContext, 'after'>, now: () => numbe
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const issuer: FakeIssuer = {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    keys: [await newKey('one')],
+    keys: [await firstKey()],
     discovery: {},
     broken: undefined,
     asked: { discovery: 0, keys: 0 },

@@ -6,7 +6,7 @@ import { Refusal } from '../../src/refusal.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure } from '../helper/upstream.ts';
 import { assertNothingMoves, assertRefused } from '../http/refused.ts';
-import { LONG, openMemoryHouse } from '../lease/leases.ts';
+import { LONG, openMemoryServer } from '../lease/leases.ts';
 
 /** A limit with a clock in the hand. */
 function limitAt(perMinute: number) {
@@ -110,8 +110,8 @@ test('in any minute nobody gets more than what was saved up and what came in', (
       for (const pause of milliseconds) {
         clock.milliseconds += pause;
         if (wait(limit) === 0) granted++;
-        const most = perMinute + ((clock.milliseconds - start) / 60_000) * perMinute;
-        assert.ok(granted <= most + 1e-6, `${granted} of at most ${most}`);
+        const max = perMinute + ((clock.milliseconds - start) / 60_000) * perMinute;
+        assert.ok(granted <= max + 1e-6, `${granted} of at most ${max}`);
       }
     }),
   );
@@ -126,9 +126,9 @@ const OPEN = {
 const withLimits = (limits: Partial<typeof OPEN>) => ({ settings: { limits: { ...OPEN, ...limits } } });
 
 /** Asks until the limit answers; the limit has to hold at exactly `count`. */
-async function useUp(house: TestServer, path: string, token: string, count: number, status = 200) {
-  for (let i = 0; i < count; i++) assert.equal((await house.ask('GET', path, { token })).status, status);
-  const answer = await house.ask('GET', path, { token });
+async function useUp(purser: TestServer, path: string, token: string, count: number, status = 200) {
+  for (let i = 0; i < count; i++) assert.equal((await purser.ask('GET', path, { token })).status, status);
+  const answer = await purser.ask('GET', path, { token });
   assertRefused(answer, 429, 'rate_limited');
   const seconds = Number(answer.headers['retry-after']);
   assert.ok(
@@ -138,49 +138,53 @@ async function useUp(house: TestServer, path: string, token: string, count: numb
 }
 
 test('a wallet token has a limit of its own, whatever it asks for', async (t) => {
-  const house = await openTestServer(t, withLimits({ wallet_requests_per_minute: 3 }));
-  const [one, two] = [await house.openWallet(), await house.openWallet()];
-  await useUp(house, '/v1/budget', one.token, 3);
-  assertRefused(await house.chat(one.token), 429, 'rate_limited');
-  assertRefused(await house.ask('POST', '/v1/run/close', { token: one.token }), 429, 'rate_limited');
-  assert.deepEqual(house.upstream.calls, []);
-  assert.equal((await house.budget(two.token)).status, 'active', 'another wallet is not concerned');
-  assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).status, 200, 'nor is the account');
-  assert.equal((await house.ask('POST', `/v1/wallets/${one.id}/close`, { token: house.accountKey })).status, 200);
+  const purser = await openTestServer(t, withLimits({ wallet_requests_per_minute: 3 }));
+  const [one, two] = [await purser.openWallet(), await purser.openWallet()];
+  await useUp(purser, '/v1/budget', one.token, 3);
+  assertRefused(await purser.chat(one.token), 429, 'rate_limited');
+  assertRefused(await purser.ask('POST', '/v1/run/close', { token: one.token }), 429, 'rate_limited');
+  assert.deepEqual(purser.upstream.calls, []);
+  assert.equal((await purser.budget(two.token)).status, 'active', 'another wallet is not concerned');
+  assert.equal(
+    (await purser.ask('GET', '/v1/account', { token: purser.accountKey })).status,
+    200,
+    'nor is the account',
+  );
+  assert.equal((await purser.ask('POST', `/v1/wallets/${one.id}/close`, { token: purser.accountKey })).status, 200);
 });
 
 test('every account key and every operator key has a limit of its own', async (t) => {
-  const house = await openTestServer(t, withLimits({ account_requests_per_minute: 2 }));
-  const other = (await house.run('key.create', { account: house.accountId, name: 'other' })).key;
-  await useUp(house, '/v1/account', house.accountKey, 2);
-  await useUp(house, '/v1/account', other, 2);
-  await useUp(house, '/v1/account', house.operatorKey, 2);
+  const purser = await openTestServer(t, withLimits({ account_requests_per_minute: 2 }));
+  const other = (await purser.run('key.create', { account: purser.accountId, name: 'other' })).key;
+  await useUp(purser, '/v1/account', purser.accountKey, 2);
+  await useUp(purser, '/v1/account', other, 2);
+  await useUp(purser, '/v1/account', purser.operatorKey, 2);
 });
 
 test('a token in the wrong place uses up its limit like any other request', async (t) => {
-  const house = await openTestServer(t, withLimits({ account_requests_per_minute: 2 }));
-  await useUp(house, '/v1/budget', house.accountKey, 2, 403);
+  const purser = await openTestServer(t, withLimits({ account_requests_per_minute: 2 }));
+  await useUp(purser, '/v1/budget', purser.accountKey, 2, 403);
 });
 
 test('an address that fails too often hears 429, and a valid token from the same address never does', async (t) => {
-  const house = await openTestServer(t, withLimits({ failed_auth_per_minute: 3 }));
-  const { token } = await house.openWallet();
-  await useUp(house, '/v1/account', 'cnv_live_guess', 3, 401);
+  const purser = await openTestServer(t, withLimits({ failed_auth_per_minute: 3 }));
+  const { token } = await purser.openWallet();
+  await useUp(purser, '/v1/account', 'cnv_live_guess', 3, 401);
   for (let i = 0; i < 10; i++) {
-    assert.equal((await house.ask('GET', '/v1/account', { token: house.accountKey })).status, 200);
-    assert.equal((await house.ask('GET', '/v1/budget', { token })).status, 200);
-    assertRefused(await house.ask('GET', '/v1/account', { token: `cnv_live_guess${i}` }), 429, 'rate_limited');
-    assertRefused(await house.ask('GET', '/v1/account'), 401, 'unauthenticated');
+    assert.equal((await purser.ask('GET', '/v1/account', { token: purser.accountKey })).status, 200);
+    assert.equal((await purser.ask('GET', '/v1/budget', { token })).status, 200);
+    assertRefused(await purser.ask('GET', '/v1/account', { token: `cnv_live_guess${i}` }), 429, 'rate_limited');
+    assertRefused(await purser.ask('GET', '/v1/account'), 401, 'unauthenticated');
   }
-  assert.equal((await house.chat(token)).status, 200);
+  assert.equal((await purser.chat(token)).status, 200);
 });
 
 test('a request without a credential is no failed one: only what was sent and is wrong counts', async (t) => {
-  const house = await openTestServer(t, withLimits({ failed_auth_per_minute: 2 }));
-  for (let i = 0; i < 10; i++) assertRefused(await house.ask('GET', '/v1/account'), 401, 'unauthenticated');
-  await useUp(house, '/v1/account', 'guess', 2, 401);
+  const purser = await openTestServer(t, withLimits({ failed_auth_per_minute: 2 }));
+  for (let i = 0; i < 10; i++) assertRefused(await purser.ask('GET', '/v1/account'), 401, 'unauthenticated');
+  await useUp(purser, '/v1/account', 'guess', 2, 401);
   assertRefused(
-    await house.ask('GET', '/v1/account', { headers: { authorization: 'Basic YTpi' } }),
+    await purser.ask('GET', '/v1/account', { headers: { authorization: 'Basic YTpi' } }),
     429,
     'rate_limited',
     'another scheme is a wrong credential',
@@ -188,13 +192,13 @@ test('a request without a credential is no failed one: only what was sent and is
 });
 
 test('as shipped nothing stands in the way of wallets and accounts, and 600 wrong tokens a minute are answered', async (t) => {
-  const house = await openTestServer(t, { change: ({ limits: _, ...settings }) => settings });
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t, { change: ({ limits: _, ...settings }) => settings });
+  const { token } = await purser.openWallet();
   const many = (count: number, path: string, asked: object) =>
-    Promise.all(Array.from({ length: count }, () => house.ask('GET', path, asked)));
+    Promise.all(Array.from({ length: count }, () => purser.ask('GET', path, asked)));
   for (const [path, bearer] of [
     ['/v1/budget', token],
-    ['/v1/account', house.accountKey],
+    ['/v1/account', purser.accountKey],
   ] as const)
     for (const answer of await many(700, path, { token: bearer })) assert.equal(answer.status, 200);
   for (const answer of await many(700, '/v1/account', {})) assert.equal(answer.status, 401);
@@ -205,63 +209,67 @@ test('as shipped nothing stands in the way of wallets and accounts, and 600 wron
 const refuses = failure(400, { error: { message: 'No.' } });
 
 test('requests that the model server refuses are limited for each wallet, before anything is held', async (t) => {
-  const house = await openTestServer(t, withLimits({ released_per_minute: 2 }));
-  const [one, two] = [await house.openWallet(), await house.openWallet()];
-  house.upstream.handle = refuses;
+  const purser = await openTestServer(t, withLimits({ released_per_minute: 2 }));
+  const [one, two] = [await purser.openWallet(), await purser.openWallet()];
+  purser.upstream.handle = refuses;
   for (
     let i = 0;
     i < 5;
     i++ // Refused before a hold: not counted.
   )
-    assertRefused(await house.chat(one.token, { web_search_options: {} }), 400, 'unsupported_parameter');
-  for (let i = 0; i < 2; i++) assertRefused(await house.chat(one.token), 400, 'invalid_request');
-  await assertNothingMoves(house, async () => {
+    assertRefused(await purser.chat(one.token, { web_search_options: {} }), 400, 'unsupported_parameter');
+  for (let i = 0; i < 2; i++) assertRefused(await purser.chat(one.token), 400, 'invalid_request');
+  await assertNothingMoves(purser, async () => {
     for (let i = 0; i < 3; i++) {
-      const answer = await house.chat(one.token);
+      const answer = await purser.chat(one.token);
       assertRefused(answer, 429, 'rate_limited');
       const seconds = Number(answer.headers['retry-after']);
       assert(seconds >= 1 && seconds <= 30, `Retry-After: ${seconds}`);
     }
   });
-  assert.equal((await house.budget(one.token)).held_usd, '0.00', 'reads are answered');
-  assertRefused(await house.chat(two.token), 400, 'invalid_request', 'another wallet is not concerned');
-  house.upstream.handle = completion();
-  assertRefused(await house.chat(one.token), 429, 'rate_limited', 'until its time has passed');
-  assert.equal((await house.chat(two.token)).status, 200);
+  assert.equal((await purser.budget(one.token)).held_usd, '0.00', 'reads are answered');
+  assertRefused(await purser.chat(two.token), 400, 'invalid_request', 'another wallet is not concerned');
+  purser.upstream.handle = completion();
+  assertRefused(await purser.chat(one.token), 429, 'rate_limited', 'until its time has passed');
+  assert.equal((await purser.chat(two.token)).status, 200);
   assertRefused(
-    await house.chat((await house.openWallet({ budget_cents: 100 })).token, { model: 'dear', max_tokens: 1000 }),
+    await purser.chat((await purser.openWallet({ budget_cents: 100 })).token, { model: 'dear', max_tokens: 1000 }),
     402,
     'insufficient_funds',
   );
 });
 
 test('leases that the provider refuses count among them, and so do those that end before they are ready', async (t) => {
-  const house = await openMemoryHouse(t, withLimits({ released_per_minute: 2 }));
-  const [one, two, other] = [await house.openWallet(LONG), await house.openWallet(LONG), await house.openWallet(LONG)];
-  house.memory.room = 0;
-  for (let i = 0; i < 2; i++) assertRefused(await house.lease(one.token), 503, 'capacity_unavailable');
-  for (let i = 0; i < 3; i++) assertRefused(await house.lease(one.token), 429, 'rate_limited');
-  assert.equal((await house.run('operation.list', {})).operations.length, 2, 'nothing was held for these');
-  house.memory.room = 10;
-  house.memory.ready = false;
-  house.app.answerSeconds = 0;
+  const purser = await openMemoryServer(t, withLimits({ released_per_minute: 2 }));
+  const [one, two, other] = [
+    await purser.openWallet(LONG),
+    await purser.openWallet(LONG),
+    await purser.openWallet(LONG),
+  ];
+  purser.memory.room = 0;
+  for (let i = 0; i < 2; i++) assertRefused(await purser.lease(one.token), 503, 'capacity_unavailable');
+  for (let i = 0; i < 3; i++) assertRefused(await purser.lease(one.token), 429, 'rate_limited');
+  assert.equal((await purser.run('operation.list', {})).operations.length, 2, 'nothing was held for these');
+  purser.memory.room = 10;
+  purser.memory.ready = false;
+  purser.app.answerSeconds = 0;
   for (let i = 0; i < 2; i++) {
-    const { id } = (await house.lease(two.token)).body;
-    assert.equal((await house.stop(two.token, id)).body.status, 'stopped');
+    const { id } = (await purser.lease(two.token)).body;
+    assert.equal((await purser.stop(two.token, id)).body.status, 'stopped');
   }
-  assertRefused(await house.lease(two.token), 429, 'rate_limited');
-  assert.equal((await house.lease(other.token)).status, 200, 'another wallet is not concerned');
+  assertRefused(await purser.lease(two.token), 429, 'rate_limited');
+  assert.equal((await purser.lease(other.token)).status, 200, 'another wallet is not concerned');
 });
 
 test('however many are refused at once, all of them count, and what succeeds does not', async (t) => {
-  const house = await openTestServer(t, withLimits({ released_per_minute: 60 }));
-  const { token } = await house.openWallet();
-  for (let i = 0; i < 70; i++) assert.equal((await house.chat(token)).status, 200);
-  house.upstream.handle = refuses;
-  const all = await Promise.all(Array.from({ length: 150 }, () => house.chat(token)));
-  const held = house.upstream.calls.length - 70;
+  const purser = await openTestServer(t, withLimits({ released_per_minute: 60 }));
+  const { token } = await purser.openWallet();
+  for (let i = 0; i < 70; i++) assert.equal((await purser.chat(token)).status, 200);
+  purser.upstream.handle = refuses;
+  const all = await Promise.all(Array.from({ length: 150 }, () => purser.chat(token)));
+  const held = purser.upstream.calls.length - 70;
   assert.equal(all.filter((it) => it.status === 400).length, held);
-  const answer = await house.chat(token);
+  const answer = await purser.chat(token);
   assertRefused(answer, 429, 'rate_limited');
   const owed = held - 59;
   assert(Math.abs(Number(answer.headers['retry-after']) - owed) <= 3, `${answer.headers['retry-after']} for ${held}`);
@@ -287,19 +295,19 @@ test('a limit that is counted afterwards may go below nothing, and is waited for
 });
 
 test('a valid token, even in the wrong place, does not count as a failure of its address', async (t) => {
-  const house = await openTestServer(t, withLimits({ failed_auth_per_minute: 1 }));
+  const purser = await openTestServer(t, withLimits({ failed_auth_per_minute: 1 }));
   for (let i = 0; i < 5; i++)
-    assertRefused(await house.ask('GET', '/v1/budget', { token: house.accountKey }), 403, 'wrong_token_scope');
-  assertRefused(await house.ask('GET', '/v1/budget', { token: 'guess' }), 401, 'unauthenticated');
+    assertRefused(await purser.ask('GET', '/v1/budget', { token: purser.accountKey }), 403, 'wrong_token_scope');
+  assertRefused(await purser.ask('GET', '/v1/budget', { token: 'guess' }), 401, 'unauthenticated');
 });
 
 test('what needs no token has no limit', async (t) => {
-  const house = await openTestServer(
+  const purser = await openTestServer(
     t,
     withLimits({ wallet_requests_per_minute: 1, account_requests_per_minute: 1, failed_auth_per_minute: 1 }),
   );
-  await useUp(house, '/v1/account', 'guess', 1, 401);
+  await useUp(purser, '/v1/account', 'guess', 1, 401);
   for (let i = 0; i < 5; i++)
     for (const path of ['/v1/openapi.json', '/healthz', '/readyz'])
-      assert.equal((await house.ask('GET', path)).status, 200);
+      assert.equal((await purser.ask('GET', path)).status, 200);
 });

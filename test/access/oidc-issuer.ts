@@ -7,6 +7,7 @@ import Provider, { type JWKS } from 'oidc-provider';
 
 export const CLIENT_ID = 'dashboard';
 export const RESOURCE = 'https://purser.example/v1';
+export const PAGE_CLIENT = { client_id: 'purser-page', client_secret: 'page-secret-canary-0123456789' };
 /** Where the browser is sent back to; nothing has to listen there. */
 export const REDIRECT_URI = 'http://127.0.0.1:65000/callback';
 
@@ -14,6 +15,8 @@ export type OidcIssuer = {
   url: string;
   /** Signs with another key from now on; `keep` still publishes the one before. */
   rotate(keep: boolean): Promise<void>;
+  /** Registers the client PAGE_CLIENT, which has a secret and comes back to this address. */
+  register(redirectUri: string): void;
 };
 
 async function signingKey(kid: string) {
@@ -27,11 +30,13 @@ async function signingKey(kid: string) {
  */
 export async function openOidcIssuer(t: Pick<TestContext, 'after'>, claims: object = {}): Promise<OidcIssuer> {
   let handle: http.RequestListener = (_, response) => response.writeHead(503).end();
-  const server = http.createServer((request, response) => handle(request, response));
+  // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
+  const server = http.createServer({ keepAliveTimeout: 60_000 }, (request, response) => handle(request, response));
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   const cookieKeys = [randomBytes(16).toString('hex')];
   let count = 0;
+  let pages: string[] = [];
   const open = (keys: object[]) => {
     const provider = new Provider(url, {
       clients: [
@@ -42,6 +47,12 @@ export async function openOidcIssuer(t: Pick<TestContext, 'after'>, claims: obje
           grant_types: ['authorization_code'],
           response_types: ['code'],
         },
+        ...pages.map((redirectUri) => ({
+          ...PAGE_CLIENT,
+          redirect_uris: [redirectUri],
+          grant_types: ['authorization_code'],
+          response_types: ['code' as const],
+        })),
       ],
       jwks: { keys } as JWKS,
       cookies: { keys: cookieKeys },
@@ -76,6 +87,10 @@ export async function openOidcIssuer(t: Pick<TestContext, 'after'>, claims: obje
       keys = keep ? [fresh, ...keys] : [fresh];
       open(keys);
     },
+    register(redirectUri) {
+      pages = [redirectUri];
+      open(keys);
+    },
   };
 }
 
@@ -101,7 +116,7 @@ export async function signIn(issuer: OidcIssuer, login: string): Promise<Tokens>
     state,
     nonce: randomBytes(8).toString('hex'),
   }).toString();
-  const back = await browse(asked, { login, password: 'any' });
+  const back = await browse(asked, { login, password: 'any' }, REDIRECT_URI);
   if (back.searchParams.get('state') !== state) throw new Error(`not the state that was sent: ${back}`);
   const response = await fetch(discovery.token_endpoint, {
     method: 'POST',
@@ -120,8 +135,8 @@ export async function signIn(issuer: OidcIssuer, login: string): Promise<Tokens>
 
 const STEP_COUNT_MAX = 15;
 
-/** Follows redirects, keeps cookies and fills in the forms of the pages, until it is sent back to REDIRECT_URI. */
-async function browse(start: URL, fields: Record<string, string>): Promise<URL> {
+/** Follows redirects, keeps cookies and fills in the forms of the pages, until it is sent back to `until`. */
+export async function browse(start: URL, fields: Record<string, string>, until: string): Promise<URL> {
   const cookies = new Map<string, string>();
   let next: { url: URL; form?: URLSearchParams } = { url: start };
   for (let step = 0; step < STEP_COUNT_MAX; step++) {
@@ -139,7 +154,7 @@ async function browse(start: URL, fields: Record<string, string>): Promise<URL> 
     const location = response.headers.get('location');
     if (location) {
       const url = new URL(location, next.url);
-      if (url.href.startsWith(REDIRECT_URI)) return url;
+      if (url.href.startsWith(until)) return url;
       next = { url };
       continue;
     }

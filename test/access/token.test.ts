@@ -131,39 +131,40 @@ test('no two minted tokens are the same', () => {
   assert.equal(new Set(minted).size, 2000);
 });
 
-test('wallet tokens are derived under the master key that the house was given', async (t) => {
-  const house = await openTestServer(t, { env: { PURSER_MASTER_KEY: KEY.toString('hex') } });
-  const { id, token: given } = await house.openWallet();
+test('wallet tokens are derived under the master key that the server was given', async (t) => {
+  const purser = await openTestServer(t, { env: { PURSER_MASTER_KEY: KEY.toString('hex') } });
+  const { id, token: given } = await purser.openWallet();
   assert.equal(given, deriveToken('wallet', KEY, id));
 });
 
 test('a wallet token can be read again, and is the same after a restart', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token: first } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { id, token: first } = await purser.openWallet();
   const read = async () =>
-    (await house.ask('GET', `/v1/wallets/${id}/token`, { token: house.accountKey })).body.agent_token;
+    (await purser.ask('GET', `/v1/wallets/${id}/token`, { token: purser.accountKey })).body.agent_token;
   assert.equal(await read(), first);
-  await house.reopen();
+  await purser.reopen();
   assert.equal(await read(), first);
-  assert.equal((await house.budget(first)).wallet_id, id);
+  assert.equal((await purser.budget(first)).wallet_id, id);
 });
 
 test('the database has hashes and last four characters, and no token, no secret and no master key', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token: walletToken } = await house.openWallet();
-  const minted = (await house.ask('POST', '/v1/keys', { token: house.operatorKey, body: { name: 'minted' } })).body.key;
-  assert.equal((await house.chat(walletToken)).status, 200);
-  await house.ask('GET', `/v1/wallets/${id}/token`, { token: house.accountKey });
-  await house.ask('GET', '/v1/account', { token: minted });
-  await house.ask('GET', '/v1/account', { token: `${minted.slice(0, -1)}!` });
-  await house.app.reaper.runOnce();
+  const purser = await openTestServer(t);
+  const { id, token: walletToken } = await purser.openWallet();
+  const minted = (await purser.ask('POST', '/v1/keys', { token: purser.operatorKey, body: { name: 'minted' } })).body
+    .key;
+  assert.equal((await purser.chat(walletToken)).status, 200);
+  await purser.ask('GET', `/v1/wallets/${id}/token`, { token: purser.accountKey });
+  await purser.ask('GET', '/v1/account', { token: minted });
+  await purser.ask('GET', '/v1/account', { token: `${minted.slice(0, -1)}!` });
+  await purser.app.reaper.runOnce();
 
-  const masterKey = readFileSync(join(house.directory, 'master.key'), 'utf8').trim();
-  const names = readdirSync(house.directory).filter((it) => /^purser\.db/.test(it));
-  assert.ok(names.length >= 1, readdirSync(house.directory).join());
-  const rows = Buffer.concat(names.map((it) => readFileSync(join(house.directory, it))));
-  const log = house.log.join('');
-  for (const text of [walletToken, minted, house.accountKey, house.operatorKey]) {
+  const masterKey = readFileSync(join(purser.directory, 'master.key'), 'utf8').trim();
+  const names = readdirSync(purser.directory).filter((it) => /^purser\.db/.test(it));
+  assert.ok(names.length >= 1, readdirSync(purser.directory).join());
+  const rows = Buffer.concat(names.map((it) => readFileSync(join(purser.directory, it))));
+  const log = purser.log.join('');
+  for (const text of [walletToken, minted, purser.accountKey, purser.operatorKey]) {
     const secret = text.slice(text.lastIndexOf('_') + 1);
     for (const part of [text, secret, secret.slice(0, 20), secret.slice(0, 43)]) {
       assert.equal(rows.includes(part), false, 'a secret is in the database');
@@ -177,9 +178,9 @@ test('the database has hashes and last four characters, and no token, no secret 
 });
 
 test('lists and records show no credential', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token: walletToken } = await house.openWallet();
-  const { key } = (await house.ask('POST', '/v1/keys', { token: house.operatorKey, body: { name: 'minted' } })).body;
+  const purser = await openTestServer(t);
+  const { id, token: walletToken } = await purser.openWallet();
+  const { key } = (await purser.ask('POST', '/v1/keys', { token: purser.operatorKey, body: { name: 'minted' } })).body;
   const account = [
     '/v1/account',
     '/v1/keys',
@@ -189,12 +190,12 @@ test('lists and records show no credential', async (t) => {
     '/v1/resources',
   ];
   const texts = await Promise.all([
-    ...account.map((path) => house.ask('GET', path, { token: house.accountKey })),
-    ...['/v1/budget', '/v1/compute/list', '/v1/models'].map((path) => house.ask('GET', path, { token: walletToken })),
+    ...account.map((path) => purser.ask('GET', path, { token: purser.accountKey })),
+    ...['/v1/budget', '/v1/compute/list', '/v1/models'].map((path) => purser.ask('GET', path, { token: walletToken })),
   ]);
   for (const { status, text } of texts) {
     assert.equal(status, 200);
-    for (const secret of [walletToken, key, house.accountKey, house.operatorKey])
+    for (const secret of [walletToken, key, purser.accountKey, purser.operatorKey])
       assert.equal(text.includes(secret.slice(-49)), false);
     assert.doesNotMatch(text, /[0-9A-Za-z]{40}/);
   }

@@ -137,7 +137,8 @@ export async function openStripe(t: Pick<TestContext, 'after'>, now: () => numbe
     return error(404, { type: 'invalid_request_error', message: `Unrecognized request URL (${method}: ${path}).` });
   }
 
-  const server = http.createServer(async (request, response) => {
+  // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
+  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
     const { pathname: path, searchParams } = new URL(request.url as string, fake.url);
@@ -278,11 +279,11 @@ export const signatureOf = (payload: string, secret: string, timestamp: number) 
 export type Delivery = { secret?: string; at?: number; body?: Buffer; headers?: Record<string, string> };
 
 /** Sends an event to the webhook as Stripe does, signed by the library's own helper. */
-export function deliver(house: TestServer, event: object, delivery: Delivery = {}): Promise<Answer> {
+export function deliver(purser: TestServer, event: object, delivery: Delivery = {}): Promise<Answer> {
   const payload = JSON.stringify(event, null, 2);
-  const timestamp = delivery.at ?? Math.floor(house.clock.wall() / 1000);
+  const timestamp = delivery.at ?? Math.floor(purser.clock.wall() / 1000);
   const signature = signatureOf(payload, delivery.secret ?? WEBHOOK_SECRET, timestamp);
-  return house.ask('POST', '/webhooks/stripe', {
+  return purser.ask('POST', '/webhooks/stripe', {
     body: delivery.body ?? payload,
     headers: { 'stripe-signature': signature, ...delivery.headers },
   });

@@ -2,13 +2,11 @@ import assert from 'node:assert/strict';
 import { join } from 'node:path';
 import test from 'node:test';
 import { readConfig } from '../../src/config/config.ts';
-import { files } from '../../src/files/data-directory.ts';
-import { createLog } from '../../src/log.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { restore } from '../../src/recovery/restore.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { deliver } from './fake-stripe.ts';
-import { begin, CENTS, events, figures, openShop, pass, rowOf } from './house.ts';
+import { begin, CENTS, events, figures, openShop, pass, rowOf } from './paid.ts';
 
 /** Behind NAT: nobody tells of anything. */
 const NAT = { webhook_secrets: [] };
@@ -16,68 +14,68 @@ const reads = (calls: { path: string }[]) => calls.filter(({ path }) => path.sta
 const lists = (calls: { path: string }[]) => calls.filter(({ path }) => path === '/v1/events');
 
 test('behind NAT a payment is credited by asking, once, over restarts too', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const [one, two] = [await begin(house), await begin(house)];
-  await pass(house, 20);
+  const { purser, stripe } = await openShop(t, NAT);
+  const [one, two] = [await begin(purser), await begin(purser)];
+  await pass(purser, 20);
   assert.equal(reads(stripe.calls).length, 2);
   stripe.pay(one);
-  await house.reopen();
-  await house.app.reaper.stop();
-  await pass(house, 20);
-  assert.deepEqual([(await rowOf(house, one)).status, (await rowOf(house, two)).status], ['paid', 'open']);
+  await purser.reopen();
+  await purser.app.reaper.stop();
+  await pass(purser, 20);
+  assert.deepEqual([(await rowOf(purser, one)).status, (await rowOf(purser, two)).status], ['paid', 'open']);
   stripe.pay(two);
-  for (let i = 0; i < 5; i++) await pass(house, 60);
-  assert.deepEqual(await figures(house), [2 * CENTS, 0]);
+  for (let i = 0; i < 5; i++) await pass(purser, 60);
+  assert.deepEqual(await figures(purser), [2 * CENTS, 0]);
   const before = reads(stripe.calls).length;
-  await pass(house, 3600);
+  await pass(purser, 3600);
   assert.equal(reads(stripe.calls).length, before, 'what is decided is not asked after');
 });
 
 test('the running reaper wakes by itself for what is due', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const id = await begin(house);
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
   stripe.pay(id);
-  house.clock.advance(16);
-  house.app.reaper.start();
+  purser.clock.advance(16);
+  purser.app.reaper.start();
   await stripe.arrived(2);
-  await house.app.paymentPoller?.pass(); // The one that runs.
-  await house.app.reaper.stop();
-  assert.equal((await rowOf(house, id)).status, 'paid');
-  assert.deepEqual(await figures(house), [CENTS, 0]);
+  await purser.app.paymentPoller?.pass(); // The one that runs.
+  await purser.app.reaper.stop();
+  assert.equal((await rowOf(purser, id)).status, 'paid');
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
 });
 
 test('one that nobody pays is asked after ever more rarely, and no more when it has expired', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const id = await begin(house);
-  for (let i = 0; i < 3 * 60; i++) await pass(house, 60);
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
+  for (let i = 0; i < 3 * 60; i++) await pass(purser, 60);
   const asked = reads(stripe.calls).length;
   assert.ok(asked > 10 && asked < 40, `${asked} times in three hours`);
   stripe.expire(id);
-  await pass(house, 60);
-  assert.deepEqual([(await rowOf(house, id)).status, (await rowOf(house, id)).due_at], ['expired', null]);
-  assert.equal(await house.app.paymentPoller?.nextDue(), Number.POSITIVE_INFINITY, 'nothing is left to ask');
+  await pass(purser, 60);
+  assert.deepEqual([(await rowOf(purser, id)).status, (await rowOf(purser, id)).due_at], ['expired', null]);
+  assert.equal(await purser.app.paymentPoller?.nextDue(), Number.POSITIVE_INFINITY, 'nothing is left to ask');
 });
 
 test('a delayed payment is learned by asking, and so is its failure', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const [good, bad] = [await begin(house), await begin(house)];
+  const { purser, stripe } = await openShop(t, NAT);
+  const [good, bad] = [await begin(purser), await begin(purser)];
   for (const id of [good, bad]) stripe.promise(id);
-  await pass(house, 60);
-  assert.deepEqual([(await rowOf(house, good)).status, (await rowOf(house, bad)).status], ['pending', 'pending']);
+  await pass(purser, 60);
+  assert.deepEqual([(await rowOf(purser, good)).status, (await rowOf(purser, bad)).status], ['pending', 'pending']);
   stripe.keepPromise(good);
   stripe.breakPromise(bad);
-  await pass(house, 86_400);
-  assert.deepEqual([(await rowOf(house, good)).status, (await rowOf(house, bad)).status], ['paid', 'failed']);
-  assert.deepEqual(await figures(house), [CENTS, 0]);
+  await pass(purser, 86_400);
+  assert.deepEqual([(await rowOf(purser, good)).status, (await rowOf(purser, bad)).status], ['paid', 'failed']);
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
 });
 
 test('a session that is paid otherwise is seen by asking too', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const id = await begin(house);
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
   stripe.pay(id, { currency: 'eur' });
-  await pass(house, 60);
-  assert.equal((await rowOf(house, id)).status, 'mismatch');
-  assert.deepEqual(await figures(house), [0, 0]);
+  await pass(purser, 60);
+  assert.equal((await rowOf(purser, id)).status, 'mismatch');
+  assert.deepEqual(await figures(purser), [0, 0]);
 });
 
 for (const down of [
@@ -89,137 +87,139 @@ for (const down of [
   { kind: 'garbage', accepted: true },
 ] as const)
   test(`a Stripe that is down (${JSON.stringify(down)}) is left alone for a while, and then asked again; nothing is lost`, async (t) => {
-    const { house, stripe } = await openShop(t, NAT);
+    const { purser, stripe } = await openShop(t, NAT);
     const ids = [];
-    for (let i = 0; i < 10; i++) ids.push(await begin(house));
+    for (let i = 0; i < 10; i++) ids.push(await begin(purser));
     for (const id of ids) stripe.pay(id);
     stripe.down = down;
-    await pass(house, 60);
+    await pass(purser, 60);
     assert.ok(reads(stripe.calls).length <= 4, 'not ten times in vain');
     const first = reads(stripe.calls).length;
-    await house.app.reaper.runOnce();
+    await purser.app.reaper.runOnce();
     assert.equal(reads(stripe.calls).length, first, 'left alone');
-    for (let i = 0; i < 10; i++) await pass(house, 60);
+    for (let i = 0; i < 10; i++) await pass(purser, 60);
     assert.ok(reads(stripe.calls).length < 40, `${reads(stripe.calls).length} times in ten minutes`);
-    assert.ok(events(house, 'payments.failed').length > 0);
+    assert.ok(events(purser, 'payments.failed').length > 0);
     stripe.down = undefined;
-    await pass(house, 600);
-    assert.deepEqual(await figures(house), [10 * CENTS, 0]);
+    await pass(purser, 600);
+    assert.deepEqual(await figures(purser), [10 * CENTS, 0]);
   });
 
 test('a session that Stripe does not know is asked after for a long time, holds up no other, and ends as abandoned', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const [lost, good] = [await begin(house), await begin(house)];
+  const { purser, stripe } = await openShop(t, NAT);
+  const [lost, good] = [await begin(purser), await begin(purser)];
   stripe.sessions.delete(stripe.session(lost).id);
   stripe.pay(good);
-  await pass(house, 60);
-  assert.deepEqual([(await rowOf(house, lost)).status, (await rowOf(house, good)).status], ['open', 'paid']);
-  assert.match((await rowOf(house, lost)).last_error ?? '', /404 resource_missing/);
-  await pass(house, 91 * 86_400);
-  assert.equal((await rowOf(house, lost)).status, 'abandoned');
-  assert.equal(events(house, 'checkout.abandoned')[0]?.level, 50);
+  await pass(purser, 60);
+  assert.deepEqual([(await rowOf(purser, lost)).status, (await rowOf(purser, good)).status], ['open', 'paid']);
+  assert.match((await rowOf(purser, lost)).last_error ?? '', /404 resource_missing/);
+  await pass(purser, 91 * 86_400);
+  assert.equal((await rowOf(purser, lost)).status, 'abandoned');
+  assert.equal(events(purser, 'checkout.abandoned')[0]?.level, 50);
 });
 
 test('a Stripe that hangs holds up nothing else of the reaper, and a stopping server does not wait for it', async (t) => {
-  const { house, stripe } = await openShop(t, NAT, { creditCents: 1000 });
-  await begin(house);
-  const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 60 });
+  const { purser, stripe } = await openShop(t, NAT, { creditCents: 1000 });
+  await begin(purser);
+  const wallet = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 60 });
   stripe.down = { kind: 'hang' };
-  house.clock.advance(61);
-  const start = performance.now();
-  const reaped = await house.app.reaper.runOnce();
-  assert.ok(performance.now() - start < 7000, 'it went on');
+  purser.clock.advance(61);
+  const reaped = await purser.app.reaper.runOnce();
+  assert.equal(events(purser, 'payments.failed').length, 0, 'it went on before the call was given up');
   assert.deepEqual([reaped.expired, reaped.closed], [1, 1]);
-  assert.equal(house.wallet(wallet.id).status, 'closed');
+  assert.equal(purser.wallet(wallet.id).status, 'closed');
   const closing = performance.now();
-  await house.close();
-  assert.ok(performance.now() - closing < 3000);
-  assert.equal(events(house, 'payments.failed').length, 0, 'stopping is no failure');
+  await purser.close();
+  assert.ok(performance.now() - closing < 9000, 'a call is given up after ten seconds');
+  assert.equal(events(purser, 'payments.failed').length, 0, 'stopping is no failure');
 });
 
 test('refunds and disputes are learned by asking for the list of events, only where something was paid', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const id = await begin(house);
-  await pass(house, 400);
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
+  await pass(purser, 400);
   assert.equal(lists(stripe.calls).length, 0, 'nothing was paid yet');
   stripe.pay(id);
-  await pass(house, 400);
-  assert.deepEqual(await figures(house), [CENTS, 0]);
+  await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
   const refund = stripe.refund(id, { amount: 500, status: 'pending' });
-  await pass(house, 400);
-  assert.deepEqual(await figures(house), [CENTS - 500, 0]);
+  await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [CENTS - 500, 0]);
   stripe.tell('refund.failed', refund.data.object, { status: 'failed' });
-  await pass(house, 400);
-  assert.deepEqual(await figures(house), [CENTS, 0]);
+  await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
   const dispute = stripe.dispute(id);
-  await pass(house, 400);
-  assert.deepEqual(await figures(house), [0, 0]);
+  await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [0, 0]);
   stripe.tell('charge.dispute.closed', dispute.data.object, { status: 'won' });
-  for (let i = 0; i < 3; i++) await pass(house, 400);
-  assert.deepEqual(await figures(house), [CENTS, 0]);
+  for (let i = 0; i < 3; i++) await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
   const asked = lists(stripe.calls).length;
   assert.ok(asked < 10);
-  await pass(house, 181 * 86_400);
+  await pass(purser, 181 * 86_400);
   assert.equal(lists(stripe.calls).length, asked, 'what was paid so long ago is disputed no more');
 });
 
 test('more events than fit a page are all read, oldest first, and what fails to be read is read again', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
+  const { purser, stripe } = await openShop(t, NAT);
   const ids = [];
-  for (let i = 0; i < 15; i++) ids.push(await begin(house));
+  for (let i = 0; i < 15; i++) ids.push(await begin(purser));
   for (const id of ids) stripe.pay(id);
-  await pass(house, 60);
+  await pass(purser, 60);
   for (let i = 0; i < 240; i++)
     stripe.tell('refund.created', { id: `re_foreign${i}`, amount: 1, currency: 'usd', payment_intent: 'pi_foreign' });
   for (const id of ids) stripe.refund(id, { amount: 100 });
   stripe.down = { kind: 'status', status: 500 };
-  await pass(house, 400);
+  await pass(purser, 400);
   stripe.down = undefined;
-  await pass(house, 1000);
-  assert.deepEqual(await figures(house), [15 * (CENTS - 100), 0]);
+  await pass(purser, 1000);
+  assert.deepEqual(await figures(purser), [15 * (CENTS - 100), 0]);
 });
 
 test('an event of the list that is not as documented is an error, and the others are taken', async (t) => {
-  const { house, stripe } = await openShop(t, NAT);
-  const id = await begin(house);
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
   stripe.pay(id);
-  await pass(house, 60);
+  await pass(purser, 60);
   stripe.tell('refund.created', { id: 're_odd', amount: 'much' });
   stripe.refund(id);
-  await pass(house, 400);
-  assert.deepEqual(await figures(house), [0, 0]);
-  assert.match(events(house, 'payments.failed')[0]?.err.message, /refund\.created is not as it is documented \(amount/);
+  await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [0, 0]);
+  assert.match(
+    events(purser, 'payments.failed')[0]?.err.message,
+    /refund\.created is not as it is documented \(amount/,
+  );
 });
 
 test('what a webhook told of and the list tells again is taken once', async (t) => {
-  const { house, stripe } = await openShop(t);
-  const id = await begin(house);
-  await deliver(house, stripe.pay(id));
+  const { purser, stripe } = await openShop(t);
+  const id = await begin(purser);
+  await deliver(purser, stripe.pay(id));
   const refund = stripe.refund(id, { amount: 700 });
-  await deliver(house, refund);
-  for (let i = 0; i < 3; i++) await pass(house, 400);
-  assert.deepEqual(await figures(house), [CENTS - 700, 0]);
+  await deliver(purser, refund);
+  for (let i = 0; i < 3; i++) await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [CENTS - 700, 0]);
 });
 
 test('books that are restored from before a payment and a refund learn of both by asking, once', async (t) => {
-  const { house, stripe } = await openShop(t);
-  const [early, late] = [await begin(house), await begin(house)];
-  await deliver(house, stripe.pay(early));
-  await pass(house, 20); // Stripe's list has been read up to here.
+  const { purser, stripe } = await openShop(t);
+  const [early, late] = [await begin(purser), await begin(purser)];
+  await deliver(purser, stripe.pay(early));
+  await pass(purser, 20); // Stripe's list has been read up to here.
   const backup = join(temporaryDirectory(t), 'backup.db');
-  await backUp(files(house.directory), backup, '1.2.3', house.app.clock.now());
+  await backUp(purser.directory, backup, '1.2.3', purser.app.clock.now());
   const told = [stripe.pay(late), stripe.refund(early, { amount: 700 })];
-  for (const event of told) await deliver(house, event);
-  assert.deepEqual(await figures(house), [2 * CENTS - 700, 0]);
+  for (const event of told) await deliver(purser, event);
+  assert.deepEqual(await figures(purser), [2 * CENTS - 700, 0]);
 
-  await house.close();
-  const { config, secrets } = readConfig({ data: house.directory }, {});
-  await restore(config, secrets, { file: backup, force: false, log: createLog('error', [], () => {}) });
-  await house.reopen();
-  await house.app.reaper.stop();
-  assert.deepEqual(await figures(house), [CENTS, 0]);
-  for (let i = 0; i < 3; i++) await pass(house, 400);
-  assert.deepEqual(await figures(house), [2 * CENTS - 700, 0]);
-  for (const event of told) await deliver(house, event);
-  assert.deepEqual(await figures(house), [2 * CENTS - 700, 0]);
+  await purser.close();
+  const { config, secrets } = readConfig({ data: purser.directory }, {});
+  await restore(config, secrets, { file: backup, force: false });
+  await purser.reopen();
+  await purser.app.reaper.stop();
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
+  for (let i = 0; i < 3; i++) await pass(purser, 400);
+  assert.deepEqual(await figures(purser), [2 * CENTS - 700, 0]);
+  for (const event of told) await deliver(purser, event);
+  assert.deepEqual(await figures(purser), [2 * CENTS - 700, 0]);
 });

@@ -2,89 +2,89 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { gate } from '../helper/upstream.ts';
-import { openLeaseHouse } from '../lease/docker-leases.ts';
+import { openLeaseServer } from '../lease/docker-leases.ts';
 import { LONG } from '../lease/leases.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 import { deliver } from './fake-stripe.ts';
-import { begin, CENTS, events, figures, openShop, pass, shopOf } from './house.ts';
+import { begin, CENTS, events, figures, openShop, pass, shopOf } from './paid.ts';
 
 /** A shop in which a checkout was paid. */
 async function openPaid(t: TestContext) {
-  const { house, stripe, now } = await openShop(t);
-  const id = await begin(house);
-  await deliver(house, stripe.pay(id));
-  return { house, stripe, now, id };
+  const { purser, stripe, now } = await openShop(t);
+  const id = await begin(purser);
+  await deliver(purser, stripe.pay(id));
+  return { purser, stripe, now, id };
 }
-const wallet = (house: Awaited<ReturnType<typeof openPaid>>['house'], budget_cents = 100) =>
-  house.ask('POST', '/v1/wallets', {
-    token: house.accountKey,
+const wallet = (purser: Awaited<ReturnType<typeof openPaid>>['purser'], budget_cents = 100) =>
+  purser.ask('POST', '/v1/wallets', {
+    token: purser.accountKey,
     key: randomUUID(),
     body: { name: 'w', budget_cents, expires_in_seconds: 3600 },
   });
 
 test('a refund while an agent works: what is available goes, the rest is owed, the agent works on, and its wallet pays the debt when it closes', async (t) => {
-  const { house, stripe, id } = await openPaid(t);
-  const { id: walletId, token } = await house.openWallet({ budget_cents: 1500 });
+  const { purser, stripe, id } = await openPaid(t);
+  const { id: walletId, token } = await purser.openWallet({ budget_cents: 1500 });
   const { handler, open } = gate();
-  house.upstream.handle = handler;
-  const running = house.chat(token);
-  await house.upstream.arrived(1);
-  assert.equal((await deliver(house, stripe.refund(id))).status, 200);
-  assert.deepEqual(await figures(house), [0, 1500]);
+  purser.upstream.handle = handler;
+  const running = purser.chat(token);
+  await purser.upstream.arrived(1);
+  assert.equal((await deliver(purser, stripe.refund(id))).status, 200);
+  assert.deepEqual(await figures(purser), [0, 1500]);
   assert.deepEqual(
-    [events(house, 'checkout.reversed')[0]?.moved_cents, events(house, 'checkout.reversed')[0]?.kind],
+    [events(purser, 'checkout.reversed')[0]?.moved_cents, events(purser, 'checkout.reversed')[0]?.kind],
     [CENTS, 'refund'],
   );
   open();
   assert.equal((await running).status, 200);
-  assert.equal((await house.chat(token)).status, 200, 'what was set aside before may be spent');
-  const refused = await wallet(house);
+  assert.equal((await purser.chat(token)).status, 200, 'what was set aside before may be spent');
+  const refused = await wallet(purser);
   assert.deepEqual([refused.status, refused.body.error.code], [402, 'insufficient_funds']);
   assert.match(refused.body.error.message, /owes 1500 cents of reversed payments/);
 
-  const closed = await house.ask('POST', `/v1/wallets/${walletId}/close`, { token: house.accountKey });
+  const closed = await purser.ask('POST', `/v1/wallets/${walletId}/close`, { token: purser.accountKey });
   assert.equal(closed.status, 200);
   const spent = 1500 - closed.body.returned_cents;
-  assert.deepEqual(await figures(house), [0, spent]);
-  const second = await begin(house);
-  await deliver(house, stripe.pay(second));
-  assert.deepEqual(await figures(house), [CENTS - spent, 0]);
-  assert.equal((await wallet(house)).status, 201);
-  assert.deepEqual(await figures(house), [CENTS - spent - 100, 0]);
+  assert.deepEqual(await figures(purser), [0, spent]);
+  const second = await begin(purser);
+  await deliver(purser, stripe.pay(second));
+  assert.deepEqual(await figures(purser), [CENTS - spent, 0]);
+  assert.equal((await wallet(purser)).status, 201);
+  assert.deepEqual(await figures(purser), [CENTS - spent - 100, 0]);
 });
 
 test('a refund and a dispute leave a running lease alone: it runs, is extended, and ends with its wallet', async (t) => {
   const shop = await shopOf(t);
-  const house = await openLeaseHouse(t, shop.options);
-  if (!house) return;
+  const purser = await openLeaseServer(t, shop.options);
+  if (!purser) return;
   const { stripe } = shop;
-  const [refunded, disputed] = [await begin(house), await begin(house)];
-  for (const id of [refunded, disputed]) await deliver(house, stripe.pay(id));
-  const { id: walletId, token } = await house.openWallet(LONG);
-  const { body: lease } = await house.rent(token);
+  const [refunded, disputed] = [await begin(purser), await begin(purser)];
+  for (const id of [refunded, disputed]) await deliver(purser, stripe.pay(id));
+  const { id: walletId, token } = await purser.openWallet(LONG);
+  const { body: lease } = await purser.rent(token);
   assert.equal(lease.status, 'running', JSON.stringify(lease));
 
-  assert.equal((await deliver(house, stripe.refund(refunded))).status, 200);
-  assert.equal((await deliver(house, stripe.dispute(disputed))).status, 200);
-  assert.deepEqual(await figures(house), [0, LONG.budget_cents]);
-  assert.equal((await wallet(house)).status, 403);
-  await house.app.reaper.runOnce();
-  assert.equal((await house.machines()).length, 1);
-  assert.equal((await house.status(token, lease.id)).status, 'running');
-  const extended = await house.extend(token, lease.id, 600);
+  assert.equal((await deliver(purser, stripe.refund(refunded))).status, 200);
+  assert.equal((await deliver(purser, stripe.dispute(disputed))).status, 200);
+  assert.deepEqual(await figures(purser), [0, LONG.budget_cents]);
+  assert.equal((await wallet(purser)).status, 403);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.machines()).length, 1);
+  assert.equal((await purser.status(token, lease.id)).status, 'running');
+  const extended = await purser.extend(token, lease.id, 600);
   assert.deepEqual([extended.status, extended.body.purchased_seconds], [200, 1200], extended.text);
 
-  const closed = await house.closeWallet(walletId);
+  const closed = await purser.closeWallet(walletId);
   assert.equal(closed.status, 200);
-  assert.deepEqual(await house.machines(), []);
-  assert.deepEqual(await figures(house), [0, LONG.budget_cents - closed.body.returned_cents]);
+  assert.deepEqual(await purser.machines(), []);
+  assert.deepEqual(await figures(purser), [0, LONG.budget_cents - closed.body.returned_cents]);
 });
 
 test('refunds in parts, twice, late, failed and in the wrong order come to what they come to', async (t) => {
-  const { house, stripe, id } = await openPaid(t);
+  const { purser, stripe, id } = await openPaid(t);
   const first = stripe.refund(id, { amount: 300, status: 'pending' });
   const second = stripe.refund(id, { amount: 200, status: 'requires_action' });
-  house.clock.advance(5);
+  purser.clock.advance(5);
   const done = stripe.tell('refund.updated', first.data.object, { status: 'succeeded' });
   const failed = stripe.tell('refund.failed', second.data.object, { status: 'failed' });
   const canceled = stripe.tell(
@@ -92,31 +92,31 @@ test('refunds in parts, twice, late, failed and in the wrong order come to what 
     { ...first.data.object, id: 're_3', amount: 50 },
     { status: 'canceled' },
   );
-  await Promise.all([failed, canceled, done, second, first, done, failed].map((event) => deliver(house, event)));
-  assert.deepEqual(await figures(house), [CENTS - 300, 0]);
+  await Promise.all([failed, canceled, done, second, first, done, failed].map((event) => deliver(purser, event)));
+  assert.deepEqual(await figures(purser), [CENTS - 300, 0]);
 });
 
 test('a refund that overtakes its own payment is taken when the payment is heard of', async (t) => {
-  const { house, stripe } = await openShop(t);
-  const id = await begin(house);
+  const { purser, stripe } = await openShop(t);
+  const id = await begin(purser);
   const paid = stripe.pay(id);
-  await deliver(house, stripe.refund(id, { amount: 1200 }));
-  assert.deepEqual(await figures(house), [0, 0]);
-  await deliver(house, paid);
-  assert.deepEqual(await figures(house), [CENTS - 1200, 0]);
+  await deliver(purser, stripe.refund(id, { amount: 1200 }));
+  assert.deepEqual(await figures(purser), [0, 0]);
+  await deliver(purser, paid);
+  assert.deepEqual(await figures(purser), [CENTS - 1200, 0]);
 });
 
 test('a refund of somebody else’s payment changes nothing', async (t) => {
-  const { house, stripe, id } = await openPaid(t);
+  const { purser, stripe, id } = await openPaid(t);
   for (const payment_intent of ['pi_of_others', null])
-    assert.equal((await deliver(house, stripe.refund(id, { payment_intent }))).status, 200);
-  assert.deepEqual(await figures(house), [CENTS, 0]);
+    assert.equal((await deliver(purser, stripe.refund(id, { payment_intent }))).status, 200);
+  assert.deepEqual(await figures(purser), [CENTS, 0]);
 });
 
 test('a refund in another currency counts for all that was paid, and for no more', async (t) => {
-  const { house, stripe, id } = await openPaid(t);
-  await deliver(house, stripe.refund(id, { currency: 'jpy', amount: 1 }));
-  assert.deepEqual(await figures(house), [0, 0]);
+  const { purser, stripe, id } = await openPaid(t);
+  await deliver(purser, stripe.refund(id, { currency: 'jpy', amount: 1 }));
+  assert.deepEqual(await figures(purser), [0, 0]);
 });
 
 for (const [end, left] of [
@@ -126,53 +126,53 @@ for (const [end, left] of [
   ['prevented', CENTS],
 ] as const)
   test(`a dispute that ends as ${end}: no new wallets until then, and ${left} cents are there afterwards`, async (t) => {
-    const { house, stripe, id } = await openPaid(t);
-    const { token } = await house.openWallet();
+    const { purser, stripe, id } = await openPaid(t);
+    const { token } = await purser.openWallet();
     const dispute = stripe.dispute(id, { status: 'warning_needs_response' });
-    await deliver(house, dispute);
-    assert.deepEqual(await figures(house), [CENTS - 1000, 0], 'an inquiry takes nothing');
-    const refused = await wallet(house);
+    await deliver(purser, dispute);
+    assert.deepEqual(await figures(purser), [CENTS - 1000, 0], 'an inquiry takes nothing');
+    const refused = await wallet(purser);
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'account_suspended']);
     assert.match(refused.body.error.message, /disputed/);
-    assert.equal((await house.chat(token)).status, 200, 'what was set aside before may be spent');
-    const shown = await house.run('account.show', { id: house.accountId });
+    assert.equal((await purser.chat(token)).status, 200, 'what was set aside before may be spent');
+    const shown = await purser.run('account.show', { id: purser.accountId });
     assert.ok(shown.disputed_at);
 
-    house.clock.advance(5);
-    await deliver(house, stripe.tell('charge.dispute.updated', dispute.data.object, { status: 'needs_response' }));
-    assert.deepEqual(await figures(house), [0, 1000]);
-    house.clock.advance(5);
-    await deliver(house, stripe.tell('charge.dispute.closed', dispute.data.object, { status: end }));
-    await deliver(house, dispute);
-    const [available, owed] = await figures(house);
+    purser.clock.advance(5);
+    await deliver(purser, stripe.tell('charge.dispute.updated', dispute.data.object, { status: 'needs_response' }));
+    assert.deepEqual(await figures(purser), [0, 1000]);
+    purser.clock.advance(5);
+    await deliver(purser, stripe.tell('charge.dispute.closed', dispute.data.object, { status: end }));
+    await deliver(purser, dispute);
+    const [available, owed] = await figures(purser);
     assert.deepEqual([available, owed], left ? [CENTS - 1000, 0] : [0, 1000]);
-    assert.equal((await house.run('account.show', { id: house.accountId })).disputed_at, null);
-    assert.equal((await wallet(house)).status, left ? 201 : 402);
+    assert.equal((await purser.run('account.show', { id: purser.accountId })).disputed_at, null);
+    assert.equal((await wallet(purser)).status, left ? 201 : 402);
   });
 
 test('account resume lifts what a dispute blocks', async (t) => {
-  const { house, stripe, id } = await openPaid(t);
-  await house.run('account.credit', { id: house.accountId, cents: 5000 });
-  await deliver(house, stripe.dispute(id));
-  assert.equal((await wallet(house)).status, 403);
-  await house.run('account.resume', { id: house.accountId });
-  assert.equal((await wallet(house)).status, 201);
-  await pass(house, 400);
-  assert.equal((await wallet(house)).status, 201, 'told once more, it does not block again');
-  assert.deepEqual(await figures(house), [5000 - 200, 0]);
+  const { purser, stripe, id } = await openPaid(t);
+  await purser.run('account.credit', { id: purser.accountId, cents: 5000 });
+  await deliver(purser, stripe.dispute(id));
+  assert.equal((await wallet(purser)).status, 403);
+  await purser.run('account.resume', { id: purser.accountId });
+  assert.equal((await wallet(purser)).status, 201);
+  await pass(purser, 400);
+  assert.equal((await wallet(purser)).status, 201, 'told once more, it does not block again');
+  assert.deepEqual(await figures(purser), [5000 - 200, 0]);
 });
 
 test(`a hundred words of refunds and disputes in a random order leave the books right, twice told (PURSER_TEST_SEED=${SEED})`, async (t) => {
-  const { house, stripe } = await openShop(t);
+  const { purser, stripe } = await openShop(t);
   const ids = [];
-  for (let i = 0; i < 10; i++) ids.push(await begin(house));
+  for (let i = 0; i < 10; i++) ids.push(await begin(purser));
   const words = ids.map((id) => stripe.pay(id));
   for (const id of ids) {
     const refund = stripe.refund(id, { amount: 500 });
-    house.clock.advance(2);
+    purser.clock.advance(2);
     words.push(refund, stripe.tell('refund.updated', refund.data.object, { status: 'succeeded' }));
     const dispute = stripe.dispute(id, { amount: 1000 });
-    house.clock.advance(2);
+    purser.clock.advance(2);
     words.push(
       dispute,
       stripe.tell('charge.dispute.closed', dispute.data.object, { status: ids.indexOf(id) % 2 ? 'won' : 'lost' }),
@@ -183,7 +183,7 @@ test(`a hundred words of refunds and disputes in a random order leave the books 
     .map((event) => ({ event, at: random.whole(0, 1e9) }))
     .sort((a, b) => a.at - b.at)
     .map(({ event }) => event);
-  await Promise.all(all.map((event) => deliver(house, event)));
+  await Promise.all(all.map((event) => deliver(purser, event)));
   // Each keeps 1500 of 2000; every other lost 1000 more.
-  assert.deepEqual(await figures(house), [10 * 1500 - 5 * 1000, 0]);
+  assert.deepEqual(await figures(purser), [10 * 1500 - 5 * 1000, 0]);
 });

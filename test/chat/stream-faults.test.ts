@@ -18,7 +18,10 @@ import {
 } from '../helper/sse.ts';
 import { completion, failure, halfBody, reset } from '../helper/upstream.ts';
 
-const one = async (house: TestServer) => (await house.run('operation.list', {})).operations[0];
+/** A limit of time that is long enough for what has to come within it on a busy machine. */
+const LIMIT_SECONDS = 3;
+
+const one = async (purser: TestServer) => (await purser.run('operation.list', {})).operations[0];
 const error = (message = 'overloaded') => event({ error: { message, type: 'server_error', code: 503 } });
 /** A chunk with a count and with choices, as some servers write the last one. */
 const finishedAndCounted = (usage: unknown) =>
@@ -26,11 +29,11 @@ const finishedAndCounted = (usage: unknown) =>
 const USAGE = { prompt_tokens: 10, completion_tokens: 5 };
 
 /** What the chat of the default body costs by an estimate: the bound of its prompt, and so many tokens delivered. */
-async function estimateOf(house: TestServer, tokens: number): Promise<string> {
-  const bound = Number((await one(house))?.price.bound_prompt_tokens);
+async function estimateOf(purser: TestServer, tokens: number): Promise<string> {
+  const bound = Number((await one(purser))?.price.bound_prompt_tokens);
   return formatUsd(Nanos(BigInt(100_000 + bound * 1000 + tokens * 2000)));
 }
-const estimates = (house: TestServer) => house.log.filter((line) => line.includes('"operation.estimated"')).length;
+const estimates = (purser: TestServer) => purser.log.filter((line) => line.includes('"operation.estimated"')).length;
 
 /** The end is missing, and no last count came before: what was delivered is charged, in tokens of at least a byte each. */
 const CUT: [how: string, steps: Step[], tokens: number][] = [
@@ -59,12 +62,12 @@ const CUT: [how: string, steps: Step[], tokens: number][] = [
 ];
 
 test('a stream without its end is charged what it delivered: its client hears of it, and so does its key', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [how, steps, tokens] of CUT)
     await t.test(`it ${how}`, async () => {
-      const gateway = await openGateway(house);
-      const before = estimates(house);
-      house.upstream.handle = streaming(...steps);
+      const gateway = await openGateway(purser);
+      const before = estimates(purser);
+      purser.upstream.handle = streaming(...steps);
       const body = how.includes('two choices') ? { n: 2 } : {};
       const { status, text } = await gateway.streamed(body, 'k');
       assert.equal(status, 200);
@@ -74,63 +77,63 @@ test('a stream without its end is charged what it delivered: its client hears of
       assert.deepEqual(Object.keys(last.error).sort(), ['code', 'message', 'param', 'type']);
       assert.equal(last.error.code, 'answer_lost');
       assert.match(last.request_id, /^req_/);
-      const charged = await estimateOf(house, tokens);
+      const charged = await estimateOf(purser, tokens);
       assert(last.error.message.includes(`${charged} USD were charged`), text.slice(-500));
-      const { holds, used_usd: used } = await house.budget(gateway.token);
+      const { holds, used_usd: used } = await purser.budget(gateway.token);
       assert.deepEqual([used, holds], [charged, []]);
-      const operation = await one(house);
+      const operation = await one(purser);
       assert.deepEqual([operation?.outcome, operation?.settled_by], ['charged', 'answer']);
       const bound = operation?.price.bound_prompt_tokens;
       assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: bound, completion_tokens: tokens });
-      assert.equal(estimates(house), before + 1, 'a warning says so');
+      assert.equal(estimates(purser), before + 1, 'a warning says so');
 
-      const calls = house.upstream.calls.length;
-      house.upstream.handle = completionStream();
+      const calls = purser.upstream.calls.length;
+      purser.upstream.handle = completionStream();
       const again = await gateway.streamed(body, 'k');
       assert.deepEqual([again.status, again.body.error.code], [409, 'answer_lost']);
       assert(again.body.error.message.includes(`${charged} USD were charged`), again.text);
       assert.equal(again.headers['x-should-retry'], 'false');
-      assert.equal(house.upstream.calls.length, calls, 'the same key is never sent twice');
-      assert.deepEqual(house.problems(), []);
+      assert.equal(purser.upstream.calls.length, calls, 'the same key is never sent twice');
+      assert.deepEqual(purser.problems(), []);
     });
 });
 
 test('a count that follows an error is the charge of what was cut', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const steps of [
     [said('a'), error(), counted(), DONE],
     [said('a'), error(), counted()],
     [said('a'), event({ error: { message: 'no' }, usage: USAGE })],
   ]) {
-    const gateway = await openGateway(house);
-    house.upstream.handle = streaming(...steps);
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = streaming(...steps);
     const { text } = await gateway.streamed();
     assert.match(text, /"code":"answer_lost"/);
     assert(!text.includes('[DONE]'));
-    assert.equal((await house.budget(gateway.token)).used_usd, '0.00012');
+    assert.equal((await purser.budget(gateway.token)).used_usd, '0.00012');
   }
-  assert.equal(estimates(house), 0);
+  assert.equal(estimates(purser), 0);
 });
 
 test('an agent that reads slowly until the time is over pays for what it got, whatever the policy', async (t) => {
   for (const policy of ['charge', 'release']) {
-    const house = await openTestServer(t, {
+    const purser = await openTestServer(t, {
       change: (settings) => ({
         ...settings,
         router: {
           ...settings.router,
           uncertain: { policy },
-          upstreams: [{ ...settings.router.upstreams[0], timeout_seconds: 1 }],
+          upstreams: [{ ...settings.router.upstreams[0], timeout_seconds: LIMIT_SECONDS }],
         },
       }),
     });
-    const gateway = await openGateway(house);
-    house.upstream.handle = streaming(said('a'.repeat(50)), forever);
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = streaming(said('a'.repeat(50)), forever);
     await gateway.streamed({}, 'k');
-    const charged = await estimateOf(house, 50);
-    house.clock.advance(901);
-    assert.equal((await house.app.reaper.runOnce()).resolved, 0);
-    const budget = await house.budget(gateway.token);
+    const charged = await estimateOf(purser, 50);
+    purser.clock.advance(901);
+    assert.equal((await purser.app.reaper.runOnce()).resolved, 0);
+    const budget = await purser.budget(gateway.token);
     assert.deepEqual([budget.used_usd, budget.held_usd], [charged, '0.00']);
   }
 });
@@ -154,16 +157,16 @@ const CHARGED: [how: string, steps: Step[]][] = [
   ['begins with a byte order mark', [`\ufeff${counted()}`, DONE]],
 ];
 test('what was counted last is the charge', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [how, steps] of CHARGED)
     await t.test(`it ${how}`, async () => {
-      const gateway = await openGateway(house);
-      house.upstream.handle = streaming(...steps);
+      const gateway = await openGateway(purser);
+      purser.upstream.handle = streaming(...steps);
       const { text } = await gateway.streamed();
       assert(text.endsWith(DONE), text);
-      const { holds, used_usd: used } = await house.budget(gateway.token);
+      const { holds, used_usd: used } = await purser.budget(gateway.token);
       assert.deepEqual([used, holds], ['0.00012', []]);
-      assert.deepEqual(house.problems(), []);
+      assert.deepEqual(purser.problems(), []);
     });
 });
 
@@ -182,21 +185,21 @@ const NO_USAGE: [what: string, usage: unknown][] = [
   ['more reasoning than completion', { ...USAGE, completion_tokens_details: { reasoning_tokens: 6 } }],
 ];
 test('a whole stream without a usage is charged what it delivered', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [what, usage] of NO_USAGE)
     for (const end of [[FINISHED, DONE], [DONE], [FINISHED]])
       await t.test(`${what}, ${end.length} events at its end`, async () => {
-        const before = estimates(house);
-        const gateway = await openGateway(house);
+        const before = estimates(purser);
+        const gateway = await openGateway(purser);
         const counts = usage === undefined ? [] : [counted(usage)];
-        house.upstream.handle = streaming(said('abc'), ...end.slice(0, -1), ...counts, ...end.slice(-1));
+        purser.upstream.handle = streaming(said('abc'), ...end.slice(0, -1), ...counts, ...end.slice(-1));
         const { text } = await gateway.streamed({}, 'k');
         assert(text.endsWith(DONE));
-        assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, 3));
-        assert.equal((await one(house))?.usage?.estimated, true);
-        assert.equal(estimates(house), before + 1);
+        assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, 3));
+        assert.equal((await one(purser))?.usage?.estimated, true);
+        assert.equal(estimates(purser), before + 1);
         assert.equal((await gateway.streamed({}, 'k')).text, text, 'it is replayed like any other');
-        assert.deepEqual(house.problems(), []);
+        assert.deepEqual(purser.problems(), []);
       });
 });
 
@@ -208,15 +211,15 @@ const STALE: [how: string, steps: Step[], tokens: number][] = [
   ['of more than the bytes that came', [counted(), said('a', { usage: null })], 5],
 ];
 test('a count that text followed is not the charge of a whole stream', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [how, steps, tokens] of STALE)
     for (const end of [[FINISHED, DONE], [DONE], [FINISHED]])
       await t.test(`a count ${how}, ${end.length} events at its end`, async () => {
-        const gateway = await openGateway(house);
-        house.upstream.handle = streaming(...steps, ...end);
+        const gateway = await openGateway(purser);
+        purser.upstream.handle = streaming(...steps, ...end);
         assert((await gateway.streamed()).text.endsWith(DONE));
-        assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, tokens));
-        assert.deepEqual(house.problems(), []);
+        assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, tokens));
+        assert.deepEqual(purser.problems(), []);
       });
 });
 
@@ -234,42 +237,42 @@ const DELIVERED: [what: string, delta: object, bytes: number][] = [
   ['arguments of a function', { function_call: { name: 'f', arguments: '{}' } }, 2],
 ];
 test('content, reasoning and arguments of tools are what was delivered, streamed or not', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [what, delta, bytes] of DELIVERED)
     for (const stream of [true, false]) {
-      const gateway = await openGateway(house);
-      house.upstream.handle = stream
+      const gateway = await openGateway(purser);
+      purser.upstream.handle = stream
         ? streaming(event({ choices: [{ index: 0, delta }] }), DONE)
         : failure(200, { choices: [{ index: 0, message: delta }] });
       assert.equal((await gateway.chat({ stream })).status, 200);
-      assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, bytes), what);
+      assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, bytes), what);
     }
 });
 
 test('a usage above its bound raises an alarm and never the bill beyond the hold', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [usage, charged] of [
     [{ prompt_tokens: 10, completion_tokens: 101 }, '0.000312'],
     [{ prompt_tokens: 2 ** 40, completion_tokens: 2 ** 52 }, undefined],
   ] as const) {
-    const before = house.log.filter((line) => line.includes('operation.bound_exceeded')).length;
-    const gateway = await openGateway(house);
-    house.upstream.handle = streaming(said('a'), FINISHED, counted(usage), DONE);
+    const before = purser.log.filter((line) => line.includes('operation.bound_exceeded')).length;
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = streaming(said('a'), FINISHED, counted(usage), DONE);
     assert((await gateway.streamed()).text.endsWith(DONE));
-    const operation = await one(house);
+    const operation = await one(purser);
     assert.equal(operation?.charge_usd, charged ?? operation?.hold_usd);
-    assert.equal(house.log.filter((line) => line.includes('operation.bound_exceeded')).length, before + 1);
+    assert.equal(purser.log.filter((line) => line.includes('operation.bound_exceeded')).length, before + 1);
   }
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a usage that can be read is not replaced by one that cannot', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const last of [{}, { prompt_tokens: '10' }, null]) {
-    const gateway = await openGateway(house);
-    house.upstream.handle = streaming(counted(), counted(last), DONE);
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = streaming(counted(), counted(last), DONE);
     const { text } = await gateway.streamed({ stream_options: { include_usage: true } });
-    assert.equal((await house.budget(gateway.token)).used_usd, '0.00012');
+    assert.equal((await purser.budget(gateway.token)).used_usd, '0.00012');
     assert.equal(text, last === null ? counted(null) + counted() + DONE : counted() + DONE);
   }
 });
@@ -305,17 +308,17 @@ const REFUSED: [what: string, handler: ReturnType<typeof failure>, status: numbe
   ],
 ];
 test('a clear no before the first event is an ordinary refusal', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [what, handler, status, code] of REFUSED)
     await t.test(`it ${what}`, async () => {
-      const gateway = await openGateway(house);
-      house.upstream.handle = handler;
+      const gateway = await openGateway(purser);
+      purser.upstream.handle = handler;
       const answer = await gateway.streamed({}, 'k');
       assert.deepEqual([answer.status, answer.body?.error.code], [status, code], answer.text);
       assert.match(String(answer.headers['content-type']), /^application\/json/);
-      const { holds, used_usd: used } = await house.budget(gateway.token);
+      const { holds, used_usd: used } = await purser.budget(gateway.token);
       assert.deepEqual([holds, used], [[], '0.00']);
-      house.upstream.handle = completionStream();
+      purser.upstream.handle = completionStream();
       assert((await gateway.streamed({}, 'k')).text.endsWith(DONE));
     });
 });
@@ -332,15 +335,16 @@ const LOST: [what: string, handler: ReturnType<typeof failure>][] = [
   ['is no JSON and no stream', failure(200, '<html>')],
 ];
 test('an unclear answer before the first event is an ordinary 503', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const [what, handler] of LOST)
     await t.test(`it ${what}`, async () => {
-      const gateway = await openGateway(house);
-      house.upstream.handle = handler;
+      purser.clock.advance(60); // So that the circuit stays closed.
+      const gateway = await openGateway(purser);
+      purser.upstream.handle = handler;
       const answer = await gateway.streamed();
       assert.deepEqual([answer.status, answer.body?.error.code], [503, 'operation_uncertain'], answer.text);
       assert.equal(answer.headers['x-should-retry'], 'false');
-      assert.equal((await house.budget(gateway.token)).holds[0]?.state, 'uncertain');
+      assert.equal((await purser.budget(gateway.token)).holds[0]?.state, 'uncertain');
     });
 });
 
@@ -350,16 +354,16 @@ for (const [what, body, charged] of [
   ['choices that are none', { choices: {} }, undefined],
 ] as const)
   test(`an upstream that answers a stream with ${what} in one piece is charged by what it says`, async (t) => {
-    const house = await openTestServer(t);
-    const gateway = await openGateway(house);
-    house.upstream.handle = failure(200, body);
+    const purser = await openTestServer(t);
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = failure(200, body);
     const { text } = await gateway.streamed();
     assert.match(text, /"code":"answer_lost"/);
     assert(!text.includes('[DONE]'));
-    assert.equal((await house.budget(gateway.token)).used_usd, charged ?? (await estimateOf(house, 0)));
+    assert.equal((await purser.budget(gateway.token)).used_usd, charged ?? (await estimateOf(purser, 0)));
   });
 
-/** A house whose upstream has these time limits. */
+/** A purser whose upstream has these time limits. */
 const withLimits = (limits: object) => ({
   change: (settings: Record<string, any>) => ({
     ...settings,
@@ -372,42 +376,42 @@ const slowly: Step = () => new Promise((resolve) => setTimeout(resolve, 100));
 const LATE: [what: string, limits: object, steps: Step[], told: boolean][] = [
   [
     'a stream that never ends',
-    { timeout_seconds: 1 },
+    { timeout_seconds: LIMIT_SECONDS },
     [
       said('a'),
-      ...Array(30)
+      ...Array(20 * LIMIT_SECONDS)
         .fill([slowly, said('b')])
         .flat(),
     ],
     true,
   ],
-  ['a stream that falls silent', { timeout_seconds: 1 }, [said('a'), forever], true],
-  ['a head without a first byte', { timeout_seconds: 30, first_byte_timeout_seconds: 1 }, [forever], false],
-  ['no first event within the whole time', { timeout_seconds: 1 }, [': a\n\n', forever], false],
+  ['a stream that falls silent', { timeout_seconds: LIMIT_SECONDS }, [said('a'), forever], true],
+  ['a head without a first byte', { timeout_seconds: 30, first_byte_timeout_seconds: LIMIT_SECONDS }, [forever], false],
+  ['no first event within the whole time', { timeout_seconds: LIMIT_SECONDS }, [': a\n\n', forever], false],
 ];
 test('a stream that takes longer than it may is uncertain until it has begun, and then charged what it delivered', async (t) => {
   await Promise.all(
     LATE.map(async ([what, limits, steps, told]) => {
-      const house = await openTestServer(t, withLimits(limits));
-      const gateway = await openGateway(house);
-      house.upstream.handle = streaming(...steps, FINISHED, counted(), DONE);
+      const purser = await openTestServer(t, withLimits(limits));
+      const gateway = await openGateway(purser);
+      purser.upstream.handle = streaming(...steps, FINISHED, counted(), DONE);
       const answer = await gateway.streamed();
       assert.equal(answer.status, told ? 200 : 503, what);
       assert.match(answer.text, told ? /"code":"answer_lost"/ : /"code":"operation_uncertain"/, what);
       assert(!answer.text.includes('[DONE]'), what);
-      const operation = await one(house);
+      const operation = await one(purser);
       assert.equal(operation?.state, told ? 'settled' : 'uncertain', what);
-      assert.match(String(operation?.reason), /no (answer|first byte) within 1 s/, what);
+      assert.match(String(operation?.reason), /no (answer|first byte) within 3 s/, what);
     }),
   );
 });
 
 test('a first byte in time is enough: the rest may take the whole time', async (t) => {
-  const house = await openTestServer(t, withLimits({ first_byte_timeout_seconds: 1 }));
-  const gateway = await openGateway(house);
-  house.upstream.handle = streaming(said('a'), ...Array(12).fill(slowly), FINISHED, counted(), DONE);
+  const purser = await openTestServer(t, withLimits({ first_byte_timeout_seconds: LIMIT_SECONDS }));
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(said('a'), ...Array(12 * LIMIT_SECONDS).fill(slowly), FINISHED, counted(), DONE);
   assert((await gateway.streamed()).text.endsWith(DONE));
-  house.upstream.handle = completion();
+  purser.upstream.handle = completion();
   assert.equal((await gateway.chat()).status, 200);
 });
 
@@ -417,13 +421,13 @@ const leave = async (gateway: Gateway) => {
   stream.leave();
 };
 test('a stream that breaks when its client has long gone is charged for all that came', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const gone = Promise.withResolvers<void>();
-  house.upstream.handle = streaming(said('a'), () => gone.promise, said('b'), breakOff);
+  purser.upstream.handle = streaming(said('a'), () => gone.promise, said('b'), breakOff);
   await leave(gateway);
   gone.resolve();
   await gateway.quiet();
-  assert.equal((await house.budget(gateway.token)).used_usd, await estimateOf(house, 2));
-  assert.deepEqual(house.problems(), []);
+  assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, 2));
+  assert.deepEqual(purser.problems(), []);
 });

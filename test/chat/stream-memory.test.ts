@@ -15,14 +15,14 @@ const collect = runInNewContext('gc') as () => void;
  * least of a few looks: sockets that are about to go are none of it.
  */
 async function live(): Promise<number> {
-  const looks: number[] = [];
-  while (looks.length < 4) {
+  const samples: number[] = [];
+  while (samples.length < 4) {
     await new Promise((resolve) => setTimeout(resolve, 50));
     collect();
     const spaces = getHeapSpaceStatistics().filter((it) => /^(new|old|(new_)?large_object)_space$/.test(it.space_name));
-    looks.push(spaces.reduce((sum, it) => sum + it.space_used_size, process.memoryUsage().arrayBuffers));
+    samples.push(spaces.reduce((sum, it) => sum + it.space_used_size, process.memoryUsage().arrayBuffers));
   }
-  return Math.min(...looks);
+  return Math.min(...samples);
 }
 
 const BATCH_COUNT = 32;
@@ -42,16 +42,16 @@ const HANDLERS = [
 ];
 
 test('over a long run of streams, refusals, broken ones and clients that leave, memory stays where it is', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house, { wallet: { budget_cents: 100_000 } });
-  house.upstream.handle = (call, response) => HANDLERS[Number(call.body.seed)]?.(call, response);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser, { wallet: { budget_cents: 100_000 } });
+  purser.upstream.handle = (call, response) => HANDLERS[Number(call.body.seed)]?.(call, response);
   let asked = 0;
   async function run(batches: number): Promise<number> {
     for (let i = 0; i < batches; i++) {
       await Promise.all(Array.from({ length: BATCH_COUNT }, () => ask(gateway, asked++)));
       await gateway.quiet();
-      house.upstream.calls.length = 0; // The test's own memory.
-      house.log.length = 0;
+      purser.upstream.calls.length = 0; // The test's own memory.
+      purser.log.length = 0;
     }
     return live();
   }

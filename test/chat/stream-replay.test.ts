@@ -5,19 +5,20 @@ import { createTranscript, readTranscript } from '../../src/router/transcript.ts
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, FINISHED, forever, said, streaming } from '../helper/sse.ts';
+import { completion } from '../helper/upstream.ts';
 
 const KIBIBYTE = 1024;
 /** Text that cannot be packed to less than three quarters of it. */
 const noise = (bytes: number) => randomBytes(Math.ceil((bytes * 3) / 4)).toString('base64');
-const stored = (house: TestServer) =>
-  house.app.ledger.client.prepare('select count(*) as count, sum(length(body)) as bytes from answer').get() as {
+const stored = (purser: TestServer) =>
+  purser.app.ledger.client.prepare('select count(*) as count, sum(length(body)) as bytes from answer').get() as {
     count: bigint;
     bytes: bigint | null;
   };
 
 test('a stream of several segments is replayed byte for byte, marked, and without another call', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const pieces = [
     ...Array.from({ length: 40 }, () => said(noise(20 * KIBIBYTE))), // Twelve segments of 64 KiB and a half.
     ': a comment\n\n',
@@ -25,24 +26,24 @@ test('a stream of several segments is replayed byte for byte, marked, and withou
     said('ümläut 漢字 🎈'),
     FINISHED,
   ];
-  house.upstream.handle = streaming(...pieces, counted(), DONE);
+  purser.upstream.handle = streaming(...pieces, counted(), DONE);
   const first = await gateway.streamed({}, 'k');
   assert.equal(first.text, [...pieces, DONE].join(''));
   const again = await gateway.streamed({}, 'k');
   assert.equal(again.text, first.text);
   assert.equal(again.headers['content-type'], first.headers['content-type']);
   assert.deepEqual([first.headers['idempotent-replayed'], again.headers['idempotent-replayed']], [undefined, 'true']);
-  await house.reopen();
+  await purser.reopen();
   assert.equal((await gateway.streamed({}, 'k')).text, first.text, 'after a restart too');
-  assert.equal(house.upstream.calls.length, 1);
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
-  assert(Number(stored(house).bytes) < first.text.length, 'and it is packed');
+  assert.equal(purser.upstream.calls.length, 1);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
+  assert(Number(stored(purser).bytes) < first.text.length, 'and it is packed');
 });
 
 test('with the usage asked for it is in the replay, and other options are another body', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = completionStream();
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completionStream();
   const body = { stream_options: { include_usage: true } };
   const first = await gateway.streamed(body, 'k');
   assert(first.text.endsWith(counted() + DONE));
@@ -51,40 +52,55 @@ test('with the usage asked for it is in the replay, and other options are anothe
 });
 
 test('only what can be asked for again is kept: a stream and an answer without a key are not', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = completionStream();
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completionStream();
   await gateway.streamed();
-  assert.equal(stored(house).count, 0n);
+  assert.equal(stored(purser).count, 0n);
   await gateway.streamed({}, 'k');
-  assert.equal(stored(house).count, 1n);
-  house.upstream.handle = (_, response) => response.end(JSON.stringify({ choices: [], usage: {} }));
+  assert.equal(stored(purser).count, 1n);
+  purser.upstream.handle = (_, response) => response.end(JSON.stringify({ choices: [], usage: {} }));
   await gateway.chat();
-  assert.equal(stored(house).count, 1n);
+  assert.equal(stored(purser).count, 1n);
   await gateway.chat({}, 'plain');
-  assert.equal(stored(house).count, 2n);
-  house.clock.advance(72 * 3600);
-  await house.app.reaper.runOnce();
-  assert.equal(stored(house).count, 0n, 'and after 72 hours nothing is left');
+  assert.equal(stored(purser).count, 2n);
+  purser.clock.advance(72 * 3600);
+  await purser.app.reaper.runOnce();
+  assert.equal(stored(purser).count, 0n, 'and after 72 hours nothing is left');
   const late = await gateway.streamed({}, 'k');
   assert.deepEqual([late.status, late.body.error.code], [409, 'idempotency_key_expired']);
 });
 
-test('the key that is made up for a request answers nobody else who sends it', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = completionStream();
+test('the key that is made up for a request answers nobody else who sends it, while it runs and afterwards', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const madeUp = () =>
+    purser.app.ledger.client
+      .prepare('select idempotency_key from operation order by id desc limit 1')
+      .pluck()
+      .get() as string;
+  const end = Promise.withResolvers<void>();
+  purser.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
+  const first = await gateway.stream();
+  await first.next();
+  assert.equal((await gateway.streamed({}, madeUp())).body.error.code, 'idempotency_conflict');
+  end.resolve();
+  await first.rest();
+  purser.upstream.handle = completionStream();
   const { headers } = await gateway.streamed();
-  const asked = await gateway.streamed({}, String(headers['x-request-id']));
-  assert.equal(asked.body.error.code, 'idempotency_key_expired');
-  assert.equal(house.upstream.calls.length, 1);
+  assert.equal(headers['x-request-id'], madeUp());
+  assert.equal((await gateway.streamed({}, madeUp())).body.error.code, 'idempotency_conflict');
+  purser.upstream.handle = completion({ prompt_tokens: 1, completion_tokens: 1 });
+  await gateway.chat();
+  assert.equal((await gateway.chat({}, madeUp())).body.error.code, 'idempotency_conflict');
+  assert.equal(purser.upstream.calls.length, 3);
 });
 
 test('while it streams, the same key waits and gets the whole of it; another body does not', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const end = Promise.withResolvers<void>();
-  house.upstream.handle = streaming(said('a'), () => end.promise, said('b'), FINISHED, counted(), DONE);
+  purser.upstream.handle = streaming(said('a'), () => end.promise, said('b'), FINISHED, counted(), DONE);
   const first = await gateway.stream({}, 'k');
   await first.next();
   const joined = Array.from({ length: 5 }, () => gateway.streamed({}, 'k'));
@@ -95,14 +111,14 @@ test('while it streams, the same key waits and gets the whole of it; another bod
     assert.equal(answer.text, [said('a'), said('b'), FINISHED, DONE].join(''));
     assert.equal(answer.headers['idempotent-replayed'], 'true');
   }
-  assert.equal(house.upstream.calls.length, 1);
+  assert.equal(purser.upstream.calls.length, 1);
 });
 
 test('who joins a stream that breaks is told the same, as an ordinary refusal', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const end = Promise.withResolvers<void>();
-  house.upstream.handle = streaming(
+  purser.upstream.handle = streaming(
     said('a'),
     () => end.promise,
     (response) => response.socket?.destroy(),
@@ -110,7 +126,7 @@ test('who joins a stream that breaks is told the same, as an ordinary refusal', 
   const first = await gateway.stream({}, 'k');
   await first.next();
   const joined = gateway.streamed({}, 'k');
-  await house.budget(gateway.token); // By now it has joined, or asks of what is known.
+  await purser.budget(gateway.token); // By now it has joined, or asks of what is known.
   end.resolve();
   const answer = await joined;
   assert.deepEqual([answer.status, answer.body.error.code], [409, 'answer_lost']);
@@ -118,10 +134,11 @@ test('who joins a stream that breaks is told the same, as an ordinary refusal', 
 });
 
 test('a replay to a client that leaves, or does not read, harms nobody', async (t) => {
-  const house = await openTestServer(t, { stallMilliseconds: 300 });
-  const gateway = await openGateway(house);
+  const stallMilliseconds = 2000;
+  const purser = await openTestServer(t, { stallMilliseconds });
+  const gateway = await openGateway(purser);
   const pieces = Array.from({ length: 100 }, () => said('x'.repeat(200_000)));
-  house.upstream.handle = streaming(...pieces, counted(), DONE);
+  purser.upstream.handle = streaming(...pieces, counted(), DONE);
   const whole = await gateway.streamed({}, 'k');
   const left = await gateway.stream({}, 'k');
   await left.next();
@@ -130,39 +147,39 @@ test('a replay to a client that leaves, or does not read, harms nobody', async (
   assert.equal((await gateway.streamed({}, 'k')).text, whole.text);
   await assert.rejects(
     (async () => {
-      await new Promise((resolve) => setTimeout(resolve, 1000)); // Longer than a client may take nothing.
+      await new Promise((resolve) => setTimeout(resolve, 2 * stallMilliseconds)); // Longer than a client may take nothing.
       await idle.rest();
     })(),
   );
   assert.deepEqual(
-    house.log.filter((line) => JSON.parse(line).level >= 50),
+    purser.log.filter((line) => JSON.parse(line).level >= 50),
     [],
   );
 });
 
 test('a stream that is too long to be kept is streamed and charged, and says so when it is asked for again', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const pieces = Array.from({ length: 12 }, () => said(noise(1024 * KIBIBYTE)));
-  house.upstream.handle = streaming(...pieces, counted(), DONE);
+  purser.upstream.handle = streaming(...pieces, counted(), DONE);
   const first = await gateway.streamed({}, 'k');
   assert(first.text.endsWith(DONE) && first.text.length > 12e6);
-  assert.equal(stored(house).count, 0n);
+  assert.equal(stored(purser).count, 0n);
   const again = await gateway.streamed({}, 'k');
   assert.deepEqual([again.status, again.body.error.code], [409, 'idempotency_key_expired']);
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });
 
 test('a stream that is joined when the server stops is answered to both', async (t) => {
-  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
-  const gateway = await openGateway(house);
-  house.upstream.handle = streaming(said('a'), forever);
+  const purser = await openTestServer(t, { settings: { drain_seconds: 0 } });
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(said('a'), forever);
   const first = await gateway.stream({}, 'k');
   await first.next();
   const joined = gateway.streamed({}, 'k');
-  await house.budget(gateway.token);
+  await purser.budget(gateway.token);
   const rest = first.rest();
-  await house.reopen();
+  await purser.reopen();
   assert.equal((await joined).body.error.code, 'operation_uncertain');
   assert.match(await rest, /operation_uncertain/);
 });
@@ -183,4 +200,20 @@ test('a transcript comes out as it went in, whatever its pieces, and holds littl
     if (packed.length) for await (const it of readTranscript(packed)) text += it.toString('latin1');
     assert.equal(text, pieces.join(''));
   }
+});
+
+test('an event that ends like the end marker is none: the cost is told once, before the end, in the replay as well', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  for (const [key, like] of Object.entries({ nul: `\0${DONE}`, lines: `data: x\n${DONE}` })) {
+    purser.upstream.handle = streaming(said('a'), like, FINISHED, counted(), DONE);
+    const live = await gateway.chat({ stream: true }, key);
+    const replayed = await gateway.chat({ stream: true }, key);
+    assert.equal(live.text.split(': x-purser-cost-usd=').length, 2, live.text);
+    assert.equal(replayed.text, live.text);
+  }
+  purser.upstream.handle = streaming(counted(), `\0${DONE}`, DONE);
+  const live = await gateway.chat({ stream: true }, 'last');
+  assert.equal((await gateway.chat({ stream: true }, 'last')).text, live.text);
+  assert.equal(live.text.split(': x-purser-cost-usd=').length, 2, live.text);
 });

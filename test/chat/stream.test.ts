@@ -6,43 +6,43 @@ import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, event, FINISHED, forever, said, streaming } from '../helper/sse.ts';
 import { completion, gate } from '../helper/upstream.ts';
 
-const operations = async (house: TestServer) => (await house.run('operation.list', {})).operations;
+const operations = async (purser: TestServer) => (await purser.run('operation.list', {})).operations;
 
 test('a stream is passed on as it came, its usage chunk apart, and charged to the nano-dollar', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const chunks = [said('hel'), ': a comment\n\n', said('lo'), FINISHED];
-  house.upstream.handle = streaming(...chunks, counted({ prompt_tokens: 11, completion_tokens: 7 }), DONE);
+  purser.upstream.handle = streaming(...chunks, counted({ prompt_tokens: 11, completion_tokens: 7 }), DONE);
   const answer = await gateway.streamed();
   assert.equal(answer.status, 200);
   assert.equal(answer.headers['content-type'], 'text/event-stream; charset=utf-8');
   assert.equal(answer.headers['cache-control'], 'no-store');
   assert.match(String(answer.headers['x-request-id']), /^req_/);
   assert.equal(answer.text, [...chunks, DONE].join(''));
-  const budget = await house.budget(gateway.token);
+  const budget = await purser.budget(gateway.token);
   assert.deepEqual([budget.used_usd, budget.held_usd], ['0.000125', '0.00']); // 11 × 0.000001 + 7 × 0.000002 + 0.0001
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('the upstream is always told to stream with its usage; whoever asked for the usage gets it, before the end', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = completionStream();
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completionStream();
   const asked = await gateway.streamed({ stream_options: { include_usage: true } });
   assert(asked.text.endsWith(`${FINISHED}${counted()}${DONE}`), asked.text);
   for (const options of [undefined, null, {}, { include_usage: false }, { include_usage: null }]) {
     const plain = await gateway.streamed(options === undefined ? {} : { stream_options: options });
     assert(plain.text.endsWith(`${FINISHED}${DONE}`), plain.text);
   }
-  for (const { body, headers } of house.upstream.calls) {
+  for (const { body, headers } of purser.upstream.calls) {
     assert.deepEqual([body.stream, body.stream_options], [true, { include_usage: true }]);
     assert.equal(headers.accept, 'text/event-stream');
   }
 });
 
 test('what is no stream option is refused, and without a stream there are none', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   for (const [body, code] of [
     [{ stream: true, stream_options: { include_usage: 'yes' } }, 'invalid_request'],
     [{ stream: true, stream_options: { include_obfuscation: true } }, 'invalid_request'],
@@ -54,14 +54,14 @@ test('what is no stream option is refused, and without a stream there are none',
     const answer = await gateway.chat(body);
     assert.deepEqual([answer.status, answer.body.error.code], [400, code], JSON.stringify(body));
   }
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });
 
 test('the hold stands before the upstream is asked, and no byte goes to the client before the first event', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const [silence, end] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
-  house.upstream.handle = streaming(
+  purser.upstream.handle = streaming(
     ': thinking\n\n',
     () => silence.promise,
     said('a'),
@@ -74,57 +74,58 @@ test('the hold stands before the upstream is asked, and no byte goes to the clie
   const opening = gateway.stream().finally(() => {
     hasHead = true;
   });
-  await house.upstream.arrived(1);
-  const { holds, held_usd: held } = await house.budget(gateway.token);
+  await purser.upstream.arrived(1);
+  const { holds, held_usd: held } = await purser.budget(gateway.token);
   assert.deepEqual([holds.length, holds[0].state, holds[0].amount_usd], [1, 'reserved', held]);
   assert.notEqual(held, '0.00');
   assert.equal(hasHead, false);
   silence.resolve();
   const stream = await opening;
   assert.equal(`${await stream.next()}\n\n`, said('a'));
-  assert.equal((await house.budget(gateway.token)).held_usd, held, 'while it streams');
+  assert.equal((await purser.budget(gateway.token)).held_usd, held, 'while it streams');
   end.resolve();
   await stream.rest();
-  assert.equal((await house.budget(gateway.token)).held_usd, '0.00');
+  assert.equal((await purser.budget(gateway.token)).held_usd, '0.00');
 });
 
 test('the end is told when the charge is on disk, and not before', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const end = Promise.withResolvers<void>();
-  house.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
+  purser.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
   const stream = await gateway.stream({ stream_options: { include_usage: true } });
   await stream.next();
   // A commit takes as long as it takes.
-  const write = house.app.ledger.write;
+  const write = purser.app.ledger.write;
   const [asked, commit] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
-  house.app.ledger.write = async (change) => {
+  purser.app.ledger.write = async (it, data) => {
     asked.resolve();
     await commit.promise;
-    return write(change);
+    return write(it, data);
   };
   end.resolve();
   await asked.promise;
+  assert.equal(`${await stream.next()}\n\n`, FINISHED);
   const told: string[] = [];
   const reading = (async () => {
     for (let it = await stream.next(); it; it = await stream.next()) told.push(`${it}\n\n`);
   })();
   await new Promise((resolve) => setTimeout(resolve, 100));
-  assert.deepEqual(told, [FINISHED], 'neither the usage nor the end');
-  assert.equal(house.wallet(gateway.walletId).spent, 0n);
+  assert.deepEqual(told, [], 'neither the usage nor the end');
+  assert.equal(purser.wallet(gateway.walletId).spent, 0n);
   commit.resolve();
   await reading;
-  assert.deepEqual(told.slice(1), [counted(), DONE]);
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
+  assert.deepEqual(told, [counted(), DONE]);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });
 
 test('a client that goes away changes nothing: the upstream is read to its end, and the stream charged once', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const gone = Promise.withResolvers<void>();
   let isRead = false;
   const more = Array.from({ length: 50 }, () => said('x'.repeat(50_000)));
-  house.upstream.handle = streaming(
+  purser.upstream.handle = streaming(
     said('a'),
     () => gone.promise,
     ...more,
@@ -141,47 +142,47 @@ test('a client that goes away changes nothing: the upstream is read to its end, 
   gone.resolve();
   await gateway.quiet();
   assert(isRead);
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
-  const [operation, ...others] = await operations(house);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
+  const [operation, ...others] = await operations(purser);
   assert.deepEqual([operation?.state, operation?.outcome, others], ['settled', 'charged', []]);
   const replayed = await gateway.streamed({}, 'k');
   assert.equal(replayed.headers['idempotent-replayed'], 'true');
   assert.equal(replayed.text, [said('a'), ...more, FINISHED, DONE].join(''));
-  assert.equal(house.upstream.calls.length, 1);
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
+  assert.equal(purser.upstream.calls.length, 1);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });
 
 test('a client that leaves before the first event is charged as well, and nothing breaks', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const held = gate(completionStream());
-  house.upstream.handle = held.handler;
+  purser.upstream.handle = held.handler;
   const controller = new AbortController();
-  const gone = fetch(`${house.url}/v1/router/chat/completions`, {
+  const gone = fetch(`${purser.url}/v1/router/chat/completions`, {
     method: 'POST',
     signal: controller.signal,
     headers: { authorization: `Bearer ${gateway.key}`, 'content-type': 'application/json' },
     body: JSON.stringify({ model: 'chat', messages: [{ role: 'user', content: 'hi' }], stream: true }),
   });
-  await house.upstream.arrived(1);
+  await purser.upstream.arrived(1);
   controller.abort();
   await assert.rejects(gone);
   held.open();
   await gateway.quiet();
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
   assert.deepEqual(
-    house.log.filter((line) => JSON.parse(line).level >= 50),
+    purser.log.filter((line) => JSON.parse(line).level >= 50),
     [],
   );
 });
 
 test('an upstream that answers a stream in one piece has its stream made here', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const calls = [{ id: 'call_1', type: 'function', function: { name: 'f', arguments: '{"a":1}' } }];
   const message = { role: 'assistant', content: null, tool_calls: calls };
   const usage = { prompt_tokens: 10, completion_tokens: 5 };
-  house.upstream.handle = (_, response) => {
+  purser.upstream.handle = (_, response) => {
     response.writeHead(200, { 'content-type': 'application/json' });
     response.end(
       JSON.stringify({
@@ -213,98 +214,98 @@ test('an upstream that answers a stream in one piece has its stream made here', 
     ],
   );
   assert.deepEqual(chunks.at(-1).usage, usage);
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });
 
 test('a server that stops tells the streams that still run, and charges what they delivered', async (t) => {
-  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
-  const gateway = await openGateway(house);
-  house.upstream.handle = streaming(said('a'), forever);
+  const purser = await openTestServer(t, { settings: { drain_seconds: 0 } });
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(said('a'), forever);
   const stream = await gateway.stream({}, 'k');
   await stream.next();
   const rest = stream.rest();
-  await house.reopen();
+  await purser.reopen();
   const { error } = JSON.parse((await rest).trim().slice('data: '.length));
   assert.equal(error.code, 'operation_uncertain');
-  assert.deepEqual((await house.budget(gateway.token)).holds, []);
-  const [operation] = (await house.run('operation.list', {})).operations;
+  assert.deepEqual((await purser.budget(gateway.token)).holds, []);
+  const [operation] = (await purser.run('operation.list', {})).operations;
   assert.deepEqual([operation?.outcome, operation?.usage?.completion_tokens], ['charged', 1]);
   assert.equal((await gateway.streamed({}, 'k')).body.error.code, 'answer_lost');
 });
 
 test('a server that stops does not wait for a client that has stopped reading', async (t) => {
-  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, { settings: { drain_seconds: 0 } });
+  const gateway = await openGateway(purser);
   const stuck = Promise.withResolvers<void>();
-  house.upstream.handle = streaming(...Array.from({ length: 30 }, () => said('x'.repeat(1_000_000))), forever);
+  purser.upstream.handle = streaming(...Array.from({ length: 30 }, () => said('x'.repeat(1_000_000))), forever);
   const stream = await gateway.stream();
   setTimeout(stuck.resolve, 200);
   await stuck.promise;
   const started = performance.now();
-  await house.reopen();
+  await purser.reopen();
   assert(performance.now() - started < 30_000, 'a client may stop reading for a minute');
-  assert.deepEqual((await house.budget(gateway.token)).holds, []);
+  assert.deepEqual((await purser.budget(gateway.token)).holds, []);
   stream.leave();
 });
 
 test('a server that stops before the first event has come answers with a refusal', async (t) => {
-  const house = await openTestServer(t, { settings: { drain_seconds: 0 } });
-  const gateway = await openGateway(house);
-  house.upstream.handle = streaming(': thinking\n\n', forever);
+  const purser = await openTestServer(t, { settings: { drain_seconds: 0 } });
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(': thinking\n\n', forever);
   const asked = gateway.streamed({}, 'k');
-  await house.upstream.arrived(1);
-  await house.reopen();
+  await purser.upstream.arrived(1);
+  await purser.reopen();
   const answer = await asked;
   assert.deepEqual([answer.status, answer.body.error.code], [503, 'operation_uncertain']);
   assert.equal(answer.headers['x-should-retry'], 'false');
 });
 
 test('a charge that cannot be written is no end; the stream is settled when there is space again', async (t) => {
-  const house = await openTestServer(t);
-  await house.app.reaper.stop();
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  await purser.app.reaper.stop();
+  const gateway = await openGateway(purser);
   const end = Promise.withResolvers<void>();
   // What cannot be packed is what fills a disk.
   const long = said(randomBytes(300_000).toString('base64'));
-  house.upstream.handle = streaming(said('a'), () => end.promise, long, FINISHED, counted(), DONE);
+  purser.upstream.handle = streaming(said('a'), () => end.promise, long, FINISHED, counted(), DONE);
   const stream = await gateway.stream({}, 'k');
   await stream.next();
-  const { client } = house.app.ledger;
+  const { client } = purser.app.ledger;
   client.pragma(`max_page_count = ${client.pragma('page_count', { simple: true })}`);
   end.resolve();
   const text = await stream.rest();
   assert.match(text, /"code":"operation_uncertain"/);
   assert(!text.includes('[DONE]'));
-  assert.equal(house.wallet(gateway.walletId).spent, 0n);
+  assert.equal(purser.wallet(gateway.walletId).spent, 0n);
   client.pragma('max_page_count = 1073741823');
   await gateway.quiet();
-  assert.equal(house.wallet(gateway.walletId).spent, 120_000n);
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
   assert((await gateway.streamed({}, 'k')).text.endsWith(`${FINISHED}${DONE}`), 'and it can be replayed');
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a wallet that expires while it streams pays for its stream, and is closed afterwards', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house, { wallet: { expires_in_seconds: 60 } });
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser, { wallet: { expires_in_seconds: 60 } });
   const end = Promise.withResolvers<void>();
-  house.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
+  purser.upstream.handle = streaming(said('a'), () => end.promise, FINISHED, counted(), DONE);
   const stream = await gateway.stream();
-  house.clock.advance(60);
+  purser.clock.advance(60);
   assert.equal((await gateway.chat()).body.error.code, 'wallet_expired');
-  await house.app.reaper.runOnce();
-  assert.equal(house.wallet(gateway.walletId).status, 'expired');
+  await purser.app.reaper.runOnce();
+  assert.equal(purser.wallet(gateway.walletId).status, 'expired');
   end.resolve();
   assert((await stream.rest()).endsWith(DONE));
   await gateway.quiet();
-  await house.app.reaper.runOnce();
-  const wallet = house.wallet(gateway.walletId);
+  await purser.app.reaper.runOnce();
+  const wallet = purser.wallet(gateway.walletId);
   assert.deepEqual([wallet.status, wallet.spent, wallet.held], ['closed', 120_000n, 0n]);
 });
 
 test('a plain request beside it is not stored as a stream, and a stream not as a plain answer', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = (call, response) =>
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = (call, response) =>
     call.body.stream ? completionStream()(call, response) : completion()(call, response);
   const plain = await gateway.chat({}, 'plain');
   assert.equal(plain.body.object, 'chat.completion');
@@ -314,14 +315,49 @@ test('a plain request beside it is not stored as a stream, and a stream not as a
   assert.equal((await gateway.streamed({}, 'streamed')).text, streamed.text);
   assert.equal((await gateway.chat({}, 'streamed')).body.error.code, 'idempotency_conflict');
   // The strict endpoint has keys of its own, though the wallet is the same.
-  assert.equal((await house.chat(gateway.token, {}, 'plain')).headers['idempotent-replayed'], undefined);
+  assert.equal((await purser.chat(gateway.token, {}, 'plain')).headers['idempotent-replayed'], undefined);
 });
 
 test('events after the end are not passed on, and a stream that goes on after it is let go', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = streaming(said('a'), counted(), DONE, event({ late: true }), forever);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(said('a'), counted(), DONE, event({ late: true }), forever);
   const { text } = await gateway.streamed();
   assert.equal(text, said('a') + DONE);
-  assert.equal(house.wallet(gateway.walletId).held, 0n);
+  assert.equal(purser.wallet(gateway.walletId).held, 0n);
+});
+
+const CUTS: [how: string, cut: (bytes: Buffer) => Buffer[]][] = [
+  ['in one piece', (bytes) => [bytes]],
+  ['in pieces of one byte', (bytes) => Array.from(bytes, (it) => Buffer.of(it))],
+  ['in pieces that end inside an event', (bytes) => [bytes.subarray(0, 400), bytes.subarray(400)]],
+  [
+    'with the usage beside the last word',
+    (bytes) => [bytes.subarray(0, 100), bytes.subarray(100, -20), bytes.subarray(-20)],
+  ],
+];
+
+test('however a stream is cut, with LF or CRLF, the client gets the same and pays the same', async (t) => {
+  const purser = await openTestServer(t);
+  for (const [how, cut] of CUTS)
+    for (const lineEnd of ['\n', '\r\n']) {
+      const write = (text: string) => text.replaceAll('\n', lineEnd);
+      const said3 = [said('hel'), said('lo'), said(' höß 💶'), FINISHED].map(write);
+      const gateway = await openGateway(purser);
+      const pieces = cut(Buffer.from([...said3, write(counted()), write(DONE)].join('')));
+      purser.upstream.handle = streaming(...pieces.flatMap((it) => [it, () => new Promise(setImmediate)]));
+      const { text } = await gateway.streamed({ stream_options: { include_usage: true } });
+      assert.equal(text, [...said3, write(counted()), DONE].join(''), `${how}, ${JSON.stringify(lineEnd)}`);
+      assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
+    }
+});
+
+test('an event of almost 8 MiB is passed on, between others, and the text in it is counted', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser, { wallet: { budget_cents: 100_000 } });
+  const large = said('x'.repeat(8 * 1024 * 1024 - 500));
+  purser.upstream.handle = streaming(said('a'), large, said('b'), FINISHED, counted(), DONE);
+  const { text } = await gateway.streamed();
+  assert.equal(text, [said('a'), large, said('b'), FINISHED, DONE].join(''));
+  assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });

@@ -57,21 +57,21 @@ const REFUSED: [what: string, handler: Handler, status: number, code: string][] 
 
 for (const [what, handler, status, code] of REFUSED) {
   test(`an upstream that answers ${what} costs nothing and frees the key`, async (t) => {
-    const house = await openTestServer(t);
-    const { token } = await house.openWallet();
-    house.upstream.handle = handler;
-    const refused = await house.chat(token, {}, 'same');
+    const purser = await openTestServer(t);
+    const { token } = await purser.openWallet();
+    purser.upstream.handle = handler;
+    const refused = await purser.chat(token, {}, 'same');
     assert.equal(refused.status, status, refused.text);
     assert.equal(refused.body.error.code, code);
     assert.equal(/[Nn]othing was charged/.test(refused.body.error.message), code === 'gateway_unavailable');
     if (what === '429') assert.equal(refused.headers['retry-after'], '7');
-    const budget = await house.budget(token);
+    const budget = await purser.budget(token);
     assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
 
-    house.upstream.handle = completion();
-    assert.equal((await house.chat(token, {}, 'same')).status, 200, 'a refusal frees the key');
-    assert.equal(house.upstream.calls.length, 2);
-    assert.deepEqual(house.problems(), []);
+    purser.upstream.handle = completion();
+    assert.equal((await purser.chat(token, {}, 'same')).status, 200, 'a refusal frees the key');
+    assert.equal(purser.upstream.calls.length, 2);
+    assert.deepEqual(purser.problems(), []);
   });
 }
 
@@ -97,55 +97,55 @@ const UNKNOWN: [what: string, handler: Handler][] = [
 
 for (const [what, handler] of UNKNOWN) {
   test(`an upstream that ${what} leaves the outcome uncertain, and is never asked again for it`, async (t) => {
-    const house = await openTestServer(t);
-    const { token } = await house.openWallet();
-    house.upstream.handle = handler;
-    const first = await house.chat(token, {}, 'same');
+    const purser = await openTestServer(t);
+    const { token } = await purser.openWallet();
+    purser.upstream.handle = handler;
+    const first = await purser.chat(token, {}, 'same');
     assert.equal(first.status, 503, first.text);
     assert.equal(first.body.error.code, 'operation_uncertain');
     assert.ok(Number(first.headers['retry-after']) > 0);
-    const { holds, held_usd: held } = await house.budget(token);
+    const { holds, held_usd: held } = await purser.budget(token);
     const message = first.body.error.message;
     assert(message.includes(`${held} USD held for it are charged after 900 s, or when the wallet is closed`), message);
     assert.equal(holds.length, 1);
     assert.deepEqual([holds[0].state, holds[0].kind, holds[0].amount_usd], ['uncertain', 'chat', held]);
 
-    house.upstream.handle = completion();
-    const retried = await house.chat(token, {}, 'same');
+    purser.upstream.handle = completion();
+    const retried = await purser.chat(token, {}, 'same');
     assert.equal(retried.body.error.code, 'operation_uncertain');
-    assert.equal(house.upstream.calls.length, 1, 'there is never a second call for an unresolved chat');
+    assert.equal(purser.upstream.calls.length, 1, 'there is never a second call for an unresolved chat');
 
-    house.clock.advance(901);
-    assert.equal((await house.app.reaper.runOnce()).resolved, 1);
-    const lost = await house.chat(token, {}, 'same');
+    purser.clock.advance(901);
+    assert.equal((await purser.app.reaper.runOnce()).resolved, 1);
+    const lost = await purser.chat(token, {}, 'same');
     assert.equal(lost.status, 409);
     assert.equal(lost.body.error.code, 'answer_lost');
     assert.ok(lost.body.error.message.includes(`${held} USD were charged`), lost.text);
-    const after = await house.budget(token);
+    const after = await purser.budget(token);
     assert.deepEqual([after.used_usd, after.held_usd], [held, '0.00']);
-    assert.equal(house.upstream.calls.length, 1);
-    assert.deepEqual(house.problems(), []);
+    assert.equal(purser.upstream.calls.length, 1);
+    assert.deepEqual(purser.problems(), []);
   });
 }
 
 test('an upstream that does not answer in its time leaves the outcome uncertain', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await house.app[Symbol.asyncDispose]();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await purser.app[Symbol.asyncDispose]();
   const settings = {
     router: {
-      upstreams: [{ name: 'house', base_url: house.upstream.url, timeout_seconds: 1 }],
+      upstreams: [{ name: 'local', base_url: purser.upstream.url, timeout_seconds: 1 }],
       models: [
-        { id: 'chat', upstream: 'house', context_length: 1000, max_output_tokens: 100, pricing: { request: '0.5' } },
+        { id: 'chat', upstream: 'local', context_length: 1000, max_output_tokens: 100, pricing: { request: '0.5' } },
       ],
     },
   };
-  writeFileSync(`${house.directory}/purser.yaml`, JSON.stringify({ listen: '127.0.0.1:0', ...settings }));
-  await house.reopen();
-  house.upstream.handle = hang;
-  const answer = await house.chat(token);
+  writeFileSync(`${purser.directory}/purser.yaml`, JSON.stringify({ listen: '127.0.0.1:0', ...settings }));
+  await purser.reopen();
+  purser.upstream.handle = hang;
+  const answer = await purser.chat(token);
   assert.equal(answer.body.error.code, 'operation_uncertain');
-  assert.equal((await house.budget(token)).held_usd, '0.50');
+  assert.equal((await purser.budget(token)).held_usd, '0.50');
 });
 
 test('an upstream that refuses the connection never heard of it: nothing is charged and the key is free', async (t) => {
@@ -160,16 +160,16 @@ test('an upstream that refuses the connection never heard of it: nothing is char
     max_output_tokens: 100,
     pricing: { request: '0.5' },
   };
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
     settings: { router: { upstreams: [{ name: 'gone', base_url: `http://127.0.0.1:${port}/v1` }], models: [model] } },
   });
-  const { token } = await house.openWallet();
+  const { token } = await purser.openWallet();
   for (let i = 0; i < 2; i++) {
-    const answer = await house.chat(token, {}, 'same');
+    const answer = await purser.chat(token, {}, 'same');
     assert.equal(answer.status, 503);
     assert.equal(answer.body.error.code, 'gateway_unavailable');
   }
-  const budget = await house.budget(token);
+  const budget = await purser.budget(token);
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
 });
 
@@ -183,23 +183,23 @@ const USAGES: [what: string, usage: unknown][] = [
 ];
 for (const [what, usage] of USAGES) {
   test(`an answer with ${what} is charged by the bound of its prompt and the bytes of its text`, async (t) => {
-    const house = await openTestServer(t);
-    const { id, token } = await house.openWallet();
+    const purser = await openTestServer(t);
+    const { id, token } = await purser.openWallet();
     const choices = [{ index: 0, message: { role: 'assistant', content: 'hello' } }];
-    house.upstream.handle = usage === undefined ? failure(200, { choices }) : completion(usage);
-    const answer = await house.chat(token, {}, 'same');
+    purser.upstream.handle = usage === undefined ? failure(200, { choices }) : completion(usage);
+    const answer = await purser.chat(token, {}, 'same');
     assert.equal(answer.status, 200);
-    const [operation] = (await house.run('operation.list', {})).operations;
+    const [operation] = (await purser.run('operation.list', {})).operations;
     const bound = Number(operation?.price.bound_prompt_tokens);
-    assert.equal(house.wallet(id).spent, BigInt(100_000 + bound * 1000 + 5 * 2000));
-    assert.equal(house.wallet(id).held, 0n);
+    assert.equal(purser.wallet(id).spent, BigInt(100_000 + bound * 1000 + 5 * 2000));
+    assert.equal(purser.wallet(id).held, 0n);
     assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: bound, completion_tokens: 5 });
-    const { steps } = await house.run('wallet.timeline', { id });
+    const { steps } = await purser.run('wallet.timeline', { id });
     assert.equal(steps.find((it) => it.what === 'charged')?.usage?.estimated, true);
-    assert.equal(house.log.filter((line) => line.includes('operation.estimated')).length, 1);
-    assert.match(await house.app.events.registry.metrics(), /^purser_usage_missing_total 1$/m);
-    assert.equal((await house.chat(token, {}, 'same')).text, answer.text);
-    assert.deepEqual(house.problems(), []);
+    assert.equal(purser.log.filter((line) => line.includes('operation.estimated')).length, 1);
+    assert.match(await purser.app.events.registry.metrics(), /^purser_usage_missing_total 1$/m);
+    assert.equal((await purser.chat(token, {}, 'same')).text, answer.text);
+    assert.deepEqual(purser.problems(), []);
   });
 }
 
@@ -219,33 +219,33 @@ const COUNTED: [usage: Record<string, unknown>, charge: (hold: bigint) => bigint
 ];
 for (const [usage, charge, alarms] of COUNTED)
   test(`${JSON.stringify(usage)} is charged by its price, at most the hold`, async (t) => {
-    const house = await openTestServer(t);
-    const { id, token } = await house.openWallet();
-    house.upstream.handle = completion(usage);
-    const answer = await house.chat(token, { max_tokens: 100 });
+    const purser = await openTestServer(t);
+    const { id, token } = await purser.openWallet();
+    purser.upstream.handle = completion(usage);
+    const answer = await purser.chat(token, { max_tokens: 100 });
     assert.equal(answer.status, 200);
-    const [operation] = (await house.run('operation.list', {})).operations;
+    const [operation] = (await purser.run('operation.list', {})).operations;
     const hold = BigInt(100_000 + Number(operation?.price.bound_prompt_tokens) * 1000 + 100 * 2000);
-    assert.equal(house.wallet(id).spent, charge(hold));
-    assert.equal(house.log.filter((line) => line.includes('operation.bound_exceeded')).length, alarms);
-    assert.deepEqual(house.problems(), []);
+    assert.equal(purser.wallet(id).spent, charge(hold));
+    assert.equal(purser.log.filter((line) => line.includes('operation.bound_exceeded')).length, alarms);
+    assert.deepEqual(purser.problems(), []);
   });
 
 test('a redirect and a refused key are told as faults of the configuration, without any secret', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
   const location = `https://user:hidden@models.example/v1?key=hidden&k=${UPSTREAM_KEY}`;
   for (const [handler, told, fault] of [
     [failure(301, '', { location }), /answered 301, a redirect/, /a redirect to https:\/\/models.example\/v1: correct/],
     [failure(401, { error: { message: `no key ${UPSTREAM_KEY}` } }), /refused this gateway \(401\)/, /its api_key is/],
     [failure(403), /refused this gateway \(403\)/, /its api_key is/],
   ] as const) {
-    house.upstream.handle = handler;
-    const before = house.log.length;
-    const { body, text } = await house.chat(token);
+    purser.upstream.handle = handler;
+    const before = purser.log.length;
+    const { body, text } = await purser.chat(token);
     assert.match(body.error.message, told);
     assert.match(body.error.message, /for the operator of this gateway to correct\. Nothing was charged\./);
-    const lines = house.log.slice(before);
+    const lines = purser.log.slice(before);
     const line = lines.map((it) => JSON.parse(it)).find((it) => it.event === 'upstream.misconfigured');
     assert.equal(line?.level, 50);
     assert.match(line?.fault, fault);
@@ -254,10 +254,10 @@ test('a redirect and a refused key are told as faults of the configuration, with
 });
 
 test('what goes upstream is the priced request, with the reserved limit written into it', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet({ budget_cents: 10_000 });
-  await house.chat(token, { max_tokens: 5_000, n: 3, temperature: 0.5, store: false, stream: false });
-  const [call] = house.upstream.calls;
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet({ budget_cents: 10_000 });
+  await purser.chat(token, { max_tokens: 5_000, n: 3, temperature: 0.5, store: false, stream: false });
+  const [call] = purser.upstream.calls;
   assert.equal(call?.path, '/v1/chat/completions');
   assert.deepEqual(call?.body, {
     model: 'real/chat',
@@ -269,7 +269,7 @@ test('what goes upstream is the priced request, with the reserved limit written 
     stream: false,
   });
   assert.match(call?.headers.authorization ?? '', /^Bearer sk-upstream/);
-  const { operations } = await house.run('operation.list', {});
+  const { operations } = await purser.run('operation.list', {});
   assert.equal(call?.headers['idempotency-key'], operations[0]?.id);
   assert.equal(operations[0]?.price.bound_completion_tokens, 3000);
 });

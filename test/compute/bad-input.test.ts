@@ -19,7 +19,7 @@ const TWO = { chip: 'test-chip', max_seconds: 600 };
 const THREE = { offer_id: 'small', disk_gb: 5, max_seconds: 600 };
 
 type Scene = {
-  house: TestServer;
+  purser: TestServer;
   sshd: Sshd;
   asked: string[];
   ids: Record<'mine' | 'long' | 'stopped' | 'theirs', string>;
@@ -39,12 +39,12 @@ async function openScene(t: TestContext): Promise<Scene | undefined> {
     provider_two: { backend: 'ssh', hosts: [{ ...sshd.host, price_hourly_usd: '0.36' }] },
     provider_three: { ...container, offers: [offer], limits: { max_seconds: 3600 } },
   };
-  const house = await openTestServer(t, { settings: { compute } });
-  await house.app.reaper.stop();
+  const purser = await openTestServer(t, { settings: { compute } });
+  await purser.app.reaper.stop();
   const rich = { budget_cents: 1000, expires_in_seconds: 7200 };
-  const [{ token }, other] = [await house.openWallet(rich), await house.openWallet(rich)];
+  const [{ token }, other] = [await purser.openWallet(rich), await purser.openWallet(rich)];
   const make = async (provider: string, spec: object, of = token) => {
-    const made = await house.ask('POST', '/v1/compute/create', {
+    const made = await purser.ask('POST', '/v1/compute/create', {
       token: of,
       key: randomUUID(),
       body: { provider, spec },
@@ -58,10 +58,10 @@ async function openScene(t: TestContext): Promise<Scene | undefined> {
     stopped: await make('provider_three', THREE),
     theirs: await make('provider_three', THREE, other.token),
   };
-  await house.ask('POST', '/v1/compute/stop', { token, body: { id: ids.stopped } });
+  await purser.ask('POST', '/v1/compute/stop', { token, body: { id: ids.stopped } });
 
   const asked: string[] = [];
-  for (const { slot, backend } of house.app.slots.list)
+  for (const { slot, backend } of purser.app.slots.list)
     for (const name of ['create', 'extend', 'exec', 'session', 'destroy'] as const) {
       const real = backend[name] as (...args: unknown[]) => Promise<unknown>;
       Object.assign(backend, {
@@ -71,7 +71,7 @@ async function openScene(t: TestContext): Promise<Scene | undefined> {
         },
       });
     }
-  return { house, sshd, asked, ids, token };
+  return { purser, sshd, asked, ids, token };
 }
 
 type Case = readonly [what: string, verb: string, body: unknown, status: number, code: string];
@@ -135,7 +135,7 @@ const OTHERS: Case[] = [
   bad('no command', 'exec', { id: 'mine', command: '' }),
   ['a command of 64 KiB', 'exec', { id: 'mine', command: 'a'.repeat(65_536) }, 413, 'payload_too_large'],
   ...[0, -1, 1.5, 3601].map((it) => bad(`a timeout of ${it} s`, 'exec', { id: 'mine', command: 'true', timeout: it })),
-  ...['%%%%', 'YQ=', 'YQ', 'Y Q=', 'YQ==\n', 'YQ==YQ==', 'YQ-_'].map((it) =>
+  ...['%%%%', 'YQ=', 'YQ', 'Y Q=', 'YQ=\n', 'YQ==\t', 'YQ==YQ==', 'YQ-_'].map((it) =>
     bad(`${JSON.stringify(it)}, which is no base64`, 'upload', { id: 'mine', path: '/tmp/x', content_base64: it }),
   ),
   [
@@ -177,23 +177,27 @@ const OTHERS: Case[] = [
 test('what is wrong with a compute request is refused as documented: no money moves and nothing is started', async (t) => {
   const scene = await openScene(t);
   if (!scene) return;
-  const { house, sshd, asked, ids, token } = scene;
-  const before = (await house.ask('GET', '/v1/resources', { token: house.accountKey })).body;
+  const { purser, sshd, asked, ids, token } = scene;
+  const before = (await purser.ask('GET', '/v1/resources', { token: purser.accountKey })).body;
   const listed = async () => (await engine?.docker.listContainers({ all: true }))?.map((it) => it.Id).sort();
   const machines = await listed();
-  await assertNothingMoves(house, async () => {
+  await assertNothingMoves(purser, async () => {
     for (const [what, verb, body, status, code] of [...CREATES, ...OTHERS])
       await t.test(`${verb}: ${what}: ${status} ${code}`, async () => {
         const name = (body as { id?: keyof typeof ids }).id;
         const sent = name !== undefined && Object.hasOwn(ids, name) ? { ...(body as object), id: ids[name] } : body;
         const key = verb === 'create' || verb === 'extend' ? randomUUID() : undefined;
-        assertRefused(await house.ask('POST', `/v1/compute/${verb}`, { token, key, body: sent }), status, code);
+        assertRefused(await purser.ask('POST', `/v1/compute/${verb}`, { token, key, body: sent }), status, code);
         assert.deepEqual(asked, [], 'no backend was asked to do anything');
       });
     for (const verb of ['create', 'extend'])
       await t.test(`${verb} without an Idempotency-Key`, async () => {
         const body = verb === 'create' ? one({}) : { id: ids.long, additional_seconds: 60 };
-        assertRefused(await house.ask('POST', `/v1/compute/${verb}`, { token, body }), 400, 'idempotency_key_required');
+        assertRefused(
+          await purser.ask('POST', `/v1/compute/${verb}`, { token, body }),
+          400,
+          'idempotency_key_required',
+        );
       });
     for (const [path, status, code] of [
       ['/v1/resources?before=nowhere', 400, 'invalid_cursor'],
@@ -201,11 +205,11 @@ test('what is wrong with a compute request is refused as documented: no money mo
       ['/v1/wallets/wal_none/resources', 404, 'not_found'],
     ] as const)
       await t.test(`GET ${path}`, async () =>
-        assertRefused(await house.ask('GET', path, { token: house.accountKey }), status, code),
+        assertRefused(await purser.ask('GET', path, { token: purser.accountKey }), status, code),
       );
   });
   assert.deepEqual(asked, []);
-  assert.deepEqual((await house.ask('GET', '/v1/resources', { token: house.accountKey })).body, before);
+  assert.deepEqual((await purser.ask('GET', '/v1/resources', { token: purser.accountKey })).body, before);
   assert.deepEqual(await listed(), machines);
   assert.equal(existsSync(join(sshd.pool, 'tenant')), false);
 });
@@ -213,12 +217,12 @@ test('what is wrong with a compute request is refused as documented: no money mo
 test('a lease that the wallet cannot pay, or that would outlive it, is refused before anybody hears of it', async (t) => {
   const scene = await openScene(t);
   if (!scene) return;
-  const { house, asked } = scene;
-  const poor = await house.openWallet({ budget_cents: 100, expires_in_seconds: 0 });
-  const brief = await house.openWallet({ budget_cents: 1000, expires_in_seconds: 600 });
+  const { purser, asked } = scene;
+  const poor = await purser.openWallet({ budget_cents: 100, expires_in_seconds: 0 });
+  const brief = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 600 });
   const create = (token: string, body: object) =>
-    house.ask('POST', '/v1/compute/create', { token, key: randomUUID(), body });
-  await assertNothingMoves(house, async () => {
+    purser.ask('POST', '/v1/compute/create', { token, key: randomUUID(), body });
+  await assertNothingMoves(purser, async () => {
     assertRefused(await create(poor.token, two({ max_seconds: 86_400 })), 402, 'insufficient_funds');
     // The time that it may take until it is ready counts too (design 2.18).
     assertRefused(await create(brief.token, three({ max_seconds: 541 })), 409, 'lease_limit_exceeded');

@@ -6,7 +6,7 @@ import { collect, collectBoth } from '../../src/compute/backends/collect.ts';
 const unwanted = () => new AbortController();
 
 test('what is said in pieces of any size is kept up to its limit, and the rest is read', async () => {
-  for (const [sizes, most] of [
+  for (const [sizes, bytesMax] of [
     [[1, 2, 3, 70_000, 1], 80_000],
     [Array(9000).fill(1), 9000],
     [Array(9000).fill(1), 8999],
@@ -17,9 +17,9 @@ test('what is said in pieces of any size is kept up to its limit, and the rest i
     const stream = new PassThrough({ highWaterMark: 1024 * 1024 });
     for (const [i, size] of sizes.entries()) stream.write(Buffer.alloc(size, i));
     stream.end();
-    const { bytes, truncated } = await collect(stream, most);
-    assert(bytes.equals(said.subarray(0, most)));
-    assert.equal(truncated, said.length > most);
+    const { bytes, truncated } = await collect(stream, bytesMax);
+    assert(bytes.equals(said.subarray(0, bytesMax)));
+    assert.equal(truncated, said.length > bytesMax);
   }
 });
 

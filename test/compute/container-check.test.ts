@@ -28,7 +28,7 @@ async function check(socket: string, { gpus = 0, ...over }: Over = {}) {
       pids: 64,
       provision_seconds: 60,
       prices: { cpu_hourly_usd: 1n, memory_gib_hourly_usd: 1n, gpu_hourly_usd: { h100: 1n } },
-      limits: { cpus: 2, memory_gib: 1, gpus, max_seconds: 3600 },
+      limits: { cpus: 2, memory_gib: 1, gpus, disk_gb: 20, max_seconds: 3600 },
       gpu_mode: 'nvidia',
       ...over,
     },
@@ -46,7 +46,7 @@ test('Docker: check names what is wrong, and what a lease cannot count on', asyn
   assert.match(fit.get('engine') ?? '', /^ok: Docker Engine \d+\.\S+ on unix:/);
   assert.equal(fit.get('image'), `ok: ${IMAGE} is there`);
   assert.equal(fit.get('network'), 'ok: none: leases reach nobody');
-  assert.match(fit.get('limits') ?? '', /^ok: memory, CPU and processes are limited/);
+  assert.match(fit.get('limits') ?? '', /^ok: the engine says that it limits memory, CPU and processes/);
   assert.match(fit.get('restart') ?? '', /^ok: live-restore is off: restarting the engine ends every lease\./);
   assert.match(fit.get('users') ?? '', /^ok: not mapped/);
   assert.match(fit.get('gpus') ?? '', /^ok: h100: 0, 1\. Not tried here/);
@@ -64,8 +64,8 @@ test('Docker: doctor says what check finds, and tries a lease', async (t) => {
   if (!engine) return;
   const offers = [{ id: 'small', cpus: 0.1, memory_gib: 0.05, max_disk_gb: 1, price_hourly_usd: '0.01' }];
   const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
-  const house = await openTestServer(t, { settings: { compute: { provider_three } } });
-  const { config, secrets } = readConfig({ data: house.directory }, {});
+  const purser = await openTestServer(t, { settings: { compute: { provider_three } } });
+  const { config, secrets } = readConfig({ data: purser.directory }, {});
   const found = new Map((await examine(config, secrets)).map((it) => [it.name, it]));
   const detail = (name: string) => {
     const it = found.get(`provider_three container: ${name}`);
@@ -73,7 +73,7 @@ test('Docker: doctor says what check finds, and tries a lease', async (t) => {
     return it?.detail ?? '';
   };
   assert.match(detail('engine'), /^Docker Engine/);
-  assert.match(detail('disk'), /^disk_gb is not enforced: overlay2 on /);
+  assert.match(detail('disk'), /^Warning: disk_gb is not enforced: overlay2 on .* are on one file system/);
   assert.match(detail('trial'), /was found by its tag and ran a command; it was destroyed and is gone$/);
   assert.deepEqual(await engine.docker.listContainers({ all: true }), []);
 });
@@ -91,7 +91,7 @@ test('Podman: check names what is wrong, and what a lease cannot count on', asyn
   const fit = await check(engine.socket);
   assert.match(fit.get('engine') ?? '', /^ok: Podman \d+\.\S+ on unix:/);
   assert.equal(fit.get('image'), `ok: ${IMAGE} is there`);
-  assert.match(fit.get('limits') ?? '', /^ok: memory, CPU and processes are limited/);
+  assert.match(fit.get('limits') ?? '', /^ok: the engine says that it limits memory, CPU and processes/);
   assert.equal(fit.get('restart'), 'ok: leases outlive a restart of the engine');
   assert.equal(fit.has('gpus'), false);
   const unfit = await check(engine.socket, { image: 'localhost/nothing:1', network: 'nowhere' });
@@ -113,6 +113,6 @@ test('an engine that is not there and one that never answers are named within th
   const began = performance.now();
   const silent = await check(`unix://${leases}/silent.sock`);
   assert.match(silent.get('engine') ?? '', /^bad: .*\/version took longer than 5 s/);
-  assert.ok(performance.now() - began < 10_000);
+  assert.ok(performance.now() - began < 25_000);
   for (const it of sockets) it.destroy();
 });

@@ -9,6 +9,7 @@ import { promisify } from 'node:util';
 import { stringify } from 'yaml';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { until } from './conformance.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
@@ -34,7 +35,7 @@ async function rent(engine: Engine, image = IMAGE) {
       limits: { max_seconds: 3600 },
       offers: [offer],
     },
-    { prefix: tagPrefix(INSTALLATION) },
+    { prefix: tagPrefix(INSTALLATION), books: leases, measureMilliseconds: 0 },
   );
   const findings = new Map((await backend.check?.())?.map((it) => [it.name, it]));
   const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });
@@ -51,6 +52,7 @@ async function rent(engine: Engine, image = IMAGE) {
     disk: findings.get('disk'),
     image: findings.get('image'),
     reserve,
+    inspect: () => backend.inspect(tag),
     left: () => engine.docker.listContainers({ all: true }),
     destroy: () => backend.destroy(tag),
   };
@@ -63,8 +65,8 @@ async function configCheck(engine: Engine): Promise<string> {
   const file = join(leases, `${randomBytes(4).toString('hex')}.yaml`);
   writeFileSync(file, stringify({ compute: { provider_three } }));
   const main = join(import.meta.dirname, '../../cli/main.ts');
-  const { stderr } = await run(process.execPath, [main, '--config', file, '--data', leases, 'config', 'check']);
-  return stderr;
+  const { stdout } = await run(process.execPath, [main, '--config', file, '--data', leases, 'config', 'check']);
+  return stdout;
 }
 
 type Open = (t: TestContext, data?: string) => Promise<Engine | undefined>;
@@ -105,15 +107,26 @@ for (const [name, driver, volumes] of [
     await other.destroy();
   });
 
-  test(`${name}: where the storage driver has no limits a lease is made all the same, and check says so`, async (t) => {
+  test(`${name}: where the storage driver has no limits a lease that wrote too much is ended, and check says so`, async (t) => {
     const engine = await open(t);
     if (!engine) return;
     t.after(() => engine.stop());
-    const { disk, reserve, left, destroy } = await rent(engine);
+    const { disk, reserve, inspect, left, destroy } = await rent(engine);
     assert.equal(disk?.ok, true, 'it is as it is, and no fault');
-    assert.match(disk?.detail ?? '', new RegExp(`^disk_gb is not enforced: ${driver} on \\w+ has no limits`));
+    const said = `disk_gb is not enforced: ${driver} on \\w+ has no limits`;
+    // The engine's directory and this test's are both temporary, so on one file system.
+    assert.match(disk?.detail ?? '', new RegExp(`^Warning: ${said}.*database \\(${leases}\\) are on one file system`));
+    assert.match(await configCheck(engine), new RegExp(`note: compute.provider_three: ${said}`));
+    assert.equal((await reserve(900)).exitCode, 0);
+    for (let times = 3; times > 0; times--) assert.equal((await inspect())?.state, 'running');
     assert.equal((await reserve(1100)).exitCode, 0);
-    assert.ok((await configCheck(engine)).includes(`note: compute.provider_three: ${disk?.detail}.`));
+    const { exceeded, note } = await until('it was measured', async () => {
+      const found = await inspect();
+      return found?.state === 'ended' && found;
+    });
+    assert.equal(exceeded, 'disk');
+    assert.match(note ?? '', /^it wrote 1\.\d GiB to its disk and may write 1$/);
+    assert.equal((await inspect())?.exceeded, 'disk', 'it stays so');
     await destroy();
     assert.deepEqual(await left(), []);
   });

@@ -3,7 +3,7 @@ import { randomBytes, randomUUID } from 'node:crypto';
 import test, { after, type TestContext } from 'node:test';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
-import { countGpus } from '../../src/compute/backends/container/gpus.ts';
+import { countGpus } from '../../src/compute/backends/proof.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from './conformance.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
@@ -32,7 +32,7 @@ function openBackend(engine: Engine, devices: string[], prefix = tagPrefix(INSTA
       pids: 64,
       provision_seconds: 60,
       prices: { cpu_hourly_usd: 1n, memory_gib_hourly_usd: 1n, gpu_hourly_usd: { h100: 2_500_000_000n } },
-      limits: { cpus: 2, memory_gib: 1, gpus: 2, max_seconds: 3600 },
+      limits: { cpus: 2, memory_gib: 1, gpus: 2, disk_gb: 20, max_seconds: 3600 },
       gpu_devices: { h100: devices },
       gpu_mode: 'nvidia',
     },
@@ -110,18 +110,13 @@ test('after a restart the engine’s containers tell which GPUs are leased, whoe
   for (const ref of [second, third]) await after.destroy(ref);
 });
 
-test('a lease with fewer GPUs inside than were bought is not running, and says why', async (t) => {
+test('a lease with fewer GPUs inside than were bought does not prove itself, and says why', async (t) => {
   const opened = await openGpus(t, 1);
   if (!opened) return;
   const { engine, gpus } = opened;
   const backend = openBackend(engine, [...gpus.names, gpus.absent]);
   const ref = await backend.rent(2);
-  assert.deepEqual(await backend.inspect(ref), {
-    ref,
-    state: 'provisioning',
-    note: 'nvidia-smi -L shows 1 of 2 GPUs inside',
-    deadline: (await backend.inspect(ref))?.deadline,
-  });
+  assert.equal(await backend.prove?.(ref), 'nvidia-smi -L shows 1 of 2 GPUs inside');
   await backend.destroy(ref);
   assert.equal(await backend.inspect(ref), undefined);
 });
@@ -151,36 +146,36 @@ test('on a Docker Engine without GPUs a lease with one is a clear refusal', asyn
   assert.equal(await backend.inspect(tag), undefined);
 });
 
-/** A house that leases GPUs. */
-async function openGpuHouse(t: TestContext, engine: Engine, devices: string[]) {
+/** A purser that leases GPUs. */
+async function openGpuServer(t: TestContext, engine: Engine, devices: string[]) {
   const provider_one = {
     backend: 'container',
     socket: engine.socket,
     image: IMAGE,
     prices: { cpu_hourly_usd: '0', memory_gib_hourly_usd: '0', gpu_hourly_usd: { h100: '2.50' } },
-    limits: { cpus: 2, memory_gib: 1, gpus: 2, max_seconds: 3600 },
+    limits: { cpus: 2, memory_gib: 1, gpus: 2, disk_gb: 20, max_seconds: 3600 },
     gpu_devices: { h100: devices },
   };
-  const house = await openTestServer(t, { settings: { compute: { provider_one } } });
-  await house.app.reaper.stop();
-  const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const purser = await openTestServer(t, { settings: { compute: { provider_one } } });
+  await purser.app.reaper.stop();
+  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const lease = (key: string = randomUUID()) =>
-    house.ask('POST', '/v1/compute/create', { token, key, body: { provider: 'provider_one', spec: SPEC } });
+    purser.ask('POST', '/v1/compute/create', { token, key, body: { provider: 'provider_one', spec: SPEC } });
   const machines = async () =>
-    (await house.app.slots.list[0]?.backend.listOwned(tagPrefix(house.app.installationId)))?.length;
-  return Object.assign(house, { token, lease, machines });
+    (await purser.app.slots.list[0]?.backend.listOwned(tagPrefix(purser.app.installationId)))?.length;
+  return Object.assign(purser, { token, lease, machines });
 }
 
 test('two agents race for the last GPU: one pays and has it, the other pays nothing', async (t) => {
   const opened = await openGpus(t, 1);
   if (!opened) return;
-  const house = await openGpuHouse(t, opened.engine, opened.gpus.names);
-  const answers = await Promise.all([house.lease(), house.lease()]);
+  const purser = await openGpuServer(t, opened.engine, opened.gpus.names);
+  const answers = await Promise.all([purser.lease(), purser.lease()]);
   assert.deepEqual(answers.map(({ status }) => status).sort(), [200, 503], answers.map(({ text }) => text).join('\n'));
   assert.equal(answers.find(({ status }) => status === 503)?.body.error.code, 'capacity_unavailable');
-  const budget = await house.budget(house.token);
+  const budget = await purser.budget(purser.token);
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.416666667']);
-  const { offers } = (await house.ask('GET', '/v1/compute/offers', { token: house.token })).body;
+  const { offers } = (await purser.ask('GET', '/v1/compute/offers', { token: purser.token })).body;
   assert.deepEqual(
     offers.map((it: { spec: { gpus: number }; available: boolean }) => [it.spec.gpus, it.available]),
     [
@@ -188,34 +183,34 @@ test('two agents race for the last GPU: one pays and has it, the other pays noth
       [1, false],
     ],
   );
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a lease whose GPU never arrives is never sold, and its reason reaches the operator', async (t) => {
   const opened = await openGpus(t, 0);
   if (!opened) return;
-  const house = await openGpuHouse(t, opened.engine, [opened.gpus.absent]);
-  const asked = house.lease('k');
+  const purser = await openGpuServer(t, opened.engine, [opened.gpus.absent]);
+  const asked = purser.lease('k');
   const seen = await until('its GPUs were counted', async () => {
-    const [resource] = (await house.run('resource.list', {})).resources;
+    const [resource] = (await purser.run('resource.list', {})).resources;
     return resource?.last_error ? resource : undefined;
   });
   assert.deepEqual(
     [seen.status, seen.last_error],
     ['provisioning', 'nvidia-smi -L shows 0 of 1 GPUs inside (No devices were found)'],
   );
-  assert.equal(await house.machines(), 1);
-  assert.equal((await house.budget(house.token)).used_usd, '0.00');
-  house.clock.advance(61);
+  assert.equal(await purser.machines(), 1);
+  assert.equal((await purser.budget(purser.token)).used_usd, '0.00');
+  purser.clock.advance(61);
   const answer = await asked;
   assert.deepEqual([answer.status, answer.body.error.code], [503, 'provider_unavailable'], answer.text);
   assert.match(answer.body.error.message, /never became ready \(create_failed\)/);
-  const [operation] = (await house.run('operation.list', {})).operations;
+  const [operation] = (await purser.run('operation.list', {})).operations;
   assert.match(operation?.reason ?? '', /nvidia-smi -L shows 0 of 1 GPUs inside/);
-  const budget = await house.budget(house.token);
+  const budget = await purser.budget(purser.token);
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
-  assert.equal(await house.machines(), 0);
-  assert.deepEqual(house.problems(), []);
+  assert.equal(await purser.machines(), 0);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('GPUs are counted as nvidia-smi lists them, divided ones by their parts', () => {

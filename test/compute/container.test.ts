@@ -1,9 +1,13 @@
 import assert from 'node:assert/strict';
+import { mkdtempSync } from 'node:fs';
+import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { collect } from '../../src/compute/backends/collect.ts';
 import { conform, type Subject } from './conformance.ts';
-import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
+import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
+import { containerSubject } from './engines/subject.ts';
+import { workInside } from './inside.ts';
 
 const engines: { docker?: Engine | undefined; podman?: Engine | undefined } = {};
 after(async () => {
@@ -11,34 +15,8 @@ after(async () => {
   await engines.podman?.stop();
 });
 
-function subject(engine: Engine | undefined): Subject | undefined {
-  if (!engine) return undefined;
-  const backend = openContainerBackend(
-    {
-      backend: 'container',
-      socket: engine.socket,
-      image: IMAGE,
-      pull: 'never',
-      network: 'none',
-      pids: 64,
-      provision_seconds: 60,
-      prices: { cpu_hourly_usd: 20_000_000n, memory_gib_hourly_usd: 5_000_000n, gpu_hourly_usd: {} },
-      limits: { cpus: 2, memory_gib: 1, gpus: 0, max_seconds: 3600 },
-      gpu_mode: 'nvidia',
-    },
-    { prefix: 'purser-inst-conformance-' },
-  );
-  const spec = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
-  return {
-    backend,
-    spec,
-    unknownSpec: { ...spec, gpu: 'no-such-gpu', gpus: 0 },
-    room: 2,
-    extends: true,
-    deadlineSlackSeconds: 5,
-    deadlineLeastSeconds: 3,
-  };
-}
+const subject = (engine: Engine | undefined, change: object = {}) =>
+  engine && containerSubject({ socket: engine.socket }, change);
 
 async function openSharedDocker(t: TestContext): Promise<Engine | undefined> {
   engines.docker ??= await openDocker(t, { shared: true });
@@ -51,6 +29,8 @@ async function openSharedPodman(t: TestContext): Promise<Engine | undefined> {
 
 conform('container on Docker', async (t) => subject(await openSharedDocker(t)));
 conform('container on Podman', async (t) => subject(await openSharedPodman(t)));
+workInside('container on Docker', async (t) => subject(await openSharedDocker(t)));
+workInside('container on Podman', async (t) => subject(await openSharedPodman(t)));
 
 for (const name of ['Docker', 'Podman'] as const)
   test(`${name}: a container is limited, without capabilities and network, and says nothing into a log`, async (t) => {
@@ -83,3 +63,62 @@ for (const name of ['Docker', 'Podman'] as const)
     assert.equal(HostConfig.NanoCpus || (HostConfig.CpuQuota ?? 0) * 1e4, 5e8);
     await backend.destroy(tag);
   });
+
+for (const name of ['Docker', 'Podman'] as const) {
+  const openShared = name === 'Docker' ? openSharedDocker : openSharedPodman;
+  const prefix = 'purser-inst-conformance-';
+  const create = async ({ backend, spec }: Subject, tag: string) => {
+    const deadline = Math.floor(Date.now() / 1000) + 600;
+    assert.deepEqual(await backend.create({ tag, quote: await backend.quote(spec), deadline }), {
+      kind: 'created',
+      ref: tag,
+    });
+  };
+
+  test(`${name}: commands begin in the image's WORKDIR, while it is there, and /dev/shm has the size that was set`, async (t) => {
+    const engine = await openShared(t);
+    if (!engine) return;
+    const image = 'localhost/busybox-workdir:1';
+    const archive = packBusybox(mkdtempSync(join(engine.directory, 'workdir-')));
+    await importImage(engine.docker, archive, { repo: image, changes: 'WORKDIR /tmp/work' });
+    const opened = subject(engine, { image, shm_gib: 0.125 }) as Subject;
+    const { backend } = opened;
+    const tag = `${prefix}res-workdir`;
+    await create(opened, tag);
+    t.after(() => backend.destroy(tag));
+    const sh = async (command: string) => {
+      const { stdout, exitCode } = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 4096 });
+      return [stdout.toString(), exitCode];
+    };
+    await sh('mkdir -p /tmp/work');
+    assert.deepEqual(await sh('pwd'), ['/tmp/work\n', 0]);
+    assert.deepEqual(await sh("df -m /dev/shm | awk 'END { print $2 }'"), ['128\n', 0]);
+    await backend.upload(tag, 'a', Buffer.from('x'));
+    assert.deepEqual(await sh('cat /tmp/work/a; exit 3'), ['x', 3]);
+    const session = await backend.session(tag, { command: 'pwd', terminal: undefined });
+    const said = collect(session.stdout, 100);
+    session.stderr?.resume();
+    assert.deepEqual([await session.ended, (await said).bytes.toString()], [{ code: 0 }, '/tmp/work\n']);
+    await sh('rm -r /tmp/work');
+    assert.deepEqual(await sh('pwd'), ['/\n', 0]);
+    const deadline = Math.floor(Date.now() / 1000) + 900;
+    assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
+  });
+
+  test(`${name}: a container of a lease's image is not ours, whatever labels it has inherited`, async (t) => {
+    const engine = await openShared(t);
+    const opened = subject(engine);
+    if (!engine || !opened) return;
+    const { backend } = opened;
+    const tag = `${prefix}res-committed`;
+    await create(opened, tag);
+    const { docker } = engine;
+    await docker.getContainer(tag).commit({ repo: 'localhost/committed', tag: '1' });
+    await backend.destroy(tag);
+    const copy = await docker.createContainer({ name: 'somebodys', Image: 'localhost/committed:1', Cmd: ['true'] });
+    t.after(() => copy.remove({ force: true }));
+    assert.equal((await copy.inspect()).Config.Labels['purser.tag'], tag);
+    assert.deepEqual(await backend.listOwned(prefix), []);
+    assert.deepEqual(await backend.find(tag), []);
+  });
+}

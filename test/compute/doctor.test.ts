@@ -19,7 +19,7 @@ function poolOf(hosts: Sshd[], over: Partial<Sshd['host']> = {}) {
   return { provider_two: { backend: 'ssh', hosts: settings } };
 }
 
-/** What `purser doctor` finds of the backends of a house, by name. */
+/** What `purser doctor` finds of the backends of a server, by name. */
 async function findingsOf(directory: string): Promise<Map<string, Check>> {
   const { config, secrets } = readConfig({ data: directory }, {});
   const checks = await examine(config, secrets);
@@ -27,15 +27,15 @@ async function findingsOf(directory: string): Promise<Map<string, Check>> {
   return new Map(checks.filter((it) => it.name.startsWith('provider_')).map((it) => [it.name, it]));
 }
 
-const lease = (house: TestServer, token: string) =>
-  house.ask('POST', '/v1/compute/create', {
+const lease = (purser: TestServer, token: string) =>
+  purser.ask('POST', '/v1/compute/create', {
     token,
     key: randomUUID(),
     body: { provider: 'provider_two', spec: { chip: 'test-chip', max_seconds: 600 } },
   });
 
-const rewrite = (house: TestServer, compute: object) => {
-  const file = join(house.directory, 'purser.yaml');
+const rewrite = (purser: TestServer, compute: object) => {
+  const file = join(purser.directory, 'purser.yaml');
   writeFileSync(file, `${readFileSync(file, 'utf8').replace(/^compute:\n(?: .*\n)*/m, '')}${stringify({ compute })}`);
 };
 
@@ -47,14 +47,14 @@ async function pool(t: TestContext, count: number): Promise<Sshd[] | undefined> 
 test('beside a running server doctor makes, finds, uses and destroys one machine, and leaves a leased host alone', async (t) => {
   const hosts = await pool(t, 2);
   if (!hosts) return;
-  const house = await openTestServer(t, { settings: { compute: poolOf(hosts) } });
-  const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-  const { id, provider_id: ref } = (await lease(house, token)).body;
+  const purser = await openTestServer(t, { settings: { compute: poolOf(hosts) } });
+  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const { id, provider_id: ref } = (await lease(purser, token)).body;
   const [taken, free] = ref.startsWith(`127.0.0.1:${hosts[0]?.host.port}/`) ? hosts : [...hosts].reverse();
   assert.ok(taken && free);
   const tenant = readFileSync(join(taken.pool, 'tenant/user'), 'utf8');
 
-  const found = await findingsOf(house.directory);
+  const found = await findingsOf(purser.directory);
   const detail = (name: string) => {
     const it = found.get(`provider_two ssh: ${name}`);
     assert.equal(it?.ok, true, JSON.stringify(it));
@@ -66,15 +66,15 @@ test('beside a running server doctor makes, finds, uses and destroys one machine
   );
   assert.match(
     detail(`host 127.0.0.1:${taken.host.port}`),
-    new RegExp(`^leased to ${tagPrefix(house.app.installationId)}res-\\w+ until 20.*Z, and not touched`),
+    new RegExp(`^leased to ${tagPrefix(purser.app.installationId)}res-\\w+ until 20.*Z, and not touched`),
   );
   assert.match(detail('trial'), /was found by its tag and ran a command; it was destroyed and is gone$/);
   assert.equal(readFileSync(join(free.pool, 'last'), 'utf8').trim().split(' ')[1], 'clean', 'there was a tenant');
   assert.equal(existsSync(join(free.pool, 'tenant')), false);
 
   assert.equal(readFileSync(join(taken.pool, 'tenant/user'), 'utf8'), tenant);
-  assert.equal((await lease(house, token)).status, 200);
-  const full = await findingsOf(house.directory);
+  assert.equal((await lease(purser, token)).status, 200);
+  const full = await findingsOf(purser.directory);
   assert.match(
     full.get('provider_two ssh: trial')?.detail ?? '',
     /what is leased is not touched: no machine was made$/,
@@ -84,30 +84,30 @@ test('beside a running server doctor makes, finds, uses and destroys one machine
     [true, true, true],
   );
 
-  house.clock.advance(400);
-  assert.equal((await house.app.reaper.runOnce()).orphans, 0);
-  const still = await house.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'echo here' } });
+  purser.clock.advance(400);
+  assert.equal((await purser.app.reaper.runOnce()).orphans, 0);
+  const still = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'echo here' } });
   assert.equal(still.body.stdout, 'here\n', still.text);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('what is wrong with a host of the pool is said, with what to do about it', async (t) => {
   const hosts = await pool(t, 3);
   if (!hosts) return;
   const [one, two, three] = hosts as [Sshd, Sshd, Sshd];
-  const house = await openTestServer(t, { settings: { compute: poolOf(hosts) } });
+  const purser = await openTestServer(t, { settings: { compute: poolOf(hosts) } });
   const name = ({ host }: Sshd) => `provider_two ssh: host ${host.address}:${host.port}`;
   const hear = async (compute: object, of: Sshd, what: RegExp) => {
-    rewrite(house, compute);
-    const found = (await findingsOf(house.directory)).get(name(of));
+    rewrite(purser, compute);
+    const found = (await findingsOf(purser.directory)).get(name(of));
     assert.equal(found?.ok, false, JSON.stringify(found));
     assert.match(found?.detail ?? '', what);
   };
   writeFileSync(join(two.pool, 'quarantine'), 'not clean after purser-x: /tmp/y\n');
   await three.halt();
   const found = await (async () => {
-    rewrite(house, poolOf(hosts));
-    return findingsOf(house.directory);
+    rewrite(purser, poolOf(hosts));
+    return findingsOf(purser.directory);
   })();
   assert.deepEqual(
     [...found.values()].map((it) => it.ok),
@@ -152,8 +152,8 @@ test('where a machine costs money none is made', async (t) => {
   if (!vast) return;
   vast.offer();
   const compute = { provider_three: { backend: 'vast', api_key: VAST_KEY, base_url: vast.url } };
-  const house = await openTestServer(t, { settings: { compute } });
-  const found = await findingsOf(house.directory);
+  const purser = await openTestServer(t, { settings: { compute } });
+  const found = await findingsOf(purser.directory);
   assert.deepEqual(
     [...found.values()].map((it) => [it.name, it.ok]),
     ['key', 'credit', 'labels', 'offers', 'trial'].map((it) => [`provider_three vast: ${it}`, true]),
@@ -165,12 +165,12 @@ test('where a machine costs money none is made', async (t) => {
 test('a backend that cannot be opened is one fault, and hides no other slot', async (t) => {
   const [host] = (await pool(t, 1)) ?? [];
   if (!host) return;
-  const house = await openTestServer(t, { settings: { compute: poolOf([host]) } });
-  rewrite(house, {
+  const purser = await openTestServer(t, { settings: { compute: poolOf([host]) } });
+  rewrite(purser, {
     ...poolOf([host]),
     provider_three: { backend: 'vast', api_key: VAST_KEY, base_url: 'http://127.0.0.1:9' },
   });
-  const found = await findingsOf(house.directory);
+  const found = await findingsOf(purser.directory);
   const key = found.get('provider_three vast: key');
   assert.deepEqual([key?.ok, found.get('provider_two ssh: trial')?.ok], [false, true]);
   assert.match(key?.detail ?? '', /vast cannot be reached \(ECONNREFUSED\)\. Check base_url/);
@@ -179,9 +179,9 @@ test('a backend that cannot be opened is one fault, and hides no other slot', as
 test('a trial whose doctor died half-way is an orphan, and the server takes it away after the grace', async (t) => {
   const [host] = (await pool(t, 1)) ?? [];
   if (!host) return;
-  const house = await openTestServer(t, { settings: { compute: poolOf([host]) } });
-  await house.app.reaper.stop();
-  const [configured] = house.app.slots.list;
+  const purser = await openTestServer(t, { settings: { compute: poolOf([host]) } });
+  await purser.app.reaper.stop();
+  const [configured] = purser.app.slots.list;
   assert.ok(configured);
   const died = Promise.withResolvers<void>();
   const never = Promise.withResolvers<never>();
@@ -193,12 +193,12 @@ test('a trial whose doctor died half-way is an orphan, and the server takes it a
     },
   };
   const now = () => Math.floor(Date.now() / 1000);
-  const trial = selfTest({ ...configured, backend }, house.app.installationId, now);
+  const trial = selfTest({ ...configured, backend }, purser.app.installationId, now);
   await died.promise;
-  assert.equal((await house.app.reaper.runOnce()).orphans, 0, 'a trial that is under way is spared');
+  assert.equal((await purser.app.reaper.runOnce()).orphans, 0, 'a trial that is under way is spared');
   assert.ok(existsSync(join(host.pool, 'tenant')));
-  house.clock.advance(360);
-  assert.equal((await house.app.reaper.runOnce()).orphans, 1);
+  purser.clock.advance(360);
+  assert.equal((await purser.app.reaper.runOnce()).orphans, 1);
   assert.equal(existsSync(join(host.pool, 'tenant')), false);
   never.reject(new Error('it is dead'));
   await trial;

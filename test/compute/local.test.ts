@@ -7,12 +7,21 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Backend, type SessionOrder, tagOf } from '../../src/compute/backend.ts';
+import { killAll } from '../../src/compute/backends/local/kill.ts';
 import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
 import { openSession } from '../../src/compute/backends/local/process.ts';
 import type { LocalSettings } from '../../src/compute/backends/local/settings.ts';
+import {
+  LOG_BYTES_MAX,
+  listProcesses,
+  PROCESS_COUNT_MAX,
+  readLog,
+  startProcess,
+} from '../../src/compute/inside/process.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { conform, until } from './conformance.ts';
+import { conform, type Subject, until } from './conformance.ts';
+import { workInside } from './inside.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const SETTINGS: LocalSettings = {
@@ -38,15 +47,17 @@ function open(t: TestContext): { backend: Backend; leases: string } {
   return { backend, leases };
 }
 
-conform('local', async (t) => ({
+const suite = async (t: TestContext): Promise<Subject> => ({
   backend: open(t).backend,
   spec: SPEC,
   unknownSpec: { ...SPEC, chip: 'constructor' },
   room: 2,
   extends: true,
   deadlineSlackSeconds: 3,
-  deadlineLeastSeconds: 2,
-}));
+  deadlineMinSeconds: 2,
+});
+conform('local', suite);
+workInside('local', suite);
 
 const freshTag = () => tagOf(`inst_${randomBytes(13).toString('hex')}`, 'res_1');
 
@@ -142,38 +153,76 @@ async function startPurser(t: TestContext, seconds: number) {
 }
 
 test('the deadline ends a lease while Purser does nothing', async (t) => {
-  const { purser, isGone } = await startPurser(t, 3);
+  const { purser, isGone } = await startPurser(t, 10);
   purser.kill('SIGSTOP');
   assert.equal(await isGone(), false);
-  await until('the lease is gone', isGone, 10_000);
+  await until('the lease is gone', isGone);
 });
 
 test('a lease ends with a Purser that was killed, long before its deadline', async (t) => {
   const { purser, isGone } = await startPurser(t, 600);
   purser.kill('SIGKILL');
-  await until('the lease is gone', isGone, 10_000);
+  await until('the lease is gone', isGone);
 });
 
 test('an upload is written as a command of the lease would write it', async (t) => {
   const { backend, run, home, directory, tag } = await openLease(t);
-  const outside = temporaryDirectory(t);
-  writeFileSync(join(outside, 'file'), 'mine');
+  const elsewhere = temporaryDirectory(t);
+  writeFileSync(join(elsewhere, 'file'), 'mine');
   const upload = (path: string) => backend.upload(tag, path, Buffer.from('theirs'));
   await upload('work/a/b');
   await upload(`${home}/work/c`);
-  await upload(join(outside, 'd'));
+  await upload(join(elsewhere, 'd'));
   assert.equal(
-    (await run(`cat work/a/b ~/work/c ${outside}/d; ls -A work`)).stdout,
+    (await run(`cat work/a/b ~/work/c ${elsewhere}/d; ls -A work`)).stdout,
     'theirstheirstheirsa\nc\n',
     'nothing unfinished is left',
   );
-  await run(`ln -s ${outside}/file file`);
+  await run(`ln -s ${elsewhere}/file file`);
   await upload('file');
-  assert.equal(readFileSync(join(outside, 'file'), 'utf8'), 'mine', 'a link is replaced, not followed');
+  assert.equal(readFileSync(join(elsewhere, 'file'), 'utf8'), 'mine', 'a link is replaced, not followed');
   assert.equal((await run('cat file; test -L file')).stdout, 'theirs');
   for (const path of ['work/a/b/x', `work/${'n'.repeat(300)}`])
     await assert.rejects(upload(path), { code: 'invalid_request' }, path);
   assert.deepEqual(readdirSync(directory).sort(), ['created', 'deadline', 'home', 'keeper']);
+});
+
+test('a log has an end, which its command does not notice', async (t) => {
+  const { backend, tag } = await openLease(t);
+  const command = 'head -c 70000000 /dev/zero; echo more; exit 4';
+  const { id } = await startProcess(backend, tag, { command });
+  const order = { id, offset: -4, bytesMax: 0, follow: { timeoutSeconds: 60 } };
+  const { process } = await readLog(backend, tag, order);
+  assert.deepEqual([process?.exitCode, process?.logBytes, process?.logTruncated], [4, LOG_BYTES_MAX, true]);
+});
+
+test('the oldest processes that have ended make room, and those that run do not', async (t) => {
+  const { backend, tag, run } = await openLease(t);
+  const { id } = await startProcess(backend, tag, { command: 'true' });
+  await until('it has ended', async () => (await listProcesses(backend, tag))[0]?.isRunning === false);
+  const earlier = (letter: string) => `proc_${letter.repeat(24)}`;
+  const copy = (letter: string, what: string) =>
+    `cd .purser-processes; for i in $(seq 10 72); do cp -r ${id} ${earlier(letter)}$i; ${what}; done`;
+  await run(copy('0', 'true'));
+  const next = await startProcess(backend, tag, { command: 'sleep 4448' });
+  const kept = (await listProcesses(backend, tag)).map((it) => it.id);
+  assert.deepEqual([kept.length, kept.at(0), kept.includes(id)], [PROCESS_COUNT_MAX, next.id, true]);
+  assert.deepEqual(kept.at(-1), `${earlier('0')}11`, 'the oldest is gone');
+  await run(
+    `rm -rf .purser-processes/${earlier('0')}*; ${copy('1', `rm ${earlier('1')}$i/exit ${earlier('1')}$i/pid`)}`,
+  );
+  await assert.rejects(startProcess(backend, tag, { command: 'true' }), { code: 'lease_limit_exceeded' });
+});
+
+test('a start that was cut short is a process that has ended, after a while', async (t) => {
+  const { backend, tag, run } = await openLease(t);
+  const { id } = await startProcess(backend, tag, { command: 'true' });
+  await until('it has ended', async () => (await listProcesses(backend, tag))[0]?.isRunning === false);
+  await run(`cd .purser-processes/${id}; rm exit pid; date +%s >started`);
+  assert.equal((await listProcesses(backend, tag))[0]?.isRunning, true);
+  await run(`echo $(($(date +%s) - 600)) >.purser-processes/${id}/started`);
+  const [process] = await listProcesses(backend, tag);
+  assert.deepEqual([process?.isRunning, process?.exitCode], [false, null]);
 });
 
 test('a session with a terminal has one that can be resized, and dies when it is killed', async (t) => {
@@ -187,7 +236,7 @@ test('a session with a terminal has one that can be resized, and dies when it is
   });
   const type = (line: string, answer: RegExp) => {
     session.stdin.write(`${line}\n`);
-    return until(`the terminal says ${answer}`, async () => answer.test(said), 10_000);
+    return until(`the terminal says ${answer}`, async () => answer.test(said));
   };
   await type('tty; stty size; echo "$TERM"', /\/dev\/pts\/\d+\s+17 91\s+vt100/);
   session.resize(120, 40);
@@ -210,4 +259,10 @@ test('a terminal is refused in a sentence where the machine has no `script`', (t
     () => openSession({ home, env: { PATH: home } }, { command: undefined, terminal }),
     /no `script`.*ssh -T/,
   );
+});
+
+test('looking for processes may take long on a busy machine, and finding none is no fault', async (t) => {
+  let milliseconds = 0;
+  t.mock.method(performance, 'now', () => (milliseconds += 60_000));
+  await killAll([`PURSER_EXEC=${randomBytes(12).toString('hex')}`]);
 });

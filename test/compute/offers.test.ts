@@ -18,11 +18,11 @@ const compute = {
 };
 
 test('a slot whose backend cannot tell is left out of the offers, and the log and a counter say why', async (t) => {
-  const house = await openTestServer(t, { settings: { compute } });
-  const { token } = await house.openWallet();
-  const list = () => house.ask('GET', '/v1/compute/offers', { token });
+  const purser = await openTestServer(t, { settings: { compute } });
+  const { token } = await purser.openWallet();
+  const list = () => purser.ask('GET', '/v1/compute/offers', { token });
   const slots = async () => (await list()).body.offers.map((it: { provider: string }) => it.provider);
-  const [one, three] = house.app.slots.list.map((it) => it.backend) as [Backend, Backend];
+  const [one, three] = purser.app.slots.list.map((it) => it.backend) as [Backend, Backend];
   const spec = { offer_id: 'small', disk_gb: 5, max_seconds: 3600 };
   const small = { offerId: 'small', description: 'small', spec, priceHourly: 1n, minSeconds: 60, maxSeconds: 3600 };
   three.offers = async () => [{ ...small, available: true }];
@@ -30,10 +30,10 @@ test('a slot whose backend cannot tell is left out of the offers, and the log an
     throw new Error('the provider is on fire');
   };
   assert.deepEqual(await slots(), ['provider_three']);
-  const line = house.log.map((it) => JSON.parse(it)).find((it) => it.event === 'offers.failed');
+  const line = purser.log.map((it) => JSON.parse(it)).find((it) => it.event === 'offers.failed');
   assert.deepEqual([line?.slot, line?.backend], ['provider_one', 'container']);
   assert.match(JSON.stringify(line), /the provider is on fire/);
-  assert.match(await house.app.events.registry.metrics(), /purser_failures_total\{where="offers"\} 1/);
+  assert.match(await purser.app.events.registry.metrics(), /purser_failures_total\{where="offers"\} 1/);
 
   three.offers = one.offers;
   const { status, headers, body } = await list();
@@ -42,8 +42,8 @@ test('a slot whose backend cannot tell is left out of the offers, and the log an
 });
 
 test('an installation without any slot offers nothing, and that is no failure', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  const { status, body } = await house.ask('GET', '/v1/compute/offers', { token });
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const { status, body } = await purser.ask('GET', '/v1/compute/offers', { token });
   assert.deepEqual([status, body.offers], [200, []]);
 });

@@ -7,7 +7,7 @@ import test, { type TestContext } from 'node:test';
 import { judgeUpload, LIMITED, RECEIVE } from '../../src/compute/backends/shell.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { startCrowd } from './engines/crowd.ts';
+import { startProcesses } from './engines/crowd.ts';
 
 const SHELLS = [['dash'], ['bash'], ['busybox', 'sh']] as const;
 
@@ -47,7 +47,7 @@ function runTooLong(PATH: string) {
 test('a limit takes the same few forks for 3,000 processes as for ten', async (t) => {
   const count = join(temporaryDirectory(t), 'count');
   const bin = programs(t, `echo >> ${count}; exec /bin/grep "$@"`);
-  await startCrowd(t, 3000);
+  await startProcesses(t, 3000);
   writeFileSync(count, '');
   assert.deepEqual(runTooLong(bin), { status: 137, left: [] });
   const greps = readFileSync(count, 'utf8').length;

@@ -5,16 +5,19 @@ import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { parseJobs } from '../../src/compute/backends/slurm/job.ts';
+import { parseJobs, waitsFor } from '../../src/compute/backends/slurm/job.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
+import { withoutSlurm } from '../../src/compute/backends/slurm/step.ts';
+import { killProcess, readLog, startProcess } from '../../src/compute/inside/process.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { Compute } from '../../src/compute/settings.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { type Cluster, openSlurm } from './engines/slurm.ts';
+import { workInside } from './inside.ts';
 
 const NOBODY = 65_534;
 const installation = `inst_${randomBytes(13).toString('hex')}`;
-const CONTROLLER_GONE_MILLISECONDS = 60_000;
+const CONTROLLER_GONE_MILLISECONDS = 120_000;
 
 let cluster: Cluster | undefined;
 /** One cluster for the whole file: it takes some seconds to start. */
@@ -42,7 +45,7 @@ const CHIPS = {
   huge: { ...chip(), memory_gib: 10_000 },
 };
 
-function open({ conf }: Cluster, change: object = {}) {
+function open({ conf }: Cluster, change: object = {}, lostSeconds?: number) {
   return openSlurmBackend(
     {
       backend: 'slurm',
@@ -54,11 +57,11 @@ function open({ conf }: Cluster, change: object = {}) {
       provision_seconds: 900,
       ...change,
     },
-    { prefix: tagPrefix(installation) },
+    { prefix: tagPrefix(installation), now, ...(lostSeconds === undefined ? {} : { lostSeconds }) },
   );
 }
 
-conform('slurm', async (t): Promise<Subject | undefined> => {
+const suite = async (t: TestContext): Promise<Subject | undefined> => {
   const own = await openCluster(t);
   return (
     own && {
@@ -68,19 +71,21 @@ conform('slurm', async (t): Promise<Subject | undefined> => {
       room: 2,
       extends: true,
       deadlineSlackSeconds: 45, // The controller looks at its limits every 30 s.
-      deadlineLeastSeconds: 3,
+      deadlineMinSeconds: 3,
     }
   );
-});
+};
+conform('slurm', suite);
+workInside('slurm', suite);
 
 const freshTag = () => tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
 const now = () => Math.floor(Date.now() / 1000);
 
 /** A backend, and what a test needs of it. What a test made is gone when it ends. */
-async function subject(t: TestContext, change: object = {}) {
+async function subject(t: TestContext, change: object = {}, lostSeconds?: number) {
   const own = await openCluster(t);
   if (!own) return undefined;
-  const backend = open(own, change);
+  const backend = open(own, change, lostSeconds);
   const refs: string[] = [];
   async function create(name = 'h100', tag = freshTag()): Promise<Created> {
     const created = await backend.create({
@@ -100,7 +105,7 @@ async function subject(t: TestContext, change: object = {}) {
     until('it runs', async () => {
       const machine = await backend.inspect(ref);
       assert.ok(machine && machine.state !== 'ended', 'what was just made has not ended');
-      return machine.state === 'running' && machine;
+      return machine.state === 'running' && (await backend.prove?.(ref)) === undefined && machine;
     });
   async function gone(ref: string) {
     await until(`${ref} is gone`, async () => {
@@ -117,6 +122,22 @@ async function subject(t: TestContext, change: object = {}) {
 }
 const jobOf = (ref: string) => ref.split(':')[0] as string;
 
+test('a process in the background belongs to the script of its job, and not to the step that asked for it', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const command = 'echo "$HOME $TMPDIR $PWD $SHELL $(umask)"; sleep 600';
+  const { id } = await startProcess(it.backend, ref, { command });
+  const keeper = () => it.sh(ref, `cat ".purser-processes/${id}/pid" 2>/dev/null`);
+  await until('it has begun', async () => (await keeper()) !== '');
+  const parent = `read -r _ _ _ parent _ </proc/$(cat ".purser-processes/${id}/pid")/stat; echo "$parent"`;
+  assert.equal(await it.sh(ref, parent), await it.sh(ref, 'cat .purser-launcher'));
+  const log = async () => (await readLog(it.backend, ref, { id, offset: 0, bytesMax: 1000 })).bytes.toString();
+  assert.equal(await log(), await it.sh(ref, 'echo "$HOME $TMPDIR $PWD $SHELL $(umask)"'), 'as a command begins');
+  assert.equal((await killProcess(it.backend, ref, id)).exitCode, 137);
+});
+
 test('a job that waits for its turn is provisioning, and starts when there is room', async (t) => {
   const it = await subject(t);
   if (!it) return;
@@ -124,8 +145,18 @@ test('a job that waits for its turn is provisioning, and starts when there is ro
   await it.running(first);
   const tag = freshTag();
   const second = await it.submit('both', tag);
-  assert.deepEqual(await it.backend.inspect(second), { ref: second, state: 'provisioning' });
-  assert.deepEqual(await it.backend.find(tag), [{ ref: second, state: 'provisioning' }]);
+  const waiting = await until('Slurm has looked at it', async () => {
+    const machine = await it.backend.inspect(second);
+    return machine?.note !== 'Slurm says: None' && machine;
+  });
+  const note = 'Slurm says: Resources';
+  assert.deepEqual(waiting, {
+    ref: second,
+    state: 'provisioning',
+    note,
+    waitsFor: 'it waits until what it needs is free',
+  });
+  assert.deepEqual(await it.backend.find(tag), [waiting]);
   assert.equal((await it.backend.extend(second, now() + 60)).kind, 'refused');
   await assert.rejects(it.sh(second, 'true'), /does not run/);
   const third = await it.submit('both');
@@ -135,17 +166,61 @@ test('a job that waits for its turn is provisioning, and starts when there is ro
   assert.ok(deadline >= now() + 590 && deadline <= now() + 660, 'Slurm’s own limit is the lease’s, and not shorter');
 });
 
+test('an offer is available while a job of it would start now, and the answer never takes long', async (t) => {
+  const it = await subject(t, { chips: CHIPS });
+  if (!it) return;
+  const { cluster } = it;
+  const available = async (backend = it.backend) =>
+    (await backend.offers()).flatMap((offer) => (offer.available ? [(offer.spec as { chip: string }).chip] : []));
+  assert.deepEqual(await available(), ['h100', 'both']);
+  const ref = await it.submit('h100');
+  await it.running(ref);
+  assert.deepEqual(await available(open(cluster)), ['h100']);
+  const other = await it.submit('h100');
+  await it.running(other);
+  assert.deepEqual(await available(), []);
+  for (const one of [ref, other]) await it.gone(one);
+  await until('the GPUs are free', async () => (await available(open(cluster))).length === 2);
+
+  const update = (...change: string[]) => cluster.slurm('scontrol', 'update', ...change);
+  try {
+    await update('PartitionName=main', 'State=DOWN');
+    assert.deepEqual(await available(open(cluster)), []);
+  } finally {
+    await update('PartitionName=main', 'State=UP');
+  }
+  const crowded = open(cluster, { job_user: undefined, job_users: ['games'] });
+  assert.deepEqual(await available(crowded), ['h100', 'both']);
+  const quote = await crowded.quote({ chip: 'h100', max_seconds: 600 });
+  const made = await crowded.create({ tag: freshTag(), quote, deadline: now() + 1500 });
+  assert(made.kind === 'created');
+  assert.deepEqual(await available(crowded), [], 'its only user has a lease');
+  await until('it is gone', async () => {
+    await crowded.destroy(made.ref);
+    return (await crowded.inspect(made.ref)) === undefined;
+  });
+
+  cluster.pause();
+  try {
+    const started = performance.now();
+    assert.deepEqual(await available(open(cluster)), []);
+    assert.ok(performance.now() - started < 20_000);
+  } finally {
+    cluster.proceed();
+  }
+});
+
 test('what Slurm cannot give is refused, and nothing is left in the queue', async (t) => {
   const it = await subject(t);
   if (!it) return;
   const elsewhere = await subject(t, { partition: 'no-such-partition' });
-  const stranger = await subject(t, { job_user: 'no-such-user' });
+  const unknownUser = await subject(t, { job_user: 'no-such-user' });
   const root = await subject(t, { job_user: 'root' });
   for (const [who, name, words] of [
     [it, 'a100', /Requested node configuration is not available|Invalid generic resource/],
     [it, 'huge', /Requested node configuration is not available/],
     [elsewhere, 'h100', /Invalid partition name/],
-    [stranger, 'h100', /no-such-user cannot be found/],
+    [unknownUser, 'h100', /no-such-user cannot be found/],
     [root, 'h100', /is root/],
   ] as const) {
     const tag = freshTag();
@@ -195,6 +270,18 @@ test('what a command left in the background does not hold it up, and dies with t
   assert.ok(performance.now() - started < 15_000);
   await it.gone(ref);
   assert.equal(existsSync(`/tmp/purser-lease-${jobOf(ref)}`), false);
+  assert.deepEqual(processesOf(`sleep\0${marker}\0`), []);
+});
+
+test('what cleared its environment and closed its files dies with the job of a user that is Purser’s alone', async (t) => {
+  const it = await subject(t, { job_user: undefined, job_users: ['games'], exclusive_user: true });
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const marker = `7${randomBytes(3).readUIntBE(0, 3)}`;
+  await it.sh(ref, `(env -i setsid sleep ${marker} </dev/null >/dev/null 2>&1 8<&- &); sleep 0.2`);
+  assert.equal(processesOf(`sleep\0${marker}\0`).length, 1);
+  await it.gone(ref);
   assert.deepEqual(processesOf(`sleep\0${marker}\0`), []);
 });
 
@@ -313,6 +400,57 @@ test('without the controller nothing is taken for gone: questions throw, a submi
   assert.deepEqual(await it.running(ref), before, 'the controller still knows the job and its end');
 });
 
+test('a job ends by its own clock where the controller is gone, at the end that it was last given', async (t) => {
+  const it = await subject(t, {}, 3);
+  if (!it) return;
+  const { backend, cluster } = it;
+  const [short, extended] = [await it.submit(), await it.submit()];
+  for (const ref of [short, extended]) await it.running(ref);
+  const marker = `7${randomBytes(3).readUIntBE(0, 3)}`;
+  await it.sh(short, `setsid sleep ${marker} >/dev/null 2>&1 & touch file`);
+  /** Moves a job's end, and waits until its script has heard: it sleeps a minute at a time, and less before its end. */
+  const move = async (ref: string, deadline: number) => {
+    assert.deepEqual(await backend.extend(ref, deadline), { kind: 'done' });
+    const isNear = deadline < now() + 60;
+    await until('its script has heard of it', async () =>
+      filesOf('cmdline').some(([pid, text]) => {
+        const seconds = /^sleep\0(\d\d?)\0$/.exec(text)?.[1];
+        return seconds !== undefined && isNear === Number(seconds) < 60 && isOf(pid, jobOf(ref));
+      }),
+    );
+  };
+  const end = now() + 30;
+  await move(extended, end);
+  await move(short, end);
+  await move(extended, end + 600);
+  const alive = (ref: string) => environmentsOf(`SLURM_JOB_ID=${jobOf(ref)}`).length > 0;
+  await cluster.stopController();
+  try {
+    await until('the short one has ended', async () => !alive(short), CONTROLLER_GONE_MILLISECONDS);
+    assert.ok(now() >= end + 3, `it ended ${end + 3 - now()} s early`);
+    assert.equal(existsSync(`/tmp/purser-lease-${jobOf(short)}`), false);
+    assert.equal(alive(extended), true, 'the other one heard that its end was moved');
+  } finally {
+    await cluster.startController();
+  }
+  await until('Slurm knows that it ended', async () => (await backend.inspect(short)) === undefined);
+  assert.deepEqual(processesOf(`sleep\0${marker}\0`), []);
+  assert.equal((await backend.inspect(extended))?.deadline, end + 600);
+});
+
+test('a job whose end has come lives on while the controller is only restarted', async (t) => {
+  const it = await subject(t, {}, 60);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const end = now() + 5;
+  assert.deepEqual(await it.backend.extend(ref, end), { kind: 'done' });
+  await it.cluster.stopController();
+  await until('its end has passed', async () => now() >= end + 3);
+  assert.ok(environmentsOf(`SLURM_JOB_ID=${jobOf(ref)}`).length > 0);
+  await it.cluster.startController();
+});
+
 test('a submission that the controller does not answer is unknown, and is found later', async (t) => {
   const it = await subject(t);
   if (!it) return;
@@ -393,11 +531,11 @@ test('a lease submits and changes no job itself, and the check says so where it 
     const others = (await checked(cluster, first)).get('other jobs');
     assert.equal(others?.ok, false);
     assert.match(others?.detail ?? '', new RegExp(`^1 jobs .*: ${job.trim()} \\(wrap, .*exclusive_user: true`));
-    const [stranger, ...more] = (await backend.strangers?.list(tagPrefix(installation))) ?? [];
-    assert.deepEqual([stranger?.ref, stranger?.tag, more], [job.trim(), 'wrap', []]);
+    const [found, ...more] = (await backend.strangers?.list(tagPrefix(installation))) ?? [];
+    assert.deepEqual([found?.ref, found?.tag, more], [job.trim(), 'wrap', []]);
     assert.equal(backend.strangers?.end, undefined, 'it is only shown');
 
-    const strangers = open(cluster, { exclusive_user: true }).strangers;
+    const { strangers } = open(cluster, { exclusive_user: true });
     const foreign = (
       await cluster.slurm('sbatch', '--parsable', '--mem=10M', '--output=/dev/null', '--wrap', 'sleep 60')
     ).trim();
@@ -420,9 +558,7 @@ test('a job of a dead node is not ready, and never called running', async (t) =>
     // Slurm itself says RUNNING until it misses the node (SlurmdTimeout).
     const states = () => it.cluster.slurm('squeue', '-h', '-o', '%T', `--jobs=${jobOf(ref)}`);
     await until('Slurm calls it running', async () => (await states()).startsWith('RUNNING'));
-    const machine = await it.backend.inspect(ref);
-    assert.equal(machine?.state, 'provisioning');
-    assert.match(machine?.note ?? '', /^the job runs, but nothing can be run in it: /);
+    assert.match((await it.backend.prove?.(ref)) ?? '', /^it runs, but nothing can be run in it: /);
   } finally {
     await it.cluster.startNode();
     await it.gone(ref);
@@ -443,10 +579,11 @@ test('what a killed job left is removed by the next one of its user', async (t) 
   await until('it has ended', async () => (await it.backend.inspect(killed)) === undefined);
   assert.equal(existsSync(directory(killed)), true, 'its script could not remove it');
   const next = await it.submit();
-  await it.running(next);
+  await it.running(next); // Its script may still be looking through the processes of the node.
+  await until('what was left is removed', async () => !existsSync(directory(killed)));
   assert.deepEqual(
-    [killed, neighbour, next].map((ref) => existsSync(directory(ref))),
-    [false, true, true],
+    [neighbour, next].map((ref) => existsSync(directory(ref))),
+    [true, true],
   );
 });
 
@@ -502,7 +639,7 @@ test('a cluster that is fit is found so, with what only weakens the wall between
   const detail = (name: string) => found.get(name)?.detail ?? '';
   assert.match(detail('controller'), /is UP$/);
   assert.match(detail('partition'), /^main is UP, MaxTime UNLIMITED$/);
-  assert.match(detail('job_user'), /^nobody is user 65534/);
+  assert.match(detail('job_user'), /^Warning: nobody is user 65534.*they can read, signal and enter each other/);
   assert.match(detail('chip h100'), /^Job \d+ to start at .* in partition main; gpu:h100:1 is on \S+ \(IDLE\)$/);
   assert.match(detail('submission'), /^Slurm refuses what nobody submits: .*submitted by Purser alone/);
   assert.equal(detail('other jobs'), 'the job users have none');
@@ -566,7 +703,7 @@ test('what is wrong with a cluster is said, with what to do about it', async (t)
 });
 
 test('what squeue says is read to the letter or not at all', () => {
-  const record = (text: string) => parseJobs(`MARK${text}\n`, 'MARK');
+  const record = (text: string) => parseJobs(`MARK${text}\n`.replace('|>', 'MARK|'), 'MARK');
   for (const [gres, gpus] of [
     ['N/A', 0],
     ['gres:gpu', 1],
@@ -577,27 +714,56 @@ test('what squeue says is read to the letter or not at all', () => {
     ['gres:gpu:a100:1,gres:gpu:h100:2', 3],
     ['gres:gpuish:4', 0],
   ] as const)
-    assert.equal(record(`|12|RUNNING|7|1000|2000|${gres}|x`)[0]?.gpus, gpus, gres);
+    assert.equal(record(`|12|RUNNING|7|1000|2000|${gres}|None|>x`)[0]?.gpus, gpus, gres);
   assert.deepEqual(parseJobs('', 'MARK'), []);
-  assert.deepEqual(record('|12|RUNNING|7|1000|2000|N/A|a|b\nc'), [
-    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000, gpus: 0 },
+  assert.deepEqual(record('|12|RUNNING|7|1000|2000|N/A|None|>a|b\nc'), [
+    { id: '12', uid: 7, name: 'a|b\nc', state: 'running', submittedAt: 1000, endsAt: 2000, gpus: 0, reason: undefined },
   ]);
-  assert.deepEqual(record('|12|PENDING|7|1000|N/A|N/A|'), [
-    { id: '12', uid: 7, name: '', state: 'provisioning', submittedAt: 1000, endsAt: undefined, gpus: 0 },
+  assert.deepEqual(record('|12|PENDING|7|1000|N/A|N/A|out | of\norder|>'), [
+    {
+      id: '12',
+      uid: 7,
+      name: '',
+      state: 'provisioning',
+      submittedAt: 1000,
+      endsAt: undefined,
+      gpus: 0,
+      reason: 'out | of\norder',
+    },
   ]);
   for (const text of [
     '',
-    '|12|RUNNING|7|1000|2000|N/A',
-    '|12_3|RUNNING|7|1000|2000|N/A|x',
-    '|12|DANCING|7|1000|2000|N/A|x',
-    '|12|RUNNING|nobody|1000|2000|N/A|x',
-    '|12|RUNNING|7|2026-11-21T10:00:00|2000|N/A|x',
-    '|12|RUNNING|7|1000|N/A|N/A|x', // One that runs has an end.
-    '|12|RUNNING|7|1000|soon|N/A|x',
+    '|12|RUNNING|7|1000|2000|N/A|None',
+    '|12|RUNNING|7|1000|2000|N/A|>x',
+    '|12_3|RUNNING|7|1000|2000|N/A|None|>x',
+    '|12|DANCING|7|1000|2000|N/A|None|>x',
+    '|12|RUNNING|nobody|1000|2000|N/A|None|>x',
+    '|12|RUNNING|7|2026-11-21T10:00:00|2000|N/A|None|>x',
+    '|12|RUNNING|7|1000|N/A|N/A|None|>x', // One that runs has an end.
+    '|12|RUNNING|7|1000|soon|N/A|None|>x',
   ])
     assert.throws(() => record(text), text);
   assert.throws(() => parseJobs('slurm_load_jobs error\n', 'MARK'));
-  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|N/A|cut off', 'MARK'));
+  assert.throws(() => parseJobs('MARK|12|RUNNING|7|1000|2000|N/A|NoneMARK|cut off', 'MARK'));
+});
+
+test('why a job waits is said in plain words that name nothing', () => {
+  const node = 'Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions';
+  for (const [reason, words] of [
+    ['None', /scheduler/],
+    ['Resources', /until what it needs is free/],
+    ['Priority', /behind jobs of a higher priority/],
+    [node, /nodes that it needs are down or reserved/],
+    ['ReqNodeNotAvail, UnavailableNodes:secret-node', /nodes that it needs are down/],
+    ['PartitionTimeLimit', /its queue takes no such jobs/],
+    ['QOSMaxGRESPerUser', /a limit of the cluster/],
+    ['AssocGrpCPUMinutesLimit', /a limit of the cluster/],
+    ['JobHeldAdmin', /an administrator/],
+    ['see secret-wiki', /^it waits in the queue of the cluster$/],
+  ] as const) {
+    assert.match(waitsFor(reason), words, reason);
+    assert.doesNotMatch(waitsFor(reason), /secret/);
+  }
 });
 
 test('the configuration refuses a job_user that is root or ourselves, and what Slurm could misread', () => {
@@ -633,6 +799,10 @@ function environmentsOf(variable: string): string[] {
   return filesOf('environ').flatMap(([, text]) => (text.split('\0').includes(variable) ? [text] : []));
 }
 
+/** Whether a process belongs to a job. */
+const isOf = (pid: string, job: string) =>
+  filesOf('environ').some(([it, text]) => it === pid && text.split('\0').includes(`SLURM_JOB_ID=${job}`));
+
 /** Processes whose command line is exactly this. */
 function processesOf(commandLine: string): string[] {
   return filesOf('cmdline').flatMap(([pid, text]) => (text === commandLine ? [pid] : []));
@@ -649,3 +819,15 @@ function filesOf(name: 'environ' | 'cmdline'): [pid: string, text: string][] {
       }
     });
 }
+
+test("Slurm's words on the end of a step are taken out whether or not the shell around the command outlived it", () => {
+  const cancelled = 'slurmstepd-vm: error: *** STEP 40477005.1 ON vm CANCELLED AT 2026-11-22T12:20:30 ***';
+  const cut = (stderr: string, wasCut: boolean) => withoutSlurm(Buffer.from(stderr), wasCut).toString();
+  for (const wasCut of [true, false]) {
+    assert.equal(cut(`mine\n${cancelled}`, wasCut), 'mine');
+    assert.equal(cut(`mine\n${cancelled}\n`, wasCut), 'mine');
+    assert.equal(cut(`${cancelled}\nmine\n`, wasCut), `${cancelled}\nmine\n`, 'only at the end');
+  }
+  assert.equal(cut('mine\nsrun: error: vm: task 0: Killed', true), 'mine');
+  assert.equal(cut('srun: error: a step of the command itself', false), 'srun: error: a step of the command itself');
+});

@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import ssh2, { type Algorithms, type Connection } from 'ssh2';
-import { connectSsh, runOver } from '../../src/compute/backends/ssh/machine.ts';
+import { ChannelRefused, channelsOf, NeverSent, openChannel } from '../../src/compute/backends/ssh/channel.ts';
+import { connectSsh } from '../../src/compute/backends/ssh/connect.ts';
+import { runOver } from '../../src/compute/backends/ssh/machine.ts';
+import { sshKeyFromSeed } from '../../src/ssh-key.ts';
 
-const key = () => ssh2.utils.generateKeyPairSync('ed25519').private;
+const key = () => sshKeyFromSeed(randomBytes(32), 'test').privateKey;
 const ORDER = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: 10_000 };
 
 /** A machine that lets everybody in, and says `hello` to every command. `meet` may change what it does. */
@@ -45,7 +49,7 @@ test('a machine is reached by curve25519 or nistp256, and by macs of the ciphert
   ];
   for (const algorithms of good) {
     const client = await (await openMachine(t, { algorithms }))();
-    assert.equal((await runOver(client, 'true', ORDER)).stdout.toString(), 'hello');
+    assert.equal((await runOver(channelsOf(client), 'true', ORDER)).stdout.toString(), 'hello');
   }
   const bad: [Algorithms, RegExp][] = [
     [{ kex: ['diffie-hellman-group18-sha512', 'diffie-hellman-group14-sha256'] }, /no matching key exchange algorithm/],
@@ -70,7 +74,7 @@ test('a machine that takes no packets of a usable size is not spoken to', async 
       },
     });
     const order = { ...ORDER, input: Buffer.from('input') };
-    await assert.rejects(runOver(await connect(), 'true', order), /no packets of a usable size/);
+    await assert.rejects(runOver(channelsOf(await connect()), 'true', order), /no packets of a usable size/);
   }
 });
 
@@ -82,7 +86,59 @@ test('an exception of the SSH library on a connection to a machine loses that co
     throw new TypeError('a fault of the library');
   };
   await assert.rejects(
-    runOver(client, 'true', ORDER),
+    runOver(channelsOf(client), 'true', ORDER),
     /the connection to the machine was lost|No response from server/,
   );
+});
+
+test('what a machine never received is told from what it may have', async (t) => {
+  const heard: string[] = [];
+  const run = (session: ssh2.Session) =>
+    session.on('exec', (_accept, _reject, { command }) => {
+      heard.push(command);
+    });
+  type Meet = (connection: Connection) => void;
+  const onSession = (serve: (accept: () => ssh2.Session, reject: () => void, connection: Connection) => void): Meet => {
+    return (connection) =>
+      connection.on('ready', () => {
+        connection.removeAllListeners('session');
+        connection.on('session', (accept, reject) => serve(accept, reject as () => void, connection));
+      });
+  };
+  const begin = async (meet: Meet, milliseconds = 5000) => {
+    const client = await (await openMachine(t, { meet }))();
+    return openChannel(client, 'rm -r all', { milliseconds }).then(
+      () => assert.fail('it began'),
+      (error: Error) => error,
+    );
+  };
+  const refused = await begin(onSession((_, reject) => reject()));
+  assert.ok(refused instanceof ChannelRefused, String(refused));
+  const dropped = await begin(onSession((_accept, _reject, connection) => connection.end()));
+  assert.ok(dropped instanceof NeverSent && !(dropped instanceof ChannelRefused), String(dropped));
+  assert.deepEqual(heard, []);
+  const taken = await begin(
+    onSession((accept, _, connection) =>
+      run(accept()).on('exec', () => {
+        connection.end();
+      }),
+    ),
+  );
+  assert.ok(!(taken instanceof NeverSent) && /was lost/.test(taken.message), String(taken));
+  const silent = await begin(
+    onSession((accept) => run(accept())),
+    300,
+  );
+  assert.ok(!(silent instanceof NeverSent) && /did not answer/.test(silent.message), String(silent));
+  assert.deepEqual(heard, ['rm -r all', 'rm -r all']);
+
+  const opened = Promise.withResolvers<() => ssh2.Session>();
+  const late = await begin(
+    onSession((accept) => opened.resolve(accept)),
+    300,
+  );
+  assert.ok(late instanceof NeverSent, String(late));
+  const ran = Promise.withResolvers<string>();
+  run((await opened.promise)()).on('exec', (_accept, _reject, { command }) => ran.resolve(command));
+  assert.match(await ran.promise, /^ +$/, 'what was given up does nothing when its channel opens after all');
 });

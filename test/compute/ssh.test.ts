@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -12,6 +13,7 @@ import { Compute } from '../../src/compute/settings.ts';
 import { openTestServer } from '../helper/server.ts';
 import { conform, type Subject, until } from './conformance.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
+import { workInside } from './inside.ts';
 
 const CHIP = 'test-chip';
 const SPEC = { chip: CHIP, max_seconds: 600 };
@@ -24,7 +26,9 @@ let leases: string;
 before(() => {
   leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
 });
+const opened: Backend[] = [];
 after(async () => {
+  for (const it of opened) await it.close();
   for (const it of pair ?? []) await it.stop();
   rmSync(leases, { recursive: true, force: true });
 });
@@ -36,7 +40,9 @@ function open(hosts: Sshd[], over: Partial<Sshd['host']> = {}, clock = now): Ssh
     limits: { max_seconds: 86_400 },
     provision_seconds: 60,
   };
-  return openSshBackend(settings, { leases: mkdtempSync(join(leases, 'l-')), now: clock });
+  const backend = openSshBackend(settings, { leases: mkdtempSync(join(leases, 'l-')), now: clock });
+  opened.push(backend);
+  return backend;
 }
 
 /** Two pool hosts for the suite: each has one tenant at a time. */
@@ -53,11 +59,12 @@ async function subject(t: TestContext): Promise<Subject | undefined> {
     room: 2,
     extends: true,
     deadlineSlackSeconds: 10,
-    deadlineLeastSeconds: 3,
+    deadlineMinSeconds: 3,
   };
 }
 
 conform('ssh', subject);
+workInside('ssh', subject);
 
 const create = async (backend: Backend, seconds = 600, tag = freshTag()) =>
   backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + seconds });
@@ -178,9 +185,9 @@ test('what a tenant left running and lying about is gone after its end, and its 
     backend,
     ref,
     `nohup sleep 3001 >/dev/null 2>&1 & setsid sh -c 'trap "" HUP TERM; while :; do sleep 3002; done' >/dev/null 2>&1 &
-    for at in /tmp /var/tmp /dev/shm ~; do mkdir -p $at/${mark}/deep; touch $at/${mark}/deep/file; chmod 000 $at/${mark}/deep; done; ipcmk -M 4096 >/dev/null; sleep 0.2`,
+    for at in /tmp /var/tmp /dev/shm ~; do mkdir -p $at/${mark}/deep; touch $at/${mark}/deep/file; chmod 000 $at/${mark}/deep; done; ipcmk -M 4096 >/dev/null`,
   );
-  assert.ok(processesOf(host.firstUid).length >= 3);
+  await until('it runs', async () => processesOf(host.firstUid).length >= 3);
   assert.ok(hasUser(userOf(ref)));
   await backend.destroy(ref);
   assert.deepEqual(processesOf(host.firstUid), []);
@@ -193,6 +200,34 @@ test('what a tenant left running and lying about is gone after its end, and its 
   assert.equal((await sh(backend, again, 'id -u')).trim(), `${host.firstUid + 1}`);
   await backend.destroy(again);
   await backend.destroy(again);
+});
+
+test('what has ended and is only reaped while the host looks is not taken for a new process', async (t) => {
+  const host = await openSshd(t);
+  if (!host) return;
+  const backend = open([host]);
+  const ref = await make(backend);
+  // Enough of them that they are reaped in the middle of a look.
+  const zombies = spawn(
+    'perl',
+    [
+      '-e',
+      `for (1..500) { if (fork() == 0) { $( = $) = "${host.firstUid} ${host.firstUid}"; $< = $> = ${host.firstUid}; require POSIX; POSIX::_exit(0) } }
+       print "made\n"; close STDOUT; <STDIN>; 1 while wait != -1;`,
+    ],
+    { stdio: ['pipe', 'pipe', 'inherit'] },
+  );
+  const reaped = once(zombies, 'exit');
+  t.after(() => zombies.kill('SIGKILL'));
+  await once(zombies.stdout, 'data');
+  await until('all of them have ended', async () => processesOf(host.firstUid).length === 0);
+  const destroyed = backend.destroy(ref);
+  // What it looks for now should have been begun after its user was removed.
+  await until('its user is removed', async () => !hasUser(userOf(ref)));
+  zombies.stdin.end();
+  await destroyed;
+  await reaped;
+  assert.equal(readFileSync(join(host.pool, 'last'), 'utf8'), `${userOf(ref)} clean\n`);
 });
 
 test('a host that cannot be cleaned is quarantined until the operator lifts that, and the lease still ends', async (t) => {
@@ -230,11 +265,11 @@ test('the host ends its tenant at the deadline while nobody asks', async (t) => 
   const host = await openSshd(t);
   if (!host) return;
   const backend = open([host]);
-  const ref = await make(backend, 12);
+  const ref = await make(backend, 20);
   await sh(backend, ref, 'nohup sleep 3003 >/dev/null 2>&1 &');
   await backend.close();
   await host.halt();
-  await until('the host has ended it', async () => !existsSync(join(host.pool, 'tenant')), 40_000);
+  await until('the host has ended it', async () => !existsSync(join(host.pool, 'tenant')), 120_000);
   assert.deepEqual(processesOf(host.firstUid), []);
   assert.equal(hasUser(userOf(ref)), false);
 });
@@ -375,31 +410,78 @@ test('settings: defaults, and what cannot be a pool', () => {
     );
 });
 
-test('a lease of provider_two through the door: made, used, extended, stopped, and the host is free again', async (t) => {
+test('a host that fails its proof is not paid for: no command runs as a tenant, or a tenant sees no GPU', async (t) => {
+  for (const [prepare, gpus, fault] of [
+    ['mount --bind /bin/false /usr/bin/setpriv', 0, /^it runs, but `true` ended with exit code 1 in it$/],
+    [
+      `printf '#!/bin/sh\\n[ "$1" = -L ] || exit 0\\n[ "$(id -u)" = 0 ] && echo "GPU 0: one" || echo "No devices were found" >&2\\n' > smi
+       chmod 755 smi; mount -t tmpfs none /usr/local/bin; cp smi /usr/local/bin/nvidia-smi`,
+      1,
+      /^nvidia-smi -L shows 0 of 1 GPUs inside \(No devices were found\)$/,
+    ],
+  ] as const) {
+    const sshd = await openSshd(t, { prepare });
+    if (!sshd) return;
+    const { price_hourly_usd: _, ...host } = sshd.host;
+    const hosts = [{ ...host, gpus, price_hourly_usd: '0.36' }];
+    const purser = await openTestServer(t, { settings: { compute: { provider_two: { backend: 'ssh', hosts } } } });
+    await purser.app.reaper.stop();
+    const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+    const spec = { chip: CHIP, max_seconds: 600 };
+    const made = purser.ask('POST', '/v1/compute/create', {
+      token,
+      key: 'k',
+      body: { provider: 'provider_two', spec },
+    });
+    const seen = await until('it was tried', async () => {
+      const [resource] = (await purser.run('resource.list', {})).resources;
+      return resource?.last_error ? resource : undefined;
+    });
+    assert.equal(seen.status, 'provisioning');
+    assert.match(String(seen.last_error), fault);
+    assert.equal((await purser.budget(token)).used_usd, '0.00');
+    purser.clock.advance(61);
+    const answer = await made;
+    assert.deepEqual([answer.status, answer.body.error?.code], [503, 'provider_unavailable'], answer.text);
+    const { held_usd: held, used_usd: used } = await purser.budget(token);
+    assert.deepEqual([held, used], ['0.00', '0.00']);
+    const [operation] = (await purser.run('operation.list', {})).operations;
+    assert.match(operation?.reason ?? '', /the lease never became ready \(create_failed: (it runs|nvidia-smi)/);
+  }
+});
+
+test('a lease of provider_two through the API: made, used, extended, stopped, and the host is free again', async (t) => {
   const sshd = await openSshd(t);
   if (!sshd) return;
   const { price_hourly_usd: _, ...host } = sshd.host;
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
     settings: {
       close_wait_seconds: 20,
       compute: { provider_two: { backend: 'ssh', hosts: [{ ...host, price_hourly_usd: '0.36' }] } },
     },
   });
-  const { token } = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-  const [offer] = (await house.ask('GET', '/v1/compute/offers', { token })).body.offers;
+  const { token } = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const [offer] = (await purser.ask('GET', '/v1/compute/offers', { token })).body.offers;
   assert.deepEqual([offer.provider, offer.spec.chip, offer.available], ['provider_two', CHIP, true]);
   const ask = (verb: string, body: object) =>
-    house.ask('POST', `/v1/compute/${verb}`, { token, key: randomBytes(8).toString('hex'), body });
+    purser.ask('POST', `/v1/compute/${verb}`, { token, key: randomBytes(8).toString('hex'), body });
   const made = await ask('create', { provider: 'provider_two', spec: { chip: CHIP, max_seconds: 600 } });
   assert.deepEqual([made.status, made.body.status, made.body.charged_usd], [200, 'running', '0.06'], made.text);
   const { id } = made.body;
   const full = await ask('create', { provider: 'provider_two', spec: { chip: CHIP, max_seconds: 600 } });
   assert.equal(full.body.error.code, 'capacity_unavailable');
   assert.equal((await ask('exec', { id, command: 'echo hi' })).body.stdout, 'hi\n');
+  // As `base64` prints it, to a path from the home of the lease.
+  const content = randomBytes(300);
+  const wrapped = `${content.toString('base64').replace(/.{76}/g, '$&\r\n')}\n`;
+  const uploaded = await ask('upload', { id, path: 'work/file', content_base64: wrapped });
+  assert.deepEqual([uploaded.status, uploaded.body.bytes], [200, 300], uploaded.text);
+  const hash = (await ask('exec', { id, command: 'sha256sum ~/work/file' })).body.stdout.split(' ')[0];
+  assert.equal(hash, uploaded.body.sha256);
   const extended = await ask('extend', { id, additional_seconds: 600 });
   assert.deepEqual([extended.status, extended.body.charged_usd], [200, '0.12'], extended.text);
   assert.ok(Math.abs(Number(readFileSync(join(sshd.pool, 'tenant/deadline'), 'utf8')) - extended.body.expires_at) < 1);
   assert.equal((await ask('stop', { id })).body.status, 'stopped');
   assert.equal(existsSync(join(sshd.pool, 'tenant')), false);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });

@@ -128,7 +128,7 @@ const REVERSAL: Row = {
   created_at: 1,
 };
 const LEARNED: Row = {
-  upstream: 'house',
+  upstream: 'local',
   upstream_model: 'chat',
   basis: 'settings',
   permille: 1000,
@@ -136,7 +136,40 @@ const LEARNED: Row = {
   operation_id: 'op_1',
   learned_at: 1,
 };
+const CHANGE: Row = { id: 'chg_1', wallet_id: 'wal_1', kind: 'raise', amount_nanos: 1, created_at: 1 };
 const FEED: Row = { id: 1, read_to: 1, due_at: 1 };
+const EVENT: Row = { seq: 1, id: 'msg_1', type: 'disk.low', subject: 'disk', data: '{}', created_at: 1 };
+const DELIVERY: Row = {
+  event_seq: 1,
+  receiver: 'ops',
+  subject: 'disk',
+  queued_at: 1,
+  delivered_at: null,
+  gave_up_at: null,
+  due_at: 1,
+  attempts: 0,
+};
+const KEEP: Row = {
+  id: 'keep_1',
+  wallet_id: 'wal_1',
+  resource_id: 'res_1',
+  idempotency_key: 'k',
+  fingerprint: HASH,
+  request_id: 'req_1',
+  extend_seconds: 60,
+  max_seconds: 600,
+  bought_seconds: 0,
+  created_at: 1,
+};
+const SESSION: Row = {
+  id: 'ses_1',
+  kind: 'account',
+  account_id: 'acct_1',
+  token_hash: HASH,
+  created_at: 1,
+  expires_at: 3,
+  last_used_at: 1,
+};
 const PLAIN = {
   checkout: CHECKOUT,
   reversal: REVERSAL,
@@ -145,16 +178,23 @@ const PLAIN = {
   key: KEY,
   funding: FUNDING,
   wallet: WALLET,
+  wallet_change: CHANGE,
   operation: OPERATION,
   resource: RESOURCE,
   learned_bound: LEARNED,
   entry: ENTRY,
   installation: INSTALLATION,
+  event: EVENT,
+  delivery: DELIVERY,
+  browser_session: SESSION,
+  keep: KEEP,
 };
 type Table = keyof typeof PLAIN;
 
 /** For every CHECK the rows that it refuses and no other CHECK does. */
 const REFUSED: [check: string, table: Table, row: Row][] = [
+  ['event_data', 'event', { ...EVENT, data: '{' }],
+  ['delivery_ended', 'delivery', { ...DELIVERY, delivered_at: 2, gave_up_at: 2 }],
   ['account_available', 'account', { ...ACCOUNT, available_cents: -1 }],
   ['account_reserved', 'account', { ...ACCOUNT, reserved_cents: -1 }],
   ['account_spent', 'account', { ...ACCOUNT, spent_cents: -1 }],
@@ -183,6 +223,14 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['reversal_kind', 'reversal', { ...REVERSAL, kind: 'gift' }],
   ['reversal_state', 'reversal', { ...REVERSAL, state: 'asleep' }],
   ['reversal_amount', 'reversal', { ...REVERSAL, amount_cents: -1 }],
+  ['keep_step', 'keep', { ...KEEP, extend_seconds: 0 }],
+  ['keep_bought', 'keep', { ...KEEP, bought_seconds: -1 }],
+  ['keep_bought', 'keep', { ...KEEP, bought_seconds: 601 }],
+  ['keep_ended', 'keep', { ...KEEP, ended_at: 2 }],
+  ['keep_ended', 'keep', { ...KEEP, end_reason: 'idle' }],
+  ['browser_session_kind', 'browser_session', { ...SESSION, kind: 'guest', account_id: null }],
+  ['browser_session_account', 'browser_session', { ...SESSION, account_id: null }],
+  ['browser_session_account', 'browser_session', { ...SESSION, kind: 'operator' }],
   ['payment_feed_one', 'payment_feed', { ...FEED, id: 2 }],
   ['wallet_status', 'wallet', { ...WALLET, status: 'asleep', close_reason: 'operator' }],
   ['wallet_name', 'wallet', { ...WALLET, name: '' }],
@@ -190,6 +238,16 @@ const REFUSED: [check: string, table: Table, row: Row][] = [
   ['wallet_held', 'wallet', { ...WALLET, held_nanos: -1 }],
   ['wallet_spent', 'wallet', { ...WALLET, spent_nanos: -1 }],
   ['wallet_budget', 'wallet', { ...WALLET, held_nanos: 6, spent_nanos: 5 }],
+  ['wallet_delegated', 'wallet', { ...WALLET, delegated_nanos: -1 }],
+  ['wallet_delegated', 'wallet', { ...WALLET, delegated_nanos: 8, held_nanos: 2, spent_nanos: 1 }],
+  ['wallet_refilled', 'wallet', { ...WALLET, refill_at: 2 }],
+  ['wallet_change_kind', 'wallet_change', { ...CHANGE, kind: 'gift' }],
+  ['wallet_change_period', 'wallet_change', { ...CHANGE, period: '2026-11-22' }],
+  ['wallet_change_period', 'wallet_change', { ...CHANGE, kind: 'refill' }],
+  ['wallet_change_expiry', 'wallet_change', { ...CHANGE, kind: 'extend' }],
+  ['wallet_change_expiry', 'wallet_change', { ...CHANGE, expires_at: 2 }],
+  ['wallet_change_raise', 'wallet_change', { ...CHANGE, amount_nanos: 0 }],
+  ['wallet_change_lower', 'wallet_change', { ...CHANGE, kind: 'lower', amount_nanos: 1 }],
   ['wallet_closed', 'wallet', { ...CLOSED, closed_at: null }],
   ['wallet_closed', 'wallet', { ...WALLET, closed_at: 2 }],
   ['wallet_settled', 'wallet', { ...CLOSED, held_nanos: 1 }],
@@ -303,15 +361,32 @@ const FINAL: [trigger: string, rows: [Table, Row][], statement: string][] = [
     `update wallet set status = 'active', closed_at = null, returned_cents = null, close_reason = null`,
   ],
   ['wallet_closes_once', [['wallet', CLOSED]], `update wallet set spent_nanos = 1`],
-  ['wallet_budget_is_fixed', [['wallet', WALLET]], `update wallet set budget_nanos = 11`],
+  ['wallet_owner_is_fixed', [['wallet', WALLET]], `update wallet set parent_id = 'wal_1'`],
   [
-    'wallet_budget_is_fixed',
+    'wallet_change_is_never_changed',
+    [
+      ['wallet', WALLET],
+      ['wallet_change', CHANGE],
+    ],
+    `update wallet_change set amount_nanos = 2`,
+  ],
+  [
+    'wallet_change_is_never_deleted',
+    [
+      ['wallet', WALLET],
+      ['wallet_change', CHANGE],
+    ],
+    `delete from wallet_change`,
+  ],
+  [
+    'wallet_owner_is_fixed',
     [
       ['wallet', WALLET],
       ['account', { ...ACCOUNT, id: 'acct_2', name: 'two' }],
     ],
     `update wallet set account_id = 'acct_2'`,
   ],
+  ['event_is_never_changed', [['event', EVENT]], `update event set data = '[]'`],
   ['checkout_is_never_deleted', [['checkout', CHECKOUT]], `delete from checkout`],
   ['checkout_is_paid_once', [['checkout', PAID]], `update checkout set status = 'expired', paid_at = null`],
   ['checkout_is_paid_once', [['checkout', PAID]], `update checkout set session_id = 'cs_2'`],
@@ -391,6 +466,49 @@ const UNIQUE: [index: string, table: Table | 'payment_event', first: Row, second
     { ...WALLET, id: 'wal_2', idempotency_key: 'l' },
     { ...WALLET, id: 'wal_2', idempotency_key: 'l', token_hash: Buffer.alloc(32) },
   ],
+  [
+    'wallet_change.wallet_id, wallet_change.idempotency_key',
+    'wallet_change',
+    { ...CHANGE, idempotency_key: 'k' },
+    { ...CHANGE, id: 'chg_2', idempotency_key: 'k' },
+    { ...CHANGE, id: 'chg_2', idempotency_key: 'l' },
+  ],
+  [
+    'wallet_change.wallet_id, wallet_change.period',
+    'wallet_change',
+    { ...CHANGE, kind: 'refill', period: '2026-11-22' },
+    { ...CHANGE, id: 'chg_2', kind: 'refill', period: '2026-11-22' },
+    { ...CHANGE, id: 'chg_2', kind: 'refill', period: '2026-11-23' },
+  ],
+  ['event.id', 'event', EVENT, { ...EVENT, seq: 2 }, { ...EVENT, seq: 2, id: 'msg_2' }],
+  [
+    'browser_session.token_hash',
+    'browser_session',
+    SESSION,
+    { ...SESSION, id: 'ses_2' },
+    { ...SESSION, id: 'ses_2', token_hash: Buffer.alloc(32) },
+  ],
+  [
+    'keep.wallet_id, keep.idempotency_key',
+    'keep',
+    { ...KEEP, ended_at: 2, end_reason: 'idle' },
+    { ...KEEP, id: 'keep_2' },
+    { ...KEEP, id: 'keep_2', idempotency_key: 'l' },
+  ],
+  [
+    'keep.resource_id',
+    'keep',
+    KEEP,
+    { ...KEEP, id: 'keep_2', idempotency_key: 'l' },
+    { ...KEEP, id: 'keep_2', idempotency_key: 'l', ended_at: 2, end_reason: 'idle' },
+  ],
+  [
+    'keep.operation_id',
+    'keep',
+    { ...KEEP, operation_id: 'op_1', ended_at: 2, end_reason: 'replaced' },
+    { ...KEEP, id: 'keep_2', idempotency_key: 'l', operation_id: 'op_1' },
+    { ...KEEP, id: 'keep_2', idempotency_key: 'l' },
+  ],
   ['key.token_hash', 'key', KEY, { ...KEY, id: 'key_2' }, { ...KEY, id: 'key_2', token_hash: Buffer.alloc(32) }],
 ];
 const OTHER = 'operation.wallet_id, operation.route, operation.idempotency_key';
@@ -410,8 +528,10 @@ function openSchema(t: TestContext): { client: Client; insert: (table: string, r
 }
 /** What a row needs beside the account. */
 function prepareFor(table: Table, insert: (table: string, row: Row) => void): void {
-  if (['operation', 'resource', 'learned_bound'].includes(table)) insert('wallet', WALLET);
-  if (['resource', 'learned_bound'].includes(table)) insert('operation', OPERATION);
+  if (['operation', 'resource', 'learned_bound', 'wallet_change', 'keep'].includes(table)) insert('wallet', WALLET);
+  if (['resource', 'learned_bound', 'keep'].includes(table)) insert('operation', OPERATION);
+  if (table === 'keep') insert('resource', RESOURCE);
+  if (table === 'delivery') insert('event', EVENT);
 }
 
 test('a row that is as it should be is accepted by every table', (t) => {
@@ -455,6 +575,7 @@ test('every trigger of the migrations has a statement above that it refuses', (t
 for (const [columns, table, first, second, other] of UNIQUE)
   test(`there is one ${columns} only`, (t) => {
     const { insert } = openSchema(t);
+    if (table === 'wallet_change' || table === 'keep') prepareFor(table, insert);
     insert(table, first);
     const message = `UNIQUE constraint failed: ${columns}`;
     assert.throws(() => insert(table, second), { message });

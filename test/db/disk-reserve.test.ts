@@ -15,7 +15,7 @@ function openRoom(t: TestContext, inFlight = () => 0, mebibytes = 32) {
   const waiting = new Set<() => void>();
   const say = (event: string) => {
     said.push(event);
-    for (const look of [...waiting]) look();
+    for (const check of [...waiting]) check();
   };
   const events: DiskReserveEvents = {
     diskLow: () => say('low'),
@@ -32,13 +32,13 @@ function openRoom(t: TestContext, inFlight = () => 0, mebibytes = 32) {
   };
   const told = (event: string, count = 1) =>
     new Promise<void>((resolve) => {
-      const look = () => {
+      const check = () => {
         if (said.filter((it) => it === event).length < count) return;
-        waiting.delete(look);
+        waiting.delete(check);
         resolve();
       };
-      waiting.add(look);
-      look();
+      waiting.add(check);
+      check();
     });
   return { disk, file, open, said, told, blocks: () => statSync(file).blocks * 512 };
 }
@@ -88,7 +88,19 @@ suite('room on a small disk', { concurrency: true }, () => {
     if (!it) return;
     const room = it.open(); // Not started: nothing makes the reserve.
     it.disk.fill(3 * MIB);
+    assert.equal(room.shortSeconds(), undefined);
+    const before = performance.now();
     assert.match(room.shortage() ?? '', /has 3.0 MiB free and needs 5.0/);
+    assert.equal(room.shortSeconds(), 0);
+    await later();
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    assert.ok(room.shortage());
+    const seconds = room.shortSeconds() ?? 0;
+    assert(seconds >= 1 && seconds <= (performance.now() - before) / 1000, `counted from the first time: ${seconds} s`);
+    it.disk.free();
+    await later();
+    assert.equal(room.shortage(), undefined);
+    assert.equal(room.shortSeconds(), undefined);
   });
 
   test('the reserve is given once, at once, and made again when there is room', async (t) => {

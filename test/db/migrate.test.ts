@@ -216,3 +216,13 @@ test('the migrations are those that drizzle-kit makes of the schema', (t) => {
   assert.deepEqual(files(), before, output);
   assert.match(output, /No schema changes/);
 });
+
+test('whoever migrates an older database is told what ran, and where the copy from before is', (t) => {
+  const file = olderDatabase(t);
+  const told: unknown[] = [];
+  const migrated = (...it: unknown[]) => told.push(it);
+  openDatabase(file, { migrate: true, migrated }).client.close();
+  openDatabase(file, { migrate: true, migrated }).client.close();
+  openDatabase(newFile(t), { migrate: true, migrated }).client.close();
+  assert.deepEqual(told, [[[knownMigrations().at(-1)?.name], copyOf(file)]]);
+});

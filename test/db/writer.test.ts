@@ -6,14 +6,23 @@ import { openDatabase } from '../../src/db/open.ts';
 import { createWriter, type WriterEvents } from '../../src/db/writer.ts';
 import { Refusal } from '../../src/refusal.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
+import { createRandom, SEED } from '../ledger/random.ts';
+
+/** The clock of each test. It is put in once: of two, the first would be left behind for all tests of this process. */
+const clocks = new WeakMap<TestContext, { milliseconds: number }>();
+function clockOf(t: TestContext): { milliseconds: number } {
+  const time = clocks.get(t) ?? { milliseconds: 0 };
+  if (!clocks.has(t)) t.mock.method(performance, 'now', () => time.milliseconds);
+  clocks.set(t, time);
+  return time;
+}
 
 /**
  * A writer on a real file, what it told of, and a second connection that sees only what was committed. The clock by which
  * a batch measures itself stands still, so that what is asked for at once is one batch on any machine.
  */
 function openWriter(t: TestContext, events: Partial<WriterEvents> = {}) {
-  const time = { milliseconds: 0 };
-  t.mock.method(performance, 'now', () => time.milliseconds);
+  const time = clockOf(t);
   const file = join(temporaryDirectory(t), 'purser.db');
   const { client, tx } = openDatabase(file, { migrate: true });
   const row = client.prepare(`insert into account
@@ -68,6 +77,13 @@ test('a lone write is a commit of its own, and the next turn has the next commit
   assert.equal(writer.commitCount(), 2);
 });
 
+test('a write waits for one turn of the event loop only', async (t) => {
+  const { writer, committed, insert } = openWriter(t);
+  void writer.write(insert('one'));
+  await turns(1);
+  assert.deepEqual(committed(), ['one']);
+});
+
 test('a thousand writes at once are eight commits of at most 128', async (t) => {
   const { writer, committed, insert } = openWriter(t);
   const names = Array.from({ length: 1000 }, (_, i) => `n${i}`);
@@ -115,6 +131,87 @@ test('a closure that refuses undoes only itself, and its neighbours in the batch
   assert.equal((results[1] as PromiseRejectedResult).reason, refusal);
   assert.deepEqual(committed(), ['after', 'before']);
   assert.equal(writer.commitCount(), 1);
+});
+
+/** Counts how often each of these closures runs. */
+function counting() {
+  const runs: Record<string, number> = {};
+  const counted = (name: string, run: () => unknown) => () => {
+    runs[name] = (runs[name] ?? 0) + 1;
+    run();
+  };
+  return { runs, counted };
+}
+const throwRefusal = () => {
+  throw new Refusal('conflict');
+};
+
+test('closures run once; only where one throws after it wrote, its batch runs again, and the next once', async (t) => {
+  let committing = 0;
+  const { writer, committed, insert } = openWriter(t, { committing: () => committing++ });
+  const { runs, counted } = counting();
+  await Promise.allSettled([
+    writer.write(counted('a', insert('a'))),
+    writer.write(counted('early', throwRefusal)),
+    writer.write(counted('b', insert('b'))),
+  ]);
+  assert.deepEqual([runs, writer.commitCount(), committing], [{ a: 1, early: 1, b: 1 }, 1, 1]);
+
+  const late = (name: string) => () => {
+    insert(name)();
+    throwRefusal();
+  };
+  const results = await Promise.allSettled([
+    writer.write(counted('c', insert('c'))),
+    writer.write(counted('late', late('late'))),
+    writer.write(counted('later', late('later'))),
+    writer.write(counted('d', insert('d'))),
+  ]);
+  assert.deepEqual(status(results), ['fulfilled', 'rejected', 'rejected', 'fulfilled']);
+  assert.deepEqual(committed(), ['a', 'b', 'c', 'd']);
+  assert.deepEqual([runs.c, runs.late, runs.later, runs.d], [2, 2, 1, 1]);
+  assert.deepEqual([writer.commitCount(), committing], [2, 2]);
+
+  await writer.write(counted('e', insert('e')));
+  await Promise.allSettled([writer.write(counted('alone', late('alone')))]);
+  assert.deepEqual([runs.e, runs.alone], [1, 2]);
+  assert.deepEqual([writer.commitCount(), committing], [4, 3], 'what was undone is no write of the batch');
+});
+
+test(`any mix of closures leaves what those leave that do not throw, and none runs more than twice (seed ${SEED})`, async (t) => {
+  const random = createRandom(SEED);
+  const { writer, committed, insert } = openWriter(t);
+  const { runs, counted } = counting();
+  const kept: string[] = [];
+  for (let batch = 0; batch < 40; batch++)
+    await Promise.allSettled(
+      Array.from({ length: 64 }, (_, i) => {
+        const name = `${batch}-${i}`;
+        const isKept = random.whole(1, 10) > 1;
+        const isWritten = isKept || random.whole(0, 1) === 1;
+        if (isKept) kept.push(name);
+        return writer.write(
+          counted(name, () => {
+            if (isWritten) insert(name)();
+            if (!isKept) throwRefusal();
+          }),
+        );
+      }),
+    );
+  assert.deepEqual(committed(), kept.toSorted());
+  assert(Math.max(...Object.values(runs)) <= 2);
+});
+
+test('a closure that ends the transaction is fatal: nothing after it runs outside of one', async (t) => {
+  const { writer, client, fatal, committed, insert } = openWriter(t);
+  void writer.write(insert('before'));
+  void writer.write(() => {
+    client.exec('rollback');
+  });
+  void writer.write(insert('after'));
+  await turns(5);
+  assert.equal(fatal.length, 1);
+  assert.deepEqual(committed(), []);
 });
 
 test('a constraint that fails undoes only its own closure, with everything that it wrote before', async (t) => {
@@ -256,7 +353,7 @@ test('where room can be made, a full disk is not told of: the batch runs again, 
       free();
       return true;
     };
-    const { writer, client, committed, insert } = openWriter(t, { makeRoom });
+    const { writer, client, committed, insert } = openWriter(t, { releaseReserve: makeRoom });
     if (withTrigger)
       client.exec(`create trigger no before insert on account when new.id = '' begin select raise(abort, 'no'); end`);
     const restore = fillDisk(client);
@@ -393,3 +490,9 @@ test('whole numbers beyond 2^53 come back as they went in', async (t) => {
 async function turns(count: number): Promise<void> {
   for (let i = 0; i < count; i++) await new Promise((resolve) => setImmediate(resolve));
 }
+
+test('the clock of the process is the real one again', async () => {
+  const before = performance.now();
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.notEqual(performance.now(), before);
+});

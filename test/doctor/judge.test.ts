@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../../src/doctor/disk.ts';
-import { findPrograms, judgeClock, judgeTools } from '../../src/doctor/machine.ts';
+import { judgeClock, judgeTools } from '../../src/doctor/machine.ts';
 import { mountOf } from '../../src/doctor/mount.ts';
+import { findPrograms } from '../../src/files/programs.ts';
 
 const MOUNTINFO = [
   '27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,errors=remount-ro',
@@ -84,11 +85,17 @@ test('what is free is measured by what settlements need beside their reserve', (
   assert.equal(space(300, 0, { files: 0, freeFiles: 0 }), '300 MiB free', 'btrfs does not count files');
 });
 
-test('a clock that is behind stops holds; one that nobody keeps right is a warning; where nobody knows, none', () => {
-  assert.throws(() => judgeClock(1000, 1061, true), /61 s behind the newest entry.* Set the clock\.$/);
-  assert.equal(judgeClock(1000, 1060, undefined), 'not behind the journal');
-  assert.match(judgeClock(1000, 0, true), /synchronized$/);
-  assert.match(judgeClock(1000, 0, false), /^Warning: .* Run a time service/);
+test('a clock in doubt is a fault, unless a time service vouches for it; one that nobody keeps right is a warning', () => {
+  const leap = { direction: 'behind', seconds: 7260 } as const;
+  for (const isSynced of [false, undefined])
+    assert.throws(
+      () => judgeClock(leap, isSynced),
+      /^Error: The clock of this machine is 2 hours behind the newest time in these books, .* If it is right, stop the server and start it once with --accept-clock\.$/,
+    );
+  assert.match(judgeClock(leap, true), /^believed: a time service/);
+  assert.equal(judgeClock(undefined, undefined), 'not ahead of the books and not behind them');
+  assert.match(judgeClock(undefined, true), /synchronized$/);
+  assert.match(judgeClock(undefined, false), /^Warning: .* Run a time service/);
 });
 
 test('without another program on the PATH there is nothing to say', async () => {

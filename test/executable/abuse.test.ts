@@ -6,8 +6,8 @@ import test from 'node:test';
 import { gzipSync } from 'node:zlib';
 import ssh2 from 'ssh2';
 import { deriveToken } from '../../src/access/token.ts';
-import { IMAGE, openDocker } from '../compute/engines/docker.ts';
-import { EXECUTABLE, installation, within } from '../helper/executable.ts';
+import { IMAGE, openDocker, runAsRoot } from '../compute/engines/docker.ts';
+import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { said } from '../helper/sse.ts';
 import { type FakeUpstream, hang, openUpstream } from '../helper/upstream.ts';
 import { type Attacked, allowFiles, exceptHonest, type Raw, requestText, underAttack } from './attacked.ts';
@@ -18,6 +18,8 @@ const MIB = 1024 * 1024;
 const CHAT = '/v1/chat/completions';
 /** Longer than the server lets any of these go on. */
 const CUT_OFF_MILLISECONDS = 180_000;
+const POLLS_AT_FULL_SPEED = 300;
+const PAUSE_MILLISECONDS = 100;
 const ADDRESS_COUNT = 50;
 /** As many requests as may wait on one connection. */
 const AT_ONCE = 32;
@@ -45,12 +47,15 @@ async function connectAll(connect: Attacked['connect'], count: number): Promise<
   return all;
 }
 
-/** Resolves when this is so: it is looked again whenever an honest request was served. */
+/**
+ * Resolves when this is so: it is looked again whenever an honest request was served. What takes longer waits for a time of the
+ * server, and the honest client need not use up a processor in the meantime.
+ */
 async function until(served: Attacked['served'], what: string, isSo: () => boolean): Promise<void> {
   const deadline = performance.now() + CUT_OFF_MILLISECONDS;
-  while (!isSo()) {
+  for (let polls = 0; !isSo(); polls++) {
     assert(performance.now() < deadline, `waited in vain until ${what}`);
-    await served(1);
+    await served(1, polls < POLLS_AT_FULL_SPEED ? 0 : PAUSE_MILLISECONDS);
   }
 }
 
@@ -63,40 +68,77 @@ async function dripping(all: readonly Raw[], run: () => Promise<void>): Promise<
 }
 
 test('10,000 idle connections are borne, and closed', async (t) => {
-  await underAttack(t, { openFiles: 20_000, growthMib: 450 }, async ({ connect, accepted, openFiles, resident }) => {
+  await underAttack(t, { openFiles: 20_000, growthMib: 450 }, async (it) => {
+    const { connect, accepted, served, openFiles, resident } = it;
     const all = await connectAll(connect, 10_000);
     await accepted();
-    const open = openFiles();
-    assert(open > 10_000, `${open} descriptors`);
-    const during = resident();
-    await within(Promise.all(all.map((it) => it.closed)), () => 'all are closed', CUT_OFF_MILLISECONDS);
+    const [open, during] = [openFiles(), resident()];
+    await accepted();
+    // On a busy machine the first are closed before the last have come.
+    const closed = all.filter((it) => it.isClosed).length;
+    assert(open + closed > 10_000, `${open} descriptors, ${closed} closed`);
+    await until(served, 'all are closed', () => all.every((it) => it.isClosed));
     return `${open} descriptors, ${mib(during)} with them`;
   });
 });
 
 test('where there is no room for more connections, those who flood make it, and no request is cut off', async (t) => {
   await underAttack(t, { openFiles: 256, growthMib: 200 }, async ({ connect, accepted, served, openFiles }) => {
-    let [most, opened] = [0, 0];
+    let [max, opened] = [0, 0];
     for (let round = 0; round < 10; round++) {
       opened += (await connectAll(connect, 20)).length;
       opened += (await connectAll(connect, 180)).length;
       await accepted();
-      most = Math.max(most, openFiles());
+      max = Math.max(max, openFiles());
       await served(20);
     }
-    assert(most < 256, `${most} descriptors`);
-    return `${opened} connections on at most ${most} descriptors`;
+    assert(max < 256, `${max} descriptors`);
+    return `${opened} connections on at most ${max} descriptors`;
   });
 });
 
-test('headers that never come to their end are answered 400 in the end', async (t) => {
-  await underAttack(t, { growthMib: 200 }, async ({ connect, served }) => {
-    const all = await connectAll(connect, 1000);
-    for (const { socket } of all) socket.write('GET /v1/budget HTTP/1.1\r\nhost: a\r\nx-slow: ');
-    await dripping(all, () => until(served, 'all are closed', () => all.every((it) => it.isClosed)));
-    assert.equal(countOf(all, 400), all.length, tally(all));
-    return `${all.length} connections, ${tally(all)}`;
-  });
+// Together: each waits until the server's own time for it is over, 20 seconds and a minute.
+test('what is slow on purpose is ended', { concurrency: true }, async (t) => {
+  await Promise.all([
+    t.test('headers that never come to their end are answered 400 in the end', async (t) => {
+      await underAttack(t, { growthMib: 200 }, async ({ connect, served }) => {
+        const all = await connectAll(connect, 1000);
+        for (const { socket } of all) socket.write('GET /v1/budget HTTP/1.1\r\nhost: a\r\nx-slow: ');
+        await dripping(all, () => until(served, 'all are closed', () => all.every((it) => it.isClosed)));
+        assert.equal(countOf(all, 400), all.length, tally(all));
+        return `${all.length} connections, ${tally(all)}`;
+      });
+    }),
+
+    t.test('an answer that is not read is kept for one caller up to a bound, and for a minute', async (t) => {
+      const usage = { prompt_tokens: 1, completion_tokens: 1 };
+      const answer = JSON.stringify({ id: 'x', choices: [], usage, text: 'x'.repeat(16 * MIB) });
+      const big = (_: unknown, response: http.ServerResponse) => {
+        response.writeHead(200, { 'content-type': 'application/json' });
+        response.end(answer);
+      };
+      await underAttack(t, { growthMib: 600 }, async (it) => {
+        const { connect, served, server, stolen, upstream, resident, openFiles } = it;
+        upstream.handle = exceptHonest(big);
+        const body = chatText('big');
+        assert.equal((await server.ask('POST', CHAT, { token: stolen, body, key: 'big' })).status, 200);
+        const all = await connectAll(connect, 100);
+        for (const { socket } of all) {
+          socket.pause();
+          socket.write(requestText(CHAT, stolen, body, { 'idempotency-key': 'big' }));
+        }
+        await served(100);
+        const [during, open] = [resident(), openFiles()];
+        await until(served, 'those that read nothing are ended', () => openFiles() < open);
+        await served(100);
+        for (const { socket } of all) socket.resume();
+        await until(served, 'all are ended or refused', () => all.every(isOver));
+        const whole = all.filter((it) => it.text.length > 16 * MIB).length;
+        assert(countOf(all, 429) > 50, tally(all));
+        return `${all.length} replays of 16 MiB, ${mib(during)} with them, ${tally(all)}, ${whole} whole`;
+      });
+    }),
+  ]);
 });
 
 test('bodies that never come to their end take a bounded memory, and leave room for others', async (t) => {
@@ -112,35 +154,6 @@ test('bodies that never come to their end take a bounded memory, and leave room 
     await dripping(all, () => until(served, 'most of them are refused', () => countOf(all, 429) >= 100));
     await served(200);
     return `${all.length} × 4 MiB by ${tokens.length} wallets, ${tally(all)}`;
-  });
-});
-
-test('an answer that is not read is kept for one caller up to a bound, and for a minute', async (t) => {
-  const usage = { prompt_tokens: 1, completion_tokens: 1 };
-  const answer = JSON.stringify({ id: 'x', choices: [], usage, text: 'x'.repeat(16 * MIB) });
-  const big = (_: unknown, response: http.ServerResponse) => {
-    response.writeHead(200, { 'content-type': 'application/json' });
-    response.end(answer);
-  };
-  await underAttack(t, { growthMib: 600 }, async (it) => {
-    const { connect, served, server, stolen, upstream, resident, openFiles } = it;
-    upstream.handle = exceptHonest(big);
-    const body = chatText('big');
-    assert.equal((await server.ask('POST', CHAT, { token: stolen, body, key: 'big' })).status, 200);
-    const all = await connectAll(connect, 100);
-    for (const { socket } of all) {
-      socket.pause();
-      socket.write(requestText(CHAT, stolen, body, { 'idempotency-key': 'big' }));
-    }
-    await served(100);
-    const [during, open] = [resident(), openFiles()];
-    await until(served, 'those that read nothing are ended', () => openFiles() < open);
-    await served(100);
-    for (const { socket } of all) socket.resume();
-    await until(served, 'all are ended or refused', () => all.every(isOver));
-    const whole = all.filter((it) => it.text.length > 16 * MIB).length;
-    assert(countOf(all, 429) > 50, tally(all));
-    return `${all.length} replays of 16 MiB, ${mib(during)} with them, ${tally(all)}, ${whole} whole`;
   });
 });
 
@@ -262,7 +275,7 @@ test('a thousand wrong tokens a second cost little and disturb nobody', async (t
 });
 
 test('many who wait for the same answer with a large body wait in a bounded memory', async (t) => {
-  await underAttack(t, { growthMib: 500 }, async ({ connect, served, stolen, upstream }) => {
+  await underAttack(t, { growthMib: 500, upstreamSeconds: 30 }, async ({ connect, served, stolen, upstream }) => {
     upstream.handle = exceptHonest(hang);
     const all = await connectAll(connect, 200);
     const text = requestText(CHAT, stolen, chatText('z'.repeat(4 * MIB)), { 'idempotency-key': 'same' });
@@ -386,7 +399,7 @@ test('the output of commands whose clients have left is not kept', async (t) => 
     const { connect, served, server, stolen } = it;
     const ids = [await lease(it), await lease(it), await lease(it)];
     const exec = (id: string, command: string) => JSON.stringify({ id, command, timeout: 60 });
-    const flood = 'head -c 1M /dev/zero; head -c 1M /dev/zero >&2; sleep 8';
+    const flood = 'head -c 1M /dev/zero; head -c 1M /dev/zero >&2; while [ ! -e /tmp/enough ]; do sleep 1; done';
     const all = await connectAll(connect, 150);
     all.forEach(({ socket }, i) => {
       socket.write(requestText('/v1/compute/exec', stolen, exec(ids[i % ids.length] as string, flood)));
@@ -395,6 +408,8 @@ test('the output of commands whose clients have left is not kept', async (t) => 
     const said = tally(all);
     const refused = countOf(all, 429);
     for (const { socket } of all) socket.destroy();
+    for (const { Id } of await engine.docker.listContainers())
+      await runAsRoot(engine.docker, Id, 'touch', '/tmp/enough');
     for (const id of ids) {
       const token = stolen;
       const last = () => server.ask('POST', '/v1/compute/exec', { token, body: exec(id, 'echo over') });
@@ -402,7 +417,7 @@ test('the output of commands whose clients have left is not kept', async (t) => 
       for (; answer.status === 429; answer = await last()) await served(10);
       assert.equal(answer.body.stdout, 'over\n', answer.text);
     }
-    assert(refused > all.length / 2, said);
+    assert(refused >= all.length - 3 * 16, said);
     return `${all.length} commands with 2 MiB of output, ${said}`;
   });
 });

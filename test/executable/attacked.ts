@@ -4,6 +4,7 @@ import { randomUUID } from 'node:crypto';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import type { TestContext } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 import { Agent } from 'undici';
 import { hasComponent } from '../helper/component.ts';
 import { ask, EXECUTABLE, type Installation, installation, type Serving } from '../helper/executable.ts';
@@ -31,13 +32,22 @@ export type Attacked = {
   connect(address?: string): Promise<Raw>;
   /** Resolves when the server has accepted every connection so far: they come in their order. */
   accepted(): Promise<void>;
-  /** Resolves when the honest client was served so many times more. */
-  served(more: number): Promise<void>;
+  /**
+   * Resolves when the honest client was served so many times more. It asks without a pause, or with a pause of so many
+   * milliseconds before each request for as long as this is waited for.
+   */
+  served(more: number, pauseMilliseconds?: number): Promise<void>;
   /** Bytes of memory that the server has resident now. */
   resident(): number;
   openFiles(): number;
 };
-type Options = { openFiles?: number; growthMib: number; settings?: Record<string, unknown> };
+type Options = {
+  openFiles?: number;
+  growthMib: number;
+  settings?: Record<string, unknown>;
+  /** `installation` has the default. */
+  upstreamSeconds?: number;
+};
 
 /** What the honest client asks, again and again: an upstream may tell it from an attacker. */
 const HONEST = 'an honest question';
@@ -45,19 +55,19 @@ const chatBody = { model: 'chat', messages: [{ role: 'user', content: HONEST }],
 
 /**
  * A server that may have `openFiles` descriptors, an upstream that answers at once, and an honest client that pays for chat
- * requests without a pause while `attack` runs: every one of them has to be answered, and the memory may grow by
+ * requests all the time that `attack` runs: every one of them has to be answered, and the memory may grow by
  * `growthMib` at most. `attack` answers what there is to say about it. Afterwards the server ends well, and its books agree.
  */
 export async function underAttack(
   t: TestContext,
-  { openFiles = 4096, growthMib, settings = {} }: Options,
+  { openFiles = 4096, growthMib, settings = {}, ...limits }: Options,
   attack: (it: Attacked) => Promise<string>,
 ): Promise<void> {
   if (!hasComponent(t, `${openFiles} open files`, () => allowFiles('self', Math.max(openFiles, OWN_FILE_COUNT))))
     return;
   const upstream = await openUpstream(t);
   const command = ['prlimit', `--nofile=${openFiles}:${openFiles}`, EXECUTABLE];
-  const purser = installation(t, { upstream, command, settings });
+  const purser = installation(t, { upstream, command, settings, ...limits });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
   await purser.json('account', 'credit', accounts[0].id, '100000000');
@@ -140,27 +150,33 @@ function honestClient(server: Serving, token: string) {
   const agent = new Agent({ localAddress: HONEST_ADDRESS });
   let count = 0;
   let isOver = false;
+  let pause = 0;
   const waiting = new Set<() => void>();
   async function work() {
     while (!isOver) {
+      if (pause) await setTimeout(pause);
       const asked = { token, key: randomUUID(), body: chatBody };
       const answer = await ask(agent, server.url, 'POST', '/v1/chat/completions', asked);
       assert.equal(answer.status, 200, answer.text);
       count++;
-      for (const look of [...waiting]) look();
+      for (const check of [...waiting]) check();
     }
   }
   const workers = Promise.all(Array.from({ length: HONEST_COUNT }, work));
   workers.catch(() => {}); // Whoever waits hears of it.
   return {
-    async paid(more: number): Promise<void> {
+    async paid(more: number, pauseMilliseconds = 0): Promise<void> {
+      pause = pauseMilliseconds;
       const enough = count + more;
       const served = Promise.withResolvers<void>();
-      const look = () => {
+      const check = () => {
         if (count >= enough) served.resolve();
       };
-      waiting.add(look);
-      await Promise.race([served.promise, workers]).finally(() => waiting.delete(look));
+      waiting.add(check);
+      await Promise.race([served.promise, workers]).finally(() => {
+        waiting.delete(check);
+        pause = 0;
+      });
     },
     /** Answers how many were served. Rejects with the first that was not. */
     async stop(): Promise<number> {

@@ -46,15 +46,15 @@ test('no class that the bundle recognises by its name has another name in the bu
     'look at who compares, and whether the bundle has that class',
   );
 
-  const classes = [...bundle.matchAll(/\b(?:class (\w+)|(\w+) = class(?: \w+)?)(?: extends [^{]+)? \{\s*(.{0,80})/g)];
+  const classes = [...bundle.matchAll(/\b(?:class (\w+)|(\w+)=class(?: \w+)?)(?: extends [^{]+)?\{\s*(.{0,80})/g)];
   assert.ok(classes.length > 500, `${classes.length} classes`);
   const renamed = classes.filter(([, declared, assigned, start]) => {
     const name = (declared ?? assigned) as string;
     const plain = name.replace(/\d+$/, '');
-    return name !== plain && names.has(plain) && !start?.startsWith(`static {`);
+    return name !== plain && names.has(plain) && !start?.startsWith('static{');
   });
   assert.deepEqual(renamed, []);
-  assert.match(bundle, /var Session\d* = class extends \w+ \{\s*static \{\s*__name\(this, "Session"\)/);
+  assert.match(bundle, /var Session\d*=class extends \w+\{\s*static\{\s*__name\(this,"Session"\)/);
 });
 
 test('another runtime than the pinned one is not built in', (t) => {

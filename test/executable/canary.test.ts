@@ -1,13 +1,15 @@
 import assert from 'node:assert/strict';
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import net, { type AddressInfo } from 'node:net';
+import net from 'node:net';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { deriveToken, mintToken, TOKEN_PREFIX } from '../../src/access/token.ts';
 import { AUDIENCE, type FakeIssuer, openIssuer } from '../access/issuer.ts';
 import { type FakeStripe, openStripe, signatureOf } from '../billing/fake-stripe.ts';
 import { type Installation, installation, run, type Serving } from '../helper/executable.ts';
+import { freePort } from '../helper/free-port.ts';
+import { openReceiver } from '../helper/receiver.ts';
 import { completionStream, DONE, event, said, streaming } from '../helper/sse.ts';
 import { completion, failure, openUpstream, reset } from '../helper/upstream.ts';
 
@@ -40,14 +42,6 @@ function filesOf(purser: Installation, moment: string): Places {
   return new Map(names.map((name) => [`${name} (${moment})`, readFileSync(join(purser.directory, name))]));
 }
 
-async function freePort(): Promise<number> {
-  const server = net.createServer();
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  const { port } = server.address() as AddressInfo;
-  await new Promise((resolve) => server.close(resolve));
-  return port;
-}
-
 /** Sends bytes that are no HTTP, and waits for the end of the connection. */
 function sendRaw(url: string, text: string): Promise<string> {
   const { hostname, port } = new URL(url);
@@ -67,15 +61,31 @@ async function live(t: TestContext, env: Record<string, string>) {
   const metricsPort = await freePort();
   const now = () => Math.floor(Date.now() / 1000);
   const issuer = await openIssuer(t, now);
-  const outside = {
+  const services = {
     STRIPE_KEY: `sk_test_${randomBytes(30).toString('hex')}`,
     STRIPE_WEBHOOK: `whsec_${randomBytes(30).toString('hex')}`,
     S3_ID: `AKIA${randomBytes(20).toString('hex').toUpperCase()}`,
     S3_SECRET: randomBytes(30).toString('hex'),
+    HOOK: randomBytes(30).toString('hex'),
+    EVENTS_SECRET: randomBytes(30).toString('hex'),
+    COLLECTOR_KEY: randomBytes(30).toString('hex'),
   };
-  const variable = (name: keyof typeof outside) => `\${${name}}`;
-  const stripe = await openStripe(t, now, outside.STRIPE_KEY);
+  const variable = (name: keyof typeof services) => `\${${name}}`;
+  const stripe = await openStripe(t, now, services.STRIPE_KEY);
+  const receiver = await openReceiver(t);
+  // One that does not take what it is told, and says what it should not.
+  receiver.reply = (_, response) => response.writeHead(400).end(JSON.stringify(services));
+  // The spans that it gets are a place to search; it repeats the key that it was sent.
+  const collector = await openReceiver(t);
+  collector.reply = (_, response) => response.writeHead(200).end(JSON.stringify(services));
   const settings = {
+    opentelemetry: { endpoint: collector.url, headers: { authorization: `Bearer ${variable('COLLECTOR_KEY')}` } },
+    events: {
+      receivers: [
+        { url: `${receiver.url}/${variable('HOOK')}`, secret: variable('EVENTS_SECRET') },
+        { url: `http://127.0.0.1:1/${variable('HOOK')}`, secret: variable('EVENTS_SECRET') },
+      ],
+    },
     limits: { released_per_minute: 0 }, // Every sentence of the model server is to be heard.
     log_level: 'debug',
     metrics: { listen: `127.0.0.1:${metricsPort}` },
@@ -95,7 +105,7 @@ async function live(t: TestContext, env: Record<string, string>) {
       secret_access_key: variable('S3_SECRET'),
     },
   };
-  const variables = { ...env, ...outside };
+  const variables = { ...env, ...services };
   const purser = installation(t, { upstream: { url: upstream.url, key: upstreamKey }, settings, env: variables });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
@@ -227,8 +237,8 @@ async function live(t: TestContext, env: Record<string, string>) {
     assert.match(broken.text, /answer_lost/);
     errors.push(broken.text);
   }
-  errors.push(...(await payAndSign(server, { issuer, stripe, now, keys: outside, session: secrets.session, wallet })));
-  Object.assign(secrets, outside);
+  errors.push(...(await payAndSign(server, { issuer, stripe, now, keys: services, session: secrets.session, wallet })));
+  Object.assign(secrets, services);
 
   upstream.handle = reset;
   await refused('POST', '/v1/chat/completions', { token: secrets.wallet, key: 'lost', body: chat('hi') }, 503);
@@ -240,11 +250,11 @@ async function live(t: TestContext, env: Record<string, string>) {
   places.set('error bodies', Buffer.from(errors.join('\n')));
   places.set('/metrics', Buffer.from(text));
   places.set('cmdline', readFileSync(`/proc/${server.pid}/cmdline`));
-  return { purser, server, places, secrets, planted, wallet };
+  return { purser, server, places, secrets, planted, wallet, collector };
 }
 
 /** People sign in and pay; the payment provider says what it should not, and somebody lies about its signature. */
-async function payAndSign(server: Serving, it: Outside): Promise<string[]> {
+async function payAndSign(server: Serving, it: ServiceKeys): Promise<string[]> {
   const { issuer, stripe, now, keys, session } = it;
   const errors: string[] = [];
   const checkout = (token: string) =>
@@ -276,7 +286,7 @@ async function payAndSign(server: Serving, it: Outside): Promise<string[]> {
   assert(!signed.body.url.includes(keys.S3_SECRET));
   return errors;
 }
-type Outside = {
+type ServiceKeys = {
   issuer: FakeIssuer;
   stripe: FakeStripe;
   now: () => number;
@@ -291,7 +301,7 @@ async function metrics(port: number): Promise<{ statusCode: number; text: string
 }
 
 /** Ends the life in both ways, and adds what it left behind. */
-async function end({ purser, server, places, wallet }: Awaited<ReturnType<typeof live>>): Promise<void> {
+async function end({ purser, server, places, wallet, collector }: Awaited<ReturnType<typeof live>>): Promise<void> {
   const add = (more: Places) => {
     for (const [name, bytes] of more) places.set(name, bytes);
   };
@@ -307,9 +317,11 @@ async function end({ purser, server, places, wallet }: Awaited<ReturnType<typeof
     ['config', 'print'],
     ['--json', 'config', 'print'],
     ['ledger', 'export'],
+    ['events', 'list'],
   ])
     places.set(args.join(' '), Buffer.from(Object.values(await purser.cli(...args)).join('\n')));
   await next.stop();
+  places.set('spans', Buffer.from(collector.got.map(({ text }) => text).join('\n')));
   add(filesOf(purser, 'after SIGTERM'));
   places.set('stdout', Buffer.from(server.output.stdout + next.output.stdout));
   places.set('stderr', Buffer.from(server.output.stderr + next.output.stderr));
@@ -326,7 +338,8 @@ test('no secret is found in clear on disk, in a log, in an error, in the metrics
   for (const name of ['purser.db-wal (while it runs)', 'purser.db (after SIGTERM)', 'wallet list'])
     assert(database.includes(name), name);
   const byId = findIn(places, wallet.id);
-  for (const name of ['stderr', 'purser.db-wal (after kill -9)']) assert(byId.includes(name), name);
+  for (const name of ['stderr', 'spans', 'purser.db-wal (after kill -9)']) assert(byId.includes(name), name);
+  assert(!places.get('spans')?.includes('my token is'), 'no prompt');
   assert(findIn(places, 'wrong_token_scope').includes('error bodies'));
   assert(findIn(places, 'purser_refusals_total').includes('/metrics'));
   assert(findIn(places, purser.directory).includes('cmdline'));

@@ -22,9 +22,9 @@ test(`killed ${rounds} times around a payment, no acknowledged credit is lost an
       },
     },
   };
-  const house = installation(t, { settings });
-  let serving = await house.serve();
-  const { key: token } = await house.json('operator-key', 'mint');
+  const purser = installation(t, { settings });
+  let serving = await purser.serve();
+  const { key: token } = await purser.json('operator-key', 'mint');
   const body = { amount_cents: CENTS };
   const ask = (key: string) => serving.ask('POST', '/v1/billing/checkout', { token, key, body });
   const deliver = (to: Serving, event: object) => {
@@ -41,7 +41,7 @@ test(`killed ${rounds} times around a payment, no acknowledged credit is lost an
     await new Promise((resolve) => setTimeout(resolve, random.whole(0, 30)));
     await serving.stop('SIGKILL');
     await asking;
-    serving = await house.serve();
+    serving = await purser.serve();
     const { status, body: checkout } = await ask(key);
     assert.equal(status, 200);
     // …and while it is told of the payment.
@@ -53,12 +53,12 @@ test(`killed ${rounds} times around a payment, no acknowledged credit is lost an
     await new Promise((resolve) => setTimeout(resolve, random.whole(0, 15)));
     await serving.stop('SIGKILL');
     const acknowledged = (await told) === 200;
-    serving = await house.serve();
+    serving = await purser.serve();
     if (acknowledged) assert.equal(await available(), round * CENTS, 'what was acknowledged is there');
     assert.equal((await deliver(serving, event)).status, 200);
     assert.equal(await available(), round * CENTS);
   }
   assert.equal(stripe.sessions.size, rounds, 'one session for each key');
-  assert.deepEqual((await house.json('ledger', 'verify')).problems, []);
+  assert.deepEqual((await purser.json('ledger', 'verify')).problems, []);
   await serving.stop();
 });

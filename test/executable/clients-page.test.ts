@@ -6,18 +6,20 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { AGENTS } from '../agents/agents.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { installation, within } from '../helper/executable.ts';
-import { openModelServer } from '../helper/model-server.ts';
+import { costOf, nanosOf, openModelServer, type Prices } from '../helper/model-server.ts';
 import type { Answer } from '../helper/server.ts';
 import { failure, gate, type Handler, openUpstream, reset } from '../helper/upstream.ts';
 import { openWire } from '../helper/wire.ts';
 
-// docs/clients.md is what is tested here: its blocks are run as they are printed, with an environment and nothing else.
+// docs/clients.md is what is tested here: its blocks are run as they are printed, with an environment and nothing else. What it
+// prints for agents is run by test/agents/agents.test.ts.
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 /** Several clients at once on a busy machine, each with its repetitions. */
-const PATIENCE_MILLISECONDS = 90_000;
+const PATIENCE_MILLISECONDS = 180_000;
 
 const PERSON = "{ name: 'Ada', born: 1815 }\n";
 /** Every block of the page in its order: under which heading, in which language, and what it prints when it is answered. */
@@ -41,7 +43,9 @@ const BLOCKS: [heading: string, language: 'sh' | 'js', prints: string | RegExp][
 
 type Block = { index: number; heading: string; language: 'sh' | 'js'; code: string; prints: string | RegExp };
 
-/** The blocks of the page; they are the ones above, so none is printed that is not run. */
+const AGENT_TITLES: ReadonlySet<string> = new Set(AGENTS.map(({ title }) => title));
+
+/** The blocks of the page for programs; they are the ones above, so none is printed that is not run. */
 function readBlocks(): Block[] {
   let heading = '';
   const blocks: Pick<Block, 'heading' | 'language' | 'code'>[] = [];
@@ -49,7 +53,7 @@ function readBlocks(): Block[] {
     /^## (.+)$|^```(\w*)\n([\s\S]*?)^```$/gm,
   ))
     if (title) heading = title;
-    else blocks.push({ heading, language: language as 'js', code: code as string });
+    else if (!AGENT_TITLES.has(heading)) blocks.push({ heading, language: language as 'js', code: code as string });
   assert.deepEqual(
     blocks.map((it) => [it.heading, it.language]),
     BLOCKS.map(([it, language]) => [it, language]),
@@ -91,18 +95,17 @@ function assertPrints(block: Block, { code, stdout, stderr }: Printed): void {
   else assert.match(stdout, block.prints, said);
 }
 
-// USD per token. The prompt's has a fraction of a nano-dollar, so that what is charged is rounded.
-type Prices = { prompt: string; input_cache_read?: string; completion: string; request?: string };
+// The prompt's has a fraction of a nano-dollar, so that what is charged is rounded.
 const PRICES: Record<string, Prices> = {
   'qwen3-8b': { prompt: '0.0000001003', input_cache_read: '0.0000000251', completion: '0.0000004' },
   'bge-m3': { prompt: '0.0005', completion: '0' },
   filler: { prompt: '0', completion: '0.00101' },
   flat: { prompt: '0', completion: '0', request: '0.99995' },
 };
-const chatModel = { upstream: 'house', context_length: 65_536 };
+const chatModel = { upstream: 'local', context_length: 65_536 };
 const MODELS = [
   { id: 'qwen3-8b', ...chatModel, max_output_tokens: 32_768, pricing: PRICES['qwen3-8b'] },
-  { id: 'bge-m3', kind: 'embeddings', upstream: 'house', context_length: 8192, pricing: PRICES['bge-m3'] },
+  { id: 'bge-m3', kind: 'embeddings', upstream: 'local', context_length: 8192, pricing: PRICES['bge-m3'] },
   // Of a wallet of one dollar each leaves less than any program of the page needs, though its answer had only 256 tokens:
   // one while it runs, the other for good.
   { id: 'filler', ...chatModel, max_output_tokens: 990, pricing: PRICES.filler },
@@ -114,12 +117,12 @@ async function openGateway(t: TestContext) {
   const upstream = await openUpstream(t);
   const models = openModelServer();
   upstream.handle = models.handle;
-  const router = { upstreams: [{ name: 'house', base_url: upstream.url, timeout_seconds: 30 }], models: MODELS };
-  const house = installation(t, { settings: { router } });
-  const serving = await house.serve();
-  const { accounts } = await house.json('account', 'list');
-  await house.json('account', 'credit', accounts[0].id, '10000');
-  const { key } = await house.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
+  const router = { upstreams: [{ name: 'local', base_url: upstream.url, timeout_seconds: 300 }], models: MODELS };
+  const purser = installation(t, { settings: { router } });
+  const serving = await purser.serve();
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '10000');
+  const { key } = await purser.json('key', 'create', '--account', accounts[0].id, '--name', 'test');
   const wire = await openWire(t, `${serving.url}/v1/router`);
   const tokens: string[] = [];
 
@@ -151,30 +154,13 @@ async function openGateway(t: TestContext) {
     async assertBooks() {
       const budgets = await Promise.all(tokens.map((token) => serving.ask('GET', '/v1/budget', { token })));
       const used = budgets.reduce((sum, { body }) => sum + nanosOf(body.used_usd), 0n);
-      const counted = models.counted.reduce((sum, it) => sum + costOf(it), 0n);
+      const counted = models.counted.reduce((sum, it) => sum + costOf(it, PRICES[it.model] as Prices), 0n);
       assert(counted > 0n);
       assert.equal(used, counted);
       for (const { body } of budgets) assert.deepEqual([body.held_usd, body.holds], ['0.00', []]);
-      assert.deepEqual((await house.json('ledger', 'verify')).problems, []);
+      assert.deepEqual((await purser.json('ledger', 'verify')).problems, []);
     },
   };
-}
-
-const FEMTOS_PER_NANO = 10n ** 6n;
-const decimal = (text: string, decimals: number) => {
-  const [whole = '', part = ''] = text.split('.');
-  return BigInt(whole + part.padEnd(decimals, '0'));
-};
-const nanosOf = (usd: string) => decimal(usd, 9);
-
-/** What one answer costs, rounded up to a nano-dollar: by the price list above, not by any code of Purser's. */
-function costOf({ model, prompt, cached, completion }: ReturnType<typeof openModelServer>['counted'][number]): bigint {
-  const price = PRICES[model];
-  assert(price);
-  const of = (tokens: number, usd: string) => BigInt(tokens) * decimal(usd, 15);
-  const plain = of(prompt - cached, price.prompt) + of(completion, price.completion);
-  const all = plain + of(cached, price.input_cache_read ?? price.prompt) + decimal(price.request ?? '0', 15);
-  return (all + FEMTOS_PER_NANO - 1n) / FEMTOS_PER_NANO;
 }
 
 const PROGRAMS_AT_ONCE = 4;

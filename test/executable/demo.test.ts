@@ -30,9 +30,9 @@ function place(t: TestContext, { command, env }: DemoOptions = {}) {
     const printed = (text: string | RegExp) =>
       within(
         new Promise<string>((resolve, reject) => {
-          const look = () => output.stdout.match(text) && resolve(output.stdout);
-          child.stdout?.on('data', look);
-          look();
+          const check = () => output.stdout.match(text) && resolve(output.stdout);
+          child.stdout?.on('data', check);
+          check();
           void ended.then(() => reject(new Error(`the demo ended without ${text}: ${output.stdout}${output.stderr}`)));
         }),
         () => `the demo prints ${text}: ${output.stdout}${output.stderr}`,
@@ -120,8 +120,8 @@ test('a demo that goes on serving rents out all three slots, and takes them with
   const one = await rent('provider_one', { cpus: 1, memory_gib: 1 });
   await rent('provider_two', { chip: 'demo-chip' });
   await rent('provider_three', { offer_id: 'small', disk_gb: 1 });
-  const look = 'env; ls -l /proc/self/fd /proc/$PPID/fd';
-  const { stdout } = await compute('exec', { id: one, command: look });
+  const list = 'env; ls -l /proc/self/fd /proc/$PPID/fd';
+  const { stdout } = await compute('exec', { id: one, command: list });
   assert.match(stdout, /^HOME=/m);
   assert.ok(!stdout.includes(canary), 'nothing of the environment of Purser');
   const files = [...stdout.matchAll(/-> (\/.*)/g)].map(([, name]) => name as string);
@@ -143,7 +143,7 @@ test('the leases of a demo that was killed end with it', async (t) => {
   demo.child.kill('SIGKILL');
   await demo.ended;
   const [data = ''] = readdirSync(directory);
-  await until('no process of it is left', async () => leftOf(directory).length === 1, 10_000);
+  await until('no process of it is left', async () => leftOf(directory).length === 1);
   assert.deepEqual(readdirSync(join(directory, data, 'leases')), []);
 });
 

@@ -17,7 +17,7 @@ const LOAD_COUNT = 300;
 
 async function open(t: Parameters<typeof installation>[0], settings: Record<string, unknown> = {}) {
   const upstream = await openUpstream(t);
-  const purser = installation(t, { upstream, settings: { drain_seconds: 20, ...settings } });
+  const purser = installation(t, { upstream, settings: { drain_seconds: 60, ...settings } });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
   await purser.json('account', 'credit', accounts[0].id, '100000');
@@ -176,7 +176,7 @@ test('connections on which nothing is asked do not keep a server from stopping',
   const began = performance.now();
   await stop(server);
   assert.deepEqual(await server.ended, CLEAN);
-  assert(performance.now() - began < 10_000, 'far less than drain_seconds');
+  assert(performance.now() - began < 30_000, 'far less than drain_seconds');
   for (const line of lines) assert.equal(await ends(line), undefined);
 });
 

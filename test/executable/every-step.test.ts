@@ -3,9 +3,9 @@ import { cpSync, existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { walletToken } from '../../src/access/keyring.ts';
+import { hashToken } from '../../src/access/token.ts';
 import { type App, openApp } from '../../src/app.ts';
 import { readConfig } from '../../src/config/config.ts';
-import { files } from '../../src/files/data-directory.ts';
 import { accountOf } from '../../src/ledger/account.ts';
 import { audit } from '../../src/ledger/audit.ts';
 import { currentEpoch } from '../../src/ledger/installation.ts';
@@ -13,7 +13,9 @@ import { findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
 import { runCommand } from '../../src/operator/commands.ts';
 import { backUp } from '../../src/recovery/backup.ts';
+import { replaceLostKey } from '../../src/recovery/lost-key.ts';
 import { restore } from '../../src/recovery/restore.ts';
+import type { Refusal } from '../../src/refusal.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { installation } from '../helper/executable.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
@@ -38,8 +40,8 @@ async function openClosed(t: TestContext) {
   return { purser, copy, copies, wallet: { id: made.id as string, token: made.agent_token as string } };
 }
 
-/** The house of a directory, opened in this process for a moment: as the next command would find it. */
-async function inside<T>(directory: string, look: (app: App) => T | Promise<T>): Promise<T> {
+/** The purser of a directory, opened in this process for a moment: as the next command would find it. */
+async function inside<T>(directory: string, inspect: (app: App) => T | Promise<T>): Promise<T> {
   const { config, secrets } = readConfig({ data: directory }, ENV);
   await using app = await openApp(config, secrets, {
     log: createLog('error', [], () => {}),
@@ -49,16 +51,18 @@ async function inside<T>(directory: string, look: (app: App) => T | Promise<T>):
   });
   assert.equal(app.health.fault, undefined);
   assert.deepEqual(audit(app.ledger.client).problems, []);
-  return await look(app);
+  return await inspect(app);
 }
 const tokenIn = (directory: string, id: string) => inside(directory, (app) => tokenOf(app, id));
 const tokenOf = (app: App, id: string) => walletToken(app.keyring, findWallet(app.ledger.read, id) as Wallet);
 
 function restoreIn(directory: string, file: string) {
   const { config, secrets } = readConfig({ data: directory }, ENV);
-  return restore(config, secrets, { file, force: false, log: createLog('error', [], () => {}) });
+  return restore(config, secrets, { file, force: false });
 }
 
+/** Previous keys that a rotation keeps, on purpose. */
+const KEPT = 'master.key.before-';
 const canTrace = (t: TestContext) => hasComponent(t, 'strace', () => hasProgram('strace'));
 
 test('a rotation of the master key that dies at any step leaves the old key or the new, and every token', async (t) => {
@@ -78,7 +82,7 @@ test('a rotation of the master key that dies at any step leaves the old key or t
     });
     assert.equal(await tokenIn(directory, wallet.id), wallet.token);
     assert.deepEqual(
-      readdirSync(directory).filter((name) => name.startsWith('master.key')),
+      readdirSync(directory).filter((name) => name.startsWith('master.key') && !name.startsWith(KEPT)),
       ['master.key'],
     );
     rmSync(directory, { recursive: true });
@@ -86,6 +90,36 @@ test('a rotation of the master key that dies at any step leaves the old key or t
   });
   t.diagnostic(`${died} kills, each before another change of the disk`);
   assert(seen.size > 2, 'some died before the new key was in force, and some after');
+});
+
+test('the replacement of a lost master key that dies at any step can be done again, and gives every wallet a token', async (t) => {
+  if (!canTrace(t)) return;
+  const { copy, wallet } = await openClosed(t);
+  const keyless = () => {
+    const directory = copy();
+    rmSync(join(directory, 'master.key'));
+    return directory;
+  };
+  const argv = (directory: string) => ['--data', directory, 'master-key', 'replace', '--lost', '--yes'];
+  const moments = await momentsOf(argv(keyless()), ENV);
+  const outcomes = new Set<string>();
+  const died = await atEveryMoment(moments, async (moment) => {
+    const directory = keyless();
+    const said = await dieAt(moment, argv(directory), ENV);
+    const { config, secrets } = readConfig({ data: directory }, ENV);
+    const again = await replaceLostKey(config, secrets, { apply: true }).catch((error: Refusal) => error.code);
+    outcomes.add(typeof again === 'string' ? again : String(again.wallets.length));
+    await inside(directory, (app) => {
+      const { tokenHash } = findWallet(app.ledger.read, wallet.id) as Wallet;
+      assert.notEqual(tokenOf(app, wallet.id), wallet.token);
+      assert.deepEqual(hashToken(tokenOf(app, wallet.id)), tokenHash, 'the token that the books know');
+    });
+    rmSync(directory, { recursive: true });
+    return said;
+  });
+  t.diagnostic(`${died} kills, each before another change of the disk`);
+  // Where the new key was in force already, it is not lost.
+  assert.deepEqual([...outcomes].sort(), ['1', 'conflict']);
 });
 
 test('a backup that dies at any step leaves nothing under its name, or a whole one', async (t) => {
@@ -97,7 +131,7 @@ test('a backup that dies at any step leaves nothing under its name, or a whole o
   rmSync(file);
   const died = await atEveryMoment(moments, async (moment) => {
     const said = await dieAt(moment, [...data, 'backup', file], ENV);
-    if (!existsSync(file)) await backUp(files(purser.directory), file, '1', 1);
+    if (!existsSync(file)) await backUp(purser.directory, file, '1', 1);
     const directory = mkdtempSync(join(copies, 'new-'));
     cpSync(join(purser.directory, 'master.key'), join(directory, 'master.key'));
     await restoreIn(directory, file);

@@ -84,8 +84,8 @@ test('ledger verify exits 1 and names what is wrong when an entry was changed be
   assert.deepEqual([ok, entries], [false, 1]);
   assert.match(problems.join('\n'), /entry 1 was changed: its hash does not match its fields/);
   const words = await purser.cli('ledger', 'verify');
-  assert.deepEqual([words.code, words.stdout], [1, '']);
-  assert.match(words.stderr, /^\d+ problems in 1 entries:\n {2}/);
+  assert.deepEqual([words.code, words.stderr], [1, '']);
+  assert.match(words.stdout, /^\d+ problems in 1 entries:\n {2}/);
 });
 
 test('config check says what a backend does not enforce, in words that are no faults', async (t) => {
@@ -100,8 +100,8 @@ test('config check says what a backend does not enforce, in words that are no fa
     const file = join(purser.directory, 'purser.yaml');
     assert.deepEqual(await purser.json('config', 'check'), { ok: true, file, faults: [] });
     const { code, stdout, stderr } = await purser.cli('config', 'check');
-    assert.deepEqual([code, stdout], [0, '']);
-    const [verdict, ...notes] = stderr.trimEnd().split('\n');
+    assert.deepEqual([code, stderr], [0, '']);
+    const [verdict, ...notes] = stdout.trimEnd().split('\n');
     assert.equal(verdict, `The configuration is good (${file}).`);
     return notes;
   };
@@ -117,7 +117,7 @@ test('config check says what a backend does not enforce, in words that are no fa
     provider_three: { ...container, offers: [small] },
   });
   for (const [at, what] of [
-    [0, /^note: compute\.provider_one: leases reach whatever the network lan reaches/],
+    [0, /^note: compute\.provider_one: each wallet’s leases get a network like lan and reach what it reaches/],
     [1, /^note: compute\.provider_one: no GPU is on offer: limits\.gpus is 0\.$/],
     [2, /^note: compute\.provider_one: containers share the kernel/],
     [3, /^note: compute\.provider_two: GPUs of 10\.0\.0\.7:22 are not counted/],
@@ -152,7 +152,7 @@ test('config check names every fault at once, with file and line, and exits 1', 
       'close_wait_seconds: 1.5',
       'router:',
       '  upstreams:',
-      '    - { name: house, base_url: "ftp://127.0.0.1/v1", api_key: $' + '{NOT_SET} }',
+      '    - { name: purser, base_url: "ftp://127.0.0.1/v1", api_key: $' + '{NOT_SET} }',
       '  models:',
       '    - id: m',
       '      upstream: other',

@@ -6,6 +6,7 @@ import test from 'node:test';
 import { installation, type Serving, within } from '../helper/executable.ts';
 import type { Answer } from '../helper/server.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
+import { withoutCost } from '../helper/sse.ts';
 import { gate, type Handler, openUpstream } from '../helper/upstream.ts';
 import { nanos, readBooks } from './books.ts';
 
@@ -16,7 +17,7 @@ const STREAM_COUNT = 20;
 const ANSWER_BYTES = 30_000;
 /** `1 prompt token, 1 completion token` at the prices of the model `chat`. */
 const CHARGE = 1000n + 2000n + 100_000n;
-const RECOVER_MILLISECONDS_MAX = 30_000;
+const RECOVER_MILLISECONDS_MAX = 90_000;
 
 const usage = { prompt_tokens: 1, completion_tokens: 1 };
 /** An answer that tells its operation, of about ANSWER_BYTES that no compression makes small. */
@@ -42,7 +43,7 @@ async function open(t: Parameters<typeof installation>[0] & Parameters<typeof op
   const purser = installation(t, {
     upstream,
     directory: join(disk.directory, 'data'),
-    settings: { drain_seconds: 20 },
+    settings: { drain_seconds: 60 },
   });
   const server = await purser.serve();
   const { accounts } = await purser.json('account', 'list');
@@ -79,6 +80,18 @@ const isReadOnly = ({ status, body, headers }: Answer) => {
   assert(Number(headers['retry-after']) >= 1);
 };
 
+/**
+ * Waits until the server has seen that its disk is full. A check stays valid for a moment; a request within it would find the
+ * disk full as it writes, and use the reserve up.
+ */
+const foundFull = (server: Serving) =>
+  within(
+    (async () => {
+      while ((await server.ask('GET', '/readyz')).status !== 503);
+    })(),
+    () => 'the disk is found full',
+  );
+
 test('a disk that is filled to the brim: what is in flight is settled, nothing new begins, and it is over by itself', async (t) => {
   const it = await open(t);
   if (!it) return;
@@ -92,6 +105,7 @@ test('a disk that is filled to the brim: what is in flight is settled, nothing n
   await server.logged('disk.reserve_made');
 
   disk.fill();
+  await foundFull(server);
   isReadOnly(await chat(server));
   isReadOnly(await openWallet(server, 'second'));
   for (const command of [
@@ -119,7 +133,9 @@ test('a disk that is filled to the brim: what is in flight is settled, nothing n
   const acknowledged = answers.map(({ text }) => idIn(text));
   for (const i of [0, PLAIN_COUNT]) {
     const again = await chat(server, keys[i], isStream(i));
-    assert.deepEqual([again.headers['idempotent-replayed'], again.text], ['true', answers[i]?.text]);
+    assert.equal(again.headers['idempotent-replayed'], 'true');
+    // What is left is told as it is now.
+    assert.equal(withoutCost(again.text), withoutCost(answers[i]?.text ?? ''));
   }
 
   disk.fill(); // What is left of the reserve is gone, too.

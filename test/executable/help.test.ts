@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -13,6 +13,7 @@ const COMMANDS: Record<string, string[]> = {
   'account create': ['research'],
   'account list': [],
   'account show': ['acct_1'],
+  'account statement': ['acct_1'],
   'account credit': ['acct_1', '500'],
   'account debit': ['acct_1', '500', '--reason', 'credited twice'],
   'account suspend': ['acct_1'],
@@ -20,6 +21,8 @@ const COMMANDS: Record<string, string[]> = {
   backup: ['copy.db'],
   'config check': [],
   'config print': [],
+  'events list': [],
+  'events resend': ['msg_1'],
   'key create': ['--account', 'acct_1', '--name', 'ci'],
   'key list': ['--account', 'acct_1'],
   'key revoke': ['key_1'],
@@ -27,6 +30,7 @@ const COMMANDS: Record<string, string[]> = {
   'ledger head': [],
   'ledger verify': [],
   'master-key rotate': [],
+  reload: [],
   'models check': [],
   'models list': [],
   'operation list': [],
@@ -37,6 +41,10 @@ const COMMANDS: Record<string, string[]> = {
   'operator-key revoke': ['key_1'],
   'resource abandon': ['res_1', '--reason', 'its host is gone'],
   'resource list': [],
+  'resource show': ['res_1'],
+  spend: [],
+  status: [],
+  ui: [],
   'resource reconcile': [],
   'resource stop': ['res_1'],
   'wallet close': ['wal_1'],
@@ -50,7 +58,7 @@ const COMMANDS: Record<string, string[]> = {
   version: [],
 };
 /** These answer without a database, and change nothing. */
-const WITHOUT_DATABASE = ['config check', 'config print', 'models check', 'version'];
+const WITHOUT_DATABASE = ['completion bash', 'config check', 'config print', 'models check', 'version'];
 
 /** What the command line `args` writes, and the error that ends it: in this process, by the program of the executable. */
 async function attempt(args: string[]): Promise<{ error: unknown; stdout: string; stderr: string }> {
@@ -108,6 +116,18 @@ test('every command explains itself with an example, and every documented one is
     const { stdout } = await attempt([...path, '--help']);
     assert.deepEqual(await run([...path, '--help']), { code: 0, signal: null, stdout, stderr: '' });
   }
+});
+
+test('the help and the operator guide name the same exit codes', async () => {
+  const { stdout } = await attempt(['--help']);
+  const told = /^Exit codes: (.*)$/m.exec(stdout)?.[1] ?? '';
+  const page = readFileSync(join(import.meta.dirname, '../../docs/operator.md'), 'utf8');
+  const codes = [...page.matchAll(/^\| (\d) \| /gm)].map((it) => it[1]);
+  assert.deepEqual(codes, ['0', '1', '2', '3', '4', '5']);
+  assert.deepEqual(
+    told.split(', ').map((it) => it[0]),
+    codes,
+  );
 });
 
 test('no command but serve creates a database: what needs one says that there is none and leaves no trace', async (t) => {

@@ -1,15 +1,26 @@
 import assert from 'node:assert/strict';
-import { execFileSync, spawn } from 'node:child_process';
-import { copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, realpathSync, rmSync } from 'node:fs';
+import { execFile, execFileSync, spawn } from 'node:child_process';
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { PassThrough, type Readable } from 'node:stream';
 import { text } from 'node:stream/consumers';
-import test, { type TestContext } from 'node:test';
+import test, { after, type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 import type Docker from 'dockerode';
 import { until } from '../compute/conformance.ts';
-import { type Engine, openDocker } from '../compute/engines/docker.ts';
+import { type Engine, IMAGE as LEASED_IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { minimalDebian } from '../helper/minimal-debian.ts';
 
@@ -24,23 +35,22 @@ const IMAGE_MEGABYTES_MAX = 140;
 const BUILD_MILLISECONDS_MAX = 300_000;
 const UID = 65532;
 
-/** Packages that check and test, and never build: the larger ones, so that the image is made sooner. */
-const NOT_FOR_BUILDING = [
-  '@biomejs',
-  'typescript',
-  '@typescript',
-  '@langchain',
-  '@ai-sdk',
-  'drizzle-kit',
-  'openai',
-  'js-tiktoken',
-];
+/** The development packages that build. The others check and test: without them the image is made sooner. */
+const BUILDS = /^node_modules\/(esbuild|@esbuild\/[^/]+|postject)(\/|$)/;
+
+/** The folders that building does not need: of packages, as the lock file knows them, and what tools keep for themselves. */
+function notForBuilding(): string[] {
+  const lock = JSON.parse(readFileSync(join(ROOT, 'package-lock.json'), 'utf8'));
+  const packages = Object.entries<{ dev?: boolean; devOptional?: boolean }>(lock.packages);
+  const others = packages.filter(([folder, { dev, devOptional }]) => (dev || devOptional) && !BUILDS.test(folder));
+  return ['node_modules/.cache', ...others.map(([folder]) => folder)];
+}
 
 async function importBase(t: TestContext, docker: Docker, tree: string, name: string): Promise<void> {
   const beside = mkdtempSync(join(tmpdir(), 'purser-image-'));
   t.after(() => rmSync(beside, { recursive: true, force: true }));
   const packages = dirname(realpathSync(join(ROOT, 'node_modules')));
-  const excluded = NOT_FOR_BUILDING.map((it) => `--exclude=node_modules/${it}`);
+  const excluded = ['--anchored', ...notForBuilding().map((it) => `--exclude=${it}`)];
   const [repo, tag] = name.split(':');
   const image = piped(t, 'tar', [
     ...['--create', '--file=-', '--transform=flags=rhS;s,^node_modules,src/node_modules,', ...excluded],
@@ -98,12 +108,17 @@ function cleanClone(t: TestContext): Readable {
   return piped(t, 'tar', ['--create', '--file=-', '--directory', ROOT, '--null', '--files-from=-'], names.join('\0'));
 }
 
+let built: Engine | undefined;
+after(() => built?.stop());
+/** An engine with the image, for the whole file: building takes a minute. */
 async function openImage(t: TestContext): Promise<Engine | undefined> {
+  if (built) return built;
   if (!hasComponent(t, 'strip', () => hasProgram('strip'))) return undefined;
   if (!hasComponent(t, 'git', () => hasProgram('git') && existsSync(join(ROOT, '.git')))) return undefined;
   const tree = await minimalDebian(t);
-  const engine = tree && (await openDocker(t));
+  const engine = tree && (await openDocker(t, { shared: true }));
   if (!tree || !engine) return undefined;
+  built = engine;
   const [, base] = /^FROM (\S+) AS build$/m.exec(readFileSync(join(ROOT, 'Dockerfile'), 'utf8')) as RegExpExecArray;
   await importBase(t, engine.docker, tree, base as string);
   const options = { t: IMAGE, networkmode: 'none', abortSignal: AbortSignal.timeout(BUILD_MILLISECONDS_MAX) };
@@ -220,4 +235,113 @@ test('the image holds the executable and its libraries, runs as nobody on a volu
   assert.deepEqual([show.code, /active/.test(show.said)], [0, true], show.said);
   const verify = await runOnce(engine, 'purser-data', 'ledger', 'verify');
   assert.deepEqual([verify.code, /every balance agrees/.test(verify.said)], [0, true], verify.said);
+});
+
+/** Has the server in `container` listen, and returns the answer of its log line `serving`. */
+async function serving(container: Docker.Container): Promise<string> {
+  const line = await until('it serves', async () =>
+    (await logsOf(container)).split('\n').find((it) => it.includes('"event":"serving"')),
+  );
+  return JSON.parse(line.slice(line.indexOf('{'))).listen;
+}
+
+test('from its image, with the engine’s socket mounted, Purser rents out containers, which end without it', async (t) => {
+  const engine = await openImage(t);
+  if (!engine) return;
+  const { docker } = engine;
+  const socket = engine.socket.slice('unix://'.length);
+  const directory = mkdtempSync(join(tmpdir(), 'purser-image-rents-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  writeFileSync(
+    join(directory, 'purser.yaml'),
+    `ssh: { listen: "127.0.0.1:0" }
+compute:
+  provider_three:
+    backend: container
+    image: ${LEASED_IMAGE}
+    offers: [{ id: small, cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: "0.36" }]
+`,
+  );
+  const container = await docker.createContainer({
+    Image: IMAGE,
+    Env: ['PURSER_LISTEN=127.0.0.1:0', 'PURSER_CONFIG=/etc/purser/purser.yaml'],
+    HostConfig: {
+      Binds: [
+        'purser-renting:/data',
+        `${directory}/purser.yaml:/etc/purser/purser.yaml:ro`,
+        `${socket}:/var/run/docker.sock`,
+      ],
+      GroupAdd: [String(statSync(socket).gid)],
+      NetworkMode: 'host', // This engine has no bridge.
+      ReadonlyRootfs: true,
+      CapDrop: ['ALL'],
+      SecurityOpt: ['no-new-privileges'],
+    },
+  });
+  await container.start();
+  const listen = await serving(container);
+  const doctor = await ask(container, 'doctor');
+  const trial = doctor.checks.find((it: { name: string }) => it.name === 'provider_three container: trial');
+  assert.match(trial.detail, /was found by its tag and ran a command; it was destroyed and is gone$/);
+
+  const account = await ask(container, 'account', 'create', 'agents', '--credit-cents', '500');
+  const order = ['--account', account.id, '--name', 'agent', '--budget-cents', '200', '--expires-in-seconds', '0'];
+  const wallet = await ask(container, 'wallet', 'create', ...order);
+  const call = async (path: string, body: object, key?: string) => {
+    const answer = await fetch(`${listen}/v1/compute/${path}`, {
+      method: 'POST',
+      headers: {
+        authorization: `Bearer ${wallet.agent_token}`,
+        'content-type': 'application/json',
+        ...(key ? { 'idempotency-key': key } : {}),
+      },
+      body: JSON.stringify(body),
+    });
+    const said = await answer.json();
+    assert.equal(answer.status, 200, JSON.stringify(said));
+    return said as Record<string, any>;
+  };
+  const spec = { offer_id: 'small', disk_gb: 5, max_seconds: 60 };
+  const made = await call('create', { provider: 'provider_three', spec }, 'first');
+  assert.deepEqual([made.status, made.billing_state, made.charged_usd], ['running', 'settled', '0.006'], made.id);
+  const { id } = made;
+  await call('upload', { id, path: '/tmp/file', content_base64: Buffer.from('uploaded').toString('base64') });
+  const ran = await call('exec', { id, command: 'cat /tmp/file; exit 3' });
+  assert.deepEqual([ran.stdout, ran.exit_code], ['uploaded', 3]);
+  const access = await call('ssh', { id });
+  const key = join(directory, 'key');
+  writeFileSync(key, access.private_key, { mode: 0o600 });
+  writeFileSync(`${key}.known`, `[${access.host}]:${access.port} ${access.host_key}\n`);
+  const { stdout } = await promisify(execFile)('ssh', [
+    ...['-i', key, '-p', String(access.port), '-o', `UserKnownHostsFile=${key}.known`, '-o', 'BatchMode=yes'],
+    ...[`${access.username}@${access.host}`, 'echo', 'over-ssh'],
+  ]);
+  assert.equal(stdout, 'over-ssh\n');
+
+  const second = await call('create', { provider: 'provider_three', spec }, 'second').catch((error: Error) => error);
+  assert.match(String(second), /capacity_unavailable/, 'one of it is leased');
+  const extended = await call('extend', { id, additional_seconds: 60 }, 'longer');
+  assert.equal(extended.expires_at, made.expires_at + 60);
+  assert.equal((await call('stop', { id })).status, 'stopped');
+
+  const last = await call('create', { provider: 'provider_three', spec }, 'last');
+  await container.kill();
+  const lease = docker.getContainer(last.provider_id);
+  assert.equal((await lease.inspect()).State.Status, 'running', 'it outlives Purser');
+  await until('its deadline has ended it', async () => !(await lease.inspect()).State.Running, 90_000);
+  const late = Date.parse((await lease.inspect()).State.FinishedAt) / 1000 - last.expires_at;
+  assert.ok(late >= -1 && late < 20, `it ended ${late} s after its deadline`);
+  assert.deepEqual(
+    (await docker.listVolumes()).Volumes.map((it) => it.Name).filter((it) => !/^purser-/.test(it)),
+    [],
+    'no volume was made for a lease',
+  );
+
+  await container.start(); // The container is the same; Purser comes back and tidies up.
+  await serving(container);
+  await until('what has ended is removed', async () => {
+    const all = await docker.listContainers({ all: true });
+    return !all.some((it) => it.Id !== container.id && it.Names[0]?.startsWith('/purser-inst'));
+  });
+  await container.stop({ t: 20 });
 });

@@ -76,7 +76,7 @@ test(`${KILLS} kills under load lose nothing acknowledged and charge nothing twi
   t.diagnostic(`ready after a kill: median ${Math.round(median)} ms, slowest ${Math.round(slowest)} ms`);
 });
 
-/** Holds the clients' journal and the upstream's against the books of the house. */
+/** Holds the clients' journal and the upstream's against the books of the server. */
 async function audit(purser: Installation, { wallets, chats }: ReturnType<typeof openClients>, chaos: Chaos) {
   const verdict = await purser.json('ledger', 'verify');
   assert.deepEqual(verdict.problems, []);

@@ -8,12 +8,12 @@ import { completion, openUpstream } from '../helper/upstream.ts';
 test('a stock OpenAI client gets an answer with a wallet token, and the budget shows its exact price', async (t) => {
   const upstream = await openUpstream(t);
   upstream.handle = completion({ prompt_tokens: 12, completion_tokens: 34, total_tokens: 46 });
-  const house = installation(t, { upstream });
-  const serving = await house.serve();
-  const { accounts } = await house.json('account', 'list');
-  await house.json('account', 'credit', accounts[0].id, '1000');
+  const purser = installation(t, { upstream });
+  const serving = await purser.serve();
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '1000');
   const opened = ['wallet', 'create', '--account', accounts[0].id, '--name', 'sdk', '--budget-cents', '100'];
-  const { agent_token: token } = await house.json(...opened);
+  const { agent_token: token } = await purser.json(...opened);
 
   const client = new OpenAI({ baseURL: `${serving.url}/v1`, apiKey: token });
   const call = (key: string, maxTokens = 50) =>

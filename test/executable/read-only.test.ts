@@ -12,7 +12,7 @@ import { completion, gate, openUpstream } from '../helper/upstream.ts';
 import { readBooks } from './books.ts';
 
 const READ_ONLY = 'the file system of the data directory is read-only';
-const RECOVER_MILLISECONDS_MAX = 30_000;
+const RECOVER_MILLISECONDS_MAX = 90_000;
 
 async function open(t: TestContext, options: InstallationOptions) {
   const upstream = await openUpstream(t);

@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict';
-import { execFile } from 'node:child_process';
 import { randomBytes, randomUUID } from 'node:crypto';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -10,6 +9,7 @@ import { IMAGE, openDocker } from '../compute/engines/docker.ts';
 import { openSlurm } from '../compute/engines/slurm.ts';
 import { openSshd } from '../compute/engines/sshd.ts';
 import { installation, type Serving } from '../helper/executable.ts';
+import { plainSsh } from '../helper/plain-ssh.ts';
 
 const SECONDS = 60;
 /** Slurm counts in minutes, and kills what does not end by itself half a minute later. */
@@ -26,20 +26,6 @@ type Case = {
   /** Whether the engine itself still has something of ours. */
   isThere(): Promise<boolean>;
 };
-
-function plainSsh(access: Record<string, any>, directory: string, ...command: string[]) {
-  const key = join(directory, `key-${randomBytes(4).toString('hex')}`);
-  const known = `${key}.known`;
-  writeFileSync(key, access.private_key, { mode: 0o600 });
-  writeFileSync(known, `[${access.host}]:${access.port} ${access.host_key}\n`);
-  const options = ['-i', key, '-p', String(access.port), '-o', `UserKnownHostsFile=${known}`, '-o', 'BatchMode=yes'];
-  const target = `${access.username}@${access.host}`;
-  return new Promise<string>((resolve, reject) => {
-    execFile('ssh', [...options, target, ...command], { timeout: 60_000 }, (error, stdout, stderr) =>
-      error ? reject(new Error(`${error.message}\n${stderr}`)) : resolve(stdout),
-    );
-  });
-}
 
 /** What an operator and an agent do, by the executable alone; then Purser is killed, and the lease ends all the same. */
 async function rent(t: TestContext, it: Case): Promise<void> {
@@ -76,9 +62,11 @@ async function rent(t: TestContext, it: Case): Promise<void> {
 
   const access = (await ask('ssh', { id })).body;
   assert.equal(await plainSsh(access, directory, 'echo', 'over-ssh'), 'over-ssh\n');
+  const killed = await plainSsh(access, directory, 'kill -TERM $$').catch(({ cause }) => cause.code);
+  assert.equal(killed, 143, 'a signal is 128 and its number on every engine');
   const said = await ask('exec', { id, command: 'echo hello; exit 3' });
   assert.deepEqual([said.body.stdout, said.body.exit_code], ['hello\n', 3], said.text);
-  const path = `/tmp/purser-test-${randomBytes(6).toString('hex')}/file`;
+  const path = `/tmp/purser-rent-${randomBytes(6).toString('hex')}/file`;
   const upload = await ask('upload', { id, path, content_base64: Buffer.from('taken').toString('base64') });
   assert.equal(upload.status, 200, upload.text);
   assert.equal(await plainSsh(access, directory, 'cat', path), 'taken');

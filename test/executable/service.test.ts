@@ -19,7 +19,7 @@ test('the unit is well-formed, and leaves the service little that it could do', 
   t.after(() => rmSync(directory, { recursive: true, force: true }));
   const unit = join(directory, 'purser.service');
   const text = readFileSync(UNIT, 'utf8');
-  writeFileSync(unit, text.replace('ExecStart=/usr/local/bin/purser', `ExecStart=${EXECUTABLE}`));
+  writeFileSync(unit, text.replaceAll('/usr/local/bin/purser', EXECUTABLE));
   execFileSync('systemd-analyze', ['verify', unit], { stdio: 'pipe' });
   const args = ['security', '--offline=yes', `--threshold=${EXPOSURE_MAX * 10}`, unit];
   const said = execFileSync('systemd-analyze', args, { encoding: 'utf8' });

@@ -26,7 +26,7 @@ async function walletOf(purser: Installation): Promise<{ id: string; token: stri
 
 test('what is in flight at SIGTERM is answered, new connections are refused, and the exit code is 0', async (t) => {
   const upstream = await openUpstream(t);
-  const purser = installation(t, { upstream, settings: { drain_seconds: 20 } });
+  const purser = installation(t, { upstream, settings: { drain_seconds: 60 } });
   const server = await purser.serve();
   const wallet = await walletOf(purser);
   const late = gate();
@@ -35,7 +35,7 @@ test('what is in flight at SIGTERM is answered, new connections are refused, and
   await upstream.arrived(CONNECTION_COUNT);
 
   server.kill('SIGTERM');
-  await within(refusing(server), () => 'the door is shut');
+  await within(refusing(server), () => 'no connection is accepted');
   late.open();
   const answers = await Promise.all(inFlight);
   assert.deepEqual(
@@ -54,7 +54,7 @@ test('what is in flight at SIGTERM is answered, new connections are refused, and
 test('SIGTERM under load resets no request that was accepted', async (t) => {
   const upstream = await openUpstream(t);
   upstream.handle = (call, response) => void setImmediate(() => completion()(call, response));
-  const purser = installation(t, { upstream });
+  const purser = installation(t, { upstream, settings: { drain_seconds: 60 } });
   let server = await purser.serve();
   const wallet = await walletOf(purser);
   for (let round = 0; round < 5; round++) {
@@ -135,7 +135,7 @@ test('what still runs after drain_seconds is answered 503 operation_uncertain, a
   assert.equal(upstream.calls.length, 3, 'nobody was called a second time');
 });
 
-test('a close that waits for a request in flight at SIGTERM is answered too, at the door and at the socket', async (t) => {
+test('a close that waits for a request in flight at SIGTERM is answered too, over HTTP and over the socket', async (t) => {
   const upstream = await openUpstream(t);
   const purser = installation(t, { upstream, settings: { drain_seconds: 1, close_wait_seconds: 20 } });
   const server = await purser.serve();
@@ -144,12 +144,12 @@ test('a close that waits for a request in flight at SIGTERM is answered too, at 
   const asked = wallets.map(({ token }) => chat(server, token, 'first'));
   await upstream.arrived(2);
   const { key } = await purser.json('operator-key', 'mint');
-  const atDoor = server.ask('POST', `/v1/wallets/${wallets[0].id}/close`, { token: key });
+  const overHttp = server.ask('POST', `/v1/wallets/${wallets[0].id}/close`, { token: key });
   const atSocket = purser.cli('wallet', 'close', wallets[1].id);
   for (const { id } of wallets) await frozen(purser, id);
   server.kill('SIGTERM');
   for (const answer of await Promise.all(asked)) assert.equal(answer.status, 503);
-  const { status, body } = await atDoor;
+  const { status, body } = await overHttp;
   assert.deepEqual([status, body.error.code], [409, 'cleanup_pending']);
   const { code, stderr } = await atSocket;
   assert.equal(code, 4, stderr);

@@ -13,8 +13,8 @@ test('whoever signs in at a real issuer, as a browser does it, reaches a fresh a
     required_claim: { name: 'scope', value: 'api' },
     welcome_credit_cents: 500,
   };
-  const house = installation(t, { settings: { identity } });
-  const serving = await house.serve();
+  const purser = installation(t, { settings: { identity } });
+  const serving = await purser.serve();
   const { access_token: token, id_token: idToken } = await signIn(issuer, 'alice');
   assert.deepEqual(
     [decodeProtectedHeader(token).typ, decodeJwt(token).aud, decodeJwt(token).sub],
@@ -43,19 +43,19 @@ test('whoever signs in at a real issuer, as a browser does it, reaches a fresh a
   assert.equal((await serving.ask('GET', '/v1/account', { token: again.access_token })).body.reserved_cents, 300);
   const bob = await signIn(issuer, 'bob');
   assert.equal((await serving.ask('GET', '/v1/account', { token: bob.access_token })).body.reserved_cents, 0);
-  assert.equal((await house.json('account', 'list')).accounts.length, 3);
+  assert.equal((await purser.json('account', 'list')).accounts.length, 3);
 
-  const { id } = await house.json('account', 'create', 'by hand', '--credit-cents', '700');
-  await house.json('account', 'link', id, '--issuer', issuer.url, '--subject', 'carol');
+  const { id } = await purser.json('account', 'create', 'by hand', '--credit-cents', '700');
+  await purser.json('account', 'link', id, '--issuer', issuer.url, '--subject', 'carol');
   const carol = await signIn(issuer, 'carol');
   assert.equal((await serving.ask('GET', '/v1/account', { token: carol.access_token })).body.available_cents, 700);
-  assert.deepEqual((await house.json('ledger', 'verify')).problems, []);
+  assert.deepEqual((await purser.json('ledger', 'verify')).problems, []);
 });
 
 test('a real issuer that rotates its keys is followed at once', async (t) => {
   const issuer = await openOidcIssuer(t);
-  const house = installation(t, { settings: { identity: { issuer: issuer.url, audience: 'purser' } } });
-  const serving = await house.serve();
+  const purser = installation(t, { settings: { identity: { issuer: issuer.url, audience: 'purser' } } });
+  const serving = await purser.serve();
   const ask = (token: string) => serving.ask('GET', '/v1/account', { token });
   const { access_token: old } = await signIn(issuer, 'alice');
   assert.equal((await ask(old)).status, 200);

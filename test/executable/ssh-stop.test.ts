@@ -8,7 +8,7 @@ import { openSshd } from '../compute/engines/sshd.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { installation, type Serving, within } from '../helper/executable.ts';
 
-const DRAIN_SECONDS = 25;
+const DRAIN_SECONDS = 60;
 const FILE_BYTES = 8 * 1024 * 1024;
 /** Kbit/s: with this the file would take for ever. */
 const SLOW = '200';

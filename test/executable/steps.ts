@@ -56,9 +56,9 @@ export async function momentsOf(args: readonly string[], env = {}, program = EXE
       counts.set(name, (counts.get(name) ?? 0) + 1);
     }
     return CHANGES.flatMap((call) => {
-      const most = Math.max(0, ...[...counts].filter(([name]) => name.endsWith(` ${call}`)).map(([, count]) => count));
-      const step = Math.max(1, most / MOMENTS_MAX);
-      return Array.from({ length: Math.ceil(most / step) }, (_, i) => ({ call, count: Math.floor(i * step) + 1 }));
+      const max = Math.max(0, ...[...counts].filter(([name]) => name.endsWith(` ${call}`)).map(([, count]) => count));
+      const step = Math.max(1, max / MOMENTS_MAX);
+      return Array.from({ length: Math.ceil(max / step) }, (_, i) => ({ call, count: Math.floor(i * step) + 1 }));
     });
   } finally {
     rmSync(directory, { recursive: true, force: true });

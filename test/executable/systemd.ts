@@ -7,7 +7,7 @@ import { EXECUTABLE, within } from '../helper/executable.ts';
 import { bootMachine, type Machine } from '../helper/systemd.ts';
 
 const UNIT = fileURLToPath(new URL('../../docs/purser.service', import.meta.url));
-const LOOK_MILLISECONDS = 200;
+const POLL_MILLISECONDS = 200;
 /** Longer than RestartSec and a start on a busy machine. */
 const RESTART_MILLISECONDS_MAX = 60_000;
 
@@ -44,7 +44,7 @@ async function until({ sh }: Machine, line: string): Promise<string> {
     for (;;) {
       const said = await sh(line).catch(() => undefined);
       if (said !== undefined) return said;
-      await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+      await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
     }
   };
   return within(came(), () => `\`${line}\` succeeds`, RESTART_MILLISECONDS_MAX);
@@ -85,16 +85,16 @@ test('docs/purser.service runs under systemd: money and leases in its sandbox, r
   assert.equal(lease.status, 'running', JSON.stringify(lease));
   const { stdout } = await ask(token, '/v1/compute/exec', { id: lease.id, command: 'echo $((6 * 7))' });
   assert.equal(stdout, '42\n');
-  const door = await ask(token, '/v1/compute/ssh', { id: lease.id });
+  const gateway = await ask(token, '/v1/compute/ssh', { id: lease.id });
   await sh(
-    `umask 077; cat > /root/key <<'END'\n${door.private_key}END\necho '[${door.host}]:${door.port} ${door.host_key}' > /root/known`,
+    `umask 077; cat > /root/key <<'END'\n${gateway.private_key}END\necho '[${gateway.host}]:${gateway.port} ${gateway.host_key}' > /root/known`,
   );
   const ssh = `-i /root/key -o UserKnownHostsFile=/root/known -o BatchMode=yes`;
   assert.equal(
-    await sh(`ssh ${ssh} -p ${door.port} ${door.username}@${door.host} 'echo through the gateway'`),
+    await sh(`ssh ${ssh} -p ${gateway.port} ${gateway.username}@${gateway.host} 'echo through the gateway'`),
     'through the gateway',
   );
-  await sh(`echo a file > /root/a && scp ${ssh} -P ${door.port} /root/a ${door.username}@${door.host}:b`);
+  await sh(`echo a file > /root/a && scp ${ssh} -P ${gateway.port} /root/a ${gateway.username}@${gateway.host}:b`);
 
   await sh('kill -KILL $(systemctl show purser --property MainPID --value)');
   await until(

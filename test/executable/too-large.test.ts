@@ -30,7 +30,7 @@ async function openPurser(t: TestContext) {
 const PYTHON = `
 import http.client, sys, urllib.parse
 url, token, size, chunked = urllib.parse.urlparse(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == 'true'
-connection = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
+connection = http.client.HTTPConnection(url.hostname, url.port, timeout=120)
 body = (b' ' * min(65536, size - at) for at in range(0, size, 65536)) if chunked else b' ' * size
 headers = {'authorization': 'Bearer ' + token, 'content-type': 'application/json'}
 connection.request('POST', url.path, body, headers, encode_chunked=chunked)

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import type { Answer, Asked, TestServer } from './server.ts';
-import { openStream, type Stream } from './sse.ts';
+import { openStream, type Stream, withoutCost } from './sse.ts';
 
 /** Longer than anything here takes on a busy machine. */
 const QUIET_SECONDS = 20;
@@ -13,7 +13,7 @@ export type Gateway = {
   key: string;
   /** POST chat/completions under the gateway's base URL. */
   chat(body?: object, idempotencyKey?: string): Promise<Answer>;
-  /** The same, streamed and read completely. */
+  /** The same, streamed and read completely, without the comment that tells the cost. */
   streamed(body?: object, idempotencyKey?: string): Promise<Answer>;
   /** The same, streamed; the test reads it. */
   stream(body?: object, idempotencyKey?: string): Promise<Stream>;
@@ -42,7 +42,10 @@ export async function openGateway(
     token,
     key,
     chat: (body = {}, idempotencyKey) => post(body, idempotencyKey),
-    streamed: (body = {}, idempotencyKey) => post({ stream: true, ...body }, idempotencyKey),
+    async streamed(body = {}, idempotencyKey) {
+      const answer = await post({ stream: true, ...body }, idempotencyKey);
+      return answer.status === 200 ? { ...answer, text: withoutCost(answer.text) } : answer;
+    },
     stream: (body = {}, idempotencyKey) =>
       openStream(server.url, key, body, idempotencyKey === undefined ? {} : { key: idempotencyKey }),
     ask: (method, path, asked = {}) => server.ask(method, `/v1/router${path}`, { token: key, ...asked }),

@@ -4,13 +4,38 @@ import type { Handler } from './upstream.ts';
 /** The model server's token counts for one answer. `cached` tokens are part of the prompt's. */
 export type Counted = { model: string; prompt: number; cached: number; completion: number };
 
+/** USD per token, and per request. */
+export type Prices = { prompt: string; input_cache_read?: string; completion: string; request?: string };
+
+const FEMTOS_PER_NANO = 10n ** 6n;
+const decimal = (text: string, decimals: number) => {
+  const [whole = '', part = ''] = text.split('.');
+  return BigInt(whole + part.padEnd(decimals, '0'));
+};
+export const nanosOf = (usd: string): bigint => decimal(usd, 9);
+
+/** What one answer costs, rounded up to a nano-dollar: by the price list, not by any code of Purser's. */
+export function costOf({ prompt, cached, completion }: Counted, price: Prices): bigint {
+  const of = (tokens: number, usd: string) => BigInt(tokens) * decimal(usd, 15);
+  const plain = of(prompt - cached, price.prompt) + of(completion, price.completion);
+  const all = plain + of(cached, price.input_cache_read ?? price.prompt) + decimal(price.request ?? '0', 15);
+  return (all + FEMTOS_PER_NANO - 1n) / FEMTOS_PER_NANO;
+}
+
 type Json = Record<string, any>;
 
+export type ModelServer = {
+  handle: Handler;
+  /** Streams the beginning of an answer, an error and what it has counted so far, and breaks off. */
+  breakOff: Handler;
+  counted: Counted[];
+};
+
 /**
- * A model server as OpenAI's clients expect it: plain and streamed chat that repeats what it was told, tools, structured
- * output, embeddings. It keeps its own count of everything that it answered.
+ * A model server as OpenAI's clients expect it: plain and streamed chat, by default one that repeats what it was told, tools,
+ * structured output, embeddings. It keeps its own count of everything that it answered.
  */
-export function openModelServer(): { handle: Handler; counted: Counted[] } {
+export function openModelServer(answer: (body: Json) => Json = answerTo): ModelServer {
   const counted: Counted[] = [];
 
   const count = ({ model, messages, input }: Json, completion: number) => {
@@ -27,18 +52,26 @@ export function openModelServer(): { handle: Handler; counted: Counted[] } {
 
   return {
     counted,
+    breakOff({ body }, response) {
+      const choices = [{ index: 0, delta: { role: 'assistant', content: 'Half an ' }, finish_reason: null }];
+      const chunk = { id: 'chatcmpl-half', object: 'chat.completion.chunk', created: 1, model: body.model, choices };
+      const error = { message: 'out of memory', type: 'server_error' };
+      const last = { ...chunk, choices: [], usage: count(body, 2) };
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      response.write([chunk, { error }, last].map(eventOf).join(''), () => response.destroy());
+    },
     handle({ path, body }, response) {
       if (path.endsWith('/embeddings')) return sendJson(response, embeddings(body, count(body, 0)));
-      const message = answerTo(body);
+      const message = answer(body);
       const usage = count(body, Math.ceil(JSON.stringify(message).length / 4));
-      if (body.stream) return sendStream(response, body, message, usage);
+      const head = { id: `chatcmpl-${counted.length}`, created: 1, model: body.model };
+      if (body.stream) return sendStream(response, head, body, message, usage);
       const choices = [{ index: 0, message, finish_reason: finishOf(message) }];
-      sendJson(response, { ...head(body), object: 'chat.completion', choices, usage });
+      sendJson(response, { ...head, object: 'chat.completion', choices, usage });
     },
   };
 }
 
-const head = ({ model }: Json) => ({ id: 'chatcmpl-test', created: 1, model });
 const finishOf = ({ tool_calls: calls }: Json) => (calls ? 'tool_calls' : 'stop');
 
 function sendJson(response: ServerResponse, body: unknown): void {
@@ -68,8 +101,14 @@ function sample({ type, properties = {} }: Json): unknown {
 /** Formats a server-sent event. */
 const eventOf = (data: unknown) => `data: ${JSON.stringify(data)}\n\n`;
 
-function sendStream(response: ServerResponse, body: Json, { tool_calls: calls, ...message }: Json, usage: Json): void {
-  const chunk = (rest: Json) => response.write(eventOf({ ...head(body), object: 'chat.completion.chunk', ...rest }));
+function sendStream(
+  response: ServerResponse,
+  head: Json,
+  body: Json,
+  { tool_calls: calls, ...message }: Json,
+  usage: Json,
+): void {
+  const chunk = (rest: Json) => response.write(eventOf({ ...head, object: 'chat.completion.chunk', ...rest }));
   const delta = (it: Json, finish: string | null = null) =>
     chunk({ choices: [{ index: 0, delta: it, finish_reason: finish }] });
   response.writeHead(200, { 'content-type': 'text/event-stream' });

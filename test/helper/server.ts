@@ -1,17 +1,23 @@
 import { randomUUID } from 'node:crypto';
-import { cpSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
+import Client from 'better-sqlite3';
 import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
+import { readMasterKey } from '../../src/access/master-key.ts';
 import type { TimeSource } from '../../src/clock.ts';
-import { readConfig } from '../../src/config/config.ts';
+import { readConfig, type Secrets } from '../../src/config/config.ts';
+import { openDatabase } from '../../src/db/open.ts';
+import { files } from '../../src/files/data-directory.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
 import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../../src/operator/commands.ts';
 import { type Served, serve } from '../../src/serve.ts';
+import { crossing } from './closures.ts';
+import { MODELS } from './models.ts';
 import { type FakeUpstream, openUpstream } from './upstream.ts';
 
 /** A clock that the test controls. It stands still until it is moved. */
@@ -20,14 +26,21 @@ export type HandClock = TimeSource & {
   advance(seconds: number): void;
   /** Sets the wall clock alone. */
   leap(seconds: number): void;
+  /** Boots the machine again: its uptime tells nothing of the time before. */
+  bootAgain(): void;
+  /** What the time service of the machine says; undefined where there is none. */
+  isSynced?: boolean;
 };
 
 export function handClock(): HandClock {
+  let id: string = randomUUID();
+  let booted = 0;
   let wall = Date.now();
   let monotonic = 0;
   return {
     wall: () => wall,
     monotonic: () => monotonic,
+    boot: () => ({ id, seconds: (monotonic - booted) / 1000 }),
     advance(seconds) {
       wall += seconds * 1000;
       monotonic += seconds * 1000;
@@ -35,30 +48,14 @@ export function handClock(): HandClock {
     leap(seconds) {
       wall += seconds * 1000;
     },
+    bootAgain() {
+      id = randomUUID();
+      booted = monotonic;
+    },
   };
 }
 
-/** The models of every test server, by default. Prices are in USD. */
-export const MODELS = [
-  {
-    id: 'chat',
-    upstream: 'house',
-    upstream_model: 'real/chat',
-    context_length: 32768,
-    max_output_tokens: 1000,
-    pricing: { prompt: '0.000001', completion: '0.000002', request: '0.0001' },
-  },
-  { id: 'flat', upstream: 'house', context_length: 32768, max_output_tokens: 1000, pricing: { request: '0.01' } },
-  { id: 'free', upstream: 'house', context_length: 32768, max_output_tokens: 1000, pricing: { request: '0' } },
-  {
-    id: 'dear',
-    upstream: 'house',
-    context_length: 32768,
-    max_output_tokens: 1000,
-    pricing: { prompt: '0', completion: '0.01', request: '0' },
-  },
-  { id: 'unpriced', upstream: 'house', context_length: 32768, max_output_tokens: 1000 },
-];
+export { MODELS };
 export const UPSTREAM_KEY = 'sk-upstream-canary-0123456789';
 
 export type TestServerOptions = {
@@ -71,7 +68,15 @@ export type TestServerOptions = {
   time?: HandClock;
   /** How long the client of a stream may read nothing. */
   stallMilliseconds?: number;
+  /** How many unknown outcomes in a row open the circuit of a route (default 3). */
+  unknownCountMax?: number;
   env?: Record<string, string>;
+  /**
+   * Writes in the test's own thread (default): starting another from the source takes longer than most tests. What a write is
+   * given and returns crosses as it does between threads. Tests that reach into the writing connection, or write with a
+   * function, need that. The tests of the executable have the thread.
+   */
+  writesHere?: boolean;
   /** The machine id from the next start on. Default: that of this machine. */
   machine?: { id: string | undefined };
 };
@@ -113,10 +118,12 @@ export type TestServer = {
   /** Runs an operator command in process. */
   run<N extends CommandName>(name: N, input: CommandInput<N>): Promise<CommandOutput<N>>;
   wallet(id: string): Wallet;
+  /** Changes the database behind the back of the server. */
+  tamper(sql: string, ...values: unknown[]): void;
   /** The faults that `ledger verify` finds in the open file. */
   problems(): string[];
   /** Closes the server and opens it again on the same files, which `meanwhile` may change in between. */
-  reopen(meanwhile?: () => void, options?: { acceptLoss?: boolean }): Promise<void>;
+  reopen(meanwhile?: () => void, options?: { acceptLoss?: boolean; acceptClock?: boolean }): Promise<void>;
   /**
    * Abandons the server in the middle of its work, as a crash would, and opens another on a copy of its files as they are
    * now. After the test, `release` ends whatever the abandoned one still waits for.
@@ -124,6 +131,22 @@ export type TestServer = {
   crash(release: () => void): Promise<void>;
   close(): Promise<void>;
 };
+
+let template: Buffer | undefined;
+
+/**
+ * Gives a new installation its master key and a database that is migrated and empty, as a first start leaves them if it ends
+ * right after the migrations. These are run once in a test file: they take half of the time of a first start.
+ */
+function prepareDatabase(directory: string, secrets: Secrets): void {
+  readMasterKey(secrets.masterKey, { create: true });
+  const { database } = files(directory);
+  if (template) writeFileSync(database, template);
+  else {
+    openDatabase(database, { migrate: true }).client.close();
+    template = readFileSync(database);
+  }
+}
 
 export async function openTestServer(
   t: Pick<TestContext, 'after'>,
@@ -142,33 +165,45 @@ export async function openTestServer(
     drain_seconds: 1,
     limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
     router: {
-      upstreams: [{ name: 'house', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 30 }],
+      upstreams: [{ name: 'local', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 30 }],
       models: MODELS,
     },
     ...options.settings,
   };
   writeFileSync(join(directory, 'purser.yaml'), stringify(options.change?.(settings) ?? settings));
 
-  async function start({ acceptLoss = false } = {}): Promise<Served> {
+  async function start({ acceptLoss = false, acceptClock = false, isNew = false } = {}): Promise<Served> {
     const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
+    if (isNew) prepareDatabase(directory, secrets);
     const hidden = [
       ...secrets.upstreamKeys.values(),
       ...secrets.slotKeys.values(),
       ...Object.values(secrets.transferKeys ?? {}),
+      ...Object.values(secrets.collectorHeaders),
+      ...(secrets.clientSecret === undefined ? [] : [secrets.clientSecret]),
       ...(secrets.billingKeys ? [secrets.billingKeys.secret_key, ...secrets.billingKeys.webhook_secrets] : []),
+      ...[...secrets.receivers.values()].flatMap(({ url, secret }) => [url, ...(secret === undefined ? [] : [secret])]),
     ];
-    return serve(config, secrets, {
+    const writesHere = options.writesHere ?? true;
+    const served = await serve(config, secrets, {
       log: createLog('debug', hidden, (line) => log.push(line)),
       who: 'a test',
       create: true,
       acceptLoss,
+      acceptClock,
+      isSynced: async () => clock.isSynced,
+      reread: () => readConfig({ data: directory }, options.env ?? {}),
       ...(options.machine ? { machineId: () => options.machine?.id } : {}),
       time: clock,
+      writesHere,
+      ...(options.unknownCountMax === undefined ? {} : { unknownCountMax: options.unknownCountMax }),
       ...(options.stallMilliseconds === undefined ? {} : { stallMilliseconds: options.stallMilliseconds }),
       fatal: (error) => {
         throw error;
       },
     });
+    if (writesHere) crossing(served.ledger);
+    return served;
   }
 
   const server: TestServer = {
@@ -221,6 +256,14 @@ export async function openTestServer(
     budget: async (token) => (await server.ask('GET', '/v1/budget', { token })).body,
     run: (name, input) => runCommand(server.app, name, input) as Promise<never>,
     wallet: (id) => findWallet(server.app.ledger.read, id) as Wallet,
+    tamper(sql, ...values) {
+      const client = new Client(files(directory).database);
+      if (values.length) client.prepare(sql).run(...values);
+      else client.exec(sql);
+      client.close();
+      const { client: reading } = server.app.ledger;
+      if (reading.inTransaction) reading.exec('commit'); // What it has read in this turn is out of date.
+    },
     problems: () => verifyLedger(server.app.ledger.client).problems,
     async reopen(meanwhile = () => {}, over = {}) {
       await server.app[Symbol.asyncDispose]();
@@ -231,9 +274,16 @@ export async function openTestServer(
     async crash(release) {
       const dead = server.app;
       await dead.reaper.stop();
+      await dead.notifier.stop();
       const copy = mkdtempSync(join(tmpdir(), 'purser-test-'));
       const left = directory;
-      cpSync(left, copy, { recursive: true, filter: (name) => !/purser\.(sock|lock)|\/leases/.test(name) });
+      // The thread of the dead one may still be writing.
+      const held = new Client(files(left).database);
+      held.exec('begin immediate');
+      // The clock's file is replaced from another thread: its new one may be gone before it is copied.
+      const filter = (name: string) => !/purser\.(sock|lock)|\/leases|ledger\.clock\.new/.test(name);
+      cpSync(left, copy, { recursive: true, filter });
+      held.close();
       symlinkSync(join(left, 'leases'), join(copy, 'leases')); // Running containers have it mounted.
       directory = copy;
       server.directory = copy;
@@ -245,7 +295,7 @@ export async function openTestServer(
       await server.app[Symbol.asyncDispose]();
     },
   };
-  server.app = await start();
+  server.app = await start({ isNew: true });
   t.after(async () => {
     await upstream.close().catch(() => {});
     // Together: a server that stops waits a moment for further requests on open connections. Requests to an abandoned

@@ -1,5 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import { closeSync, mkdtempSync, openSync, rmSync, statfsSync, writeSync } from 'node:fs';
+import { closeSync, existsSync, mkdtempSync, openSync, rmSync, statfsSync, writeSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -13,6 +13,8 @@ export type SmallDisk = {
   fill(leaveBytes?: number): void;
   /** Removes that file. */
   free(): void;
+  /** Returns when the disk was last filled, in Unix milliseconds: now while it is, 0 if it never was. */
+  lastFilledAt(): number;
 };
 
 const SLICE = Buffer.alloc(64 * 1024, 1);
@@ -27,6 +29,7 @@ export function openSmallDisk(t: TestContext, mebibytes: number): SmallDisk | un
     rmSync(directory, { recursive: true, force: true });
   });
   const filler = join(directory, 'somebody-elses');
+  let freedAt = 0;
   const freeBytes = () => {
     const { bavail, bsize } = statfsSync(directory);
     return bavail * bsize;
@@ -43,6 +46,10 @@ export function openSmallDisk(t: TestContext, mebibytes: number): SmallDisk | un
         closeSync(handle);
       }
     },
-    free: () => rmSync(filler, { force: true }),
+    free() {
+      if (existsSync(filler)) freedAt = Date.now();
+      rmSync(filler, { force: true });
+    },
+    lastFilledAt: () => (existsSync(filler) ? Date.now() : freedAt),
   };
 }

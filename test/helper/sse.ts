@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import type http from 'node:http';
 import { Agent, request as send } from 'undici';
@@ -9,6 +10,12 @@ type Handler = (call: UpstreamCall, response: http.ServerResponse) => Promise<vo
 
 export const event = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`;
 export const DONE = 'data: [DONE]\n\n';
+const COST = /^: x-purser-cost-usd=\d+\.\d{2,9} x-purser-available-usd=\d+\.\d{2,9}\n\n(?=data: \[DONE\]\n\n$)/m;
+/** A complete stream without the comment that tells its cost, which must stand right before its end. */
+export function withoutCost(stream: string): string {
+  if (stream.endsWith(DONE)) assert.match(stream, COST);
+  return stream.replace(COST, '');
+}
 
 const head = { id: 'chatcmpl-test', object: 'chat.completion.chunk', created: 1, model: 'real/chat' };
 /** A chunk with `content`. */
@@ -58,9 +65,9 @@ export const forever = (response: http.ServerResponse) => new Promise((resolve) 
 export type Stream = {
   status: number;
   headers: Record<string, string | string[] | undefined>;
-  /** The next event without its blank line; undefined at the end. */
+  /** The next event without its blank line, but not the comment that tells the cost; undefined at the end. */
   next(): Promise<string | undefined>;
-  /** Reads the rest, as text. Throws if the stream breaks off. */
+  /** Reads the rest, as text without the cost. Throws if the stream breaks off. */
   rest(): Promise<string>;
   /** Closes the connection from the client's side. */
   leave(): void;
@@ -75,7 +82,11 @@ export async function openStream(
   url: string,
   token: string,
   body: object = {},
-  { key, path = '/v1/router/chat/completions' }: { key?: string; path?: string } = {},
+  {
+    key,
+    path = '/v1/router/chat/completions',
+    headers = {},
+  }: { key?: string; path?: string; headers?: Record<string, string> } = {},
 ): Promise<Stream> {
   const response = await send(`${url}${path}`, {
     method: 'POST',
@@ -84,6 +95,7 @@ export async function openStream(
       authorization: `Bearer ${token}`,
       'content-type': 'application/json',
       ...(key === undefined ? {} : { 'idempotency-key': key }),
+      ...headers,
     },
     body: JSON.stringify({
       model: 'chat',
@@ -106,6 +118,7 @@ export async function openStream(
         if (end !== -1) {
           const found = text.slice(0, end);
           text = text.slice(end + 2);
+          if (found.startsWith(': x-purser-cost-usd=')) continue;
           return found;
         }
         const { value, done } = await pieces.next();
@@ -116,7 +129,7 @@ export async function openStream(
     async rest() {
       for (;;) {
         const { value, done } = await pieces.next();
-        if (done) return text;
+        if (done) return withoutCost(text);
         text += value.toString();
       }
     },

@@ -14,7 +14,7 @@ export type Machine = {
 };
 
 const BOOT_MILLISECONDS_MAX = 120_000;
-const LOOK_MILLISECONDS = 200;
+const POLL_MILLISECONDS = 200;
 
 /**
  * Boots a machine that sees `files` of this one, read-only, at other paths. What it writes is in memory and gone after the
@@ -58,7 +58,7 @@ export async function bootMachine(
     while (nspawn.exitCode === null) {
       const state = await machine.sh('systemctl is-system-running || true').catch(() => '');
       if (/^(running|degraded)$/.test(state)) return;
-      await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+      await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
     }
     throw new Error(`systemd-nspawn ended: ${said}`);
   })();

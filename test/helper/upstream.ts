@@ -1,8 +1,14 @@
 import http from 'node:http';
-import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
+import { freePort } from './free-port.ts';
 
-export type UpstreamCall = { path: string; headers: http.IncomingHttpHeaders; body: Record<string, unknown> };
+export type UpstreamCall = {
+  path: string;
+  headers: http.IncomingHttpHeaders;
+  body: Record<string, unknown>;
+  /** The body as it came. */
+  text: string;
+};
 export type Handler = (call: UpstreamCall, response: http.ServerResponse) => unknown;
 
 /** A real HTTP server that the test controls: it answers, refuses, hangs, resets or answers late, as told. */
@@ -79,18 +85,15 @@ export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeU
   const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const call = {
-      path: request.url ?? '',
-      headers: request.headers,
-      body: JSON.parse(Buffer.concat(chunks).toString() || '{}'),
-    };
+    const text = Buffer.concat(chunks).toString();
+    const call = { path: request.url ?? '', headers: request.headers, body: JSON.parse(text || '{}'), text };
     upstream.calls.push(call);
     for (const it of waiting) if (upstream.calls.length >= it.count) it.tell();
     await upstream.handle(call, response);
   });
   const listen = (port: number) => new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
-  await listen(0);
-  const { port } = server.address() as AddressInfo;
+  const port = await freePort(); // It may leave, and come back to the same.
+  await listen(port);
   const upstream: FakeUpstream = {
     url: `http://127.0.0.1:${port}/v1`,
     calls: [],

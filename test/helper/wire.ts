@@ -16,7 +16,8 @@ export async function openWire(t: Pick<TestContext, 'after'>, target: string): P
   const seen = new Map<string, { status: number; at: number }[]>();
   const waiting = new Set<() => void>();
   const answers = (name: string) => seen.get(name) ?? [];
-  const server = http.createServer((request, response) => {
+  // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
+  const server = http.createServer({ keepAliveTimeout: 60_000 }, (request, response) => {
     const [, name, rest] = String(request.url).match(/^\/([^/]+)(\/.*)$/) as RegExpMatchArray;
     const { host: _, ...headers } = request.headers;
     const onward = http.request(`${target}${rest}`, { method: request.method, headers }, (answer) => {

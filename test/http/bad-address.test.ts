@@ -23,30 +23,30 @@ const ODD_TEXTS = [
 
 for (const { method, path, auth } of INTERFACE.filter((line) => line.path.includes('{id}')))
   test(`${method} ${path} is a 404 for every id that is not the caller's, however it is written`, async (t) => {
-    const house = await openTestServer(t);
-    const token = auth === 'Session' ? house.operatorKey : house.accountKey;
-    await assertNothingMoves(house, async () => {
+    const purser = await openTestServer(t);
+    const token = auth === 'Session' ? purser.operatorKey : purser.accountKey;
+    await assertNothingMoves(purser, async () => {
       for (const id of ODD_IDS)
-        assertRefused(await sendRaw(house, method, path.replace('{id}', id), { token }), 404, 'not_found', id);
+        assertRefused(await sendRaw(purser, method, path.replace('{id}', id), { token }), 404, 'not_found', id);
     });
   });
 
 for (const { path, key, body } of WITH_BODY.filter((line) => 'id' in line.body))
   test(`POST ${path} is a 404 for every id that is not the wallet's, however it is written`, async (t) => {
-    const house = await openTestServer(t);
-    const { token } = await house.openWallet();
-    await assertNothingMoves(house, async () => {
+    const purser = await openTestServer(t);
+    const { token } = await purser.openWallet();
+    await assertNothingMoves(purser, async () => {
       for (const id of ODD_TEXTS) {
-        const answer = await house.ask('POST', path, { token, key: key ? 'a' : undefined, body: { ...body, id } });
+        const answer = await purser.ask('POST', path, { token, key: key ? 'a' : undefined, body: { ...body, id } });
         assertRefused(answer, 404, 'not_found', JSON.stringify(id));
       }
     });
   });
 
 test('GET /v1/resources refuses a filter or a cursor of more than 200 characters', async (t) => {
-  const house = await openTestServer(t);
-  const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const get = (query: string) => purser.ask('GET', `/v1/resources?${query}`, { token: purser.accountKey });
+  await assertNothingMoves(purser, async () => {
     for (const name of ['wallet_id', 'before']) {
       const answer = await get(`${name}=${'a'.repeat(201)}`);
       assertRefused(answer, 400, 'invalid_request');
@@ -59,9 +59,9 @@ test('GET /v1/resources refuses a filter or a cursor of more than 200 characters
 });
 
 test('GET /v1/resources knows no foreign wallet and no cursor that it never gave', async (t) => {
-  const house = await openTestServer(t);
-  const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const get = (query: string) => purser.ask('GET', `/v1/resources?${query}`, { token: purser.accountKey });
+  await assertNothingMoves(purser, async () => {
     for (const odd of [
       'a'.repeat(200),
       encodeURIComponent('🤖'.repeat(200)),
@@ -74,8 +74,10 @@ test('GET /v1/resources knows no foreign wallet and no cursor that it never gave
       assertRefused(await get(`wallet_id=${odd}`), 404, 'not_found', odd);
       assertRefused(await get(`before=${odd}`), 400, 'invalid_cursor', odd);
     }
-    for (const nothing of ['', 'wallet_id=', 'before=', 'wallet_id=&before=', 'other=1', '__proto__=1', '&&=&', '%'])
+    for (const nothing of ['', 'wallet_id=', 'before=', 'wallet_id=&before=', '&&'])
       assert.equal((await get(nothing)).status, 200, nothing);
+    for (const unknown of ['other=1', 'wallet=x', '%'])
+      assertRefused(await get(unknown), 400, 'invalid_request', unknown);
   });
 });
 
@@ -83,17 +85,17 @@ for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
   const tokenOf = { Account: 'accountKey', Session: 'operatorKey' } as const;
 
   test(`POST ${path} demands an Idempotency-Key of 1 to 128 printable ASCII characters`, async (t) => {
-    const house = await openTestServer(t);
-    const token = auth === 'Wallet' ? (await house.openWallet()).token : house[tokenOf[auth]];
+    const purser = await openTestServer(t);
+    const token = auth === 'Wallet' ? (await purser.openWallet()).token : purser[tokenOf[auth]];
     const post = (key: string | undefined) => {
       const keyed = key === undefined ? {} : { 'idempotency-key': key };
-      return sendRaw(house, 'POST', path, {
+      return sendRaw(purser, 'POST', path, {
         token,
         headers: { 'content-type': 'application/json', ...keyed },
         body: JSON.stringify(body),
       });
     };
-    await assertNothingMoves(house, async () => {
+    await assertNothingMoves(purser, async () => {
       assertRefused(await post(undefined), 400, 'idempotency_key_required');
       const wrong = [
         '',
@@ -110,24 +112,23 @@ for (const { path, auth, body } of WITH_BODY.filter((line) => line.key)) {
   });
 
   test(`POST ${path} takes an Idempotency-Key of 1 and of 128 characters, and every printable one`, async (t) => {
-    const house = await openTestServer(t);
-    const token = auth === 'Wallet' ? (await house.openWallet()).token : house[tokenOf[auth]];
+    const purser = await openTestServer(t);
+    const token = auth === 'Wallet' ? (await purser.openWallet()).token : purser[tokenOf[auth]];
     const printable = String.fromCharCode(...Array.from({ length: 95 }, (_, i) => 0x20 + i)).trim();
     for (const key of ['a', '0', 'k'.repeat(128), printable, '"', '../..', '%00', "'; drop table wallet; --"]) {
-      const answer = await house.ask('POST', path, { token, key, body });
+      const answer = await purser.ask('POST', path, { token, key, body });
       assert.ok(!/idempotency/.test(answer.body.error?.code ?? ''), `${key}: ${answer.text}`);
       assert.notEqual(answer.status, 500, answer.text);
     }
-    assert.deepEqual(house.problems(), []);
+    assert.deepEqual(purser.problems(), []);
   });
 }
 
 test('a path that does not exist is a 404, and a method that a path does not have a 405 with Allow', async (t) => {
-  const house = await openTestServer(t);
-  const token = house.accountKey;
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const token = purser.accountKey;
+  await assertNothingMoves(purser, async () => {
     for (const path of [
-      '/',
       '/v1',
       '/v1/',
       '/v1/account/',
@@ -139,7 +140,7 @@ test('a path that does not exist is a 404, and a method that a path does not hav
       '/v1/wallets/%2e%2e',
       '/account',
     ])
-      assertRefused(await sendRaw(house, 'GET', path, { token }), 404, 'not_found', path);
+      assertRefused(await sendRaw(purser, 'GET', path, { token }), 404, 'not_found', path);
     for (const [method, path, allow] of [
       ['PUT', '/v1/account', 'GET'],
       ['DELETE', '/v1/wallets', 'GET, POST'],
@@ -148,7 +149,7 @@ test('a path that does not exist is a 404, and a method that a path does not hav
       ['OPTIONS', '/v1/keys', 'GET, POST'],
       ['POST', '/v1/openapi.json', 'GET'],
     ] as const) {
-      const answer = await sendRaw(house, method, path, { token });
+      const answer = await sendRaw(purser, method, path, { token });
       assertRefused(answer, 405, 'method_not_allowed', `${method} ${path}`);
       assert.equal(answer.headers.allow, allow);
     }
@@ -156,9 +157,9 @@ test('a path that does not exist is a 404, and a method that a path does not hav
 });
 
 test('a request that cannot be read as HTTP gets an error of the documented shape too', async (t) => {
-  const house = await openTestServer(t);
-  const token = house.accountKey;
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const token = purser.accountKey;
+  await assertNothingMoves(purser, async () => {
     for (const [method, path, headers] of [
       ['OPTIONS', '*', {}],
       ['GET', '/v1/account', { host: 'a b' }],
@@ -169,7 +170,7 @@ test('a request that cannot be read as HTTP gets an error of the documented shap
       ['POST', '/v1/run/close', { 'content-length': '1', 'transfer-encoding': 'chunked' }],
     ] as const)
       assertRefused(
-        await sendRaw(house, method, path, { token, headers: { ...headers } }),
+        await sendRaw(purser, method, path, { token, headers: { ...headers } }),
         400,
         'invalid_request',
         path.slice(0, 40),

@@ -8,10 +8,10 @@ import { type RawAsked, sendRaw } from './raw.ts';
 import { assertNothingMoves, assertRefused } from './refused.ts';
 
 /** Posts to one endpoint, with a fitting token and a fresh key, exactly what it is told. */
-async function poster(house: TestServer, line: Line) {
-  const tokens = { Account: house.accountKey, Session: house.operatorKey, Wallet: (await house.openWallet()).token };
+async function poster(purser: TestServer, line: Line) {
+  const tokens = { Account: purser.accountKey, Session: purser.operatorKey, Wallet: (await purser.openWallet()).token };
   return ({ headers, ...asked }: RawAsked) =>
-    sendRaw(house, 'POST', line.path, {
+    sendRaw(purser, 'POST', line.path, {
       token: tokens[line.auth],
       ...asked,
       headers: {
@@ -25,12 +25,12 @@ async function poster(house: TestServer, line: Line) {
 for (const line of WITH_BODY) {
   const { path, body } = line;
   const json = JSON.stringify(body);
-  const most = bodyBytesMax(path);
+  const bytesMax = bodyBytesMax(path);
   const title = `POST ${path}`;
 
   test(`${title} refuses bytes that are no JSON text in UTF-8`, async (t) => {
-    const house = await openTestServer(t);
-    const post = await poster(house, line);
+    const purser = await openTestServer(t);
+    const post = await poster(purser, line);
     const inside = json.slice(1, -1);
     const bodies: [what: string, body: Buffer | string][] = [
       // A gateway key is made without a body as well.
@@ -49,21 +49,21 @@ for (const line of WITH_BODY) {
       ['a byte order mark', `\ufeff${json}`],
       ['a raw line feed in a text', `{"a":"\n"${inside ? `,${inside}` : ''}}`],
     ];
-    await assertNothingMoves(house, async () => {
+    await assertNothingMoves(purser, async () => {
       for (const [what, bytes] of bodies) assertRefused(await post({ body: bytes }), 400, 'invalid_json', what);
     });
   });
 
   test(`${title} refuses lists and objects nested without end`, async (t) => {
-    const house = await openTestServer(t);
-    const post = await poster(house, line);
-    await assertNothingMoves(house, async () => {
+    const purser = await openTestServer(t);
+    const post = await poster(purser, line);
+    await assertNothingMoves(purser, async () => {
       for (const [open, close] of [
         ['[', ']'],
         ['{"a":', '}'],
         ['{"messages":[', ']}'],
       ] as const) {
-        const levels = Math.min(100_000, Math.floor((most - 1) / (open.length + close.length)));
+        const levels = Math.min(100_000, Math.floor((bytesMax - 1) / (open.length + close.length)));
         const nested = `${open.repeat(levels)}${open.endsWith(':') ? '1' : ''}${close.repeat(levels)}`;
         assertRefused(await post({ body: nested }), 400, 'invalid_json', `${levels} levels of ${open}`);
         assertRefused(
@@ -77,8 +77,8 @@ for (const line of WITH_BODY) {
   });
 
   test(`${title} refuses a body that is not said to be plain, uncompressed JSON`, async (t) => {
-    const house = await openTestServer(t);
-    const post = await poster(house, line);
+    const purser = await openTestServer(t);
+    const post = await poster(purser, line);
     const types = [
       'text/plain',
       'application/x-www-form-urlencoded',
@@ -86,7 +86,7 @@ for (const line of WITH_BODY) {
       'application/jsonx',
     ];
     const codings = ['gzip', 'deflate', 'br', 'zstd', 'gzip, identity', 'x'.repeat(5000)];
-    await assertNothingMoves(house, async () => {
+    await assertNothingMoves(purser, async () => {
       for (const type of [...types, 'text/json', 'json', '', ';', '*/*', 'application/json, text/plain'])
         assertRefused(
           await post({ body: json, headers: { 'content-type': type } }),
@@ -104,11 +104,11 @@ for (const line of WITH_BODY) {
     });
   });
 
-  test(`${title} refuses more than ${most} bytes, announced or not, before they have come to their end`, async (t) => {
-    const house = await openTestServer(t);
-    const post = await poster(house, line);
-    await assertNothingMoves(house, async () => {
-      const announced = { 'content-length': String(most + 1) };
+  test(`${title} refuses more than ${bytesMax} bytes, announced or not, before they have come to their end`, async (t) => {
+    const purser = await openTestServer(t);
+    const post = await poster(purser, line);
+    await assertNothingMoves(purser, async () => {
+      const announced = { 'content-length': String(bytesMax + 1) };
       assertRefused(
         await post({ headers: announced, unfinished: true }),
         413,
@@ -117,7 +117,7 @@ for (const line of WITH_BODY) {
       );
       const endless = { 'content-length': String(Number.MAX_SAFE_INTEGER) };
       assertRefused(await post({ headers: endless, unfinished: true }), 413, 'payload_too_large', 'endless');
-      const spaces = Buffer.alloc(most + 1, ' ');
+      const spaces = Buffer.alloc(bytesMax + 1, ' ');
       assertRefused(
         await post({ body: spaces, unfinished: true }),
         413,
@@ -129,20 +129,20 @@ for (const line of WITH_BODY) {
     });
   });
 
-  test(`${title} reads a body of exactly ${most} bytes, announced or in chunks`, async (t) => {
-    const house = await openTestServer(t);
-    const post = await poster(house, line);
-    const bytes = Buffer.from(`${'{"a":"'.padEnd(most - 1, 'a')}"`); // one character short of JSON
-    assert.equal(bytes.length, most);
-    await assertNothingMoves(house, async () => {
-      assertRefused(await post({ body: bytes, headers: { 'content-length': String(most) } }), 400, 'invalid_json');
+  test(`${title} reads a body of exactly ${bytesMax} bytes, announced or in chunks`, async (t) => {
+    const purser = await openTestServer(t);
+    const post = await poster(purser, line);
+    const bytes = Buffer.from(`${'{"a":"'.padEnd(bytesMax - 1, 'a')}"`); // one character short of JSON
+    assert.equal(bytes.length, bytesMax);
+    await assertNothingMoves(purser, async () => {
+      assertRefused(await post({ body: bytes, headers: { 'content-length': String(bytesMax) } }), 400, 'invalid_json');
       assertRefused(await post({ body: bytes }), 400, 'invalid_json');
     });
   });
 }
 
 test('a body is JSON whatever the case of its content type, and with a parameter', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const type of [
     'application/json',
     'Application/JSON',
@@ -156,26 +156,26 @@ test('a body is JSON whatever the case of its content type, and with a parameter
         ...(coding ? { 'content-encoding': coding } : {}),
       };
       const body = '{"name":"a","budget_cents":100}';
-      const answer = await sendRaw(house, 'POST', '/v1/wallets', { token: house.accountKey, headers, body });
+      const answer = await sendRaw(purser, 'POST', '/v1/wallets', { token: purser.accountKey, headers, body });
       assert.equal(answer.status, 201, `${type} ${coding}: ${answer.text}`);
     }
 });
 
 test('a body without a content type is refused', async (t) => {
-  const house = await openTestServer(t);
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  await assertNothingMoves(purser, async () => {
     const headers = { 'idempotency-key': 'a', 'content-length': '31' };
     const body = '{"name":"a","budget_cents":100}';
-    const answer = await sendRaw(house, 'POST', '/v1/wallets', { token: house.accountKey, headers, body });
+    const answer = await sendRaw(purser, 'POST', '/v1/wallets', { token: purser.accountKey, headers, body });
     assertRefused(answer, 415, 'unsupported_media_type');
   });
 });
 
 test('a request that takes no body is answered whatever is sent along', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const body of ['{}', 'not JSON', ' '.repeat(100_000)]) {
-    const { token } = await house.openWallet();
-    const answer = await sendRaw(house, 'POST', '/v1/run/close', {
+    const { token } = await purser.openWallet();
+    const answer = await sendRaw(purser, 'POST', '/v1/run/close', {
       token,
       headers: { 'content-type': 'text/plain' },
       body,
@@ -185,13 +185,13 @@ test('a request that takes no body is answered whatever is sent along', async (t
 });
 
 test('8 MiB can be uploaded, and not a byte more, though its JSON would be allowed to be longer', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
   const upload = (bytes: number) => {
     const body = { id: 'res_none', path: '/a', content_base64: Buffer.alloc(bytes, 1).toString('base64') };
-    return house.ask('POST', '/v1/compute/upload', { token, body });
+    return purser.ask('POST', '/v1/compute/upload', { token, body });
   };
-  await assertNothingMoves(house, async () => {
+  await assertNothingMoves(purser, async () => {
     assertRefused(
       await upload(8 * 1024 * 1024),
       404,
@@ -204,12 +204,12 @@ test('8 MiB can be uploaded, and not a byte more, though its JSON would be allow
 });
 
 test('a client that goes away in the middle of its body is refused, and is no error of ours', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
   const heard = Promise.withResolvers<string>();
-  t.mock.method(house.app.events, 'refused', heard.resolve);
-  await assertNothingMoves(house, async () => {
-    const { host, port } = house.app.address;
+  t.mock.method(purser.app.events, 'refused', heard.resolve);
+  await assertNothingMoves(purser, async () => {
+    const { host, port } = purser.app.address;
     const socket = connect(port, host);
     const start = 'POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nIdempotency-Key: gone';
     const head = `${start}\r\nAuthorization: Bearer ${token}`;

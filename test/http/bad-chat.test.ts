@@ -15,11 +15,11 @@ function chatWith(members: Record<string, string>): string {
 
 /** Asserts that every one of these is refused with `code`, and that no upstream and no book ever hears of it. */
 async function assertAllRefused(t: test.TestContext, code: string, chats: string[], names?: RegExp): Promise<void> {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await assertNothingMoves(purser, async () => {
     for (const [i, body] of chats.entries()) {
-      const answer = await house.ask('POST', '/v1/chat/completions', { token, key: `chat ${i}`, body });
+      const answer = await purser.ask('POST', '/v1/chat/completions', { token, key: `chat ${i}`, body });
       assertRefused(answer, 400, code, body);
       if (names) assert.match(answer.body.error.message, names);
     }
@@ -91,13 +91,13 @@ test('a chat with a parameter that is not priced is refused and names it, inheri
     toString: '1',
   };
   Object.defineProperty(unpriced, '__proto__', { value: '{}', enumerable: true });
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await assertNothingMoves(purser, async () => {
     for (const [name, json] of Object.entries(unpriced)) {
       const members = Object.defineProperty({}, name, { value: json, enumerable: true });
       const body = `{"model":"free","messages":${HI},${JSON.stringify(name)}:${members[name as never]}}`;
-      const answer = await house.ask('POST', '/v1/chat/completions', { token, key: `chat ${name}`, body });
+      const answer = await purser.ask('POST', '/v1/chat/completions', { token, key: `chat ${name}`, body });
       assertRefused(answer, 400, 'unsupported_parameter', name);
       assert.match(answer.body.error.message, new RegExp(name));
     }
@@ -128,8 +128,8 @@ test('a chat whose tools are no list is refused', async (t) => {
 });
 
 test('a chat with a model that is not offered is a 404, whatever the name looks like', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
   const names = [
     'none',
     'unpriced',
@@ -142,19 +142,19 @@ test('a chat with a model that is not offered is a 404, whatever the name looks 
     '\ud800',
     'a'.repeat(5000),
   ];
-  await assertNothingMoves(house, async () => {
+  await assertNothingMoves(purser, async () => {
     for (const model of names)
-      assertRefused(await house.chat(token, { model }), 404, 'model_not_found', JSON.stringify(model));
+      assertRefused(await purser.chat(token, { model }), 404, 'model_not_found', JSON.stringify(model));
   });
 });
 
 test('the values of a parameter that change nothing are allowed', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
   const plain = { stream: false, store: false, service_tier: 'default', modalities: ['text'], n: 1 };
-  const answer = await house.chat(token, { model: 'free', ...plain });
+  const answer = await purser.chat(token, { model: 'free', ...plain });
   assert.equal(answer.status, 200, answer.text);
-  const [call] = house.upstream.calls;
+  const [call] = purser.upstream.calls;
   assert.deepEqual(Object.keys(call?.body ?? {}).sort(), [
     'max_tokens',
     'messages',

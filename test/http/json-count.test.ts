@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { parseJson } from '../../src/http/body.ts';
+import { parseBody } from '../../src/http/body.ts';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { Refusal } from '../../src/refusal.ts';
 
@@ -15,7 +15,7 @@ function parse(text: string | Buffer, numbersMax = 0): { value: unknown; counted
     counted += bytes;
     share.take(bytes);
   };
-  return { value: parseJson(Buffer.from(text), numbersMax, { ...share, take }), counted };
+  return { value: parseBody(Buffer.from(text), { ...share, take }, numbersMax).value, counted };
 }
 const refused = (text: string | Buffer, message: RegExp, numbersMax = 0) =>
   assert.throws(
@@ -74,9 +74,9 @@ test('100 levels and 50,000 values are taken, and one more is not', () => {
   refused(`{"a":${nested(100)}}`, /nested deeper/);
   for (const item of ['1', '{}', '""', '[]', 'null', '"[[[{{{,,,"', '{"a":"\\"[,,"}']) {
     const each = item.includes(':') ? 2 : 1;
-    const most = Math.floor(49_999 / each);
-    parse(list(most, item));
-    refused(list(most + 1, item), /^The body has more than 50000 values\.$/);
+    const countMax = Math.floor(49_999 / each);
+    parse(list(countMax, item));
+    refused(list(countMax + 1, item), /^The body has more than 50000 values\.$/);
   }
 });
 

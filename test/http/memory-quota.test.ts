@@ -6,15 +6,15 @@ import { Refusal } from '../../src/refusal.ts';
 const MIB = 1024 * 1024;
 
 /** Takes a MiB after the other, and answers how many there was room for. */
-function fill(room: Allowance, most = 1000): number {
-  for (let taken = 0; taken < most; taken++)
+function fill(room: Allowance, max = 1000): number {
+  for (let taken = 0; taken < max; taken++)
     try {
       room.take(MIB);
     } catch (error) {
       assert(error instanceof Refusal && error.code === 'rate_limited' && error.retryAfterSeconds === 2);
       return taken;
     }
-  return most;
+  return max;
 }
 
 test('a caller has a bound, over all of its requests, and what is done leaves room', () => {

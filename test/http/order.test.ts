@@ -11,33 +11,33 @@ const GARBAGE = { body: '{"torn', headers: { 'content-type': 'text/plain', 'cont
 
 for (const { path, auth } of WITH_BODY) {
   test(`POST ${path}: who asks comes before what, and the scope before the body`, async (t) => {
-    const house = await openTestServer(t);
-    const { token } = await house.openWallet();
-    const wrongScope = auth === 'Account' ? token : house.accountKey;
-    await assertNothingMoves(house, async () => {
-      assertRefused(await house.ask('POST', path, { token: 'cnv_live_nobody', ...GARBAGE }), 401, 'unauthenticated');
-      assertRefused(await house.ask('POST', path, GARBAGE), 401, 'unauthenticated');
-      assertRefused(await house.ask('POST', path, { token: wrongScope, ...GARBAGE }), 403, 'wrong_token_scope');
+    const purser = await openTestServer(t);
+    const { token } = await purser.openWallet();
+    const wrongScope = auth === 'Account' ? token : purser.accountKey;
+    await assertNothingMoves(purser, async () => {
+      assertRefused(await purser.ask('POST', path, { token: 'cnv_live_nobody', ...GARBAGE }), 401, 'unauthenticated');
+      assertRefused(await purser.ask('POST', path, GARBAGE), 401, 'unauthenticated');
+      assertRefused(await purser.ask('POST', path, { token: wrongScope, ...GARBAGE }), 403, 'wrong_token_scope');
     });
   });
 }
 
 test('the scope comes before ids and queries: nobody learns of ids with a token of another kind', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token } = await house.openWallet();
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  await assertNothingMoves(purser, async () => {
     for (const it of [id, 'wal_none']) {
-      assertRefused(await house.ask('GET', `/v1/wallets/${it}`, { token }), 403, 'wrong_token_scope');
-      assertRefused(await house.ask('POST', `/v1/wallets/${it}/close`, { token }), 403, 'wrong_token_scope');
-      assertRefused(await house.ask('GET', `/v1/wallets/${it}`), 401, 'unauthenticated');
+      assertRefused(await purser.ask('GET', `/v1/wallets/${it}`, { token }), 403, 'wrong_token_scope');
+      assertRefused(await purser.ask('POST', `/v1/wallets/${it}/close`, { token }), 403, 'wrong_token_scope');
+      assertRefused(await purser.ask('GET', `/v1/wallets/${it}`), 401, 'unauthenticated');
     }
     assertRefused(
-      await house.ask('GET', `/v1/resources?before=${'a'.repeat(201)}`, { token }),
+      await purser.ask('GET', `/v1/resources?before=${'a'.repeat(201)}`, { token }),
       403,
       'wrong_token_scope',
     );
     assertRefused(
-      await house.ask('DELETE', '/v1/keys/key_none', { token: house.accountKey }),
+      await purser.ask('DELETE', '/v1/keys/key_none', { token: purser.accountKey }),
       403,
       'wrong_token_scope',
     );
@@ -45,22 +45,22 @@ test('the scope comes before ids and queries: nobody learns of ids with a token 
 });
 
 test('the schema comes before ids: a wrong field is told of an id that does not exist', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await assertNothingMoves(purser, async () => {
     const extend = { id: 'res_none', additional_seconds: 0 };
     assertRefused(
-      await house.ask('POST', '/v1/compute/extend', { token, key: 'a', body: extend }),
+      await purser.ask('POST', '/v1/compute/extend', { token, key: 'a', body: extend }),
       400,
       'invalid_request',
     );
     const exec = { id: 'res_none', command: 'true', timeout: 3601 };
-    assertRefused(await house.ask('POST', '/v1/compute/exec', { token, body: exec }), 400, 'invalid_request');
+    assertRefused(await purser.ask('POST', '/v1/compute/exec', { token, body: exec }), 400, 'invalid_request');
     const upload = { id: 'res_none', path: '/a', content_base64: '%' };
-    assertRefused(await house.ask('POST', '/v1/compute/upload', { token, body: upload }), 400, 'invalid_request');
+    assertRefused(await purser.ask('POST', '/v1/compute/upload', { token, body: upload }), 400, 'invalid_request');
     const query = `wallet_id=wal_none&before=${'a'.repeat(201)}`;
     assertRefused(
-      await house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey }),
+      await purser.ask('GET', `/v1/resources?${query}`, { token: purser.accountKey }),
       400,
       'invalid_request',
     );
@@ -68,20 +68,20 @@ test('the schema comes before ids: a wrong field is told of an id that does not 
 });
 
 test('the schema comes before configuration: a wrong field is told where nothing is configured', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await assertNothingMoves(house, async () => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await assertNothingMoves(purser, async () => {
     const amount = { amount_cents: 499 };
     assertRefused(
-      await house.ask('POST', '/v1/billing/checkout', { token: house.operatorKey, key: 'a', body: amount }),
+      await purser.ask('POST', '/v1/billing/checkout', { token: purser.operatorKey, key: 'a', body: amount }),
       400,
       'invalid_request',
     );
     const sign = { object: 'a', operation: 'delete' };
-    assertRefused(await house.ask('POST', '/v1/transfer/sign', { token, body: sign }), 400, 'invalid_request');
+    assertRefused(await purser.ask('POST', '/v1/transfer/sign', { token, body: sign }), 400, 'invalid_request');
     const spec = { provider: 'provider_two', spec: { chip: 'a', max_seconds: 1 } };
     assertRefused(
-      await house.ask('POST', '/v1/compute/create', { token, key: 'a', body: spec }),
+      await purser.ask('POST', '/v1/compute/create', { token, key: 'a', body: spec }),
       400,
       'invalid_request',
     );
@@ -89,44 +89,44 @@ test('the schema comes before configuration: a wrong field is told where nothing
 });
 
 test('ids of the caller come before cursors', async (t) => {
-  const house = await openTestServer(t);
-  const { id } = await house.openWallet();
-  const get = (query: string) => house.ask('GET', `/v1/resources?${query}`, { token: house.accountKey });
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet();
+  const get = (query: string) => purser.ask('GET', `/v1/resources?${query}`, { token: purser.accountKey });
   assertRefused(await get('wallet_id=wal_none&before=a'), 404, 'not_found');
   assertRefused(await get(`wallet_id=${id}&before=a`), 400, 'invalid_cursor');
 });
 
 test('idempotency comes before the catalogue: a used key is a conflict, whatever the new body asks for', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  assert.equal((await house.chat(token, {}, 'used')).status, 200);
-  await assertNothingMoves(house, async () => {
-    assertRefused(await house.chat(token, { model: 'none' }, 'used'), 409, 'idempotency_conflict');
-    assertRefused(await house.chat(token, { web_search_options: {} }, 'used'), 409, 'idempotency_conflict');
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  assert.equal((await purser.chat(token, {}, 'used')).status, 200);
+  await assertNothingMoves(purser, async () => {
+    assertRefused(await purser.chat(token, { model: 'none' }, 'used'), 409, 'idempotency_conflict');
+    assertRefused(await purser.chat(token, { web_search_options: {} }, 'used'), 409, 'idempotency_conflict');
   });
 });
 
 test('idempotency comes before state: a closed wallet replays, and says that a key was used', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token } = await house.openWallet();
-  const first = await house.chat(token, {}, 'used');
-  await house.run('wallet.close', { id });
-  await assertNothingMoves(house, async () => {
-    const replay = await house.chat(token, {}, 'used');
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  const first = await purser.chat(token, {}, 'used');
+  await purser.run('wallet.close', { id });
+  await assertNothingMoves(purser, async () => {
+    const replay = await purser.chat(token, {}, 'used');
     assert.equal(replay.status, 200);
     assert.equal(replay.headers['idempotent-replayed'], 'true');
     assert.equal(replay.text, first.text);
-    assertRefused(await house.chat(token, { max_tokens: 7 }, 'used'), 409, 'idempotency_conflict');
-    assertRefused(await house.chat(token, {}, 'new'), 409, 'wallet_closed');
+    assertRefused(await purser.chat(token, { max_tokens: 7 }, 'used'), 409, 'idempotency_conflict');
+    assertRefused(await purser.chat(token, {}, 'new'), 409, 'wallet_closed');
   });
 });
 
 test('idempotency comes before money: under a used key even what nobody could pay for is a conflict', async (t) => {
-  const house = await openTestServer(t, { creditCents: 1000 });
+  const purser = await openTestServer(t, { creditCents: 1000 });
   const post = (key: string, budget_cents: number) =>
-    house.ask('POST', '/v1/wallets', { token: house.accountKey, key, body: { name: 'a', budget_cents } });
+    purser.ask('POST', '/v1/wallets', { token: purser.accountKey, key, body: { name: 'a', budget_cents } });
   assert.equal((await post('used', 1000)).status, 201);
-  await assertNothingMoves(house, async () => {
+  await assertNothingMoves(purser, async () => {
     assertRefused(await post('used', 2000), 409, 'idempotency_conflict');
     assertRefused(await post('new', 2000), 402, 'insufficient_funds');
     const replay = await post('used', 1000);
@@ -136,36 +136,36 @@ test('idempotency comes before money: under a used key even what nobody could pa
 });
 
 test('catalogue and configuration come before state: a closed wallet hears that there is no such model', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token } = await house.openWallet();
-  await house.run('wallet.close', { id });
-  await assertNothingMoves(house, async () => {
-    assertRefused(await house.chat(token, { model: 'none' }), 404, 'model_not_found');
-    assertRefused(await house.chat(token, { web_search_options: {} }), 400, 'unsupported_parameter');
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  await purser.run('wallet.close', { id });
+  await assertNothingMoves(purser, async () => {
+    assertRefused(await purser.chat(token, { model: 'none' }), 404, 'model_not_found');
+    assertRefused(await purser.chat(token, { web_search_options: {} }), 400, 'unsupported_parameter');
     const create = { provider: 'provider_two', spec: { chip: 'a', max_seconds: 60 } };
     assertRefused(
-      await house.ask('POST', '/v1/compute/create', { token, key: 'a', body: create }),
+      await purser.ask('POST', '/v1/compute/create', { token, key: 'a', body: create }),
       501,
       'provider_not_configured',
     );
     const sign = { object: 'a', operation: 'get' };
-    assertRefused(await house.ask('POST', '/v1/transfer/sign', { token, body: sign }), 501, 'transfer_not_configured');
+    assertRefused(await purser.ask('POST', '/v1/transfer/sign', { token, body: sign }), 501, 'transfer_not_configured');
   });
 });
 
 test('state comes before money: a closed wallet says that it is closed, not that it is poor', async (t) => {
-  const house = await openTestServer(t);
-  const { id, token } = await house.openWallet();
-  await house.run('wallet.close', { id });
-  assertRefused(await house.chat(token, { model: 'dear', max_tokens: 1000 }), 409, 'wallet_closed');
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  await purser.run('wallet.close', { id });
+  assertRefused(await purser.chat(token, { model: 'dear', max_tokens: 1000 }), 409, 'wallet_closed');
 });
 
 test('money comes before the outside: what nobody can pay for, nobody outside hears of', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet({ budget_cents: 100 });
-  await house.upstream.close();
-  await assertNothingMoves(house, async () => {
-    assertRefused(await house.chat(token, { model: 'dear', max_tokens: 1000 }), 402, 'insufficient_funds');
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet({ budget_cents: 100 });
+  await purser.upstream.close();
+  await assertNothingMoves(purser, async () => {
+    assertRefused(await purser.chat(token, { model: 'dear', max_tokens: 1000 }), 402, 'insufficient_funds');
   });
-  assertRefused(await house.chat(token), 503, 'gateway_unavailable');
+  assertRefused(await purser.chat(token), 503, 'gateway_unavailable');
 });

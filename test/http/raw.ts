@@ -11,8 +11,8 @@ export type RawAsked = {
 };
 
 /** Sends exactly what it is told on a connection of its own, where a proper client would correct or refuse it. */
-export function sendRaw(house: TestServer, method: string, path: string, asked: RawAsked = {}): Promise<Answer> {
-  const { host, port } = house.app.address;
+export function sendRaw(purser: TestServer, method: string, path: string, asked: RawAsked = {}): Promise<Answer> {
+  const { host, port } = purser.app.address;
   const headers = { ...(asked.token ? { authorization: `Bearer ${asked.token}` } : {}), ...asked.headers };
   return new Promise((resolve, reject) => {
     const request = http.request({ host, port, method, path, headers, agent: false }, (response) => {

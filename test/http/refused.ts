@@ -23,25 +23,25 @@ export function assertErrorShape(answer: Answer, where = answer.text): void {
 }
 
 /** Every figure and row that a request could move: two equal footprints are proof that nothing happened in between. */
-export async function footprint(house: TestServer) {
-  const { accounts } = await house.run('account.list', {});
-  const { wallets } = await house.run('wallet.list', {});
-  const { operations } = await house.run('operation.list', {});
-  const { keys } = await house.run('key.list', { account: house.accountId });
-  const { seq } = await house.run('ledger.head', {});
-  return { accounts, wallets, operations, seq, keys: keys.map((it) => it.id), calls: house.upstream.calls.length };
+export async function footprint(purser: TestServer) {
+  const { accounts } = await purser.run('account.list', {});
+  const { wallets } = await purser.run('wallet.list', {});
+  const { operations } = await purser.run('operation.list', {});
+  const { keys } = await purser.run('key.list', { account: purser.accountId });
+  const { seq } = await purser.run('ledger.head', {});
+  return { accounts, wallets, operations, seq, keys: keys.map((it) => it.id), calls: purser.upstream.calls.length };
 }
 
 /** Asserts that `act` moved no money, made nothing, told the upstream nothing, and that nothing of ours broke. */
-export async function assertNothingMoves(house: TestServer, act: () => Promise<unknown>): Promise<void> {
-  const before = await footprint(house);
+export async function assertNothingMoves(purser: TestServer, act: () => Promise<unknown>): Promise<void> {
+  const before = await footprint(purser);
   await act();
-  assert.deepEqual(await footprint(house), before);
-  assert.deepEqual(house.problems(), []);
-  assert.deepEqual(errorsIn(house), [], 'a healthy server logs no error, whatever it is sent');
+  assert.deepEqual(await footprint(purser), before);
+  assert.deepEqual(purser.problems(), []);
+  assert.deepEqual(errorsIn(purser), [], 'a healthy server logs no error, whatever it is sent');
 }
 
 /** The lines of level error and above in the log. */
-export function errorsIn(house: TestServer): string[] {
-  return house.log.filter((line) => (JSON.parse(line) as { level: number }).level >= 50);
+export function errorsIn(purser: TestServer): string[] {
+  return purser.log.filter((line) => (JSON.parse(line) as { level: number }).level >= 50);
 }

@@ -17,18 +17,18 @@ const LETS_IN: Record<Line['auth'], Record<Known, boolean>> = {
 
 const JWT = 'eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.eyJpc3MiOiJodHRwczovL2lkLmV4YW1wbGUiLCJzdWIiOiJyb290In0.c2ln';
 
-async function known(house: TestServer): Promise<Record<Known, string>> {
-  const wallet = await house.openWallet();
-  return { 'account key': house.accountKey, 'operator key': house.operatorKey, 'wallet token': wallet.token };
+async function known(purser: TestServer): Promise<Record<Known, string>> {
+  const wallet = await purser.openWallet();
+  return { 'account key': purser.accountKey, 'operator key': purser.operatorKey, 'wallet token': wallet.token };
 }
 
-/** Authorization headers that nobody in this house has, or has any more. */
-async function strangers(house: TestServer): Promise<Record<string, string | undefined>> {
-  const tokens = await known(house);
-  const revokedKey = await house.run('key.create', { account: house.accountId, name: 'revoked' });
-  const revokedOperator = await house.run('operator-key.mint', { name: 'revoked' });
-  await house.run('key.revoke', { id: revokedKey.id });
-  await house.run('operator-key.revoke', { id: revokedOperator.id });
+/** Authorization headers that nobody in this purser has, or has any more. */
+async function otherCredentials(purser: TestServer): Promise<Record<string, string | undefined>> {
+  const tokens = await known(purser);
+  const revokedKey = await purser.run('key.create', { account: purser.accountId, name: 'revoked' });
+  const revokedOperator = await purser.run('operator-key.mint', { name: 'revoked' });
+  await purser.run('key.revoke', { id: revokedKey.id });
+  await purser.run('operator-key.revoke', { id: revokedOperator.id });
   const elsewhere = Buffer.alloc(32, 7);
   const all: Record<string, string | undefined> = {
     nothing: undefined,
@@ -64,16 +64,16 @@ async function strangers(house: TestServer): Promise<Record<string, string | und
 
 /** Asks one endpoint with all that it demands, but for the token. */
 function ask(
-  house: TestServer,
+  purser: TestServer,
   { method, path, key, body }: Line,
   headers: Record<string, string>,
   ids: Record<string, string>,
 ) {
   const real = path.replace('{id}', path.startsWith('/v1/keys') ? (ids.key as string) : (ids.wallet as string));
-  return house.ask(method, real, { key: key ? randomUUID() : undefined, body, headers });
+  return purser.ask(method, real, { key: key ? randomUUID() : undefined, body, headers });
 }
 
-test('the routes of the door are the endpoints of the interface, in its order, and no others', () => {
+test('the routes are the endpoints of the interface, in its order, and no others', () => {
   const routes = ROUTES.map(([method, path]) => `${method} ${path.replace(/:(\w+)/g, '{$1}')}`);
   assert.deepEqual(
     routes,
@@ -86,66 +86,67 @@ for (const line of INTERFACE) {
   const lets = Object.entries(LETS_IN[line.auth]).flatMap(([kind, isIn]) => (isIn ? [kind] : []));
 
   test(`${title} lets in ${lets.join(' and ')}, and answers 403 to every other token that is known`, async (t) => {
-    const house = await openTestServer(t);
-    const tokens = await known(house);
+    const purser = await openTestServer(t);
+    const tokens = await known(purser);
     const ids = {
-      wallet: (await house.openWallet()).id,
-      key: (await house.run('key.create', { account: house.accountId, name: 'a' })).id,
+      wallet: (await purser.openWallet()).id,
+      key: (await purser.run('key.create', { account: purser.accountId, name: 'a' })).id,
     };
     // Those that are refused come first: what they must not do is then still to be done.
     for (const [kind, token] of Object.entries(tokens) as [Known, string][]) {
       if (LETS_IN[line.auth][kind]) continue;
-      const before = await footprint(house);
-      assertRefused(await ask(house, line, { authorization: `Bearer ${token}` }, ids), 403, 'wrong_token_scope', kind);
-      assert.deepEqual(await footprint(house), before, kind);
+      const before = await footprint(purser);
+      assertRefused(await ask(purser, line, { authorization: `Bearer ${token}` }, ids), 403, 'wrong_token_scope', kind);
+      assert.deepEqual(await footprint(purser), before, kind);
     }
     for (const kind of lets as Known[]) {
-      const { status, text } = await ask(house, line, { authorization: `Bearer ${tokens[kind]}` }, ids);
+      const { status, text } = await ask(purser, line, { authorization: `Bearer ${tokens[kind]}` }, ids);
       assert.ok(status !== 401 && status !== 403 && status !== 500, `${kind}: ${status} ${text}`);
     }
   });
 
   test(`${title} answers 401 to whoever is not known, and does nothing`, async (t) => {
-    const house = await openTestServer(t);
-    const { id: wallet } = await house.openWallet();
-    const { id: key } = await house.run('key.create', { account: house.accountId, name: 'a' });
-    const all = await strangers(house);
-    const before = await footprint(house);
+    const purser = await openTestServer(t);
+    const { id: wallet } = await purser.openWallet();
+    const { id: key } = await purser.run('key.create', { account: purser.accountId, name: 'a' });
+    const all = await otherCredentials(purser);
+    const before = await footprint(purser);
     for (const [who, authorization] of Object.entries(all)) {
-      const answer = await ask(house, line, authorization === undefined ? {} : { authorization }, { wallet, key });
+      const answer = await ask(purser, line, authorization === undefined ? {} : { authorization }, { wallet, key });
       assertRefused(answer, 401, 'unauthenticated', who);
       assert.equal(answer.headers['www-authenticate'], 'Bearer');
       assert.doesNotMatch(answer.body.error.message, /redacted/, 'what helps is not struck out');
     }
-    assert.deepEqual(await footprint(house), before);
+    assert.deepEqual(await footprint(purser), before);
   });
 }
 
 test('the scheme is Bearer in any case, and spaces around the token do not matter', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   for (const scheme of ['Bearer ', 'bearer ', 'BEARER ', 'Bearer   '])
     assert.equal(
-      (await house.ask('GET', '/v1/account', { headers: { authorization: `${scheme}${house.accountKey}  ` } })).status,
+      (await purser.ask('GET', '/v1/account', { headers: { authorization: `${scheme}${purser.accountKey}  ` } }))
+        .status,
       200,
     );
 });
 
-test('the API document and the health of the house need no token', async (t) => {
-  const house = await openTestServer(t);
+test('the API document and the health of the server need no token', async (t) => {
+  const purser = await openTestServer(t);
   for (const path of ['/v1/openapi.json', '/healthz', '/readyz']) {
-    assert.equal((await house.ask('GET', path)).status, 200, path);
-    assert.equal((await house.ask('GET', path, { token: 'nonsense' })).status, 200, path);
+    assert.equal((await purser.ask('GET', path)).status, 200, path);
+    assert.equal((await purser.ask('GET', path, { token: 'nonsense' })).status, 200, path);
   }
 });
 
 test("another account's wallets and keys are not found, as if they did not exist", async (t) => {
-  const house = await openTestServer(t);
-  const { id: account } = await house.run('account.create', { name: 'other', creditCents: 5000 });
-  const other = (await house.run('key.create', { account, name: 'other' })).key;
-  const operator = (await house.run('operator-key.mint', { account })).key;
-  const { id } = await house.openWallet();
-  const key = await house.run('key.create', { account: house.accountId, name: 'ours' });
-  const before = await footprint(house);
+  const purser = await openTestServer(t);
+  const { id: account } = await purser.run('account.create', { name: 'other', creditCents: 5000 });
+  const other = (await purser.run('key.create', { account, name: 'other' })).key;
+  const operator = (await purser.run('operator-key.mint', { account })).key;
+  const { id } = await purser.openWallet();
+  const key = await purser.run('key.create', { account: purser.accountId, name: 'ours' });
+  const before = await footprint(purser);
   for (const token of [other, operator]) {
     for (const [method, path] of [
       ['GET', `/v1/wallets/${id}`],
@@ -154,40 +155,40 @@ test("another account's wallets and keys are not found, as if they did not exist
       ['GET', `/v1/wallets/${id}/resources`],
       ['GET', `/v1/resources?wallet_id=${id}`],
     ] as const) {
-      const foreign = await house.ask(method, path, { token });
+      const foreign = await purser.ask(method, path, { token });
       assertRefused(foreign, 404, 'not_found', path);
-      const unknown = await house.ask(method, path.replace(id, 'wal_00000000000000000000000000'), { token });
+      const unknown = await purser.ask(method, path.replace(id, 'wal_00000000000000000000000000'), { token });
       assert.deepEqual(
         foreign.body.error,
         unknown.body.error,
         'a foreign id and an unknown one are told apart by nothing',
       );
     }
-    assert.deepEqual((await house.ask('GET', '/v1/wallets', { token })).body, { wallets: [] });
-    assert.equal((await house.ask('GET', '/v1/account', { token })).body.available_cents, 5000);
+    assert.deepEqual((await purser.ask('GET', '/v1/wallets', { token })).body, { wallets: [] });
+    assert.equal((await purser.ask('GET', '/v1/account', { token })).body.available_cents, 5000);
   }
-  assertRefused(await house.ask('DELETE', `/v1/keys/${key.id}`, { token: operator }), 404, 'not_found');
-  assert.deepEqual(await footprint(house), before);
+  assertRefused(await purser.ask('DELETE', `/v1/keys/${key.id}`, { token: operator }), 404, 'not_found');
+  assert.deepEqual(await footprint(purser), before);
   assert.equal(
-    (await house.ask('GET', '/v1/account', { token: key.key })).status,
+    (await purser.ask('GET', '/v1/account', { token: key.key })).status,
     200,
     'our key still opens our account',
   );
 });
 
 test('an operator key acts for the account that it was bound to at minting', async (t) => {
-  const house = await openTestServer(t);
-  const { id: account } = await house.run('account.create', { name: 'other', creditCents: 5000 });
-  const { key: token } = await house.run('operator-key.mint', { account });
-  const minted = await house.ask('POST', '/v1/keys', { token, body: { name: 'minted' } });
+  const purser = await openTestServer(t);
+  const { id: account } = await purser.run('account.create', { name: 'other', creditCents: 5000 });
+  const { key: token } = await purser.run('operator-key.mint', { account });
+  const minted = await purser.ask('POST', '/v1/keys', { token, body: { name: 'minted' } });
   assert.equal(minted.status, 201);
-  assert.equal((await house.ask('GET', '/v1/account', { token: minted.body.key })).body.available_cents, 5000);
-  assert.equal((await house.ask('GET', '/v1/account', { token: house.operatorKey })).body.available_cents, 100_000);
+  assert.equal((await purser.ask('GET', '/v1/account', { token: minted.body.key })).body.available_cents, 5000);
+  assert.equal((await purser.ask('GET', '/v1/account', { token: purser.operatorKey })).body.available_cents, 100_000);
 });
 
 test('no operator key can be revoked where account keys are', async (t) => {
-  const house = await openTestServer(t);
-  const { id, key } = await house.run('operator-key.mint', {});
-  assertRefused(await house.ask('DELETE', `/v1/keys/${id}`, { token: house.operatorKey }), 404, 'not_found');
-  assert.equal((await house.ask('GET', '/v1/account', { token: key })).status, 200);
+  const purser = await openTestServer(t);
+  const { id, key } = await purser.run('operator-key.mint', {});
+  assertRefused(await purser.ask('DELETE', `/v1/keys/${id}`, { token: purser.operatorKey }), 404, 'not_found');
+  assert.equal((await purser.ask('GET', '/v1/account', { token: key })).status, 200);
 });

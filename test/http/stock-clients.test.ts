@@ -10,13 +10,13 @@ import type { Handler } from '../helper/upstream.ts';
 // What stock clients send beside the plain cases of docs/clients.md, and what they are answered.
 
 async function openGateway(t: TestContext) {
-  const house = await openTestServer(t);
-  house.upstream.handle = openModelServer().handle;
-  const { token } = await house.openWallet();
-  const { body } = await house.ask('POST', '/v1/router/key', { token, body: {} });
+  const purser = await openTestServer(t);
+  purser.upstream.handle = openModelServer().handle;
+  const { token } = await purser.openWallet();
+  const { body } = await purser.ask('POST', '/v1/router/key', { token, body: {} });
   const options = { baseURL: body.base_url as string, apiKey: body.api_key as string };
-  const purser = createOpenAICompatible({ name: 'purser', supportsStructuredOutputs: true, ...options });
-  return { house, token, options, openai: new OpenAI(options), model: purser('chat') };
+  const provider = createOpenAICompatible({ name: 'purser', supportsStructuredOutputs: true, ...options });
+  return { purser, token, options, openai: new OpenAI(options), model: provider('chat') };
 }
 
 const HI = [{ role: 'user' as const, content: 'hi' }];
@@ -45,8 +45,8 @@ const thinking: Handler = ({ body }, response) => {
 };
 
 test('what a model thought aloud can be sent back, as loops of tools do', async (t) => {
-  const { house, openai, model } = await openGateway(t);
-  house.upstream.handle = thinking;
+  const { purser, openai, model } = await openGateway(t);
+  purser.upstream.handle = thinking;
   const ask = async (messages: OpenAI.ChatCompletionMessageParam[]) => {
     const { choices } = await openai.chat.completions.create({ model: 'chat', messages, tools: TOOLS });
     return (choices[0] as OpenAI.ChatCompletion.Choice).message;
@@ -56,7 +56,7 @@ test('what a model thought aloud can be sent back, as loops of tools do', async 
   const weather = tool({ inputSchema: jsonSchema<{ city: string }>(CITY), execute: WEATHER.function });
   const { text } = await generateText({ model, prompt: 'hi', tools: { weather }, stopWhen: stepCountIs(2) });
   assert.deepEqual([answered.content, text], ['It is sunny.', 'It is sunny.']);
-  const sentBack = house.upstream.calls.map(({ body }) => (body.messages as { reasoning_content?: string }[])[1]);
+  const sentBack = purser.upstream.calls.map(({ body }) => (body.messages as { reasoning_content?: string }[])[1]);
   assert.deepEqual(
     sentBack.map((it) => it?.reasoning_content),
     [undefined, 'A tool knows.', undefined, 'A tool knows.'],
@@ -64,35 +64,35 @@ test('what a model thought aloud can be sent back, as loops of tools do', async 
 });
 
 test('what was thought in another form than text is refused: bytes do not bound it', async (t) => {
-  const { house, openai } = await openGateway(t);
+  const { purser, openai } = await openGateway(t);
   for (const name of ['reasoning_content', 'reasoning']) {
     const messages = [...HI, { role: 'assistant' as const, content: 'a', [name]: [{ encrypted: 'a' }] }];
     const refused = await openai.chat.completions.create({ model: 'chat', messages }).catch((error: unknown) => error);
     assert(refused instanceof OpenAI.BadRequestError);
     assert.deepEqual([refused.code, refused.param], ['unsupported_parameter', `messages.1.${name}`]);
   }
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });
 
 test('null is what a client says for a field that it leaves out', async (t) => {
-  const { house, openai } = await openGateway(t);
+  const { purser, openai } = await openGateway(t);
   const limits = { max_tokens: null, max_completion_tokens: null, n: null, stream: null, stream_options: null };
   const others = { stop: null, seed: null, tools: null as never, store: null, service_tier: null, audio: null };
   await openai.chat.completions.create({ model: 'chat', messages: HI, ...limits, ...others });
-  const [{ body } = { body: {} }] = house.upstream.calls;
+  const [{ body } = { body: {} }] = purser.upstream.calls;
   assert.deepEqual(body, { model: 'real/chat', messages: HI, stream: false, max_tokens: 1000 });
 });
 
 test('a schema reaches the model from the AI SDK', async (t) => {
-  const { house, model } = await openGateway(t);
+  const { purser, model } = await openGateway(t);
   const schema = jsonSchema({ type: 'object', properties: { born: { type: 'integer' } } });
   const { output } = await generateText({ model, prompt: 'hi', output: Output.object({ schema }) });
   assert.deepEqual(output, { born: 1815 });
-  assert.match(JSON.stringify(house.upstream.calls[0]?.body.response_format), /"json_schema".*"born"/);
+  assert.match(JSON.stringify(purser.upstream.calls[0]?.body.response_format), /"json_schema".*"born"/);
 });
 
 test('one Idempotency-Key does not serve a loop of tools; one made for each request does', async (t) => {
-  const { house, options, openai } = await openGateway(t);
+  const { purser, options, openai } = await openGateway(t);
   const body = { model: 'chat', messages: HI, tools: TOOLS };
   const headers = { 'Idempotency-Key': 'for all of it' };
   const refused = await openai.chat.completions
@@ -107,17 +107,17 @@ test('one Idempotency-Key does not serve a loop of tools; one made for each requ
   }
   const said = await new Client(options).chat.completions.runTools(body).finalContent();
   assert.equal(said, 'You said: Sunny in Ada.');
-  assert.equal(house.upstream.calls.length, 3);
+  assert.equal(purser.upstream.calls.length, 3);
 });
 
 test('the models are listed, and what speaks another API is told so at once', async (t) => {
-  const { house, openai } = await openGateway(t);
+  const { purser, openai } = await openGateway(t);
   const listed: string[] = [];
   for await (const { id } of openai.models.list()) listed.push(id);
   assert.deepEqual(listed, ['chat', 'flat', 'free', 'dear']);
   assert.equal((await openai.models.retrieve('flat')).id, 'flat');
-  const refused = await openai.responses.create({ model: 'chat', input: 'hi' }).catch((error: unknown) => error);
+  const refused = await openai.moderations.create({ input: 'hi' }).catch((error: unknown) => error);
   assert(refused instanceof OpenAI.NotFoundError);
   assert.equal(refused.code, 'not_found');
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });

@@ -10,33 +10,33 @@ for (const [what, body, code] of [
   ['more messages than anybody has', `{"model":"chat","messages":${many('{}', 10_001)}}`, 'invalid_request'],
 ] as const)
   test(`a body of ${what} is refused with one sentence, and asks nobody`, async (t) => {
-    const house = await openTestServer(t);
-    const { token } = await house.openWallet();
-    const answer = await house.ask('POST', '/v1/chat/completions', { token, key: 'k', body });
+    const purser = await openTestServer(t);
+    const { token } = await purser.openWallet();
+    const answer = await purser.ask('POST', '/v1/chat/completions', { token, key: 'k', body });
     assert.deepEqual([answer.status, answer.body.error.code], [400, code]);
     assert.ok(answer.text.length < 500, answer.text);
-    assert.deepEqual(house.upstream.calls, []);
+    assert.deepEqual(purser.upstream.calls, []);
   });
 
 test('embeddings take as many token ids as fit the body, and no more of anything else', async (t) => {
   const model = {
     id: 'embedding',
     kind: 'embeddings',
-    upstream: 'house',
+    upstream: 'local',
     context_length: 8192,
     pricing: { prompt: '0' },
   };
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
     change: (all) => ({ ...all, router: { upstreams: all.router.upstreams, models: [model] } }),
   });
-  const { token: wallet } = await house.openWallet();
-  const { api_key: token } = (await house.ask('POST', '/v1/router/key', { token: wallet, body: {} })).body;
-  house.upstream.handle = (_, response) => {
+  const { token: wallet } = await purser.openWallet();
+  const { api_key: token } = (await purser.ask('POST', '/v1/router/key', { token: wallet, body: {} })).body;
+  purser.upstream.handle = (_, response) => {
     response.writeHead(200, { 'content-type': 'application/json' });
     response.end(JSON.stringify({ data: [], usage: { prompt_tokens: 1, total_tokens: 1 } }));
   };
   const embed = (input: unknown) =>
-    house.ask('POST', '/v1/router/embeddings', { token, body: { model: 'embedding', input } });
+    purser.ask('POST', '/v1/router/embeddings', { token, body: { model: 'embedding', input } });
   for (const [texts, tokens] of [
     [200, 300],
     [2048, 600],

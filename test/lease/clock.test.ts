@@ -1,119 +1,160 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
-import { LONG, openMemoryHouse, PRICE } from './leases.ts';
+import { LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const DAY = 86_400;
 
 test('after a leap forward nothing is ended, swept or leased for five minutes; what callers order is done', async (t) => {
-  const house = await openMemoryHouse(t);
-  const { id: walletId, token } = await house.openWallet({ ...LONG, expires_in_seconds: 0 });
-  const first = (await house.rent(token)).body.id;
-  const second = (await house.rent(token)).body.id;
-  const tag = `${tagPrefix(house.app.installationId)}res-orphan`;
-  house.memory.machines.set('o', { ref: 'o', tag, state: 'running', deadline: Number.MAX_SAFE_INTEGER, createdAt: 0 });
-  for (const it of house.memory.machines.values()) it.deadline += 10 * DAY; // Only Purser's own clock is at stake here.
-  house.clock.leap(DAY);
-  assert.equal((await house.lease(token)).body.error.code, 'read_only');
-  assert.equal((await house.extend(token, first, 60)).body.error.code, 'read_only');
+  const purser = await openMemoryServer(t);
+  const { id: walletId, token } = await purser.openWallet({ ...LONG, expires_in_seconds: 0 });
+  const first = (await purser.rent(token)).body.id;
+  const second = (await purser.rent(token)).body.id;
+  const tag = `${tagPrefix(purser.app.installationId)}res-orphan`;
+  purser.memory.machines.set('o', { ref: 'o', tag, state: 'running', deadline: Number.MAX_SAFE_INTEGER, createdAt: 0 });
+  for (const it of purser.memory.machines.values()) it.deadline += 10 * DAY; // Only Purser's own clock is at stake here.
+  purser.clock.leap(DAY);
+  assert.equal((await purser.lease(token)).body.error.code, 'read_only');
+  assert.equal((await purser.extend(token, first, 60)).body.error.code, 'read_only');
   for (let i = 0; i < 4; i++) {
-    house.clock.advance(60);
-    assert.equal((await house.app.reaper.runOnce()).orphans, 0);
+    purser.clock.advance(60);
+    assert.equal((await purser.app.reaper.runOnce()).orphans, 0);
   }
-  assert.equal((await house.status(token, first)).status, 'running');
-  assert.equal((await house.stop(token, second)).body.status, 'stopped');
-  assert.deepEqual((await house.machines()).sort(), ['m1', 'o']);
+  assert.equal((await purser.status(token, first)).status, 'running');
+  assert.equal((await purser.stop(token, second)).body.status, 'stopped');
+  assert.deepEqual((await purser.machines()).sort(), ['m1', 'o']);
 
-  house.clock.advance(61); // It has lasted: now it is the time.
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, first)).end_reason, 'lease_expired');
-  assert.deepEqual(await house.machines(), []);
-  assert.equal((await house.closeWallet(walletId)).status, 200);
-  assert.deepEqual(house.problems(), []);
+  purser.clock.advance(61); // It has lasted: now it is the time.
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, first)).end_reason, 'lease_expired');
+  assert.deepEqual(await purser.machines(), []);
+  assert.equal((await purser.closeWallet(walletId)).status, 200);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a leap forward that is taken back ends no lease, and none too late', async (t) => {
-  const house = await openMemoryHouse(t);
-  const { token } = await house.openWallet(LONG);
-  const { id } = (await house.rent(token)).body;
-  house.clock.leap(DAY);
-  house.clock.advance(120);
-  await house.app.reaper.runOnce();
-  house.clock.leap(-DAY);
-  house.clock.advance(479);
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'running');
-  house.clock.advance(1);
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'stopped');
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  purser.clock.leap(DAY);
+  purser.clock.advance(120);
+  await purser.app.reaper.runOnce();
+  purser.clock.leap(-DAY);
+  purser.clock.advance(479);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'running');
+  purser.clock.advance(1);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'stopped');
 });
 
 test('a lease whose own time ends while a leap is doubted takes no commands, and ends afterwards', async (t) => {
-  const house = await openMemoryHouse(t);
-  const { token } = await house.openWallet(LONG);
-  const { id } = (await house.rent(token)).body;
-  for (const it of house.memory.machines.values()) it.deadline += DAY; // Only Purser's own clock is at stake here.
-  house.clock.advance(500);
-  house.clock.leap(DAY);
-  house.clock.advance(100);
-  await house.app.reaper.runOnce();
-  const exec = await house.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true' } });
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  for (const it of purser.memory.machines.values()) it.deadline += DAY; // Only Purser's own clock is at stake here.
+  purser.clock.advance(500);
+  purser.clock.leap(DAY);
+  purser.clock.advance(100);
+  await purser.app.reaper.runOnce();
+  const exec = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true' } });
   assert.equal(exec.body.error.code, 'resource_not_active');
-  assert.equal((await house.status(token, id)).status, 'running');
-  house.clock.advance(300); // Five minutes since somebody noticed.
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'stopped');
+  assert.equal((await purser.status(token, id)).status, 'running');
+  purser.clock.advance(300); // Five minutes since somebody noticed.
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'stopped');
 });
 
 test('a machine that becomes ready while a leap is doubted is paid for when the time is known again', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.app.answerSeconds = 0.1;
-  house.memory.ready = false;
-  const { token } = await house.openWallet(LONG);
-  const { id } = (await house.lease(token)).body;
-  for (const it of house.memory.machines.values()) it.state = 'running';
-  house.clock.leap(600);
-  house.clock.advance(10);
-  await house.app.reaper.runOnce();
-  const waiting = await house.status(token, id);
+  const purser = await openMemoryServer(t);
+  purser.app.answerSeconds = 0.1;
+  purser.memory.ready = false;
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  for (const it of purser.memory.machines.values()) it.state = 'running';
+  purser.clock.leap(600);
+  purser.clock.advance(10);
+  await purser.app.reaper.runOnce();
+  const waiting = await purser.status(token, id);
   assert.deepEqual([waiting.status, waiting.charged_usd], ['provisioning', '0.00']);
-  house.clock.leap(-600);
-  house.clock.advance(10);
-  await house.app.reaper.runOnce();
-  const running = await house.status(token, id);
+  purser.clock.leap(-600);
+  purser.clock.advance(10);
+  await purser.app.reaper.runOnce();
+  const running = await purser.status(token, id);
   assert.deepEqual([running.status, running.charged_usd], ['running', PRICE]);
-  assert.equal([...house.memory.machines.values()][0]?.deadline, running.expires_at);
+  assert.equal([...purser.memory.machines.values()][0]?.deadline, running.expires_at);
 });
 
 test('a clock that is set back lengthens no lease: it ends when its seconds have passed', async (t) => {
-  const house = await openMemoryHouse(t);
-  const { token } = await house.openWallet(LONG);
-  const { id } = (await house.rent(token)).body;
-  house.clock.advance(100);
-  house.clock.leap(-DAY);
-  assert.equal((await house.lease(token)).body.error.code, 'read_only');
-  house.clock.advance(499);
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'running');
-  house.clock.advance(1);
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'stopped');
-  assert.equal(house.memory.machines.size, 0);
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  purser.clock.advance(100);
+  purser.clock.leap(-DAY);
+  assert.equal((await purser.lease(token)).body.error.code, 'read_only');
+  purser.clock.advance(499);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'running');
+  purser.clock.advance(1);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'stopped');
+  assert.equal(purser.memory.machines.size, 0);
 });
 
-test('a clock that is set back across a restart neither lengthens a lease nor ends it early', async (t) => {
-  const house = await openMemoryHouse(t);
-  const { token } = await house.openWallet(LONG);
-  const { id, expires_at: end } = (await house.rent(token)).body;
-  house.clock.leap(-DAY);
-  await house.reopen();
-  house.clock.advance(599);
-  await house.app.reaper.runOnce();
-  assert.deepEqual(
-    [(await house.status(token, id)).status, (await house.status(token, id)).expires_at],
-    ['running', end],
-  );
-  house.clock.advance(2); // The restart may have cost a part of a second.
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'stopped');
+test('a clock that is set back across a restart, and accepted, neither lengthens a lease nor ends it early', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id, expires_at: end } = (await purser.rent(token)).body;
+  purser.clock.leap(-DAY);
+  await purser.reopen();
+  assert.equal((await purser.lease(token)).body.error.code, 'read_only');
+  assert.equal((await purser.status(token, id)).expires_at, end);
+  await purser.reopen(() => {}, { acceptClock: true });
+  purser.clock.advance(598); // The restarts may have cost a part of a second.
+  await purser.app.reaper.runOnce();
+  const { status, expires_at: at } = await purser.status(token, id);
+  assert.equal(status, 'running');
+  assert.ok(Math.abs(at - (end - DAY)) <= 1, `${at} is a day earlier than ${end}`);
+  purser.clock.advance(3);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'stopped');
 });
+
+for (const way of ['by hand', 'of a lease that is kept'] as const)
+  test(`an extension ${way} that is in doubt while the clock is set back buys its own seconds and no more`, async (t) => {
+    const purser = await openMemoryServer(t);
+    purser.memory.cpuSeconds = 0;
+    const { token } = await purser.openWallet(LONG);
+    const { id, expires_at: end } = (await purser.rent(token)).body;
+    const lost = () => {
+      throw new Error('the line died');
+    };
+    purser.memory.after.extend = lost;
+    purser.memory.before.inspect = lost;
+    if (way === 'by hand') {
+      assert.equal((await purser.extend(token, id, 60)).body.error.code, 'operation_uncertain');
+    } else {
+      const body = { id, extend_seconds: 60, max_seconds: 120 };
+      assert.equal((await purser.ask('POST', '/v1/compute/keep', { token, key: 'k', body })).status, 200);
+      for (const seconds of [480, 60]) {
+        purser.clock.advance(seconds);
+        purser.memory.cpuSeconds += seconds;
+        await purser.app.reaper.runOnce();
+      }
+    }
+    assert.equal((await purser.budget(token)).held_usd, '0.006');
+    purser.clock.leap(-DAY);
+    await purser.reopen();
+    await purser.reopen(() => {}, { acceptClock: true });
+    delete purser.memory.after.extend;
+    delete purser.memory.before.inspect;
+    for (let i = 0; i < 3; i++) {
+      purser.clock.advance(10);
+      await purser.app.reaper.runOnce();
+    }
+    const { expires_at: at, purchased_seconds: purchased, charged_usd: charged, keep } = await purser.status(token, id);
+    assert.deepEqual([purchased, charged], [660, '0.066']);
+    assert.ok(Math.abs(at - (end - DAY + 60)) <= 1, `${at} is a day earlier than ${end + 60}`);
+    if (keep) assert.deepEqual([keep.state, keep.bought_seconds], ['active', 60]);
+    assert.deepEqual(purser.problems(), []);
+  });

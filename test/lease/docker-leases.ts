@@ -2,7 +2,7 @@ import { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
 import type { TestServerOptions } from '../helper/server.ts';
-import { type LeaseHouse, openWith } from './leases.ts';
+import { type LeaseServer, openWith } from './leases.ts';
 
 let engine: Engine | undefined;
 after(() => engine?.stop());
@@ -12,19 +12,19 @@ export async function sharedDocker(t: TestContext): Promise<Engine | undefined> 
   return engine;
 }
 
-/** A house whose leases are containers of a real engine. Undefined, and the test skipped, without one. */
-export async function openLeaseHouse(
+/** A purser whose leases are containers of a real engine. Undefined, and the test skipped, without one. */
+export async function openLeaseServer(
   t: TestContext,
   options: TestServerOptions & { socket?: string } = {},
-): Promise<(LeaseHouse & { engine: Engine }) | undefined> {
+): Promise<(LeaseServer & { engine: Engine }) | undefined> {
   const docker = await sharedDocker(t);
   if (!docker) return undefined;
-  const house = await openWith(t, options.socket ?? docker.socket, IMAGE, options);
-  return Object.assign(house, {
+  const purser = await openWith(t, options.socket ?? docker.socket, IMAGE, options);
+  return Object.assign(purser, {
     engine: docker,
     machines: async () =>
       (await docker.docker.listContainers({ all: true }))
         .map((it) => it.Names[0] as string)
-        .filter((name) => name.startsWith(`/${tagPrefix(house.app.installationId)}`)),
+        .filter((name) => name.startsWith(`/${tagPrefix(purser.app.installationId)}`)),
   });
 }

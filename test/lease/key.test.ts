@@ -2,128 +2,128 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Refusal } from '../../src/refusal.ts';
 import { until } from '../compute/conformance.ts';
-import { hold, LONG, openMemoryHouse, PRICE } from './leases.ts';
+import { hold, LONG, openMemoryServer, PRICE } from './leases.ts';
 
 /** A key rents one machine: once a create was answered 200, its key stays with its resource. */
 
 test('a create that was answered and stopped before it was ready keeps its key, over a restart too', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.app.answerSeconds = 0.2;
-  house.memory.ready = false;
-  const { token } = await house.openWallet(LONG);
-  const made = await house.lease(token, 'k');
+  const purser = await openMemoryServer(t);
+  purser.app.answerSeconds = 0.2;
+  purser.memory.ready = false;
+  const { token } = await purser.openWallet(LONG);
+  const made = await purser.lease(token, 'k');
   assert.deepEqual([made.status, made.body.status, made.body.billing_state], [200, 'provisioning', 'reserved']);
-  const stopped = await house.stop(token, made.body.id);
+  const stopped = await purser.stop(token, made.body.id);
   assert.deepEqual([stopped.body.status, stopped.body.charged_usd], ['stopped', '0.00']);
 
   const seen = async () => {
-    const again = await house.lease(token, 'k');
+    const again = await purser.lease(token, 'k');
     assert.deepEqual([again.status, again.headers['idempotent-replayed']], [200, 'true']);
     assert.deepEqual([again.body.id, again.body.status, again.body.end_reason], [made.body.id, 'stopped', 'requested']);
     assert.deepEqual([again.body.billing_state, again.body.charged_usd], ['settled', '0.00']);
   };
   await seen();
-  await house.reopen();
+  await purser.reopen();
   await seen();
-  assert.equal(house.memory.calls.filter((it) => it === 'create').length, 1);
-  const budget = await house.budget(token);
+  assert.equal(purser.memory.calls.filter((it) => it === 'create').length, 1);
+  const budget = await purser.budget(token);
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a create that was answered, and whose machine never became ready, keeps its key', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.app.answerSeconds = 0.2;
-  house.memory.ready = false;
-  const { token } = await house.openWallet(LONG);
-  const { id } = (await house.lease(token, 'k')).body;
-  house.clock.advance(61);
-  await house.app.reaper.runOnce();
-  assert.equal((await house.status(token, id)).status, 'failed');
-  const again = await house.lease(token, 'k');
+  const purser = await openMemoryServer(t);
+  purser.app.answerSeconds = 0.2;
+  purser.memory.ready = false;
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token, 'k')).body;
+  purser.clock.advance(61);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'failed');
+  const again = await purser.lease(token, 'k');
   assert.deepEqual([again.status, again.body.id, again.body.status], [200, id, 'failed']);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a create that was never answered 200 frees its key when it is released', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.memory.ready = false;
-  const { token } = await house.openWallet(LONG);
-  const made = house.lease(token, 'k');
+  const purser = await openMemoryServer(t);
+  purser.memory.ready = false;
+  const { token } = await purser.openWallet(LONG);
+  const made = purser.lease(token, 'k');
   const { id } = await until('it is there', async () => {
-    return (await house.ask('GET', '/v1/compute/list', { token })).body.resources[0];
+    return (await purser.ask('GET', '/v1/compute/list', { token })).body.resources[0];
   });
-  await until('it has a machine', async () => (await house.status(token, id)).provider_id !== null);
-  await house.stop(token, id);
+  await until('it has a machine', async () => (await purser.status(token, id)).provider_id !== null);
+  await purser.stop(token, id);
   assert.deepEqual([(await made).status, (await made).body.error.code], [503, 'provider_unavailable']);
-  house.memory.ready = true;
-  const other = await house.lease(token, 'k');
+  purser.memory.ready = true;
+  const other = await purser.lease(token, 'k');
   assert.deepEqual(
     [other.status, other.body.status, other.headers['idempotent-replayed']],
     [200, 'running', undefined],
   );
   assert.notEqual(other.body.id, id);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a server that dies after the answer keeps the key: the next one answers from the row, and then lets nothing go', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.app.answerSeconds = 0.2;
-  const { token } = await house.openWallet(LONG);
+  const purser = await openMemoryServer(t);
+  purser.app.answerSeconds = 0.2;
+  const { token } = await purser.openWallet(LONG);
   const slow = hold();
-  house.memory.before.create = slow.wait;
-  const { id } = (await house.lease(token, 'k')).body;
-  await house.crash(slow.go);
-  house.app.answerSeconds = 0.2;
-  house.memory.before = {};
-  const doubted = await house.lease(token, 'k');
+  purser.memory.before.create = slow.wait;
+  const { id } = (await purser.lease(token, 'k')).body;
+  await purser.crash(slow.go);
+  purser.app.answerSeconds = 0.2;
+  purser.memory.before = {};
+  const doubted = await purser.lease(token, 'k');
   assert.deepEqual([doubted.status, doubted.body.id, doubted.headers['idempotent-replayed']], [200, id, 'true']);
   assert.deepEqual([doubted.body.billing_state, doubted.body.reserved_usd], ['uncertain', PRICE]);
-  const operation = (await house.run('operation.list', { uncertain: true })).operations[0];
-  await house.run('operation.resolve', {
+  const operation = (await purser.run('operation.list', { uncertain: true })).operations[0];
+  await purser.run('operation.resolve', {
     id: operation?.id as string,
     decision: 'release',
     reason: 'nothing is there',
   });
-  const released = await house.lease(token, 'k');
+  const released = await purser.lease(token, 'k');
   assert.deepEqual([released.status, released.body.id, released.body.billing_state], [200, id, 'settled']);
   assert.equal(released.body.charged_usd, '0.00');
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('a create that was in flight at a crash is answered 200 by its replay, and from then on keeps its key', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.memory.ready = false;
-  const { token } = await house.openWallet(LONG);
+  const purser = await openMemoryServer(t);
+  purser.memory.ready = false;
+  const { token } = await purser.openWallet(LONG);
   const inspecting = hold();
-  house.memory.before.inspect = inspecting.wait;
-  void house.lease(token, 'k').catch(() => {}); // dies with its server
+  purser.memory.before.inspect = inspecting.wait;
+  void purser.lease(token, 'k').catch(() => {}); // dies with its server
   await inspecting.arrived;
-  house.memory.before = {};
-  await house.crash(inspecting.go);
-  house.app.answerSeconds = 0.5;
-  const replayed = await house.lease(token, 'k');
+  purser.memory.before = {};
+  await purser.crash(inspecting.go);
+  purser.app.answerSeconds = 0.5;
+  const replayed = await purser.lease(token, 'k');
   assert.deepEqual([replayed.status, replayed.body.status, replayed.body.charged_usd], [200, 'provisioning', '0.00']);
-  await house.stop(token, replayed.body.id);
-  const again = await house.lease(token, 'k');
+  await purser.stop(token, replayed.body.id);
+  const again = await purser.lease(token, 'k');
   assert.deepEqual([again.status, again.body.id, again.body.status], [200, replayed.body.id, 'stopped']);
-  assert.equal((await house.budget(token)).held_usd, '0.00');
-  assert.deepEqual(house.problems(), []);
+  assert.equal((await purser.budget(token)).held_usd, '0.00');
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('an answer of 200 that cannot be written is not given', async (t) => {
-  const house = await openMemoryHouse(t);
-  house.app.answerSeconds = 0.3;
-  house.memory.ready = false;
-  const { token } = await house.openWallet(LONG);
-  const { write } = house.app.ledger;
+  const purser = await openMemoryServer(t);
+  purser.app.answerSeconds = 0.3;
+  purser.memory.ready = false;
+  const { token } = await purser.openWallet(LONG);
+  const { write } = purser.app.ledger;
   const inspecting = hold();
-  house.memory.before.inspect = inspecting.wait;
-  const made = house.lease(token, 'k');
+  purser.memory.before.inspect = inspecting.wait;
+  const made = purser.lease(token, 'k');
   await inspecting.arrived;
-  t.mock.method(house.app.ledger, 'write', () => Promise.reject(new Refusal('read_only')));
+  t.mock.method(purser.app.ledger, 'write', () => Promise.reject(new Refusal('read_only')));
   const answer = await made;
   assert.deepEqual([answer.status, answer.body.error.code], [503, 'operation_uncertain']);
-  t.mock.method(house.app.ledger, 'write', write);
+  t.mock.method(purser.app.ledger, 'write', write);
   inspecting.go();
 });

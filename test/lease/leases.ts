@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { TestContext } from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
+import type { EngineSettings } from '../../src/compute/backends/container/address.ts';
 import { createMemory, type Memory, replaceBackend } from '../compute/engines/memory.ts';
 import { type Answer, openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
 
@@ -10,7 +11,7 @@ export const PRICE = '0.003541667';
 /** Room for every lease of a test. */
 export const LONG = { budget_cents: 500, expires_in_seconds: 7200 };
 
-export type LeaseHouse = TestServer & {
+export type LeaseServer = TestServer & {
   /** Of provider_one. */
   backend: Backend;
   /** A create of provider_one, which cannot be extended. */
@@ -25,10 +26,10 @@ export type LeaseHouse = TestServer & {
   machines(): Promise<string[]>;
 };
 
-const settingsOf = (socket: string, image: string) => ({
+const settingsOf = (engine: EngineSettings, image: string) => ({
   provider_one: {
     backend: 'container',
-    socket,
+    ...engine,
     image,
     prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
     limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
@@ -36,29 +37,35 @@ const settingsOf = (socket: string, image: string) => ({
   },
   provider_three: {
     backend: 'container',
-    socket,
+    ...engine,
     image,
     offers: [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }],
   },
 });
 
-/** A house that leases containers: of `image`, by the engine behind `socket`. */
+/** A purser that leases containers of `image`, by an engine or the engine behind a socket. */
 export async function openWith(
   t: TestContext,
-  socket: string,
+  engine: string | EngineSettings,
   image: string,
   options: TestServerOptions,
-): Promise<LeaseHouse> {
+): Promise<LeaseServer> {
   const { compute, ...settings } = options.settings ?? {};
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
     ...options,
-    settings: { compute: { ...settingsOf(socket, image), ...(compute as object) }, ...settings },
+    settings: {
+      compute: {
+        ...settingsOf(typeof engine === 'string' ? { socket: engine } : engine, image),
+        ...(compute as object),
+      },
+      ...settings,
+    },
   });
-  await house.app.reaper.stop(); // Passes run when a test says so: none looks for a machine between two of its lines.
+  await purser.app.reaper.stop(); // Passes run when a test says so: none looks for a machine between two of its lines.
   const create = (token: string, key: string, body: object) =>
-    house.ask('POST', '/v1/compute/create', { token, key, body });
-  Object.defineProperty(house, 'backend', { get: () => house.app.slots.list[0]?.backend });
-  return Object.assign(house as TestServer & { backend: Backend }, {
+    purser.ask('POST', '/v1/compute/create', { token, key, body });
+  Object.defineProperty(purser, 'backend', { get: () => purser.app.slots.list[0]?.backend });
+  return Object.assign(purser as TestServer & { backend: Backend }, {
     lease: (token: string, key: string = randomUUID(), spec: Record<string, unknown> = {}) =>
       create(token, key, { provider: 'provider_one', spec: { ...SPEC, ...spec } }),
     rent: (token: string, key: string = randomUUID()) =>
@@ -67,34 +74,72 @@ export async function openWith(
         spec: { offer_id: 'small', disk_gb: 5, max_seconds: 600 },
       }),
     extend: (token: string, id: string, seconds: number, key: string = randomUUID()) =>
-      house.ask('POST', '/v1/compute/extend', { token, key, body: { id, additional_seconds: seconds } }),
-    stop: (token: string, id: string) => house.ask('POST', '/v1/compute/stop', { token, body: { id } }),
+      purser.ask('POST', '/v1/compute/extend', { token, key, body: { id, additional_seconds: seconds } }),
+    stop: (token: string, id: string) => purser.ask('POST', '/v1/compute/stop', { token, body: { id } }),
     status: async (token: string, id: string) =>
-      (await house.ask('POST', '/v1/compute/status', { token, body: { id } })).body,
-    closeWallet: (walletId: string) => house.ask('POST', `/v1/wallets/${walletId}/close`, { token: house.accountKey }),
+      (await purser.ask('POST', '/v1/compute/status', { token, body: { id } })).body,
+    closeWallet: (walletId: string) =>
+      purser.ask('POST', `/v1/wallets/${walletId}/close`, { token: purser.accountKey }),
     machines: async () => [] as string[],
   });
 }
 
-/** A house whose machines are only remembered, for what no real engine can be made to do. */
-export async function openMemoryHouse(
+/** A purser whose machines are only remembered, for what no real engine can be made to do. */
+export async function openMemoryServer(
   t: TestContext,
   options: TestServerOptions = {},
-): Promise<LeaseHouse & { memory: Memory }> {
+): Promise<LeaseServer & { memory: Memory }> {
   const memory = createMemory();
-  const house = await openWith(t, 'unix:///nowhere/docker.sock', 'nowhere:1', options);
-  const { reopen, crash } = house;
+  return Object.assign(await openRemembering(t, options, () => memory), { memory });
+}
+
+/** The settings of provider_one with several backends, by their names and the addresses of their engines. */
+export const poolOf = (engines: Record<string, string>, image: string, more: object = {}, each: object = {}) => ({
+  ...more,
+  backends: Object.entries(engines).map(([name, socket]) => ({
+    name,
+    ...settingsOf({ socket }, image).provider_one,
+    ...each,
+  })),
+});
+
+/** The same with several backends behind provider_one, each with machines of its own. `more` are settings of the slot. */
+export async function openMemoryPool<N extends string>(
+  t: TestContext,
+  names: readonly N[],
+  more: object = {},
+): Promise<LeaseServer & { memories: Record<N, Memory>; of: (name: N) => Backend }> {
+  const memories = Object.fromEntries(names.map((it) => [it, createMemory()])) as Record<N, Memory>;
+  const engines = Object.fromEntries(names.map((it) => [it, `unix:///nowhere/${it}.sock`]));
+  const settings = { compute: { provider_one: poolOf(engines, 'nowhere:1', more) } };
+  const other = createMemory();
+  const purser = await openRemembering(t, { settings }, (name) => memories[name as N] ?? other);
+  return Object.assign(purser, {
+    memories,
+    of: (name: N) => purser.app.slots.backendOf({ slot: 'provider_one', backend: name }) as Backend,
+    machines: async () => names.flatMap((it) => [...memories[it].machines.keys()].map((ref) => `${it} ${ref}`)),
+  });
+}
+
+async function openRemembering(
+  t: TestContext,
+  options: TestServerOptions,
+  memoryOf: (backend: string) => Memory,
+): Promise<LeaseServer> {
+  const purser = await openWith(t, 'unix:///nowhere/docker.sock', 'nowhere:1', options);
+  const { reopen, crash } = purser;
   // The machines know the time that passes, whatever is done to our own clock.
-  const born = house.clock.wall() - house.clock.monotonic();
-  const now = () => Math.floor((born + house.clock.monotonic()) / 1000);
+  const born = purser.clock.wall() - purser.clock.monotonic();
+  const now = () => Math.floor((born + purser.clock.monotonic()) / 1000);
   const replace = async () => {
-    await house.app.reaper.stop();
-    for (const { backend } of house.app.slots.list) replaceBackend(backend, memory, now);
+    await purser.app.reaper.stop();
+    for (const { backend } of purser.app.slots.list) replaceBackend(backend, memoryOf(backend.name), now);
   };
   await replace();
-  return Object.assign(house, {
-    memory,
-    machines: async () => [...memory.machines.keys()],
+  return Object.assign(purser, {
+    machines: async () => [
+      ...new Set(purser.app.slots.list.flatMap((it) => [...memoryOf(it.backend.name).machines.keys()])),
+    ],
     async reopen(...args: Parameters<TestServer['reopen']>) {
       await reopen(...args);
       await replace();
@@ -118,4 +163,39 @@ export function hold(): { arrived: Promise<void>; wait: () => Promise<void>; go:
     },
     go: gone.resolve,
   };
+}
+
+/**
+ * Rents with the key `k` and stops again, and has the process die at a call of the backend: before it is made, or when it
+ * was made and nobody heard of it. A server on the same files has taken its place afterwards.
+ */
+export async function dieAt(
+  purser: LeaseServer,
+  token: string,
+  when: 'before' | 'after',
+  name: 'create' | 'inspect' | 'extend' | 'destroy' | 'find',
+): Promise<void> {
+  const { create } = purser.backend;
+  if (name === 'find')
+    // The tag is asked only where an answer was lost.
+    purser.backend.create = async (order) => {
+      await create(order);
+      throw new Error('the connection was reset');
+    };
+  const died = Promise.withResolvers<void>();
+  const never = Promise.withResolvers<never>();
+  const real = purser.backend[name] as (...args: never[]) => Promise<unknown>;
+  (purser.backend as Record<string, unknown>)[name] = async (...args: never[]) => {
+    if (when === 'after') await real(...args);
+    died.resolve();
+    return never.promise;
+  };
+  const life = async () => {
+    let made = await purser.lease(token, 'k');
+    if (made.status === 503) made = await purser.lease(token, 'k');
+    await purser.stop(token, made.body.id);
+  };
+  void life().catch(() => {});
+  await died.promise;
+  await purser.crash(() => never.reject(new Error('it is dead')));
 }

@@ -6,25 +6,27 @@ import type { TestContext } from 'node:test';
 import { newId } from '../../src/id.ts';
 import { type FundingOrder, fundAccount, openAccount } from '../../src/ledger/account.ts';
 import { install } from '../../src/ledger/installation.ts';
-import { type Ledger, openLedger } from '../../src/ledger/ledger.ts';
+import { openLedger } from '../../src/ledger/ledger.ts';
+import { openWallet, type WalletOrder } from '../../src/ledger/open-wallet.ts';
 import { type HoldOrder, type Operation, type Outcome, placeHold, settle } from '../../src/ledger/operation.ts';
-import { openWallet, type Wallet, type WalletOrder } from '../../src/ledger/wallet.ts';
-import { Nanos } from '../../src/money.ts';
+import type { Wallet } from '../../src/ledger/wallet.ts';
+import { centsToNanos, Nanos } from '../../src/money.ts';
+import { type OpenLedger, takingClosures } from '../helper/closures.ts';
 
 type After = Pick<TestContext, 'after'>;
 export const MASTER_KEY_ID = 'mk_test';
 
 /** A directory that goes away with the test. */
-export function temporaryDirectory(t: After): string {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-test-'));
+export function temporaryDirectory(t: After, parent = tmpdir()): string {
+  const directory = mkdtempSync(join(parent, 'purser-test-'));
   t.after(() => rmSync(directory, { recursive: true, force: true }));
   return directory;
 }
 
-/** The ledger on a real file, without the house around it: accounts, wallets and operations, and time as an argument. */
+/** The ledger on a real file, without the server around it: accounts, wallets and operations, and time as an argument. */
 export type Books = {
   file: string;
-  ledger: Ledger;
+  ledger: OpenLedger;
   account(creditCents?: number, now?: number): Promise<string>;
   fund(order: Pick<FundingOrder, 'accountId' | 'kind' | 'amountCents'>, now?: number): Promise<unknown>;
   wallet(accountId: string, order?: Partial<WalletOrder>, now?: number): Promise<Wallet>;
@@ -47,7 +49,8 @@ export function walletOrder(accountId: string, order: Partial<WalletOrder> = {})
     id: newId('wal'),
     accountId,
     name: 'test',
-    budgetCents: 1000,
+    parentId: null,
+    budget: centsToNanos(1000),
     expiresInSeconds: 0,
     masterKeyId: MASTER_KEY_ID,
     tokenHash: randomBytes(32),
@@ -75,13 +78,15 @@ export function holdOrder(walletId: string, nanos: bigint, order: Partial<HoldOr
   };
 }
 
-export function openBooksAt(file: string): Ledger {
-  return openLedger(file, {
+export function openBooksAt(file: string): OpenLedger {
+  const ledger = openLedger(file, {
     migrate: true,
+    writesHere: true,
     fatal(error) {
       throw error;
     },
   });
+  return takingClosures(ledger);
 }
 
 export async function openBooks(t: After): Promise<Books> {

@@ -8,18 +8,19 @@ import {
   type CheckoutStatus,
   dueCheckouts,
   findCheckout,
-  lookAgain,
   nextDueCheckout,
   openCheckout,
   type PaymentReport,
+  recordPoll,
   reportPayment,
   settleCreation,
   WAITING_COUNT_MAX,
 } from '../../src/ledger/checkout.ts';
-import { closeWallet, freezeWallet } from '../../src/ledger/closing.ts';
+import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
+import { openWallet } from '../../src/ledger/open-wallet.ts';
 import { type ReversalReport, reportReversal } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
-import { openWallet } from '../../src/ledger/wallet.ts';
+import { centsToNanos } from '../../src/money.ts';
 import { type Books, openBooks, walletOrder } from './books.ts';
 
 const CENTS = 2000;
@@ -67,7 +68,7 @@ const COME: Record<CheckoutStatus, (it: Awaited<ReturnType<typeof open>>) => Pro
   mismatch: ({ told }) => told('paid', { amountCents: CENTS - 1 }),
   abandoned: async (it) => {
     await COME.open(it);
-    await it.books.ledger.write((tx) => lookAgain(tx, it.id, 'no answer', 200 * DAY));
+    await it.books.ledger.write((tx) => recordPoll(tx, it.id, 'no answer', 200 * DAY));
   },
 };
 
@@ -126,19 +127,19 @@ test('what is said of a session that is none of ours, or of a second one of a ch
 test('a refund takes what is available, the rest is owed; it is paid first by what comes in, and no wallet is opened before', async (t) => {
   const it = await open(t);
   await it.told('paid', { paymentIntent: 'pi_1' });
-  const wallet = await it.books.wallet(it.accountId, { budgetCents: 1500 }, 21);
+  const wallet = await it.books.wallet(it.accountId, { budget: centsToNanos(1500) }, 21);
   await it.reversed({});
   assert.deepEqual(it.figures(), [0, 1500]);
   assert.equal(it.row().takenCents, CENTS);
   const another = () =>
-    it.books.ledger.write((tx) => openWallet(tx, walletOrder(it.accountId, { budgetCents: 100 }), 31));
+    it.books.ledger.write((tx) => openWallet(tx, walletOrder(it.accountId, { budget: centsToNanos(100) }), 31));
   await assert.rejects(another(), { code: 'insufficient_funds', message: /owes 1500 cents/ });
   await it.books.fund({ accountId: it.accountId, kind: 'credit', amountCents: 600 }, 32);
   assert.deepEqual(it.figures(), [0, 900]);
   await assert.rejects(another(), { code: 'insufficient_funds' });
 
   await it.books.ledger.write((tx) => {
-    freezeWallet(tx, wallet.id, 'operator', 40);
+    beginClosing(tx, wallet.id, 'operator', 40);
     closeWallet(tx, wallet.id, 40);
   });
   assert.deepEqual(it.figures(), [600, 0], 'the closing paid the rest');
@@ -203,7 +204,7 @@ test('a dispute blocks new wallets until it is decided: won is given back, lost 
     await it.told('paid', { paymentIntent: 'pi_1' });
     await it.books.fund({ accountId: it.accountId, kind: 'credit', amountCents: 1000 }, 22);
     const another = () =>
-      it.books.ledger.write((tx) => openWallet(tx, walletOrder(it.accountId, { budgetCents: 100 }), 31));
+      it.books.ledger.write((tx) => openWallet(tx, walletOrder(it.accountId, { budget: centsToNanos(100) }), 31));
     await it.reversed(dispute('inquiry', 30));
     assert.deepEqual(it.figures(), [3000, 0], 'nothing was taken yet');
     await assert.rejects(another(), { code: 'account_suspended', message: /disputed/ });
@@ -243,7 +244,7 @@ test('a clear refusal frees the key; what is unknown keeps it until the end, and
   await ledger.write((tx) => settleCreation(tx, it.id, { kind: 'unknown', reason: 'no answer' }, 11));
   assert.deepEqual([it.row().status, it.row().lastError], ['creating', 'no answer']);
   assert.deepEqual(dueCheckouts(ledger.read, 3609), []);
-  await ledger.write((tx) => lookAgain(tx, it.id, null, 3610));
+  await ledger.write((tx) => recordPoll(tx, it.id, null, 3610));
   assert.deepEqual([it.row().status, it.row().dueAt], ['expired', null]);
 });
 
@@ -259,7 +260,7 @@ test('it is asked soon at first, then ever more rarely, right after its end once
       [it.id],
     );
     const at = now;
-    await ledger.write((tx) => lookAgain(tx, it.id, 'no answer', at));
+    await ledger.write((tx) => recordPoll(tx, it.id, 'no answer', at));
   }
   const gaps = times.slice(1).map((at, i) => at - (times[i] as number));
   assert.equal(times[0], 26);

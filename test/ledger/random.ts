@@ -7,7 +7,7 @@ export const steps = (usual: number) => Number(process.env.PURSER_TEST_STEPS ?? 
 
 export type Random = {
   /** A whole number from `least` to `most`. */
-  whole(least: number, most: number): number;
+  whole(min: number, max: number): number;
   pick<T>(from: readonly T[]): T;
   /** One of the names, by weight. */
   weighted<K extends string>(weights: Record<K, number>): K;
@@ -23,7 +23,7 @@ export function createRandom(seed: number): Random {
     return ((bits ^ (bits >>> 14)) >>> 0) / 2 ** 32;
   }
   const random: Random = {
-    whole: (least, most) => least + Math.floor(next() * (most - least + 1)),
+    whole: (min, max) => min + Math.floor(next() * (max - min + 1)),
     pick: (from) => from[random.whole(0, from.length - 1)] as never,
     weighted(weights) {
       const names = Object.keys(weights) as (keyof typeof weights)[];

@@ -2,9 +2,11 @@ import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { openDatabase } from '../../src/db/open.ts';
-import { closeWallet, freezeWallet } from '../../src/ledger/closing.ts';
+import { audit, auditInThreads } from '../../src/ledger/audit.ts';
+import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { hashEntry } from '../../src/ledger/journal.ts';
 import { type Verdict, verifyLedger } from '../../src/ledger/verify.ts';
+import { centsToNanos } from '../../src/money.ts';
 import { type Books, done, openBooks, refused, unknown } from './books.ts';
 
 /** Books in which everything has happened once, and the ids of what happened. */
@@ -14,8 +16,8 @@ async function openStory(t: TestContext) {
   const account = await books.account(100_000, 10);
   const other = await books.account(700, 11);
   await books.fund({ accountId: account, kind: 'debit', amountCents: 500 }, 12);
-  const open = (await books.wallet(account, { budgetCents: 1000 }, 20)).id;
-  const ended = (await books.wallet(account, { budgetCents: 300 }, 21)).id;
+  const open = (await books.wallet(account, { budget: centsToNanos(1000) }, 20)).id;
+  const ended = (await books.wallet(account, { budget: centsToNanos(300) }, 21)).id;
   const charged = (await books.hold(open, 50_000_000n, {}, 30)).id;
   await books.settle(charged, done(12_345_678n), 31);
   const released = (await books.hold(open, 20_000_000n, {}, 32)).id;
@@ -28,7 +30,7 @@ async function openStory(t: TestContext) {
   const last = (await books.hold(ended, 900_000_000n, {}, 38)).id;
   await books.settle(last, done(123_456_789n), 39);
   await ledger.write((tx) => {
-    freezeWallet(tx, ended, 'operator', 40);
+    beginClosing(tx, ended, 'operator', 40);
     closeWallet(tx, ended, 41);
   });
   return { books, account, other, open, ended, charged, released, reserved, uncertain, free, last };
@@ -63,6 +65,11 @@ const DAMAGE: [what: string, sql: (it: Story) => string, said: (it: Story) => Re
     'the amount of an entry',
     () => 'update entry set amount_nanos = amount_nanos + 1 where seq = 5',
     () => [/^entry 5 was changed/],
+  ],
+  [
+    'the number of the first entry',
+    () => 'update entry set seq = -1 where seq = 1',
+    () => [/^entries 1 to -2 are missing/, /^entry -1 was changed/],
   ],
   ['the time of an entry', () => 'update entry set at = at + 1 where seq = 5', () => [/^entry 5 was changed/]],
   [
@@ -348,7 +355,7 @@ function forge(client: Client.Database): void {
   const entries = client.prepare('select seq, at, cause_id, debit, credit, amount_nanos from entry order by seq').all();
   for (const it of entries as Record<string, never>[]) {
     const { seq = 0n, at = 0n, cause_id: causeId = '', debit = '', credit = '', amount_nanos: amount } = it;
-    const hash = hashEntry(prev, seq, { at, causeId, debit, credit, amount: amount as never });
+    const hash = hashEntry(prev, Number(seq), { at: Number(at), causeId, debit, credit, amount: amount as never });
     client.prepare('update entry set prev_hash = ?, hash = ? where seq = ?').run(prev, hash, seq);
     prev = hash;
   }
@@ -408,6 +415,39 @@ test('money that goes into a book that belongs to nothing is named, however well
     problems.some((it) => it.startsWith('the book account:acct_thief has 2870000000 nanos')),
     problems.join('\n'),
   );
+});
+
+test('a field of two lines is named, however well the chain is forged', async (t) => {
+  const { books } = await openStory(t);
+  await damage(books, (client) => {
+    client.exec(`update entry set debit = debit || char(10) || 'x' where seq = 5`);
+    forge(client);
+  });
+  assert.equal(verify(t, books).problems[0], 'entry 5 was changed: its hash does not match its fields');
+});
+
+test('an audit in threads says what an audit in one thread says', async (t) => {
+  const { books } = await openStory(t);
+  const both = async () => {
+    const { client } = openDatabase(books.file, { migrate: false, readonly: true });
+    t.after(() => client.close());
+    const verdict = audit(client);
+    assert.deepEqual(await auditInThreads(books.file, client), verdict);
+    return verdict;
+  };
+  assert.deepEqual((await both()).problems, []);
+
+  await damage(books, (client) => {
+    client.exec('drop index operation_open'); // The structure.
+    client.exec('update entry set amount_nanos = amount_nanos + 1 where seq = 5'); // The books.
+    client.exec(`update operation set subject = 'another'`); // The rows.
+  });
+  const { problems } = await both();
+  for (const said of [/^the index operation_open is missing/, /^entry 5 was changed/, /^operation op_\w+ was changed/])
+    assert(
+      problems.some((it) => said.test(it)),
+      `${said}: ${problems.join('\n')}`,
+    );
 });
 
 test('beyond a thousand faults the rest is counted', async (t) => {

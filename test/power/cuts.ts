@@ -56,9 +56,9 @@ export async function identify(directory: string) {
 /** Resolves when the trace has everything that process `pid` did, up to its `end`. */
 export async function isWritten(trace: string, pid: number | undefined, end: string): Promise<void> {
   const last = new RegExp(`^${pid} +\\+{3} ${end}`, 'm');
-  const look = async () => {
+  const check = async () => {
     while (!last.test(readFileSync(trace, 'latin1').slice(-10_000)))
       await new Promise((resolve) => setTimeout(resolve, 20));
   };
-  await within(look(), () => 'the trace is written');
+  await within(check(), () => 'the trace is written');
 }

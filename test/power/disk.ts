@@ -165,11 +165,11 @@ function torn(change: Change, random: () => number): Change {
 
 function withChanges(before: Buffer, changes: readonly Change[]): Buffer {
   if (!changes.length) return before;
-  const most = Math.max(
+  const max = Math.max(
     before.length,
     ...changes.map((it) => ('length' in it ? it.length : it.offset + it.bytes.length)),
   );
-  const bytes = Buffer.alloc(most);
+  const bytes = Buffer.alloc(max);
   before.copy(bytes);
   let { length } = before;
   for (const it of changes) {

@@ -1,12 +1,17 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 import { createKeyring } from '../../src/access/keyring.ts';
 import { createLimit } from '../../src/access/limits.ts';
 import { createClock, systemTime } from '../../src/clock.ts';
+import { createActivity } from '../../src/compute/activity.ts';
 import { createSlots } from '../../src/compute/slots.ts';
 import { createEvents } from '../../src/events.ts';
+import { createKeepMemory } from '../../src/lease/keep.ts';
+import { createOutages } from '../../src/lease/outages.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
+import { centsToNanos } from '../../src/money.ts';
 import { createReaper, type ReaperApp } from '../../src/reaper/reaper.ts';
 import { createInFlight } from '../../src/spend/in-flight.ts';
 import { createKeyedMutex } from '../../src/spend/keyed-mutex.ts';
@@ -25,44 +30,49 @@ async function openReaper(t: TestContext) {
   t.mock.timers.enable({ apis: ['setTimeout'] });
   const time = handClock();
   const log = createLog('silent');
-  const clock = createClock(time, 0, log);
+  const clock = createClock(time, { at: 0 }, log);
   const passes = { begun: 0, running: 0, atOnce: 0 };
   let gate = Promise.resolve();
   const app: ReaperApp = {
     ledger: {
       ...books.ledger,
-      async write(change) {
+      async write(write, data) {
         await gate;
-        return books.ledger.write(change);
+        return books.ledger.write(write, data);
       },
     },
-    clock: {
-      ...clock,
-      // Every pass asks this first, and once.
-      expiryBlocked() {
-        passes.begun++;
-        passes.running++;
-        passes.atOnce = Math.max(passes.atOnce, passes.running);
-        return clock.expiryBlocked();
-      },
-    },
+    clock,
     events: createEvents(log),
     inFlight: createInFlight(),
     config: {
       closeWaitSeconds: 0,
+      keep: { cpuPercent: 5 },
       router: { upstreams: [], models: [], uncertain: { after_seconds: 100, policy: 'charge' } },
     },
     limits: { released: createLimit(0, time.monotonic) },
     wakeAt() {},
     slots: createSlots([]),
     leaseMutex: createKeyedMutex(),
+    outages: createOutages(),
+    leaseChecks: new Map(),
+    waitingFor: new Map(),
+    activity: createActivity(),
+    keeps: createKeepMemory(),
     installationId: 'inst_test',
     answerSeconds: 30,
     state: { sweepAt: 0 },
     keyring: createKeyring({ id: MASTER_KEY_ID, key: Buffer.alloc(32) }),
     keysWalked: new Map(),
     paymentPoller: undefined,
-    health: { fault: undefined },
+    health: {
+      // Every pass asks this first, and once.
+      get fault() {
+        passes.begun++;
+        passes.running++;
+        passes.atOnce = Math.max(passes.atOnce, passes.running);
+        return undefined;
+      },
+    },
     diskReserve: { shortage: () => undefined },
     keysUsed: {
       // The last that a pass looks at.
@@ -307,37 +317,39 @@ test(`a thousand starts, stops and calls in any order: never two passes at once,
 });
 
 test('by the real clock, a wallet that expires soon is closed without anybody asking', async (t) => {
-  const house = await openTestServer(t, { time: { ...systemTime, advance() {}, leap() {} } });
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t, { time: { ...systemTime, advance() {}, leap() {}, bootAgain() {} } });
+  const { token } = await purser.openWallet();
   // The interface has no wallet that lives for so short a time; the ledger has.
   const order = {
-    accountId: house.accountId,
+    accountId: purser.accountId,
     name: 'short',
-    budgetCents: 100,
+    parentId: null,
+    budget: centsToNanos(100),
     expiresInSeconds: 3,
     requestId: 'req_1',
   };
-  const short = await open(house.app, { ...order, idempotencyKey: 'k', fingerprint: Buffer.alloc(32) });
-  const read = async () => (await house.ask('GET', `/v1/wallets/${short.wallet.id}`, { token: house.accountKey })).body;
+  const short = await open(purser.app, { ...order, idempotencyKey: 'k', fingerprint: Buffer.alloc(32) });
+  const read = async () =>
+    (await purser.ask('GET', `/v1/wallets/${short.wallet.id}`, { token: purser.accountKey })).body;
   let record = await read();
   assert.equal(record.status, 'active');
   for (let i = 0; i < 100_000 && record.status !== 'closed'; i++) {
-    await turns(10);
+    await setTimeout(10);
     record = await read();
   }
   assert.deepEqual([record.status, record.close_reason, record.returned_cents], ['closed', 'expired', 100]);
   assert(record.closed_at >= record.expires_at);
-  assert.equal((await house.budget(token)).status, 'active', 'and no other');
+  assert.equal((await purser.budget(token)).status, 'active', 'and no other');
 });
 
 test('what became uncertain is decided without anybody asking', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  house.upstream.handle = reset;
-  await house.chat(token, { model: 'flat' });
-  house.clock.advance(900);
-  house.app.wakeAt(house.app.clock.now());
-  let budget = await house.budget(token);
-  for (let i = 0; i < 100_000 && budget.holds.length; i++) budget = await house.budget(token);
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  purser.upstream.handle = reset;
+  await purser.chat(token, { model: 'flat' });
+  purser.clock.advance(900);
+  purser.app.wakeAt(purser.app.clock.now());
+  let budget = await purser.budget(token);
+  for (let i = 0; i < 100_000 && budget.holds.length; i++) budget = await purser.budget(token);
   assert.deepEqual([budget.used_usd, budget.held_usd], ['0.01', '0.00']);
 });

@@ -12,31 +12,31 @@ import { openTestServer, type TestServer, UPSTREAM_KEY } from '../helper/server.
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const NOW = 1_790_000_000;
-const backUpHouse = (house: TestServer, file: string) => backUp(files(house.directory), file, '1.2.3', NOW);
+const backUpServer = (purser: TestServer, file: string) => backUp(purser.directory, file, '1.2.3', NOW);
 const newFile = (t: TestContext) => join(temporaryDirectory(t), 'backup.db');
 
-function read<T>(file: string, look: (client: Client.Database) => T): T {
+function read<T>(file: string, query: (client: Client.Database) => T): T {
   const client = new Client(file, { readonly: true });
   try {
-    return look(client);
+    return query(client);
   } finally {
     client.close();
   }
 }
 
 test('a backup is one private file with its manifest, made while the server serves', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await house.chat(token);
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await purser.chat(token);
   const file = newFile(t);
-  const { bytes, counts, ...manifest } = await backUpHouse(house, file);
-  const { seq, hash, epoch } = headOf(house.app.ledger.read);
+  const { bytes, counts, ...manifest } = await backUpServer(purser, file);
+  const { seq, hash, epoch } = headOf(purser.app.ledger.read);
   assert.deepEqual(manifest, {
     file,
     version: '1.2.3',
     created_at: NOW,
-    installation_id: house.app.installationId,
-    master_key_id: house.app.keyring.current.id,
+    installation_id: purser.app.installationId,
+    master_key_id: purser.app.keyring.current.id,
     head: { seq, hash, epoch },
   });
   assert.deepEqual(
@@ -49,24 +49,24 @@ test('a backup is one private file with its manifest, made while the server serv
     read(file, (client) => client.pragma('journal_mode', { simple: true })),
     'delete',
   );
-  assert.equal((await house.chat(token)).status, 200, 'and the server goes on');
+  assert.equal((await purser.chat(token)).status, 200, 'and the server goes on');
 });
 
 test('a backup under load is a prefix of the journal', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet({ budget_cents: 10_000 });
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet({ budget_cents: 10_000 });
   let running = true;
   const load = Array.from({ length: 8 }, async () => {
-    while (running) assert.equal((await house.chat(token)).status, 200);
+    while (running) assert.equal((await purser.chat(token)).status, 200);
   });
   const taken = [];
   for (let i = 0; i < 5; i++) {
     const file = newFile(t);
-    taken.push(await backUpHouse(house, file));
+    taken.push(await backUpServer(purser, file));
   }
   running = false;
   await Promise.all(load);
-  const journal = [...exportEntries(house.app.ledger.read, 'jsonl')];
+  const journal = [...exportEntries(purser.app.ledger.read, 'jsonl')];
   assert((taken.at(-1)?.head.seq as number) > (taken[0]?.head.seq as number), 'there was load');
   for (const { file, head } of taken) {
     assert.equal((JSON.parse(journal[head.seq - 1] as string) as { hash: string }).hash, head.hash);
@@ -78,79 +78,79 @@ test('a backup under load is a prefix of the journal', async (t) => {
 });
 
 test('no token is in a backup, and no key', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  const gateway = (await house.ask('POST', '/v1/router/key', { token, key: randomUUID(), body: {} })).body.api_key;
-  await house.chat(token);
-  const old = readFileSync(join(house.directory, 'master.key'), 'utf8').trim();
-  await house.run('master-key.rotate', {});
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const gateway = (await purser.ask('POST', '/v1/router/key', { token, key: randomUUID(), body: {} })).body.api_key;
+  await purser.chat(token);
+  const old = readFileSync(join(purser.directory, 'master.key'), 'utf8').trim();
+  await purser.run('master-key.rotate', {});
   const file = newFile(t);
-  await backUpHouse(house, file);
+  await backUpServer(purser, file);
   const bytes = readFileSync(file);
-  const current = readFileSync(join(house.directory, 'master.key'), 'utf8').trim();
-  const secrets = [token, gateway, house.accountKey, house.operatorKey, UPSTREAM_KEY, old, current];
+  const current = readFileSync(join(purser.directory, 'master.key'), 'utf8').trim();
+  const secrets = [token, gateway, purser.accountKey, purser.operatorKey, UPSTREAM_KEY, old, current];
   for (const secret of secrets) assert.equal(bytes.includes(secret), false, secret);
   for (const key of [old, current]) assert.equal(bytes.includes(Buffer.from(key, 'hex')), false);
 });
 
 test('what is there is never overwritten, not even a name that leads nowhere', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   const file = newFile(t);
   writeFileSync(file, 'the only other copy');
-  await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /already exists/ });
+  await assert.rejects(backUpServer(purser, file), { code: 'conflict', message: /already exists/ });
   assert.equal(readFileSync(file, 'utf8'), 'the only other copy');
   rmSync(file);
   symlinkSync('/nowhere/at/all', file);
-  await assert.rejects(backUpHouse(house, file), { code: 'conflict', message: /already exists/ });
+  await assert.rejects(backUpServer(purser, file), { code: 'conflict', message: /already exists/ });
   assert.deepEqual(readdirSync(join(file, '..')), ['backup.db']);
 });
 
 test('a directory that is not there is said', async (t) => {
-  const house = await openTestServer(t);
-  await assert.rejects(backUpHouse(house, join(newFile(t), 'in', 'it.db')), { code: 'not_found' });
+  const purser = await openTestServer(t);
+  await assert.rejects(backUpServer(purser, join(newFile(t), 'in', 'it.db')), { code: 'not_found' });
 });
 
 test('what a killed backup left behind is in nobody’s way', async (t) => {
-  const house = await openTestServer(t);
+  const purser = await openTestServer(t);
   const file = newFile(t);
   for (const suffix of ['.part', '.part-wal', '.part-shm', '.part-journal']) writeFileSync(file + suffix, 'half');
-  await backUpHouse(house, file);
+  await backUpServer(purser, file);
   assert.deepEqual(readdirSync(join(file, '..')), ['backup.db']);
 });
 
 test('damaged books are not backed up, and nothing is left under the name', async (t) => {
-  const house = await openTestServer(t);
-  await house.openWallet();
-  house.app.ledger.client.exec(`update wallet set name = 'somebody else'`);
+  const purser = await openTestServer(t);
+  await purser.openWallet();
+  purser.tamper(`update wallet set name = 'somebody else'`);
   const file = newFile(t);
   await assert.rejects(
-    backUpHouse(house, file),
+    backUpServer(purser, file),
     /Nothing was backed up: the books are damaged .*wallet wal_\w+ was changed/,
   );
   assert.deepEqual(readdirSync(join(file, '..')), []);
 });
 
 test('books that are behind what was acknowledged are not backed up', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
-  await house.chat(token);
-  await house.close();
-  const { head, tip } = files(house.directory);
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  await purser.chat(token);
+  await purser.close();
+  const { head, tip } = files(purser.directory);
   const [seq, ...rest] = readFileSync(head, 'utf8').split(' ');
   writeFileSync(head, [Number(seq) + 4, ...rest].join(' '));
   rmSync(tip);
   const file = newFile(t);
-  await assert.rejects(backUpHouse(house, file), /Nothing was backed up: the journal ends at entry \d+, but entry/);
+  await assert.rejects(backUpServer(purser, file), /Nothing was backed up: the journal ends at entry \d+, but entry/);
   assert.equal(existsSync(file), false);
 });
 
 test('the tables of Litestream stay in the database and are not in its backup', async (t) => {
-  const house = await openTestServer(t);
-  house.app.ledger.client.exec(
+  const purser = await openTestServer(t);
+  purser.tamper(
     'create table _litestream_seq (id integer primary key, seq integer); create table _litestream_lock (id integer); insert into _litestream_seq values (1, 7)',
   );
   const file = newFile(t);
-  const { counts } = await backUpHouse(house, file);
+  const { counts } = await backUpServer(purser, file);
   const names = (client: Client.Database) =>
     client.prepare(`select name from sqlite_schema where name like '%litestream%'`).pluck().all();
   assert.deepEqual(read(file, names), []);
@@ -158,5 +158,5 @@ test('the tables of Litestream stay in the database and are not in its backup', 
     Object.keys(counts).some((name) => name.includes('litestream')),
     false,
   );
-  assert.deepEqual(names(house.app.ledger.client), ['_litestream_seq', '_litestream_lock']);
+  assert.deepEqual(names(purser.app.ledger.client), ['_litestream_seq', '_litestream_lock']);
 });

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
 import { chmodSync, copyFileSync, mkdirSync, rmSync } from 'node:fs';
 import { delimiter, dirname, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -128,13 +129,13 @@ test('after the machine is lost, the replica restores all but the last moments, 
   // The machine is gone: both die at once, in the middle of their work.
   server.kill('SIGKILL');
   stream.kill('SIGKILL');
-  await server.ended;
+  await Promise.all([server.ended, once(stream, 'exit')]); // Whoever still had it open would keep the log from being recovered.
   await clients.end();
   const known = newestIn(files(purser.directory).database);
 
   const said = await drill(litestream, replica, purser);
   assert.equal(said.code, 0, said.stderr);
-  assert.match(said.stderr, /entries, every balance agrees/);
+  assert.match(said.stdout, /entries, every balance agrees/);
 
   // In earnest: on a new machine that has the master key, and on the old one, which knows what is missing.
   rmSync(found);
@@ -167,7 +168,7 @@ test('the drill that is printed proves a backup, and fails on a damaged one', as
   await purser.json('backup', backup);
   const said = await drill('/nowhere/litestream', backup, purser);
   assert.equal(said.code, 0, said.stderr);
-  assert.match(said.stdout, new RegExp(`${account} +default +500 `));
+  assert.match(said.stdout, new RegExp(`${account} +default +5\\.00 `));
   assert.equal((await server.ask('GET', '/readyz')).status, 200, 'what is served has not felt it');
   const client = new Client(backup);
   client.exec('update account set available_cents = 501');

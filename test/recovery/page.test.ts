@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { copyFileSync, mkdirSync, readdirSync, readFileSync, symlinkSync } from 'node:fs';
+import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { delimiter, dirname, join } from 'node:path';
 import test from 'node:test';
 import { files } from '../../src/files/data-directory.ts';
+import { openWallClock } from '../../torture/site.ts';
 import { until } from '../compute/conformance.ts';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
@@ -57,7 +58,7 @@ test('every command of the page of recovery does what the page says', async (t) 
   };
   const run = (code: string) =>
     new Promise<{ stdout: string; stderr: string }>((resolve, reject) =>
-      execFile('sh', ['-euc', code], { env, timeout: 90_000 }, (error, stdout, stderr) =>
+      execFile('sh', ['-euc', code], { env, timeout: 300_000 }, (error, stdout, stderr) =>
         error ? reject(new Error(`${code}\n${stdout}${stderr}`)) : resolve({ stdout, stderr }),
       ),
     );
@@ -66,7 +67,7 @@ test('every command of the page of recovery does what the page says', async (t) 
   const account = (await purser.json('account', 'list')).accounts[0].id as string;
   await purser.json('account', 'credit', account, '500');
   copyFileSync(join(purser.directory, 'master.key'), masterKey);
-  const shown = RegExp(`^${account} +default +500 `, 'm');
+  const shown = RegExp(`^${account} +default +5\\.00 `, 'm');
 
   const made = await run(next('Backup'));
   const [name, ...rest] = readdirSync(backups);
@@ -83,10 +84,16 @@ test('every command of the page of recovery does what the page says', async (t) 
     /The database that was here is .*before-restore-.*\nEntries \d+ to \d+ were known here/,
   );
   assert.match((await run('purser account list')).stdout, shown);
-  const looked = await run(next('Restore'));
-  assert.match(looked.stdout, /only reports: the books were restored from a backup of [\s\S]*That is over\./);
+  const reconciled = await run(next('Restore'));
+  assert.match(reconciled.stdout, /only reports: the books were restored from a backup of [\s\S]*That is over\./);
 
+  writeFileSync(join(purser.directory, 'purser.yaml'), next('Scheduled backups'));
+  const scheduled = join(backups, 'purser');
+  mkdirSync(scheduled);
   server = await purser.serve();
+  await until('the server has made a backup by itself', async () =>
+    readdirSync(scheduled).some((it) => it.endsWith('.db')),
+  );
   const beside = startBeside(t, ['sh', '-c', `exec ${next('Litestream').trim()}`], { ...process.env, ...env });
   const copy = join(work, 'looked-at.db');
   await until('the replica can be restored', () =>
@@ -99,16 +106,37 @@ test('every command of the page of recovery does what the page says', async (t) 
   await server.stop();
   await end(beside);
   assert.match((await run(next('Litestream'))).stderr, /The database that was here is/);
-  assert.match((await run('purser account list')).stdout, RegExp(`^${account} +default +600 `, 'm'));
+  assert.match((await run('purser account list')).stdout, RegExp(`^${account} +default +6\\.00 `, 'm'));
 
   const drilled = await run(next('The drill'));
   assert.match(drilled.stdout, shown, 'of the backup');
-  assert.match(drilled.stdout, RegExp(`^${account} +default +600 `, 'm'), 'of the replica');
+  assert.match(drilled.stdout, RegExp(`^${account} +default +6\\.00 `, 'm'), 'of the replica');
 
   const before = readFileSync(masterKey, 'utf8');
   const rotated = await run(next('Rotating the master key'));
   assert.match(rotated.stdout, /^previous_master_key_id +mk_/m);
   assert.notEqual(readFileSync(join(purser.directory, 'master.key'), 'utf8'), before);
+  const [kept] = readdirSync(purser.directory).filter((it) => it.startsWith('master.key.before-'));
+  assert.match(rotated.stderr, RegExp(`kept in .*/${kept}`));
+
+  rmSync(join(purser.directory, 'master.key'));
+  const replaced = await run(next('A lost master key'));
+  assert.match(replaced.stdout, /^Open wallets, .*: 0$/m);
+  assert.match(replaced.stderr, /^Nothing was changed\.\n[\s\S]*The master key is mk_\w+ now/m);
+
+  const clock = openWallClock(t, work);
+  if (!clock) return;
+  await (await purser.serve()).stop();
+  clock.leap(10 * 86_400);
+  const accepted = startBeside(t, ['sh', '-c', `exec ${next('A wrong clock').trim()}`], {
+    ...process.env,
+    ...env,
+    ...clock.env,
+    PATH: `${clock.env.PATH}:${env.PATH}`,
+    PURSER_LISTEN: '127.0.0.1:0',
+  });
+  await until('the clock is accepted', async () => (await purser.json('status')).ready);
+  await end(accepted);
   assert.deepEqual(blocks, [], 'no block of the page is left');
   assert.deepEqual((await purser.json('ledger', 'verify')).problems, []);
 });

@@ -4,12 +4,11 @@ import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { generateMasterKey } from '../../src/access/master-key.ts';
+import { auditFiles } from '../../src/books/examine.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { takeLock } from '../../src/db/lock.ts';
 import { files, LockedError } from '../../src/files/data-directory.ts';
-import { auditFiles } from '../../src/ledger/audit.ts';
 import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
-import { createLog } from '../../src/log.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
@@ -19,36 +18,36 @@ import { createRandom, SEED } from '../ledger/random.ts';
 /** What `purser restore` does in a data directory, without what it prints. */
 function restoreIn(directory: string, file: string, options: { force?: boolean; env?: Record<string, string> } = {}) {
   const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
-  return restore(config, secrets, { file, force: options.force ?? false, log: createLog('error', [], () => {}) });
+  return restore(config, secrets, { file, force: options.force ?? false });
 }
 
-/** A house with a backup of its first half, still open. */
+/** A purser with a backup of its first half, still open. */
 async function openBackedUp(t: TestContext) {
-  const house = await openTestServer(t);
-  const early = await house.openWallet({ name: 'early' });
-  await house.chat(early.token);
+  const purser = await openTestServer(t);
+  const early = await purser.openWallet({ name: 'early' });
+  await purser.chat(early.token);
   const file = join(temporaryDirectory(t), 'backup.db');
-  const backup = await backUp(files(house.directory), file, '1.2.3', 1_790_000_000);
-  const late = await house.openWallet({ name: 'late' });
-  await house.chat(early.token);
-  return { house, early, late, file, backup };
+  const backup = await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+  const late = await purser.openWallet({ name: 'late' });
+  await purser.chat(early.token);
+  return { purser, early, late, file, backup };
 }
 
-const statusOf = async (house: TestServer, token: string) => (await house.ask('GET', '/v1/budget', { token })).status;
+const statusOf = async (purser: TestServer, token: string) => (await purser.ask('GET', '/v1/budget', { token })).status;
 const conflict = (message: RegExp) => ({ code: 'conflict', message });
 
 test('the restored books are those of the backup, in a new epoch, and the others are kept', async (t) => {
-  const { house, early, late, file, backup } = await openBackedUp(t);
-  const known = (await house.run('ledger.head', {})).seq;
-  await house.close();
-  const restored = await restoreIn(house.directory, file);
-  const { database, head } = files(house.directory);
+  const { purser, early, late, file, backup } = await openBackedUp(t);
+  const known = (await purser.run('ledger.head', {})).seq;
+  await purser.close();
+  const restored = await restoreIn(purser.directory, file);
+  const { database, head } = files(purser.directory);
   const kept = restored.kept as string;
   const { file: _, bytes: __, ...manifest } = backup;
   assert.deepEqual(restored, {
     file,
     manifest,
-    installation_id: house.app.installationId,
+    installation_id: purser.app.installationId,
     head: { ...backup.head, epoch: 2 },
     kept,
     lost_to_seq: known,
@@ -56,34 +55,34 @@ test('the restored books are those of the backup, in a new epoch, and the others
   assert.match(basename(kept), /^purser\.db\.before-restore-\d{8}T\d{6}Z$/);
   assert.equal(readFileSync(head, 'utf8').split(' ')[2], '2');
   assert.deepEqual(
-    readdirSync(house.directory)
+    readdirSync(purser.directory)
       .filter((name) => /^purser\.db/.test(name))
       .sort(),
     ['purser.db', basename(kept)],
   );
-  assert.deepEqual((await auditFiles(files(house.directory))).problems, []);
+  assert.deepEqual((await auditFiles(files(purser.directory))).problems, []);
 
-  await house.reopen();
-  assert.equal((await house.ask('GET', '/readyz')).status, 200);
-  assert.equal((await house.chat(early.token)).status, 200);
-  assert.equal(await statusOf(house, late.token), 401, 'nobody knows it here');
-  assert.match(reportOnlyOf(house.app.ledger.read)?.reason ?? '', /restored from a backup of 2026-09-2/);
-  assert.deepEqual(house.problems(), []);
+  await purser.reopen();
+  assert.equal((await purser.ask('GET', '/readyz')).status, 200);
+  assert.equal((await purser.chat(early.token)).status, 200);
+  assert.equal(await statusOf(purser, late.token), 401, 'nobody knows it here');
+  assert.match(reportOnlyOf(purser.app.ledger.read)?.reason ?? '', /restored from a backup of 2026-09-2/);
+  assert.deepEqual(purser.problems(), []);
 
   // The way back is the file that was kept.
-  await house.close();
+  await purser.close();
   const back = join(temporaryDirectory(t), 'back.db');
   copyFileSync(kept, back);
-  const undone = await restoreIn(house.directory, back, { force: true });
+  const undone = await restoreIn(purser.directory, back, { force: true });
   assert.equal(undone.head.epoch, 3);
-  await house.reopen();
-  assert.equal(await statusOf(house, late.token), 200);
+  await purser.reopen();
+  assert.equal(await statusOf(purser, late.token), 200);
   assert.equal(existsSync(database), true);
 });
 
 test('a new machine needs the backup and the master key', async (t) => {
-  const { house, file, backup } = await openBackedUp(t);
-  await house.close();
+  const { purser, file, backup } = await openBackedUp(t);
+  await purser.close();
   const directory = join(temporaryDirectory(t), 'data');
   await assert.rejects(
     restoreIn(directory, file),
@@ -96,43 +95,43 @@ test('a new machine needs the backup and the master key', async (t) => {
     conflict(RegExp(`needs the master key ${backup.master_key_id}\\. The master key is ${other.id}, but`)),
   );
   assert.equal(existsSync(files(directory).database), false);
-  copyFileSync(join(house.directory, 'master.key'), join(directory, 'master.key'));
+  copyFileSync(join(purser.directory, 'master.key'), join(directory, 'master.key'));
   const restored = await restoreIn(directory, file);
   assert.deepEqual([restored.kept, restored.lost_to_seq, restored.head.epoch], [null, null, 2]);
   assert.deepEqual((await auditFiles(files(directory))).problems, []);
 });
 
 test('a backup of before a rotation needs the key of before', async (t) => {
-  const { house, early, file, backup } = await openBackedUp(t);
-  const old = readFileSync(join(house.directory, 'master.key'), 'utf8');
-  await house.run('master-key.rotate', {});
-  await house.close();
+  const { purser, early, file, backup } = await openBackedUp(t);
+  const old = readFileSync(join(purser.directory, 'master.key'), 'utf8');
+  await purser.run('master-key.rotate', {});
+  await purser.close();
   await assert.rejects(
-    restoreIn(house.directory, file),
+    restoreIn(purser.directory, file),
     conflict(RegExp(`needs the master key ${backup.master_key_id}`)),
   );
-  writeFileSync(join(house.directory, 'master.key'), old);
-  await restoreIn(house.directory, file);
-  await house.reopen();
-  assert.equal(await statusOf(house, early.token), 200);
+  writeFileSync(join(purser.directory, 'master.key'), old);
+  await restoreIn(purser.directory, file);
+  await purser.reopen();
+  assert.equal(await statusOf(purser, early.token), 200);
 });
 
 test('while a server runs, or anybody has the database open, nothing is restored', async (t) => {
-  const { house, file } = await openBackedUp(t);
-  await house.close();
-  const { database, lock } = files(house.directory);
+  const { purser, file } = await openBackedUp(t);
+  await purser.close();
+  const { database, lock } = files(purser.directory);
   const held = await takeLock(lock, 'purser serve');
-  await assert.rejects(restoreIn(house.directory, file), LockedError);
+  await assert.rejects(restoreIn(purser.directory, file), LockedError);
   held.release();
 
   const idle = new Client(database); // As Litestream is between two looks: it reads nothing.
   t.after(() => idle.close());
   idle.exec('select count(*) from entry; create table _litestream_lock (id integer)');
   const before = readFileSync(database);
-  await assert.rejects(restoreIn(house.directory, file), conflict(/Another process has .* open: Litestream/));
+  await assert.rejects(restoreIn(purser.directory, file), conflict(/Another process has .* open: Litestream/));
   assert.deepEqual(readFileSync(database), before);
   idle.close();
-  await restoreIn(house.directory, file);
+  await restoreIn(purser.directory, file);
 });
 
 test('books of another installation are replaced only with --force', async (t) => {
@@ -140,11 +139,11 @@ test('books of another installation are replaced only with --force', async (t) =
   const other = await openTestServer(t);
   await other.close();
   await assert.rejects(restoreIn(other.directory, file), conflict(/it needs the master key/));
-  const first = (await openBackedUp(t)).house;
+  const first = (await openBackedUp(t)).purser;
   await first.close();
   cpSync(join(first.directory, 'master.key'), join(other.directory, 'master.key'));
   const backup = join(temporaryDirectory(t), 'first.db');
-  await backUp(files(first.directory), backup, '1', 1);
+  await backUp(first.directory, backup, '1', 1);
   await assert.rejects(
     restoreIn(other.directory, backup),
     conflict(/it belongs to the installation inst_\w+, and the books here to/),
@@ -154,21 +153,21 @@ test('books of another installation are replaced only with --force', async (t) =
 });
 
 test('a file without a manifest is taken only with --force; one that is in use never', async (t) => {
-  const { house, early, file } = await openBackedUp(t);
-  await house.close();
-  const { database } = files(house.directory);
+  const { purser, early, file } = await openBackedUp(t);
+  await purser.close();
+  const { database } = files(purser.directory);
   const raw = join(temporaryDirectory(t), 'raw.db');
   copyFileSync(database, raw);
-  await assert.rejects(restoreIn(house.directory, raw), conflict(/it has no manifest.*Use --force/));
-  const restored = await restoreIn(house.directory, raw, { force: true });
+  await assert.rejects(restoreIn(purser.directory, raw), conflict(/it has no manifest.*Use --force/));
+  const restored = await restoreIn(purser.directory, raw, { force: true });
   assert.equal(restored.manifest, null);
-  await house.reopen();
-  assert.equal(await statusOf(house, early.token), 200);
-  assert.match(reportOnlyOf(house.app.ledger.read)?.reason ?? '', /restored from raw\.db/);
-  await house.close();
+  await purser.reopen();
+  assert.equal(await statusOf(purser, early.token), 200);
+  assert.match(reportOnlyOf(purser.app.ledger.read)?.reason ?? '', /restored from raw\.db/);
+  await purser.close();
   writeFileSync(`${file}-wal`, 'frames');
   await assert.rejects(
-    restoreIn(house.directory, file, { force: true }),
+    restoreIn(purser.directory, file, { force: true }),
     conflict(/there is a write-ahead log beside it/),
   );
 });
@@ -209,50 +208,66 @@ const WRONG: [what: string, damage: (client: Client.Database) => void, said: Reg
 ];
 for (const [what, damage, said] of WRONG)
   test(`not restored: a backup with ${what}`, async (t) => {
-    const { house, file } = await openBackedUp(t);
-    await house.close();
-    const { database } = files(house.directory);
+    const { purser, file } = await openBackedUp(t);
+    await purser.close();
+    const { database } = files(purser.directory);
     const before = readFileSync(database);
     const client = new Client(file);
     damage(client);
     client.close();
-    await assert.rejects(restoreIn(house.directory, file), conflict(said));
+    await assert.rejects(restoreIn(purser.directory, file), conflict(said));
     assert.deepEqual(readFileSync(database), before, 'the books here are untouched');
     assert.deepEqual(
-      readdirSync(house.directory).filter((name) => /restore/.test(name)),
+      readdirSync(purser.directory).filter((name) => /restore/.test(name)),
       [],
     );
-    await house.reopen();
-    assert.equal((await house.ask('GET', '/readyz')).status, 200);
+    await purser.reopen();
+    assert.equal((await purser.ask('GET', '/readyz')).status, 200);
   });
 
 test('what is no database of ours is not restored', async (t) => {
-  const { house } = await openBackedUp(t);
-  await house.close();
+  const { purser } = await openBackedUp(t);
+  await purser.close();
   const file = join(temporaryDirectory(t), 'other.db');
-  await assert.rejects(restoreIn(house.directory, file), { code: 'not_found' });
+  await assert.rejects(restoreIn(purser.directory, file), { code: 'not_found' });
   writeFileSync(file, 'not a database at all, but long enough to be looked at\n'.repeat(20));
-  await assert.rejects(restoreIn(house.directory, file), conflict(/not a database/));
+  await assert.rejects(restoreIn(purser.directory, file), conflict(/not a database/));
   rmSync(file);
   const client = new Client(file);
   client.exec('create table anything (id integer)');
   client.close();
-  await assert.rejects(restoreIn(house.directory, file, { force: true }), conflict(/not a Purser database/));
+  await assert.rejects(restoreIn(purser.directory, file, { force: true }), conflict(/not a Purser database/));
 });
 
+test('a backup whose schema is damaged is refused', async (t) => {
+  const { purser, file } = await openBackedUp(t);
+  await purser.close();
+  const client = new Client(file);
+  client.unsafeMode(true);
+  client.pragma('writable_schema = ON');
+  client.exec("update sqlite_schema set sql = replace(sql, 'created_at', 'created_au') where name = 'installation'");
+  client.close();
+  await assert.rejects(restoreIn(purser.directory, file), {
+    code: 'conflict',
+    message: /is not restored: it is damaged: /,
+  });
+});
+
+const BIT_COUNT = Number(process.env.PURSER_TEST_FLIPS ?? 60);
+
 test(`a backup in which one bit turned is not restored, unless the bit meant nothing (seed ${SEED})`, async (t) => {
-  const { house, file, backup } = await openBackedUp(t);
-  await house.close();
+  const { purser, file, backup } = await openBackedUp(t);
+  await purser.close();
   const random = createRandom(SEED);
   const whole = readFileSync(file);
   const count = { refused: 0, harmless: 0 };
-  for (let i = 0; i < 60; i++) {
+  for (let i = 0; i < BIT_COUNT; i++) {
     const bytes = Buffer.from(whole);
     const at = random.whole(0, bytes.length - 1);
     bytes[at] = (bytes[at] as number) ^ (1 << random.whole(0, 7));
     const directory = join(temporaryDirectory(t), 'data');
     mkdirSync(directory, { mode: 0o700 });
-    copyFileSync(join(house.directory, 'master.key'), join(directory, 'master.key'));
+    copyFileSync(join(purser.directory, 'master.key'), join(directory, 'master.key'));
     const damaged = `${directory}.db`;
     writeFileSync(damaged, bytes);
     try {
@@ -265,7 +280,7 @@ test(`a backup in which one bit turned is not restored, unless the bit meant not
       count.refused++;
     }
   }
-  t.diagnostic(`60 bits: ${count.refused} refused, ${count.harmless} meant nothing`);
+  t.diagnostic(`${BIT_COUNT} bits: ${count.refused} refused, ${count.harmless} meant nothing`);
 });
 
 for (const [what, ruin] of Object.entries<(at: ReturnType<typeof files>) => void>({
@@ -276,17 +291,17 @@ for (const [what, ruin] of Object.entries<(at: ReturnType<typeof files>) => void
   'a log that belongs to nothing': ({ database }) => writeFileSync(`${database}-wal`, 'garbage\n'.repeat(1000)),
 }))
   test(`restored over ${what}`, async (t) => {
-    const { house, early, file } = await openBackedUp(t);
-    await house.close();
-    const at = files(house.directory);
+    const { purser, early, file } = await openBackedUp(t);
+    await purser.close();
+    const at = files(purser.directory);
     ruin(at);
     const there = existsSync(at.database) ? readFileSync(at.database) : undefined;
-    const restored = await restoreIn(house.directory, file);
+    const restored = await restoreIn(purser.directory, file);
     if (there) assert.deepEqual(readFileSync(restored.kept as string), there);
     else assert.equal(restored.kept, null);
     if (what.includes('epoch')) assert.equal(restored.head.epoch, 8);
-    await house.reopen();
-    assert.equal((await house.ask('GET', '/readyz')).status, 200);
-    assert.equal(await statusOf(house, early.token), 200);
-    assert.equal(currentEpoch(house.app.ledger.read).number, restored.head.epoch);
+    await purser.reopen();
+    assert.equal((await purser.ask('GET', '/readyz')).status, 200);
+    assert.equal(await statusOf(purser, early.token), 200);
+    assert.equal(currentEpoch(purser.app.ledger.read).number, restored.head.epoch);
   });

@@ -4,10 +4,11 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
 import { build } from 'esbuild';
+import { auditFiles } from '../../src/books/examine.ts';
 import { knownMigrations, pendingMigrations } from '../../src/db/migrate.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { files } from '../../src/files/data-directory.ts';
-import { audit, auditFiles } from '../../src/ledger/audit.ts';
+import { audit } from '../../src/ledger/audit.ts';
 import { atEveryMoment, dieAt, momentsOf } from '../executable/steps.ts';
 import { layFixture } from '../fixtures/dump.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
@@ -46,7 +47,7 @@ function rowsOf(client: Client.Database, columns?: Map<string, string[]>): [Map<
   return [known, JSON.stringify(rows, (_, value) => (typeof value === 'bigint' ? `${value}n` : value))];
 }
 
-function look<T>(file: string, read: (client: Client.Database) => T): T {
+function query<T>(file: string, read: (client: Client.Database) => T): T {
   const client = new Client(file, { readonly: true });
   try {
     return read(client);
@@ -61,7 +62,7 @@ for (const fixture of FIXTURES) {
   test(`what ${fixture} left is opened: every row as it was, and a copy of before beside it`, (t) => {
     const { directory } = layDirectory(t, fixture);
     const { database } = files(directory);
-    const [columns, before] = look(database, (client) => rowsOf(client));
+    const [columns, before] = query(database, (client) => rowsOf(client));
     const { client } = openDatabase(database, { migrate: true });
     t.after(() => client.close());
     assert.equal(rowsOf(client, columns)[1], before);
@@ -69,7 +70,7 @@ for (const fixture of FIXTURES) {
     const copies = readdirSync(directory).filter((name) => name.includes('before'));
     const pending = knownMigrations().filter(({ name }) => name > fixture);
     assert.equal(copies.length, pending.length ? 1 : 0);
-    for (const copy of copies) assert.equal(look(join(directory, copy), (it) => rowsOf(it))[1], before);
+    for (const copy of copies) assert.equal(query(join(directory, copy), (it) => rowsOf(it))[1], before);
   });
 
   test(`what ${fixture} left is opened beside Litestream's tables`, async (t) => {
@@ -83,7 +84,7 @@ for (const fixture of FIXTURES) {
     openDatabase(database, { migrate: true }).client.close();
     assert.deepEqual((await auditFiles(files(directory))).problems, []);
     assert.equal(
-      look(database, (it) => it.prepare('select seq from _litestream_seq').pluck().get()),
+      query(database, (it) => it.prepare('select seq from _litestream_seq').pluck().get()),
       4,
     );
   });
@@ -134,7 +135,7 @@ test(`a start that dies while it brings ${OLDEST} up to date leaves before or af
     cpSync(directory, to, { recursive: true });
     return to;
   };
-  const [columns, before] = look(files(directory).database, (client) => rowsOf(client));
+  const [columns, before] = query(files(directory).database, (client) => rowsOf(client));
   const program = await bundle(temporaryDirectory(t));
   const start = (to: string) => [program, files(to).database];
   const moments = await momentsOf(start(copy()), {}, process.execPath);
@@ -159,7 +160,7 @@ test('a database of this Purser is refused by every one before it, with a senten
   const file = join(temporaryDirectory(t), 'purser.db');
   openDatabase(file, { migrate: true }).client.close();
   const all = knownMigrations();
-  look(file, (client) => {
+  query(file, (client) => {
     for (let count = 0; count < all.length; count++)
       assert.throws(
         () => pendingMigrations(client, all.slice(0, count)),

@@ -5,10 +5,20 @@ import { adviceOnRouter } from '../../src/config/advice-router.ts';
 import { Router } from '../../src/config/router.ts';
 import { contextFault, readStatedModels } from '../../src/router/check.ts';
 
+const PRICE = { prompt: '1', completion: '1' };
 const parse = (model: object) =>
   v.safeParse(Router, {
-    upstreams: [{ name: 'house', base_url: 'http://127.0.0.1:1/v1' }],
-    models: [{ id: 'm', upstream: 'house', context_length: 8000, max_output_tokens: 1000, ...model }],
+    upstreams: [{ name: 'local', base_url: 'http://127.0.0.1:1/v1' }],
+    models: [
+      {
+        id: 'm',
+        upstream: 'local',
+        context_length: 8000,
+        max_output_tokens: 1000,
+        pricing_per_million: PRICE,
+        ...model,
+      },
+    ],
   });
 const notesOn = (model: object): string => {
   const { output, issues } = parse(model);
@@ -20,7 +30,7 @@ test('limits that cannot be are said, and do not keep the server from starting',
   assert.equal(notesOn({}), '');
   assert.match(notesOn({ max_output_tokens: 8000 }), /max_output_tokens 8000 leaves no room.* context_length of 8000/);
   assert.match(
-    notesOn({ fallbacks: [{ upstream: 'house', context_length: 900 }] }),
+    notesOn({ fallbacks: [{ upstream: 'local', context_length: 900 }] }),
     /max_output_tokens 1000 leaves no room.* context_length of 900/,
   );
   assert.match(notesOn({ prompt_overhead_tokens: 8000 }), /prompt_overhead_tokens is not below/);

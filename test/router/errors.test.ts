@@ -42,16 +42,17 @@ const CHAT = '/chat/completions';
 const hi = { messages: [{ role: 'user', content: 'hi' }] };
 
 test('every error under the base URL has the shape that OpenAI’s clients read', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const post = (body: unknown, more: object = {}) => gateway.ask('POST', CHAT, { body, ...more });
   const cases: [Promise<Answer>, number, string, (string | null)?][] = [
     [gateway.ask('GET', '/no/such/path'), 404, 'not_found'],
-    [gateway.ask('POST', '/responses', { body: {} }), 404, 'not_found'],
+    [gateway.ask('POST', '/images/generations', { body: {} }), 404, 'not_found'],
+    [gateway.ask('POST', '/responses', { body: {} }), 400, 'invalid_request', 'model'],
     [gateway.ask('GET', CHAT), 405, 'method_not_allowed'],
     [gateway.ask('DELETE', '/models/chat'), 405, 'method_not_allowed'],
     [post(hi, { token: undefined }), 401, 'unauthenticated'],
-    [post(hi, { token: house.accountKey }), 403, 'wrong_token_scope'],
+    [post(hi, { token: purser.accountKey }), 403, 'wrong_token_scope'],
     [post(undefined, { headers: { 'content-type': 'text/plain' }, body: 'hi' }), 415, 'unsupported_media_type'],
     [post('{"model":'), 400, 'invalid_json'],
     [post(''), 400, 'invalid_json'],
@@ -71,17 +72,21 @@ test('every error under the base URL has the shape that OpenAI’s clients read'
     [post(`{"model":"chat","messages":"${'x'.repeat(8 * 1024 * 1024)}"}`), 413, 'payload_too_large'],
   ];
   for (const [asked, status, code, param] of cases) assertOpenAiError(await asked, status, code, false, param);
-  assert.deepEqual(house.upstream.calls, []);
-  const outside = await house.ask('GET', '/v1/no/such/path', { token: gateway.key });
-  assert.deepEqual(Object.keys(outside.body.error).sort(), ['code', 'message'], 'elsewhere it is the interface’s own');
-  assert.equal(outside.headers['x-should-retry'], undefined);
-  const made = await house.ask('POST', '/v1/router/key', { token: gateway.token, body: { models: 1 } });
+  assert.deepEqual(purser.upstream.calls, []);
+  const elsewhere = await purser.ask('GET', '/v1/no/such/path', { token: gateway.key });
+  assert.deepEqual(
+    Object.keys(elsewhere.body.error).sort(),
+    ['code', 'message'],
+    'elsewhere it is the interface’s own',
+  );
+  assert.equal(elsewhere.headers['x-should-retry'], undefined);
+  const made = await purser.ask('POST', '/v1/router/key', { token: gateway.token, body: { models: 1 } });
   assert.deepEqual(Object.keys(made.body.error).sort(), ['code', 'message'], 'the key itself is made by the interface');
 });
 
 test('what an upstream says comes in the same shape, and tells a stock client whether to come again', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, { unknownCountMax: Infinity });
+  const gateway = await openGateway(purser);
   const cases: [ReturnType<typeof failure>, number, string, boolean][] = [
     [no(400), 400, 'invalid_request', false],
     [no(404), 404, 'model_not_found', false],
@@ -95,21 +100,21 @@ test('what an upstream says comes in the same shape, and tells a stock client wh
   ];
   for (const [handler, status, code, retry] of cases)
     for (const stream of [false, true]) {
-      house.upstream.handle = handler;
+      purser.upstream.handle = handler;
       assertOpenAiError(await gateway.chat({ stream }), status, code, retry);
     }
 });
 
-test('whoever sent no key is not told to retry with it', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+test('whoever sent no key is told that the same body takes over the hold', async (t) => {
+  const purser = await openTestServer(t, { unknownCountMax: Infinity });
+  const gateway = await openGateway(purser);
   for (const [key, stream] of [
     ['plain', false],
     ['before', true],
   ] as const) {
-    house.upstream.handle = reset;
+    purser.upstream.handle = reset;
     const [unkeyed, keyed] = [await gateway.chat({ stream }), await gateway.chat({ stream }, key)];
-    assert.match(unkeyed.text, /No Idempotency-Key was sent: asked again, it is a new request/);
+    assert.match(unkeyed.text, /Asked again with the same body, it takes over this hold/);
     assert.doesNotMatch(unkeyed.text, /same Idempotency-Key/);
     assert.match(keyed.text, /Retry with the same Idempotency-Key and body, never under a new key/);
     for (const answer of [unkeyed, keyed]) {
@@ -121,23 +126,23 @@ test('whoever sent no key is not told to retry with it', async (t) => {
 });
 
 test('a conflict, a lost answer and one that is no longer kept are final', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
-  house.upstream.handle = streaming(said('a'), forever);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(said('a'), forever);
   const stream = await gateway.stream({}, 'k');
   await stream.next();
   assertOpenAiError(await gateway.streamed({ max_tokens: 5 }, 'k'), 409, 'idempotency_conflict', false);
   stream.leave();
-  house.upstream.handle = reset;
+  purser.upstream.handle = reset;
   await gateway.chat({}, 'lost');
-  house.clock.advance(901);
-  await house.app.reaper.runOnce();
+  purser.clock.advance(901);
+  await purser.app.reaper.runOnce();
   assertOpenAiError(await gateway.chat({}, 'lost'), 409, 'answer_lost', false);
-  house.upstream.handle = completion();
+  purser.upstream.handle = completion();
   await gateway.chat({}, 'old');
-  house.clock.advance(72 * 3600 - 1);
+  purser.clock.advance(72 * 3600 - 1);
   assert.equal((await gateway.chat({}, 'old')).headers['idempotent-replayed'], 'true');
-  house.clock.advance(1);
+  purser.clock.advance(1);
   assertOpenAiError(await gateway.chat({}, 'old'), 409, 'idempotency_key_expired', false);
 });
 
@@ -154,8 +159,8 @@ test('which codes are worth a retry is written down, whole', () => {
 });
 
 test('an exhausted wallet is a 402 that nobody repeats; held funds are a 429 that stock clients wait out', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house, { wallet: { budget_cents: 100 } });
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser, { wallet: { budget_cents: 100 } });
   for (const stream of [false, true]) {
     const exhausted = await gateway.chat({ model: 'dear', max_tokens: 101, stream });
     assertOpenAiError(exhausted, 402, 'insufficient_funds', false);
@@ -166,9 +171,9 @@ test('an exhausted wallet is a 402 that nobody repeats; held funds are a 429 tha
     );
   }
   const held = gate(completionStream({ prompt_tokens: 0, completion_tokens: 0 }));
-  house.upstream.handle = held.handler;
+  purser.upstream.handle = held.handler;
   const running = gateway.streamed({ model: 'dear', max_tokens: 90 });
-  await house.upstream.arrived(1);
+  await purser.upstream.arrived(1);
   for (const stream of [false, true]) {
     const waits = await gateway.chat({ model: 'dear', max_tokens: 50, stream });
     assertOpenAiError(waits, 429, 'funds_held', true);
@@ -179,7 +184,7 @@ test('an exhausted wallet is a 402 that nobody repeats; held funds are a 429 tha
     );
   }
   // The same at the strict endpoint is the interface's 402.
-  const strict = await house.chat(gateway.token, { model: 'dear', max_tokens: 50 });
+  const strict = await purser.chat(gateway.token, { model: 'dear', max_tokens: 50 });
   assert.deepEqual([strict.status, strict.body.error.code], [402, 'funds_held']);
   const fits = gateway.streamed({ model: 'dear', max_tokens: 10 });
   held.open();
@@ -198,13 +203,13 @@ const left = ({ headers }: Pick<Answer, 'headers'>) => [
 ];
 
 test('rate-limit headers count down on every answer, streams and refusals too, and the limit is a 429', async (t) => {
-  const house = await openTestServer(t, perMinute(6));
-  const gateway = await openGateway(house); // Making the key was the first of the six.
-  house.upstream.handle = completion();
+  const purser = await openTestServer(t, perMinute(6));
+  const gateway = await openGateway(purser); // Making the key was the first of the six.
+  purser.upstream.handle = completion();
   const plain = await gateway.chat({ model: 'free' });
   assert.deepEqual(left(plain), ['6', '4']);
   assert.match(String(plain.headers['x-ratelimit-reset-requests']), /^\d+s$/);
-  house.upstream.handle = completionStream();
+  purser.upstream.handle = completionStream();
   assert.deepEqual(left(await gateway.streamed({ model: 'free' })), ['6', '3']);
   assert.deepEqual(left(await gateway.chat({ model: 'none' })), ['6', '2']);
   assert.deepEqual(left(await gateway.ask('GET', '/models')), ['6', '1']);
@@ -215,19 +220,19 @@ test('rate-limit headers count down on every answer, streams and refusals too, a
     assert.deepEqual(left(refused), ['6', '0']);
     assert(Number(refused.headers['retry-after']) >= 1);
   }
-  assert.equal(house.upstream.calls.length, 2);
+  assert.equal(purser.upstream.calls.length, 2);
 });
 
-test('without a limit there are no rate-limit headers, and a stranger is told nothing of anybody’s', async (t) => {
+test('without a limit there are no rate-limit headers, and an unauthenticated client is told nothing of anybody’s', async (t) => {
   const free = await openTestServer(t);
   assert.deepEqual(left(await (await openGateway(free)).ask('GET', '/models')), [undefined, undefined]);
-  const house = await openTestServer(t, perMinute(6));
-  assert.deepEqual(left(await house.ask('GET', '/v1/router/models', { token: 'x' })), [undefined, undefined]);
+  const purser = await openTestServer(t, perMinute(6));
+  assert.deepEqual(left(await purser.ask('GET', '/v1/router/models', { token: 'x' })), [undefined, undefined]);
 });
 
 test('the list of models is OpenAI’s, with prices and limits', async (t) => {
-  const house: TestServer = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser: TestServer = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const { body } = await gateway.ask('GET', '/models');
   assert.equal(body.object, 'list');
   const chat = body.data.find(({ id }: { id: string }) => id === 'chat');
@@ -248,19 +253,19 @@ test('the list of models is OpenAI’s, with prices and limits', async (t) => {
 
 test('a model’s name may hold slashes, colons and blanks', async (t) => {
   const ids = ['qwen/qwen3-8b', 'a/b/c:free', 'with blank', 'ümlaut', '100%'];
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: { ...all.router, models: ids.map((id) => ({ ...all.router.models[2], id })) },
     }),
   });
-  const gateway = await openGateway(house);
+  const gateway = await openGateway(purser);
   for (const id of ids) {
     for (const path of new Set([encodeURIComponent(id), encodeURI(id)])) {
       const answer = await gateway.ask('GET', `/models/${path}`);
       assert.deepEqual([answer.status, answer.body.id], [200, id], `${path}: ${answer.text}`);
     }
     assert.equal((await gateway.chat({ model: id })).status, 200);
-    assert.equal(house.upstream.calls.at(-1)?.body.model, id);
+    assert.equal(purser.upstream.calls.at(-1)?.body.model, id);
   }
 });

@@ -5,7 +5,7 @@ import { openTestServer, type TestServer, type TestServerOptions } from '../help
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure } from '../helper/upstream.ts';
 
-const limits = { upstream: 'house', context_length: 100_000, max_output_tokens: 1000 };
+const limits = { upstream: 'local', context_length: 100_000, max_output_tokens: 1000 };
 const plain = { prompt: '0.000001', completion: '0.000002' }; // 1000 and 2000 nano-dollars a token
 const special = { input_cache_read: '0.0000001', input_cache_write: '0.00000125', internal_reasoning: '0.000003' };
 const MODELS = [
@@ -29,7 +29,7 @@ const MODELS = [
   {
     id: 'embedding',
     kind: 'embeddings',
-    upstream: 'house',
+    upstream: 'local',
     context_length: 8192,
     pricing_per_million: { prompt: '0.02', request: '0.000001' },
   },
@@ -38,7 +38,7 @@ const settings: TestServerOptions = {
   change: (all) => ({ ...all, router: { upstreams: all.router.upstreams, models: MODELS } }),
 };
 /** The latest operation, its JSON in any shape. */
-const latest = async (house: TestServer): Promise<any> => (await house.run('operation.list', {})).operations[0];
+const latest = async (purser: TestServer): Promise<any> => (await purser.run('operation.list', {})).operations[0];
 
 type Case = [what: string, model: string, usage: object, nanos: bigint];
 const usage = (prompt: number, completion: number, more: object = {}) => ({
@@ -109,27 +109,27 @@ const CASES: Case[] = [
 const long = [{ role: 'user', content: 'x'.repeat(2500) }];
 
 test('what an upstream counts is charged by our price, streamed or not', async (t) => {
-  const house = await openTestServer(t, settings);
+  const purser = await openTestServer(t, settings);
   for (const [what, model, it, nanos] of CASES)
     await t.test(what, async () => {
-      const gateway = await openGateway(house);
-      house.upstream.handle = completion(it);
+      const gateway = await openGateway(purser);
+      purser.upstream.handle = completion(it);
       assert.equal((await gateway.chat({ model, messages: long })).status, 200);
-      assert.equal(house.wallet(gateway.walletId).spent, nanos);
-      house.upstream.handle = streaming(said('a'), FINISHED, counted(it), DONE);
+      assert.equal(purser.wallet(gateway.walletId).spent, nanos);
+      purser.upstream.handle = streaming(said('a'), FINISHED, counted(it), DONE);
       assert((await gateway.streamed({ model, messages: long })).text.endsWith(DONE));
-      assert.equal(house.wallet(gateway.walletId).spent, 2n * nanos);
+      assert.equal(purser.wallet(gateway.walletId).spent, 2n * nanos);
     });
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('price, bound and count stand on the row: enough to compute hold and charge again', async (t) => {
-  const house = await openTestServer(t, settings);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
   const it = usage(1001, 10, { ...cached(1), ...reasoning(2) });
-  house.upstream.handle = completion(it);
+  purser.upstream.handle = completion(it);
   await gateway.chat({ model: 'tiered', messages: long, max_tokens: 20, n: 3 });
-  const operation = await latest(house);
+  const operation = await latest(purser);
   const { bound_prompt_tokens: promptTokens, bound_completion_tokens: completionTokens, ...price } = operation.price;
   assert.deepEqual(price, {
     prompt_nanos_per_million: '1000000000',
@@ -157,11 +157,11 @@ test('price, bound and count stand on the row: enough to compute hold and charge
 });
 
 test('the hold takes the dearest rate that a token can have', async (t) => {
-  const house = await openTestServer(t, settings);
-  const gateway = await openGateway(house);
-  house.upstream.handle = completion(usage(1, 1));
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completion(usage(1, 1));
   await gateway.chat({ model: 'special', max_tokens: 10 });
-  const operation = await latest(house);
+  const operation = await latest(purser);
   const { bound_prompt_tokens: bound } = operation.price;
   // Written to the cache, and reasoning.
   assert.equal(operation.hold_usd, `0.000${String(BigInt(bound) * 1250n + 10n * 3000n)}`.replace(/0+$/, ''));
@@ -174,24 +174,24 @@ const picture = (url: string, detail?: string) => ({
 });
 
 test('images cost what the configuration says for each, and as many tokens as one can become', async (t) => {
-  const house = await openTestServer(t, settings);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
   const content = [{ type: 'text', text: 'what is this?' }, picture(PNG), picture('https://a.example/b.png', 'high')];
-  house.upstream.handle = completion(usage(900, 10));
+  purser.upstream.handle = completion(usage(900, 10));
   const answer = await gateway.chat({ model: 'fetching', messages: [{ role: 'user', content }] });
   assert.equal(answer.status, 200, answer.text);
-  assert.equal(house.wallet(gateway.walletId).spent, 900n * 1000n + 10n * 2000n + 2n * 5_000_000n);
-  const operation = await latest(house);
+  assert.equal(purser.wallet(gateway.walletId).spent, 900n * 1000n + 10n * 2000n + 2n * 5_000_000n);
+  const operation = await latest(purser);
   const { bound_prompt_tokens: bound, image_nanos: image } = operation.price;
   assert.equal(image, '5000000');
   assert(bound > 1000 && bound < 2000, `two images of 500 tokens each and some text, not the bytes: ${bound}`);
   assert.equal(operation.usage.images, 2);
-  assert.deepEqual(house.upstream.calls[0]?.body.messages, [{ role: 'user', content }]);
+  assert.deepEqual(purser.upstream.calls[0]?.body.messages, [{ role: 'user', content }]);
 });
 
 test('images go only to models that have a price for them, and only as addresses of images', async (t) => {
-  const house = await openTestServer(t, settings);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
   const ask = (model: string, part: unknown) => gateway.chat({ model, messages: [{ role: 'user', content: [part] }] });
   assert.equal((await ask('plain', picture(PNG))).body.error.code, 'unsupported_parameter');
   for (const part of [
@@ -213,13 +213,13 @@ test('images go only to models that have a price for them, and only as addresses
     assert.equal(answer.status, 400, JSON.stringify(part).slice(0, 100));
     assert.match(String(answer.body.error.param), /^messages\.0\.content\.0/);
   }
-  assert.deepEqual(house.upstream.calls, []);
-  assert.equal(house.wallet(gateway.walletId).held, 0n);
+  assert.deepEqual(purser.upstream.calls, []);
+  assert.equal(purser.wallet(gateway.walletId).held, 0n);
 });
 
 test('a model without a price is not there: not listed, not read, not asked', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const { body } = await gateway.ask('GET', '/models');
   assert(!body.data.some(({ id }: { id: string }) => id === 'unpriced'));
   assert.equal((await gateway.ask('GET', '/models/unpriced')).body.error.code, 'model_not_found');
@@ -228,16 +228,16 @@ test('a model without a price is not there: not listed, not read, not asked', as
     assert.deepEqual([answer.status, answer.body.error.code], [404, 'model_not_found']);
     assert.equal(answer.body.error.param, 'model');
   }
-  const options = await house.ask('POST', '/v1/router/key', { token: gateway.token, body: { models: ['unpriced'] } });
+  const options = await purser.ask('POST', '/v1/router/key', { token: gateway.token, body: { models: ['unpriced'] } });
   assert.equal(options.body.error.code, 'model_not_found');
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });
 
 test('embeddings are charged by their prompt, and their answer is passed on', async (t) => {
-  const house = await openTestServer(t, settings);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
   const body = { object: 'list', data: [{ embedding: [0.5], index: 0 }], usage: { prompt_tokens: 7, total_tokens: 7 } };
-  house.upstream.handle = failure(200, body);
+  purser.upstream.handle = failure(200, body);
   const inputs = ['hello', ['a', 'b'], [1, 2, 3], [[1, 2], [3]]];
   for (const input of inputs) {
     const answer = await gateway.ask('POST', '/embeddings', {
@@ -245,23 +245,23 @@ test('embeddings are charged by their prompt, and their answer is passed on', as
     });
     assert.deepEqual([answer.status, answer.body], [200, body], answer.text);
   }
-  assert.equal(house.wallet(gateway.walletId).spent, BigInt(inputs.length) * (7n * 20n + 1000n));
+  assert.equal(purser.wallet(gateway.walletId).spent, BigInt(inputs.length) * (7n * 20n + 1000n));
   assert.deepEqual(
-    house.upstream.calls.map((it) => [it.path, it.body]),
+    purser.upstream.calls.map((it) => [it.path, it.body]),
     inputs.map((input) => ['/v1/embeddings', { input, model: 'embedding', encoding_format: 'float' }]),
   );
 });
 
 test('embeddings and chats are asked of models of their kind only, with what is priced', async (t) => {
-  const house = await openTestServer(t, settings);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t, settings);
+  const gateway = await openGateway(purser);
   const embed = (body: object) =>
     gateway.ask('POST', '/embeddings', { body: { model: 'embedding', input: 'a', ...body } });
   const refused: [Promise<{ body: any }>, string][] = [
     [embed({ model: 'plain' }), 'model_not_found'],
     [gateway.chat({ model: 'embedding' }), 'model_not_found'],
     [gateway.streamed({ model: 'embedding' }), 'model_not_found'],
-    [house.chat(gateway.token, { model: 'embedding' }), 'model_not_found'],
+    [purser.chat(gateway.token, { model: 'embedding' }), 'model_not_found'],
     [embed({ input: undefined }), 'invalid_request'],
     [embed({ input: [] }), 'invalid_request'],
     [embed({ input: ['a', 1] }), 'invalid_request'],
@@ -274,9 +274,9 @@ test('embeddings and chats are asked of models of their kind only, with what is 
     [embed({ input_type: 'query' }), 'unsupported_parameter'],
   ];
   for (const [asked, code] of refused) assert.equal((await asked).body.error.code, code);
-  assert.deepEqual(house.upstream.calls, []);
-  const most = Array(2048).fill('x'.repeat(1000));
-  assert.equal((await embed({ input: most })).status, 200);
-  const { bound_prompt_tokens: bound } = (await latest(house)).price;
+  assert.deepEqual(purser.upstream.calls, []);
+  const longest = Array(2048).fill('x'.repeat(1000));
+  assert.equal((await embed({ input: longest })).status, 200);
+  const { bound_prompt_tokens: bound } = (await latest(purser)).price;
   assert.equal(bound, 2048 * 1008);
 });

@@ -9,8 +9,8 @@ import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion } from '../helper/upstream.ts';
 
 test('a member that is null is left out, as OpenAI does it: some clients send all that they know', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const nulls = [
     'n',
     'stop',
@@ -32,7 +32,7 @@ test('a member that is null is left out, as OpenAI does it: some clients send al
   ];
   const answer = await gateway.chat(Object.fromEntries(nulls.map((name) => [name, null])));
   assert.equal(answer.status, 200, answer.text);
-  assert.deepEqual(house.upstream.calls[0]?.body, {
+  assert.deepEqual(purser.upstream.calls[0]?.body, {
     model: 'real/chat',
     messages: [{ role: 'user', content: 'hi' }],
     max_tokens: 100,
@@ -40,15 +40,15 @@ test('a member that is null is left out, as OpenAI does it: some clients send al
   });
   const unlimited = await gateway.chat({ max_tokens: null });
   assert.equal(unlimited.status, 200);
-  assert.equal(house.upstream.calls[1]?.body.max_tokens, 1000, 'the limit that was reserved for');
+  assert.equal(purser.upstream.calls[1]?.body.max_tokens, 1000, 'the limit that was reserved for');
 });
 
 /** The body of a call of the upstream. */
-const sent = (house: TestServer, at: number): Record<string, unknown> => house.upstream.calls[at]?.body ?? {};
+const sent = (purser: TestServer, at: number): Record<string, unknown> => purser.upstream.calls[at]?.body ?? {};
 
 test('the strict endpoint takes null as left out, too', async (t) => {
-  const house = await openTestServer(t);
-  const { token } = await house.openWallet();
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
   const names = [
     'n',
     'max_tokens',
@@ -60,21 +60,21 @@ test('the strict endpoint takes null as left out, too', async (t) => {
     'audio',
     'user',
   ];
-  const answer = await house.chat(token, Object.fromEntries(names.map((name) => [name, null])));
+  const answer = await purser.chat(token, Object.fromEntries(names.map((name) => [name, null])));
   assert.equal(answer.status, 200, answer.text);
-  const { model: _, messages: __, ...rest } = sent(house, 0);
+  const { model: _, messages: __, ...rest } = sent(purser, 0);
   assert.deepEqual(rest, { stream: false, max_tokens: 1000 });
 });
 
 test('what would make the upstream remember or cost another price is passed on as harmless, metadata not at all', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const asked = { store: false, service_tier: 'default', metadata: { tags: ['cheap'] } };
   assert.equal((await gateway.chat(asked)).status, 200);
-  const { store, service_tier: tier, metadata } = sent(house, 0);
+  const { store, service_tier: tier, metadata } = sent(purser, 0);
   assert.deepEqual([store, tier, metadata], [false, 'default', undefined]);
   await gateway.chat();
-  assert(!('store' in sent(house, 1)), 'a server that may not know it is not sent it');
+  assert(!('store' in sent(purser, 1)), 'a server that may not know it is not sent it');
 });
 
 test('OpenAI’s own API is told so with every chat: there the settings of the project would decide', () => {
@@ -94,8 +94,8 @@ test('OpenAI’s own API is told so with every chat: there the settings of the p
 });
 
 test('what is not priced is refused by name, whatever its value', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   const unpriced = {
     audio: { voice: 'a', format: 'mp3' },
     web_search_options: {},
@@ -116,7 +116,7 @@ test('what is not priced is refused by name, whatever its value', async (t) => {
       const { status, body } = await gateway.chat({ stream, [name]: value });
       assert.deepEqual([status, body.error.code, body.error.param], [400, 'unsupported_parameter', name]);
     }
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });
 
 /** Messages as stock clients and model servers write them. */
@@ -132,20 +132,20 @@ const ANSWERS: [what: string, message: Record<string, unknown>][] = [
 ];
 for (const [whose, message] of ANSWERS)
   test(`an answer of ${whose} can be sent back as it came`, async (t) => {
-    const house = await openTestServer(t);
-    const gateway = await openGateway(house);
-    house.upstream.handle = completion();
+    const purser = await openTestServer(t);
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = completion();
     const messages = [{ role: 'user', content: 'hi' }, message, { role: 'user', content: 'go on' }];
     const answer = await gateway.chat({ messages });
     assert.equal(answer.status, 200, answer.text);
-    assert.deepEqual(house.upstream.calls[0]?.body.messages, messages);
-    const bound = (await house.run('operation.list', {})).operations[0]?.price.bound_prompt_tokens as number;
+    assert.deepEqual(purser.upstream.calls[0]?.body.messages, messages);
+    const bound = (await purser.run('operation.list', {})).operations[0]?.price.bound_prompt_tokens as number;
     assert(bound >= JSON.stringify(messages).length, 'the thought is among the bytes');
   });
 
 test('a thought that is no text is not forwarded: bytes bound text only', async (t) => {
-  const house = await openTestServer(t);
-  const gateway = await openGateway(house);
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
   for (const message of [
     { reasoning: { file_id: 'a' } },
     { reasoning_content: [{ type: 'image_url' }] },
@@ -157,5 +157,5 @@ test('a thought that is no text is not forwarded: bytes bound text only', async 
       [400, 'unsupported_parameter', `messages.0.${Object.keys(message)[0]}`],
     );
   }
-  assert.deepEqual(house.upstream.calls, []);
+  assert.deepEqual(purser.upstream.calls, []);
 });

@@ -22,7 +22,8 @@ async function openThree(t: TestContext, limits: object = {}) {
   const [two, three] = [await openUpstream(t), await openUpstream(t)];
   const gone = await openUpstream({ after() {} });
   await gone.close();
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
+    unknownCountMax: Infinity,
     change: (all) => ({
       ...all,
       router: {
@@ -35,7 +36,7 @@ async function openThree(t: TestContext, limits: object = {}) {
         models: [
           {
             id: 'chat',
-            upstream: 'house',
+            upstream: 'local',
             upstream_model: 'one/chat',
             context_length: 32768,
             max_output_tokens: 1000,
@@ -62,11 +63,11 @@ async function openThree(t: TestContext, limits: object = {}) {
       },
     }),
   });
-  return { house, one: house.upstream, two, three, gateway: await openGateway(house) };
+  return { purser, one: purser.upstream, two, three, gateway: await openGateway(purser) };
 }
-const latest = async (house: TestServer): Promise<any> => (await house.run('operation.list', {})).operations[0];
-const passedOver = (house: TestServer) =>
-  house.log.map((line) => JSON.parse(line)).filter((it) => it.event === 'upstream.passed_over');
+const latest = async (purser: TestServer): Promise<any> => (await purser.run('operation.list', {})).operations[0];
+const passedOver = (purser: TestServer) =>
+  purser.log.map((line) => JSON.parse(line)).filter((it) => it.event === 'upstream.passed_over');
 
 /** Clear noes that are not about the request: the next one is asked. */
 const DEFINITE: [what: string, plain: Handler, streamed: Handler][] = [
@@ -85,17 +86,17 @@ const DEFINITE: [what: string, plain: Handler, streamed: Handler][] = [
 ];
 
 test('a clear no that is not about the request is passed over, and the one that answers is charged at its price', async (t) => {
-  const { house, one, two, three, gateway } = await openThree(t);
+  const { purser, one, two, three, gateway } = await openThree(t);
   for (const [what, plain, streamed] of DEFINITE)
     await t.test(what, async () => {
       for (const stream of [false, true]) {
-        const [before, calls] = [house.wallet(gateway.walletId).spent, [one, two, three].map((it) => it.calls.length)];
-        const lines = passedOver(house).length;
+        const [before, calls] = [purser.wallet(gateway.walletId).spent, [one, two, three].map((it) => it.calls.length)];
+        const lines = passedOver(purser).length;
         one.handle = stream ? streamed : plain;
         two.handle = stream ? completionStream(USAGE) : completion(USAGE);
         const answer = await gateway.chat({ stream });
         assert.equal(answer.status, 200, answer.text);
-        assert.equal(house.wallet(gateway.walletId).spent - before, 10n * 3000n + 5n * 5000n);
+        assert.equal(purser.wallet(gateway.walletId).spent - before, 10n * 3000n + 5n * 5000n);
         const now = [one, two, three].map((it, i) => it.calls.length - (calls[i] as number));
         assert.deepEqual(now, [1, 1, 0]);
         const [first, second] = [one.calls.at(-1), two.calls.at(-1)];
@@ -106,47 +107,47 @@ test('a clear no that is not about the request is passed over, and the one that 
         );
         assert.equal(second?.headers.authorization, 'Bearer sk-of-the-second-one', 'each has its own key');
         assert.equal(second?.headers['idempotency-key'], first?.headers['idempotency-key']);
-        const operation = await latest(house);
+        const operation = await latest(purser);
         assert.equal(operation.usage.upstream, 'two');
         assert.deepEqual(
           operation.price.routes.map((it: { upstream: string }) => it.upstream),
-          ['house', 'two', 'three'],
+          ['local', 'two', 'three'],
         );
         assert.deepEqual(
-          passedOver(house)
+          passedOver(purser)
             .slice(lines)
             .map((it) => [it.upstream, it.operation, it.subject]),
-          [['house', operation.id, 'chat']],
+          [['local', operation.id, 'chat']],
         );
       }
     });
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('the hold is at the dearest of all, and what is left of it comes back', async (t) => {
-  const { house, one, gateway } = await openThree(t);
+  const { purser, one, gateway } = await openThree(t);
   const held = gate(completion(USAGE));
   one.handle = held.handler;
   const asked = gateway.chat();
   await one.arrived(1);
-  const { held_usd: hold } = await house.budget(gateway.token);
-  const { price } = await latest(house);
+  const { held_usd: hold } = await purser.budget(gateway.token);
+  const { price } = await latest(purser);
   const nanos = BigInt(price.bound_prompt_tokens) * 3000n + 100n * 5000n;
   assert.equal(hold, `0.${String(nanos).padStart(9, '0')}`.replace(/0+$/, ''));
   held.open();
   await asked;
-  assert.equal(house.wallet(gateway.walletId).spent, 10n * 1000n + 5n * 2000n, 'the first answered, at its own price');
+  assert.equal(purser.wallet(gateway.walletId).spent, 10n * 1000n + 5n * 2000n, 'the first answered, at its own price');
 });
 
 test('all refuse: the last no is told, the hold comes back, and the key is free', async (t) => {
-  const { house, one, two, three, gateway } = await openThree(t);
+  const { purser, one, two, three, gateway } = await openThree(t);
   for (const stream of [false, true]) {
     [one.handle, two.handle, three.handle] = [failure(503), failure(401), failure(429, {}, { 'retry-after': '9' })];
     const answer = await gateway.chat({ stream }, 'k');
     assert.deepEqual([answer.status, answer.body.error.code], [429, 'rate_limited']);
     assert.equal(answer.headers['retry-after'], '9');
-    assert.equal(house.wallet(gateway.walletId).held, 0n);
-    assert.equal(house.wallet(gateway.walletId).spent, 0n);
+    assert.equal(purser.wallet(gateway.walletId).held, 0n);
+    assert.equal(purser.wallet(gateway.walletId).spent, 0n);
   }
   assert.deepEqual(
     [one, two, three].map((it) => it.calls.length),
@@ -154,8 +155,8 @@ test('all refuse: the last no is told, the hold comes back, and the key is free'
     'each once for each attempt',
   );
   assert.deepEqual(
-    passedOver(house).map((it) => it.upstream),
-    ['house', 'two', 'house', 'two'],
+    passedOver(purser).map((it) => it.upstream),
+    ['local', 'two', 'local', 'two'],
   );
 });
 
@@ -186,7 +187,7 @@ const AMBIGUOUS: [what: string, plain: Handler, streamed: Handler][] = [
   ['a reset before the first event', reset, streaming(resetIt)],
 ];
 test('after an outcome that nobody knows no other upstream is asked', async (t) => {
-  const { house, one, two, three } = await openThree(t, { timeout_seconds: 1 });
+  const { purser, one, two, three } = await openThree(t, { timeout_seconds: 3 });
   one.handle = (call, response) => {
     const [, plain, streamed] = AMBIGUOUS[Number(call.body.seed)] as (typeof AMBIGUOUS)[number];
     return call.body.stream ? streamed(call, response) : plain(call, response);
@@ -194,40 +195,40 @@ test('after an outcome that nobody knows no other upstream is asked', async (t) 
   const cases = AMBIGUOUS.flatMap(([what], seed) => [false, true].map((stream) => ({ what, seed, stream })));
   await Promise.all(
     cases.map(async ({ what, seed, stream }) => {
-      const gateway = await openGateway(house);
+      const gateway = await openGateway(purser);
       const answer = await gateway.chat({ seed, stream });
       assert.match(answer.text, /"code":"operation_uncertain"/, what);
-      assert.equal((await house.budget(gateway.token)).holds[0]?.state, 'uncertain', what);
+      assert.equal((await purser.budget(gateway.token)).holds[0]?.state, 'uncertain', what);
     }),
   );
   assert.equal(one.calls.length, AMBIGUOUS.length * 2);
   assert.deepEqual([two.calls.length, three.calls.length], [0, 0]);
-  assert.deepEqual(passedOver(house), []);
+  assert.deepEqual(passedOver(purser), []);
 });
 
 test('once a stream has begun no other upstream is asked, whatever becomes of it', async (t) => {
-  const { house, one, two, three, gateway } = await openThree(t);
+  const { purser, one, two, three, gateway } = await openThree(t);
   for (const end of [breakOff, resetIt, event({ error: { message: 'no' } })]) {
     one.handle = streaming(said('a'), end);
     assert.match((await gateway.chat({ stream: true })).text, /"code":"answer_lost"/);
-    assert.deepEqual((await latest(house)).usage.upstream, 'house');
+    assert.deepEqual((await latest(purser)).usage.upstream, 'local');
   }
   assert.deepEqual([two.calls.length, three.calls.length], [0, 0]);
 });
 
 test('an error in a body that says a time-out is refused, and not asked of another upstream', async (t) => {
-  const { house, one, two, gateway } = await openThree(t);
+  const { purser, one, two, gateway } = await openThree(t);
   one.handle = failure(200, { error: { message: 'timed out', code: 504 } });
   assert.equal((await gateway.chat()).body.error.code, 'gateway_unavailable');
   assert.equal(two.calls.length, 0);
-  assert.equal(house.wallet(gateway.walletId).held, 0n);
+  assert.equal(purser.wallet(gateway.walletId).held, 0n);
 });
 
 test('an upstream may have a policy of its own for what nobody knows, and it is that of the one that was asked', async (t) => {
-  const { house, one, two, three, gateway } = await openThree(t, {
+  const { purser, one, two, three, gateway } = await openThree(t, {
     uncertain: { policy: 'release', after_seconds: 60 },
   });
-  await house.app.reaper.stop();
+  await purser.app.reaper.stop();
   one.handle = reset;
   const first = await gateway.chat({}, 'one');
   assert.match(first.body.error.message, /USD held for it are given back after 60 s/);
@@ -236,34 +237,34 @@ test('an upstream may have a policy of its own for what nobody knows, and it is 
   three.handle = reset;
   const second = await gateway.chat({}, 'two');
   assert.match(second.body.error.message, /USD held for it are charged after 900 s/);
-  house.clock.advance(59);
-  assert.equal((await house.app.reaper.runOnce()).resolved, 0);
-  house.clock.advance(1);
-  assert.equal((await house.app.reaper.runOnce()).resolved, 1);
-  assert.deepEqual([(await latest(house)).state, house.wallet(gateway.walletId).spent], ['uncertain', 0n]);
+  purser.clock.advance(59);
+  assert.equal((await purser.app.reaper.runOnce()).resolved, 0);
+  purser.clock.advance(1);
+  assert.equal((await purser.app.reaper.runOnce()).resolved, 1);
+  assert.deepEqual([(await latest(purser)).state, purser.wallet(gateway.walletId).spent], ['uncertain', 0n]);
   // Closing decides the rest at once, by the policy of each.
   one.handle = reset;
   await gateway.chat({}, 'three');
-  await house.ask('POST', '/v1/run/close', { token: gateway.token });
-  const { operations } = await house.run('operation.list', {});
+  await purser.ask('POST', '/v1/run/close', { token: gateway.token });
+  const { operations } = await purser.run('operation.list', {});
   assert.deepEqual(operations.map((it) => it.outcome).reverse(), ['released', 'charged', 'released']);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('an upstream that nobody listens to is passed over', async (t) => {
-  const { house, two, gateway } = await openThree(t);
+  const { purser, two, gateway } = await openThree(t);
   for (const stream of [false, true]) {
     two.handle = stream ? completionStream() : completion();
     assert.equal((await gateway.chat({ model: 'orphan', stream })).status, 200);
     assert.equal(two.calls.at(-1)?.body.model, 'orphan', 'what a fallback leaves out is as in the model');
   }
-  const [first] = passedOver(house);
+  const [first] = passedOver(purser);
   assert.equal(first.upstream, 'gone');
   assert.match(first.reason, /ECONNREFUSED/);
 });
 
 test('beyond max_concurrent the next upstream is asked, and where there is none it is a 429', async (t) => {
-  const { house, one, two, three, gateway } = await openThree(t, { max_concurrent: 2 });
+  const { purser, one, two, three, gateway } = await openThree(t, { max_concurrent: 2 });
   const held = gate(completionStream(USAGE));
   for (const it of [one, two, three]) it.handle = held.handler;
   const first = Array.from({ length: 2 }, () => gateway.streamed());
@@ -279,11 +280,11 @@ test('beyond max_concurrent the next upstream is asked, and where there is none 
   held.open();
   for (const answer of await Promise.all([...first, ...second, more])) assert(answer.text.endsWith(DONE));
   const spent = 2n * 20_000n + 2n * (10n * 3000n + 5n * 5000n) + 20_000n;
-  assert.deepEqual([house.wallet(gateway.walletId).spent, house.wallet(gateway.walletId).held], [spent, 0n]);
+  assert.deepEqual([purser.wallet(gateway.walletId).spent, purser.wallet(gateway.walletId).held], [spent, 0n]);
 });
 
 test('however a call ends, its place is free again', async (t) => {
-  const { house, one, two, gateway } = await openThree(t, { max_concurrent: 1, timeout_seconds: 1 });
+  const { purser, one, two, gateway } = await openThree(t, { max_concurrent: 1, timeout_seconds: 3 });
   const ends: [Handler, boolean][] = [
     ...DEFINITE.map(([, , streamed]): [Handler, boolean] => [streamed, true]),
     ...AMBIGUOUS.map(([, , streamed]): [Handler, boolean] => [streamed, true]),
@@ -295,7 +296,7 @@ test('however a call ends, its place is free again', async (t) => {
   two.handle = failure(400);
   for (const [i, [handler, stream]] of ends.entries()) {
     one.handle = handler;
-    await gateway.chat({ stream });
+    await gateway.chat({ stream, user: `${i}` });
     assert.equal(one.calls.length, i + 1, 'it was asked, so its place was free');
   }
   // A client that goes away in the middle gives the place back when the call is over.
@@ -309,12 +310,12 @@ test('however a call ends, its place is free again', async (t) => {
   one.handle = completion();
   assert.equal((await gateway.chat()).status, 200);
   assert.equal(one.calls.length, ends.length + 2);
-  assert.deepEqual(house.problems(), []);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('with several upstreams the max_tokens that is said to fit does fit', async (t) => {
   const two = await openUpstream(t);
-  const house = await openTestServer(t, {
+  const purser = await openTestServer(t, {
     change: (all) => ({
       ...all,
       router: {
@@ -322,7 +323,7 @@ test('with several upstreams the max_tokens that is said to fit does fit', async
         models: [
           {
             id: 'chat',
-            upstream: 'house',
+            upstream: 'local',
             context_length: 32768,
             max_output_tokens: 100_000,
             pricing: { prompt: '0', completion: '0.01' },
@@ -339,16 +340,16 @@ test('with several upstreams the max_tokens that is said to fit does fit', async
     [420, 200], // 4.00 for the request of the second one, 0.20 for 200 tokens.
     [410, 100],
   ] as const) {
-    const gateway = await openGateway(house, { wallet: { budget_cents: cents } });
-    const refused = await gateway.chat({ max_tokens: 50_000 });
+    const gateway = await openGateway(purser, { wallet: { budget_cents: cents } });
+    const refused = await purser.chat(gateway.token, { max_tokens: 50_000 });
     assert.deepEqual([refused.status, refused.body.error.code], [402, 'insufficient_funds']);
     const fits = Number(/with max_tokens (\d+) it would fit/.exec(refused.body.error.message)?.[1]);
     assert.equal(fits, expected, refused.text);
-    const more = await gateway.chat({ max_tokens: fits + 1 });
+    const more = await purser.chat(gateway.token, { max_tokens: fits + 1 });
     assert.equal(more.status, 402);
-    house.upstream.handle = completion({ prompt_tokens: 0, completion_tokens: 0 });
+    purser.upstream.handle = completion({ prompt_tokens: 0, completion_tokens: 0 });
     assert.equal((await gateway.chat({ max_tokens: fits })).status, 200, refused.text);
   }
-  const poor = await openGateway(house, { wallet: { budget_cents: 400 } });
+  const poor = await openGateway(purser, { wallet: { budget_cents: 400 } });
   assert.match((await poor.chat({ max_tokens: 50_000 })).body.error.message, /no max_tokens would make it fit/);
 });

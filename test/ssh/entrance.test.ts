@@ -7,16 +7,8 @@ import test, { type TestContext } from 'node:test';
 import ssh2 from 'ssh2';
 import { until } from '../compute/conformance.ts';
 import { hasComponent } from '../helper/component.ts';
+import { freePort } from '../helper/free-port.ts';
 import { type Lease, openClient, openLease, openLeaseInside, openLimited, reachLease } from './lease.ts';
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  await once(server, 'close');
-  return port;
-}
 
 /** What somebody hears who connects there, says this and waits. */
 async function heard(port: number | string, words: Buffer | string = ''): Promise<string> {
@@ -36,16 +28,20 @@ async function heard(port: number | string, words: Buffer | string = ''): Promis
 function flood(
   t: TestContext,
   it: Lease,
-  { from, sockets, most, words }: { from: string; sockets: number; most: number; words: string },
+  { from, sockets, max, words }: { from: string; sockets: number; max: number; words: string },
 ) {
   const open = new Set<Socket>();
   let made = 0;
+  let arrived = 0;
   const one = () => {
-    if (made++ >= most) return;
+    if (made++ >= max) return;
     const socket = connect({ host: '127.0.0.1', port: it.access.port, localAddress: from });
     open.add(socket);
     socket
       .on('error', () => {})
+      .on('connect', () => {
+        arrived += 1;
+      })
       .on('close', () => {
         open.delete(socket);
         setTimeout(one, 5);
@@ -55,19 +51,20 @@ function flood(
   };
   for (let count = 0; count < sockets; count++) one();
   const stop = () => {
-    made = most;
+    made = max;
     for (const socket of open) socket.destroy();
   };
   t.after(stop);
-  return { open, made: () => Math.min(made, most), stop };
+  // One that is only asked for may come after a client that is started later.
+  return { open, arrived: () => arrived, stop };
 }
 
 test('a key opens its own resource, and nobody else’s key opens it', async (t) => {
   const it = await openLease(t);
   if (!it) return;
-  const other = await it.house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const other = await it.landlord.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const spec = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
-  const there = await reachLease(t, it.house, other, { provider: 'provider_one', spec });
+  const there = await reachLease(t, it.landlord, other, { provider: 'provider_one', spec });
   assert.equal((await there.ssh([], 'true')).code, 0);
   assert.equal((await it.ssh([], 'true')).code, 0);
   for (const user of [there.id, 'root', 'res_00000000000000000000000000', `${it.id} `, '']) {
@@ -178,7 +175,7 @@ test('only what a session is asked for here: no other subsystem', async (t) => {
 test('whoever shows no key is sent away in time', async (t) => {
   const it = await openLeaseInside(t);
   if (!it) return;
-  const port = await openLimited(t, it, { authenticationMilliseconds: 500 });
+  const port = await openLimited(t, it, { authenticationMilliseconds: 4000 });
   const began = performance.now();
   for (const words of ['', 'SSH-2.0-slow', 'SSH-2.0-slow\r\n'])
     assert.match(await heard(port, words), /^SSH-2\.0-Purser/);
@@ -187,8 +184,8 @@ test('whoever shows no key is sent away in time', async (t) => {
   waiting.on('error', () => {});
   waiting.connect({ host: '127.0.0.1', port, username: it.id, authHandler: () => {} });
   await closed;
-  assert.ok(performance.now() - began < 10_000);
-  assert.equal((await it.run('ssh', [`-oPort=${port}`, it.target, 'sleep 1; echo stays'])).stdout, 'stays\n');
+  assert.ok(performance.now() - began < 60_000, 'four times the usual limit are 80 seconds');
+  assert.equal((await it.run('ssh', [`-oPort=${port}`, it.target, 'sleep 5; echo stays'])).stdout, 'stays\n');
 });
 
 test('whoever shows no key is sent away after so many attempts', async (t) => {
@@ -212,17 +209,17 @@ test('whoever shows no key is sent away after so many attempts', async (t) => {
   assert.ok(attempts > 3 && attempts <= 12, `${attempts} attempts`);
 });
 
-test('a flood of strangers keeps nobody out, neither the silent nor the busy, from afar or from next door', async (t) => {
+test('a flood of unauthenticated clients keeps nobody out, neither the silent nor the busy, from afar or from the same address', async (t) => {
   const it = await openLease(t);
   if (!it) return;
   const floods = [
-    { from: '127.0.0.2', sockets: 300, most: 300, words: '' },
-    { from: '127.0.0.3', sockets: 300, most: 3000, words: 'SSH-2.0-flood\r\n' },
-    { from: '127.0.0.1', sockets: 100, most: 100, words: '' },
+    { from: '127.0.0.2', sockets: 300, max: 300, words: '' },
+    { from: '127.0.0.3', sockets: 300, max: 3000, words: 'SSH-2.0-flood\r\n' },
+    { from: '127.0.0.1', sockets: 100, max: 100, words: '' },
   ];
   for (const one of floods) {
-    const { open, made, stop } = flood(t, it, one);
-    await until('the flood is there', async () => made() >= one.sockets);
+    const { open, arrived, stop } = flood(t, it, one);
+    await until('the flood is there', async () => arrived() >= one.sockets);
     for (let round = 0; round < 3; round++) {
       const { code, stderr } = await it.ssh([], 'true');
       assert.equal(code, 0, `${one.from}: ${stderr}`);
@@ -230,9 +227,13 @@ test('a flood of strangers keeps nobody out, neither the silent nor the busy, fr
     assert.ok(open.size <= 64 + one.sockets, 'and no more of them stay than may');
     stop();
   }
-  const waiting = flood(t, it, { from: '127.0.0.2', sockets: 200, most: 200, words: '' });
+  const waiting = flood(t, it, { from: '127.0.0.2', sockets: 200, max: 200, words: '' });
   // Sooner than they would be for saying nothing.
-  await until('all but so many are sent away', async () => waiting.made() === 200 && waiting.open.size <= 64, 10_000);
+  await until(
+    'all but so many are sent away',
+    async () => waiting.arrived() === 200 && waiting.open.size <= 64,
+    10_000,
+  );
 });
 
 test('one resource has so many connections, and takes none of another’s', async (t) => {
@@ -241,9 +242,9 @@ test('one resource has so many connections, and takes none of another’s', asyn
   const clients = await Promise.all(Array.from({ length: 16 }, () => openClient(t, it)));
   const { code } = await it.ssh([], 'true');
   assert.equal(code, 255);
-  const other = await it.house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const other = await it.landlord.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
   const spec = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
-  const there = await reachLease(t, it.house, other, { provider: 'provider_one', spec });
+  const there = await reachLease(t, it.landlord, other, { provider: 'provider_one', spec });
   assert.equal((await there.ssh([], 'true')).code, 0);
   clients[0]?.end();
   await until('there is room again', async () => (await it.ssh([], 'true')).code === 0);

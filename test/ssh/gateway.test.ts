@@ -13,6 +13,19 @@ const execOf = (client: ssh2.Client, command: string) =>
     client.exec(command, (error, channel) => (error ? reject(error) : resolve(channel))),
   );
 
+/** Runs a command and resolves to its exit code. Its end may come with the answer to the request, in one piece. */
+const codeOf = (client: ssh2.Client, command: string) =>
+  new Promise<number>((resolve, reject) =>
+    client.exec(command, (error, channel) => {
+      if (error) return reject(error);
+      let found: number;
+      channel.on('exit', (code: number) => {
+        found = code;
+      });
+      channel.resume().on('close', () => resolve(found));
+    }),
+  );
+
 test('plain ssh runs a command in the lease: streams apart, input in, exit code out', async (t) => {
   const it = await openLease(t);
   if (!it) return;
@@ -114,13 +127,13 @@ test('what a client leaves behind does not run on, however it leaves', async (t)
 test('a session that is silent for too long ends, and nothing is left of it', async (t) => {
   const it = await openLeaseInside(t);
   if (!it) return;
-  const port = await openLimited(t, it, { idleMilliseconds: 1500 });
-  const busy = it.run('ssh', [`-oPort=${port}`, it.target, 'for i in 1 2 3 4 5; do sleep 0.6; echo $i; done']);
+  const port = await openLimited(t, it, { idleMilliseconds: 5000 });
+  const busy = it.run('ssh', [`-oPort=${port}`, it.target, 'for i in 1 2 3 4 5 6 7; do sleep 1; echo $i; done']);
   const idle = await it.run('ssh', [`-oPort=${port}`, it.target, 'echo begun; sleep 3336'], null);
   assert.notEqual(idle.code, 0);
   assert.deepEqual([idle.stdout, idle.stderr], ['begun\n', 'purser: the session was silent for too long\n']);
   await it.runs('sleep 3336', false);
-  assert.deepEqual((await busy).stdout, '1\n2\n3\n4\n5\n', 'who says something now and then goes on');
+  assert.deepEqual((await busy).stdout, '1\n2\n3\n4\n5\n6\n7\n', 'who says something now and then goes on');
   // It waits for its next command, and would wait for ever.
   const silent = it.run('sftp', [`-oPort=${port}`, it.target], null);
   await it.runs('LC_ALL', true);
@@ -145,11 +158,7 @@ test('a resource has so many sessions at a time, and any number one after the ot
   client.end();
   await it.runs('sleep 3337', false);
   const another = await openClient(t, it);
-  for (let round = 0; round < 20; round++) {
-    const channel = (await execOf(another, 'exit 9')).resume();
-    const [[code]] = await Promise.all([once(channel, 'exit'), once(channel, 'close')]);
-    assert.equal(code, 9);
-  }
+  for (let round = 0; round < 20; round++) assert.equal(await codeOf(another, 'exit 9'), 9);
 });
 
 test('who takes nothing of what is sent, or sends more than there is room for, costs no memory', async (t) => {
@@ -191,11 +200,11 @@ test('who takes nothing of what is sent, or sends more than there is room for, c
 
 test('access ends with the lease, live sessions included: at its deadline, by stop, with its wallet', async (t) => {
   const ask = async (it: AnyLease | undefined, path: string, body: object) =>
-    it && { it, end: () => it.house.ask('POST', path, { token: it.token, body }) };
+    it && { it, end: () => it.landlord.ask('POST', path, { token: it.token, body }) };
   const ends = {
     async deadline() {
       const it = await openLeaseInside(t);
-      return it && { it, end: async () => it.house.clock.advance(601) };
+      return it && { it, end: async () => it.landlord.clock.advance(601) };
     },
     async stop() {
       const it = await openLease(t);
@@ -214,7 +223,11 @@ test('access ends with the lease, live sessions included: at its deadline, by st
     await it.runs('LC_ALL', true);
     const began = performance.now();
     await end();
-    for (const session of [shell, command]) assert.notEqual((await session).code, 0, how);
+    for (const session of [shell, command]) {
+      const { code, stderr } = await session;
+      assert.notEqual(code, 0, how);
+      assert.match(stderr, /^purser: the lease is over \((lease_expired|requested|wallet_closed)\)\r?$/m, how);
+    }
     t.diagnostic(`${how}: ${Math.round(performance.now() - began)} ms`);
     sftp.child.stdin?.end('ls /\n');
     assert.notEqual((await sftp).code, 0, how);
@@ -230,11 +243,34 @@ test('access ends at the deadline also where the machine goes on because its eng
   const began = performance.now();
   it.engine.pause();
   try {
-    it.house.clock.advance(601);
-    assert.notEqual((await command).code, 0);
-    assert.ok(performance.now() - began < 10_000);
+    const beginning = it.run('ssh', ['-v', it.target, 'true'], null);
+    let said = '';
+    beginning.child.stderr?.on('data', (text) => {
+      said += text;
+    });
+    await until('a second session was asked for', async () => said.includes('Sending command'));
+    it.landlord.clock.advance(601);
+    for (const session of [command, beginning]) {
+      const { code, stderr } = await session;
+      assert.notEqual(code, 0);
+      assert.match(stderr, /^purser: the lease is over \(lease_expired\)$/m);
+    }
+    assert.ok(performance.now() - began < 25_000);
     assert.match((await it.ssh([], 'true')).stderr, /Permission denied/);
   } finally {
     it.engine.proceed();
   }
+});
+
+test('a session that cannot begin because its machine is gone says so, and the lease has ended', async (t) => {
+  const it = await openLeaseInside(t);
+  if (!it) return;
+  const status = async () =>
+    (await it.landlord.ask('POST', '/v1/compute/status', { token: it.token, body: { id: it.id } })).body;
+  await it.engine.docker.getContainer((await status()).provider_id).kill();
+  const { code, stderr } = await it.ssh([], 'true');
+  assert.equal(code, 255);
+  assert.match(stderr, /^purser: the lease is over \(provider_ended\)$/m);
+  await until('the lease has ended', async () => (await status()).status === 'stopped');
+  assert.equal((await status()).end_reason, 'provider_ended');
 });

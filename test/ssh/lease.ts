@@ -102,25 +102,26 @@ export async function openLease(t: TestContext, executable = EXECUTABLE) {
 export async function openLeaseInside(t: TestContext) {
   const compute = await openCompute(t);
   if (!compute) return undefined;
-  const house = await openTestServer(t, { settings: { compute } });
-  const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-  const lease = await reachLease(t, house, wallet, ORDER);
+  const purser = await openTestServer(t, { settings: { compute } });
+  const wallet = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+  const lease = await reachLease(t, purser, wallet, ORDER);
   const pid = Number(readFileSync(join((engine as Engine).directory, 'pid'), 'utf8'));
   const signal = (name: 'SIGSTOP' | 'SIGCONT') => process.kill(pid, name);
-  return { ...lease, engine: { pause: () => signal('SIGSTOP'), proceed: () => signal('SIGCONT') } };
+  const { docker } = engine as Engine;
+  return { ...lease, engine: { docker, pause: () => signal('SIGSTOP'), proceed: () => signal('SIGCONT') } };
 }
 
 /** Leases a machine, and answers what reaches it. */
 export async function reachLease<L extends Landlord>(
   t: TestContext,
-  house: L,
+  purser: L,
   { token }: { token: string },
   order: object,
 ) {
-  const created = await house.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
+  const created = await purser.ask('POST', '/v1/compute/create', { token, key: 'k', body: order });
   assert.equal(created.status, 200, created.text);
   const { id } = created.body;
-  const access = (await house.ask('POST', '/v1/compute/ssh', { token, body: { id } })).body;
+  const access = (await purser.ask('POST', '/v1/compute/ssh', { token, body: { id } })).body;
   const directory = mkdtempSync(join(tmpdir(), 'purser-ssh-'));
   t.after(() => rmSync(directory, { recursive: true, force: true }));
   const at = (name: string) => join(directory, name);
@@ -169,7 +170,7 @@ export async function reachLease<L extends Landlord>(
   }
   /** What a command says inside, by another road than the gateway. */
   async function inside(command: string): Promise<string> {
-    const { body, status } = await house.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
+    const { body, status } = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command } });
     assert.equal(status, 200, JSON.stringify(body));
     assert.equal(body.exit_code, 0, `${command}: ${body.stderr}`);
     return body.stdout;
@@ -184,17 +185,17 @@ export async function reachLease<L extends Landlord>(
   async function sftp(lines: string[], ...args: string[]): Promise<Ran> {
     return run('sftp', ['-b', '-', ...args, target], `${lines.join('\n')}\n`);
   }
-  return { house, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, sftp };
+  return { landlord: purser, token, id, access, directory, at, know, target, run, ssh, good, inside, runs, sftp };
 }
 export type Lease = NonNullable<Awaited<ReturnType<typeof openLease>>>;
 export type LeaseInside = NonNullable<Awaited<ReturnType<typeof openLeaseInside>>>;
 /** What both have. */
 export type AnyLease = Pick<Lease, keyof Lease & keyof LeaseInside>;
 
-/** Another gateway of the same house, with limits that a test can wait for. Answers its port. */
+/** Another gateway of the same server, with limits that a test can wait for. Answers its port. */
 export async function openLimited(t: TestContext, it: LeaseInside, limits: Partial<GatewayLimits>): Promise<number> {
-  const { privateKey } = hostKey(files(it.house.directory).sshHostKey);
-  const gateway = await openSshServer(it.house.app, { host: '127.0.0.1', port: 0 }, privateKey, limits);
+  const { privateKey } = hostKey(files(it.landlord.directory).sshHostKey);
+  const gateway = await openSshServer(it.landlord.app, { host: '127.0.0.1', port: 0 }, privateKey, limits);
   t.after(() => gateway.close());
   it.know(gateway.address.port);
   return gateway.address.port;

@@ -195,10 +195,10 @@ test('a large file does not pass through memory, whichever way it goes', async (
   truncateSync(it.at('large'), bytes);
   const before = it.resident();
   let peak = 0;
-  const look = setInterval(() => {
+  const poll = setInterval(() => {
     peak = Math.max(peak, it.resident() - before);
   }, 20);
-  t.after(() => clearInterval(look));
+  t.after(() => clearInterval(poll));
   let began = performance.now();
   await it.good('scp', 'large', `${it.target}:/tmp/large`);
   t.diagnostic(`in ${speed(bytes, began)}, at most ${Math.round(peak / MIB)} MiB more resident`);
@@ -221,9 +221,9 @@ test('the same through a pool host and a cluster: another user, another road int
     [{ backend: 'slurm', job_user: 'nobody', slurm_conf: cluster.conf, chips: { small: chip } }, 'small'],
   ];
   for (const [provider_two, chip] of backends) {
-    const house = await openTestServer(t, { settings: { compute: { provider_two } } });
-    const wallet = await house.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
-    const it = await reachLease(t, house, wallet, { provider: 'provider_two', spec: { chip, max_seconds: 600 } });
+    const purser = await openTestServer(t, { settings: { compute: { provider_two } } });
+    const wallet = await purser.openWallet({ budget_cents: 500, expires_in_seconds: 7200 });
+    const it = await reachLease(t, purser, wallet, { provider: 'provider_two', spec: { chip, max_seconds: 600 } });
     const content = randomBytes(5 * MIB);
     mkdirSync(it.at('tree/inner'), { recursive: true });
     writeFileSync(it.at('tree/a file'), content);

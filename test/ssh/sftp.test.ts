@@ -18,10 +18,11 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
-import { factsOf, longName } from '../../src/ssh/sftp-entry.ts';
-import { SftpFault } from '../../src/ssh/sftp-fault.ts';
-import { InsideLost } from '../../src/ssh/sftp-inside.ts';
-import { MalformedPacket, OPEN, REQUEST, STATUS, string, uint32 } from '../../src/ssh/sftp-wire.ts';
+import { factsOf } from '../../src/compute/inside/sftp-facts.ts';
+import { SftpFault, STATUS } from '../../src/compute/inside/sftp-fault.ts';
+import { InsideLost } from '../../src/compute/inside/sftp-inside.ts';
+import { longName } from '../../src/ssh/sftp-entry.ts';
+import { MalformedPacket, OPEN, REQUEST, string, uint32 } from '../../src/ssh/sftp-wire.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { openDirectory, openLocalSession, openWireClient, SHELLS, withMode } from './wire-client.ts';
 
@@ -50,7 +51,7 @@ for (const shell of Object.keys(SHELLS)) {
     if (!it) return;
     const { client, at } = it;
     const random = randomOf(seed);
-    const below = (most: number) => Math.floor(random() * most);
+    const below = (max: number) => Math.floor(random() * max);
     let model = Buffer.alloc(0);
     const path = at('file');
     const { handle = Buffer.alloc(0) } = await client.open(path, OPEN.read | OPEN.write | OPEN.create);

@@ -5,9 +5,10 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { TestContext } from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
+import type { Attributes } from '../../src/compute/inside/sftp-facts.ts';
+import { SFTP_SCRIPT } from '../../src/compute/inside/sftp-script.ts';
 import { serveSftp } from '../../src/ssh/sftp.ts';
-import { SFTP_SCRIPT } from '../../src/ssh/sftp-script.ts';
-import { type Attributes, REQUEST, readFields, string, uint32, uint64 } from '../../src/ssh/sftp-wire.ts';
+import { REQUEST, readFields, string, uint32, uint64 } from '../../src/ssh/sftp-wire.ts';
 
 /** The shells that machines have: Debian's, busybox's, and bash under the name of sh. */
 export const SHELLS: Record<string, string[]> = {

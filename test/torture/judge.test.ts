@@ -4,6 +4,7 @@ import type { Entry, Operation } from '../../torture/books.ts';
 import { FAILURES, type Failure, type OrderEntry, type WalletEntry } from '../../torture/journal.ts';
 import { type Evidence, judge } from '../../torture/judge.ts';
 import type { Call } from '../../torture/models.ts';
+import type { MoveEntry } from '../../torture/move.ts';
 
 const CENT = 10_000_000n;
 const FLAT = CENT; // One request of the model `flat`.
@@ -49,48 +50,105 @@ const order = (wallet: WalletEntry, key: string, more: Partial<OrderEntry> = {})
   ...more,
 });
 
-/** The lines of the journal that a wallet and its operations leave, from its funding to its close. */
-function linesOf(operations: readonly Operation[], funded: bigint, budget: bigint): Entry[] {
+type Change = Evidence['books']['changes'][number];
+const change = (id: string, kind: string, amount: bigint, more: Partial<Change> = {}): Change => ({
+  id,
+  wallet: 'wal_1',
+  kind,
+  key: `key ${kind}`,
+  amount,
+  period: null,
+  ...more,
+});
+const FUNDED = 1050n * CENT;
+/** What the child was given. */
+const CHILD = 123_456_789n;
+
+/** The lines of the journal that a wallet, its changes, its child and their operations leave, from funding to close. */
+function linesOf(operations: readonly Operation[], changes: readonly Change[]): Entry[] {
   const lines: Omit<Entry, 'seq' | 'hash'>[] = [
-    { cause: 'fnd_1', debit: 'funding', credit: 'account:acct_1', amount: funded },
-    { cause: 'wal_1', debit: 'account:acct_1', credit: 'wallet:wal_1', amount: budget },
+    { cause: 'fnd_1', debit: 'funding', credit: 'account:acct_1', amount: FUNDED },
+    { cause: 'wal_1', debit: 'account:acct_1', credit: 'wallet:wal_1', amount: 100n * CENT },
   ];
-  let left = budget;
-  for (const { id, hold, charge } of operations) {
+  for (const { id, amount } of changes.filter((it) => it.amount > 0n))
+    lines.push({ cause: id, debit: 'account:acct_1', credit: 'wallet:wal_1', amount });
+  for (const { id, amount } of changes.filter((it) => it.amount < 0n))
+    lines.push({ cause: id, debit: 'wallet:wal_1', credit: 'account:acct_1', amount: -amount });
+  lines.push({ cause: 'wal_2', debit: 'wallet:wal_1', credit: 'wallet:wal_2', amount: CHILD });
+  for (const { id, wallet, hold, charge } of operations) {
     const paid = charge ?? 0n;
-    lines.push({ cause: id, debit: 'wallet:wal_1', credit: 'hold:wal_1', amount: hold });
-    if (paid) lines.push({ cause: id, debit: 'hold:wal_1', credit: 'sales:chat', amount: paid });
-    if (hold > paid) lines.push({ cause: id, debit: 'hold:wal_1', credit: 'wallet:wal_1', amount: hold - paid });
-    left -= paid;
+    lines.push({ cause: id, debit: `wallet:${wallet}`, credit: `hold:${wallet}`, amount: hold });
+    if (paid) lines.push({ cause: id, debit: `hold:${wallet}`, credit: 'sales:chat', amount: paid });
+    if (hold > paid)
+      lines.push({ cause: id, debit: `hold:${wallet}`, credit: `wallet:${wallet}`, amount: hold - paid });
   }
+  const paidBy = (wallet: string) =>
+    operations.filter((it) => it.wallet === wallet).reduce((sum, { charge }) => sum + (charge ?? 0n), 0n);
+  const rest = CHILD - paidBy('wal_2');
+  lines.push({ cause: 'wal_2', debit: 'wallet:wal_2', credit: 'wallet:wal_1', amount: rest });
+  const moved = changes.reduce((sum, { amount }) => sum + amount, 0n);
+  const left = 100n * CENT + moved - CHILD + rest - paidBy('wal_1');
   const rounding = left % CENT;
   lines.push({ cause: 'wal_1', debit: 'wallet:wal_1', credit: 'account:acct_1', amount: left - rounding });
   if (rounding) lines.push({ cause: 'wal_1', debit: 'wallet:wal_1', credit: 'rounding', amount: rounding });
   return lines.map((it, i) => ({ ...it, seq: i + 1, hash: `hash ${i + 1}` }));
 }
 
-/** A run in which all is well: an answer, one charged by policy, a refusal, a lease, and a credit. */
+/**
+ * A run in which all is well: an answer, one charged by policy, a refusal, a lease, a credit, a raise, a lower that stops
+ * at what is held, an extension, a refill, and a child that spends.
+ */
 function well(): Evidence & { wallet: WalletEntry } {
-  const used = 2n * FLAT + LEASE;
+  const used = 3n * FLAT + LEASE;
   const wallet: WalletEntry = {
     kind: 'wallet',
     key: 'w',
-    budgetCents: 100,
+    budget: 100n * CENT,
+    parent: undefined,
+    parentExpiredAt: undefined,
     expiresInSeconds: 0,
     outcome: 'closed',
+    isOver: true,
     id: 'wal_1',
     token: 'token',
     routerKey: '',
     askedAt: 0,
-    closed: { used_usd: '0.026', returned_cents: 97 },
+    closed: { used_usd: '0.036', returned_cents: 226 },
+    frozen: { state: 'no', turn: 0 },
+    refill: { cents: 250, dueAt: 1, isPast: true },
     known: used,
   };
+  const child: WalletEntry = {
+    ...wallet,
+    key: 'v',
+    id: 'wal_2',
+    budget: CHILD,
+    parent: wallet,
+    closed: { used_usd: '0.01', returned_cents: 11 },
+    known: FLAT,
+  };
+  delete child.refill;
   const operations = [
     operation('op_a', 'a'),
     operation('op_b', 'b', { settledBy: 'policy' }),
     operation('op_c', 'c', { outcome: 'released', charge: 0n }),
     operation('op_d', 'd', { kind: 'compute_create', hold: LEASE, charge: LEASE, resourceId: 'res_1' }),
+    operation('op_k', 'k', { wallet: 'wal_2' }),
   ];
+  const changes = [
+    change('chg_1', 'raise', 50n * CENT),
+    change('chg_2', 'lower', -20n * CENT),
+    change('chg_3', 'extend', 0n),
+    change('chg_4', 'refill', 100n * CENT, { key: null, period: '2026-01-01' }),
+  ];
+  const move = (kind: MoveEntry['kind'], by: number): MoveEntry => ({
+    kind,
+    key: `key ${kind}`,
+    wallet,
+    by,
+    outcome: 'done',
+    flying: 0,
+  });
   return {
     wallet,
     creditCents: 1000,
@@ -99,29 +157,64 @@ function well(): Evidence & { wallet: WalletEntry } {
       ['op_a', call('a')],
       ['op_b', call('b', { answered: 'part', fault: 'half a body' })],
       ['op_c', call('c', { answered: 'no', fault: '500' })],
+      ['op_k', call('k')],
     ]),
     journal: {
-      wallets: [wallet],
+      wallets: [wallet, child],
       orders: [
         order(wallet, 'a'),
         order(wallet, 'b', { outcome: 'lost', text: '', operationId: '' }),
         order(wallet, 'c', { outcome: 'refused', text: '', charged: undefined, operationId: '' }),
         order(wallet, 'd', { kind: 'create', what: 'small', charged: LEASE, operationId: '', resourceId: 'res_1' }),
+        order(child, 'k'),
       ],
+      moves: [move('raise', 50), move('lower', -30), move('extend', 60)],
       credits: [{ kind: 'credit', key: 'invoice', cents: 50, outcome: 'done' }],
       backups: [{ file: 'backup.db', seq: 2, hash: 'hash 2' }],
       findings: [],
     },
     books: {
       operations,
-      wallets: [{ id: 'wal_1', key: 'w', status: 'closed', budget: 100n * CENT, spent: used, held: 0n }],
-      resources: [{ id: 'res_1', wallet: 'wal_1', tag: 'tag-1', status: 'stopped', ended: 1n }],
+      wallets: [
+        {
+          id: 'wal_1',
+          key: 'w',
+          parent: null,
+          status: 'closed',
+          budget: 230n * CENT,
+          spent: used,
+          held: 0n,
+          delegated: 0n,
+        },
+        {
+          id: 'wal_2',
+          key: 'v',
+          parent: 'wal_1',
+          status: 'closed',
+          budget: CHILD,
+          spent: FLAT,
+          held: 0n,
+          delegated: 0n,
+        },
+      ],
+      changes,
+      resources: [
+        {
+          id: 'res_1',
+          wallet: 'wal_1',
+          slot: 'provider_three',
+          backend: 'container',
+          tag: 'tag-1',
+          status: 'stopped',
+          ended: 1n,
+        },
+      ],
       fundings: [
         { key: null, cents: 1000n },
         { key: 'invoice', cents: 50n },
       ],
-      account: { available: 1047n, reserved: 0n, spent: 3n },
-      entries: linesOf(operations, 1050n * CENT, 100n * CENT),
+      account: { available: 1046n, reserved: 0n, spent: 4n },
+      entries: linesOf(operations, changes),
       problems: [],
     },
   };
@@ -135,8 +228,18 @@ test('a run in which all is well has no failures', () => {
 /** Every operation of the books in one list, so that its lines stand or fall with it. */
 const rebook = ({ books }: Evidence, change: (operations: Operation[]) => Operation[]) => {
   books.operations = change(books.operations);
-  books.entries = linesOf(books.operations, 1050n * CENT, 100n * CENT);
+  books.entries = linesOf(books.operations, books.changes);
 };
+/** The same for the changes of wallets. */
+const rechange = ({ books }: Evidence, change: (changes: Change[]) => Change[]) => {
+  books.changes = change(books.changes);
+  books.entries = linesOf(books.operations, books.changes);
+};
+const moveOf = ({ journal }: Evidence, kind: string) => journal.moves.find((it) => it.kind === kind) as MoveEntry;
+const lineOf = ({ books }: Evidence, cause: string, credit: string) =>
+  books.entries.find((it) => it.cause === cause && it.credit === credit) as Entry;
+const walletOf = ({ books }: Evidence, id: string) =>
+  books.wallets.find((it) => it.id === id) as Evidence['books']['wallets'][number];
 const orderOf = ({ journal }: Evidence, key: string) => journal.orders.find((it) => it.key === key) as OrderEntry;
 const rowOf = ({ books }: Evidence, id: string) => books.operations.find((it) => it.id === id) as Operation;
 
@@ -161,7 +264,11 @@ const WRONGS: [what: string, failure: Failure, breakIt: (run: ReturnType<typeof 
     ({ books }) => void Object.assign(books.wallets[0] as object, { status: 'closing' }),
   ],
   ['an acknowledged credit without a row', 'acknowledged and lost', ({ books }) => void books.fundings.pop()],
-  ['a lease that was paid for and has no row', 'acknowledged and lost', (it) => rebook(it, (all) => all.slice(0, 3))],
+  [
+    'a lease that was paid for and has no row',
+    'acknowledged and lost',
+    (it) => rebook(it, (all) => all.filter(({ id }) => id !== 'op_d')),
+  ],
   [
     'a backup that is no part of the journal',
     'acknowledged and lost',
@@ -275,7 +382,7 @@ const WRONGS: [what: string, failure: Failure, breakIt: (run: ReturnType<typeof 
     'a wallet that says a nano too little',
     'money not conserved',
     ({ wallet }) => {
-      wallet.closed.used_usd = '0.025999999';
+      wallet.closed.used_usd = '0.035999999';
     },
   ],
   [
@@ -290,6 +397,130 @@ const WRONGS: [what: string, failure: Failure, breakIt: (run: ReturnType<typeof 
     'money not conserved',
     ({ books }) =>
       void (books.entries.find(({ cause, credit }) => cause === 'op_c' && credit === 'wallet:wal_1') as Entry).amount++,
+  ],
+  [
+    'an acknowledged raise without a row',
+    'acknowledged and lost',
+    (it) => rechange(it, (all) => all.filter(({ id }) => id !== 'chg_1')),
+  ],
+  [
+    'an acknowledged extension without a row',
+    'acknowledged and lost',
+    (it) => rechange(it, (all) => all.filter(({ id }) => id !== 'chg_3')),
+  ],
+  [
+    'a refill that was seen to happen and has no row',
+    'acknowledged and lost',
+    (it) => rechange(it, (all) => all.filter(({ id }) => id !== 'chg_4')),
+  ],
+  [
+    'a raise whose row was taken back',
+    'acknowledged and lost',
+    ({ books }) => {
+      books.changes = books.changes.slice(1);
+    },
+  ],
+  [
+    'a key that raised twice',
+    'charged twice',
+    (it) => rechange(it, (all) => [...all, change('chg_9', 'raise', 50n * CENT)]),
+  ],
+  [
+    'a period that was refilled twice',
+    'charged twice',
+    (it) => rechange(it, (all) => [...all, change('chg_9', 'refill', CENT, { key: null, period: '2026-01-01' })]),
+  ],
+  [
+    'a raise with two lines in the journal',
+    'charged twice',
+    (it) => void it.books.entries.push({ ...lineOf(it, 'chg_1', 'wallet:wal_1'), seq: 99 }),
+  ],
+  [
+    'a raise by another amount',
+    'charged wrongly',
+    (it) => rechange(it, (all) => all.map((row) => (row.id === 'chg_1' ? { ...row, amount: row.amount + CENT } : row))),
+  ],
+  [
+    'a lower by more than was asked for',
+    'charged wrongly',
+    (it) => rechange(it, (all) => all.map((row) => (row.id === 'chg_2' ? { ...row, amount: -31n * CENT } : row))),
+  ],
+  [
+    'a refused raise that has a row',
+    'charged wrongly',
+    (it) => {
+      moveOf(it, 'raise').outcome = 'refused';
+    },
+  ],
+  ['a change that nobody ordered', 'charged wrongly', ({ journal }) => void journal.moves.shift()],
+  [
+    'a refill that nobody set',
+    'charged wrongly',
+    ({ wallet }) => {
+      delete wallet.refill;
+    },
+  ],
+  [
+    'a child below another wallet',
+    'charged wrongly',
+    (it) => {
+      walletOf(it, 'wal_2').parent = null;
+    },
+  ],
+  [
+    'a refused child that is there',
+    'charged wrongly',
+    ({ journal }) => void Object.assign(journal.wallets[1] as WalletEntry, { outcome: 'refused' }),
+  ],
+  [
+    'a move that nobody knows of',
+    'unresolved',
+    (it) => {
+      moveOf(it, 'lower').outcome = 'unknown';
+    },
+  ],
+  [
+    'a wallet that delegated more than it was given',
+    'over budget',
+    (it) => {
+      walletOf(it, 'wal_1').delegated = 230n * CENT;
+    },
+  ],
+  [
+    'a parent below nothing at one line of the journal',
+    'over budget',
+    (it) => {
+      lineOf(it, 'wal_2', 'wallet:wal_2').amount = 231n * CENT;
+    },
+  ],
+  [
+    'a child that gave back a nano too little',
+    'money not conserved',
+    (it) => void lineOf(it, 'wal_2', 'wallet:wal_1').amount--,
+  ],
+  [
+    'a raise that moved less than its row says',
+    'money not conserved',
+    (it) => void lineOf(it, 'chg_1', 'wallet:wal_1').amount--,
+  ],
+  [
+    'a refill to another amount',
+    'money not conserved',
+    ({ wallet }) => {
+      wallet.refill = { cents: 249, isPast: true };
+    },
+  ],
+  [
+    'a budget that is not the sum of its moves',
+    'money not conserved',
+    (it) => {
+      walletOf(it, 'wal_1').budget += 1n;
+    },
+  ],
+  [
+    'a closed wallet that keeps something',
+    'money not conserved',
+    (it) => void lineOf(it, 'wal_1', 'account:acct_1').amount--,
   ],
   ['books that `ledger verify` does not like', 'books wrong', ({ books }) => void books.problems.push('exit 1')],
   [

@@ -68,7 +68,8 @@ export async function openObjectStore(t: Pick<TestContext, 'after'>, now: () => 
     return computed === signature ? undefined : 'SignatureDoesNotMatch';
   }
 
-  const server = http.createServer(async (request, response) => {
+  // Long enough that no connection is closed just when it is reused, even if the test's process is busy.
+  const server = http.createServer({ keepAliveTimeout: 60_000 }, async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
     const url = new URL(request.url as string, store.url);

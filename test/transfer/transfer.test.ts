@@ -17,15 +17,15 @@ const settingsOf = (store: { url: string }, path_style = true) => ({
   path_style,
 });
 
-async function open(t: TestContext): Promise<{ house: TestServer; store: ObjectStore }> {
+async function open(t: TestContext): Promise<{ purser: TestServer; store: ObjectStore }> {
   const time = handClock();
   const store = await openObjectStore(t, () => Math.floor(time.wall() / 1000));
-  const house = await openTestServer(t, { time, settings: { transfer: { ...settingsOf(store), ...KEYS } } });
-  return { house, store };
+  const purser = await openTestServer(t, { time, settings: { transfer: { ...settingsOf(store), ...KEYS } } });
+  return { purser, store };
 }
 
-const sign = (house: TestServer, token: string, object: string, operation: string, more: object = {}) =>
-  house.ask('POST', '/v1/transfer/sign', { token, body: { object, operation, ...more } });
+const sign = (purser: TestServer, token: string, object: string, operation: string, more: object = {}) =>
+  purser.ask('POST', '/v1/transfer/sign', { token, body: { object, operation, ...more } });
 
 async function send(method: string, url: string, body?: Buffer) {
   const answer = await request(url, { method: method as 'GET', body: body ?? null });
@@ -58,10 +58,10 @@ const NAMES = [
 
 for (const object of NAMES)
   test(`bytes go in and out of ${JSON.stringify(object)}, by a store that checks every signature itself`, async (t) => {
-    const { house, store } = await open(t);
-    const { id, token } = await house.openWallet();
+    const { purser, store } = await open(t);
+    const { id, token } = await purser.openWallet();
     const content = randomBytes(100_000);
-    const put = await sign(house, token, object, 'put');
+    const put = await sign(purser, token, object, 'put');
     assert.equal(put.status, 200, put.text);
     assert.deepEqual(
       { ...put.body, url: '' },
@@ -71,21 +71,21 @@ for (const object of NAMES)
         object,
         operation: 'put',
         headers: {},
-        expires_at: Math.floor(house.clock.wall() / 1000) + 900,
+        expires_at: Math.floor(purser.clock.wall() / 1000) + 900,
       },
     );
     assert.equal((await send('PUT', put.body.url, content)).status, 200, store.refused.join());
     assert.deepEqual([...store.objects.keys()], [`/agents/wallets/${id}/${object}`]);
-    const get = await sign(house, token, object, 'get', { expires_seconds: 60 });
+    const get = await sign(purser, token, object, 'get', { expires_seconds: 60 });
     const read = await send('GET', get.body.url);
     assert.equal(read.status, 200, store.refused.join());
     assert.ok(read.body.equals(content));
   });
 
 test('a URL that was tampered with moves nothing: another method, object, wallet, time or signature', async (t) => {
-  const { house, store } = await open(t);
-  const [own, other] = [await house.openWallet(), await house.openWallet()];
-  const { url } = (await sign(house, own.token, 'a.txt', 'get')).body;
+  const { purser, store } = await open(t);
+  const [own, other] = [await purser.openWallet(), await purser.openWallet()];
+  const { url } = (await sign(purser, own.token, 'a.txt', 'get')).body;
   store.objects.set(`/agents/wallets/${own.id}/a.txt`, Buffer.from('mine'));
   store.objects.set(`/agents/wallets/${other.id}/a.txt`, Buffer.from('theirs'));
   assert.equal((await send('GET', url)).status, 200);
@@ -100,37 +100,37 @@ test('a URL that was tampered with moves nothing: another method, object, wallet
   ] as const)
     assert.equal((await send(method, tampered, method === 'PUT' ? Buffer.from('x') : undefined)).status, 403, tampered);
   assert.equal(store.objects.get(`/agents/wallets/${own.id}/a.txt`)?.toString(), 'mine');
-  house.clock.advance(900);
+  purser.clock.advance(900);
   assert.equal((await send('GET', url)).status, 403, 'its time is over');
 });
 
 test('a URL never outlives its wallet, and a wallet that has ended gets none', async (t) => {
-  const { house } = await open(t);
-  const { id, token } = await house.openWallet({ expires_in_seconds: 600 });
-  const now = Math.floor(house.clock.wall() / 1000);
-  const long = (await sign(house, token, 'a', 'put', { expires_seconds: 604_800 })).body;
+  const { purser } = await open(t);
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 600 });
+  const now = Math.floor(purser.clock.wall() / 1000);
+  const long = (await sign(purser, token, 'a', 'put', { expires_seconds: 604_800 })).body;
   assert.equal(long.expires_at, now + 600);
   assert.equal(new URL(long.url).searchParams.get('X-Amz-Expires'), '600');
-  const forever = await house.openWallet({ expires_in_seconds: 0 });
+  const forever = await purser.openWallet({ expires_in_seconds: 0 });
   assert.equal(
-    (await sign(house, forever.token, 'a', 'put', { expires_seconds: 604_800 })).body.expires_at,
+    (await sign(purser, forever.token, 'a', 'put', { expires_seconds: 604_800 })).body.expires_at,
     now + 604_800,
   );
-  await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
-  const late = await sign(house, token, 'a', 'put');
+  await purser.ask('POST', `/v1/wallets/${id}/close`, { token: purser.accountKey });
+  const late = await sign(purser, token, 'a', 'put');
   assert.deepEqual([late.status, late.body.error.code], [409, 'wallet_closed']);
 });
 
 test('a signed URL outlives a close, until its own end', async (t) => {
-  const { house, store } = await open(t);
-  const { id, token } = await house.openWallet();
-  const [put, get] = [await sign(house, token, 'a', 'put'), await sign(house, token, 'a', 'get')];
-  await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  const { purser, store } = await open(t);
+  const { id, token } = await purser.openWallet();
+  const [put, get] = [await sign(purser, token, 'a', 'put'), await sign(purser, token, 'a', 'get')];
+  await purser.ask('POST', `/v1/wallets/${id}/close`, { token: purser.accountKey });
   assert.equal((await send('PUT', put.body.url, Buffer.from('late'))).status, 200, store.refused.join());
   assert.equal((await send('GET', get.body.url)).body.toString(), 'late');
-  house.clock.advance(899);
+  purser.clock.advance(899);
   assert.equal((await send('GET', get.body.url)).status, 200);
-  house.clock.advance(1);
+  purser.clock.advance(1);
   assert.equal((await send('GET', get.body.url)).status, 403);
 });
 
@@ -139,9 +139,9 @@ test('in virtual-host style the bucket is in the name of the host, which is sign
   const store = await openObjectStore(t, () => Math.floor(time.wall() / 1000));
   const { port } = new URL(store.url);
   const transfer = { ...settingsOf(store, false), endpoint: `http://s3.lan:${port}`, ...KEYS };
-  const house = await openTestServer(t, { time, settings: { transfer } });
-  const { id, token } = await house.openWallet();
-  const { url } = (await sign(house, token, 'dir/a b', 'put')).body;
+  const purser = await openTestServer(t, { time, settings: { transfer } });
+  const { id, token } = await purser.openWallet();
+  const { url } = (await sign(purser, token, 'dir/a b', 'put')).body;
   const { host, pathname, search } = new URL(url);
   assert.deepEqual([host, pathname], [`agents.s3.lan:${port}`, `/wallets/${id}/dir/a%20b`]);
   const put = async (headers: Record<string, string>) =>
@@ -174,15 +174,15 @@ const BAD: [what: string, body: object][] = [
 ];
 
 test('object names that would leave the wallet, and times beyond the limits, are refused', async (t) => {
-  const { house } = await open(t);
-  const { token } = await house.openWallet();
+  const { purser } = await open(t);
+  const { token } = await purser.openWallet();
   for (const [what, body] of BAD) {
-    const answer = await house.ask('POST', '/v1/transfer/sign', { token, body });
+    const answer = await purser.ask('POST', '/v1/transfer/sign', { token, body });
     assert.deepEqual([answer.status, answer.body.error.code], [400, 'invalid_request'], what);
   }
-  const most = 1024 - `wallets/${(await house.openWallet()).id}/`.length;
-  assert.equal((await sign(house, token, 'x'.repeat(most), 'put')).status, 200);
-  assert.equal((await sign(house, token, 'x'.repeat(most + 1), 'put')).status, 400);
+  const lengthMax = 1024 - `wallets/${(await purser.openWallet()).id}/`.length;
+  assert.equal((await sign(purser, token, 'x'.repeat(lengthMax), 'put')).status, 200);
+  assert.equal((await sign(purser, token, 'x'.repeat(lengthMax + 1), 'put')).status, 400);
 });
 
 test('doctor moves a real object, and says what is wrong', async (t) => {
@@ -206,10 +206,10 @@ test('doctor moves a real object, and says what is wrong', async (t) => {
 });
 
 test('a wallet that was closed while its request came slowly gets no URL', async (t) => {
-  const { house } = await open(t);
-  const { id, token } = await house.openWallet();
+  const { purser } = await open(t);
+  const { id, token } = await purser.openWallet();
   const body = JSON.stringify({ object: 'a', operation: 'put' });
-  const slow = http.request(`${house.url}/v1/transfer/sign`, {
+  const slow = http.request(`${purser.url}/v1/transfer/sign`, {
     method: 'POST',
     headers: {
       authorization: `Bearer ${token}`,
@@ -220,8 +220,8 @@ test('a wallet that was closed while its request came slowly gets no URL', async
   });
   await once(slow, 'continue'); // Its token has been looked at, or will be before the close below is answered.
   slow.write(body.slice(0, 5));
-  assert.equal((await sign(house, token, 'a', 'put')).status, 200);
-  await house.ask('POST', `/v1/wallets/${id}/close`, { token: house.accountKey });
+  assert.equal((await sign(purser, token, 'a', 'put')).status, 200);
+  await purser.ask('POST', `/v1/wallets/${id}/close`, { token: purser.accountKey });
   slow.end(body.slice(5));
   const [response] = (await once(slow, 'response')) as [http.IncomingMessage];
   assert.equal(response.statusCode, 409);
@@ -229,9 +229,9 @@ test('a wallet that was closed while its request came slowly gets no URL', async
 });
 
 test('no key reaches the log, the answer or the database', async (t) => {
-  const { house } = await open(t);
-  const { token } = await house.openWallet();
-  const answer = await sign(house, token, 'a', 'put');
-  const written = house.log.join('') + answer.text;
+  const { purser } = await open(t);
+  const { token } = await purser.openWallet();
+  const answer = await sign(purser, token, 'a', 'put');
+  const written = purser.log.join('') + answer.text;
   assert.ok(!written.includes(KEYS.secret_access_key));
 });

@@ -2,20 +2,25 @@ import type { Readable } from 'node:stream';
 import { collectPieces } from '../../net/pieces.ts';
 import type { ExecResult, OutputBudget } from '../backend.ts';
 
+/** Is told every piece of a stream as it comes. The next one is read when what it returns has resolved. */
+export type Tell = (piece: Buffer) => Promise<void> | undefined;
+
 /**
  * Reads a stream to its end and keeps its first `most` bytes, as far as `budget` has room for them; what follows is read
- * and thrown away.
+ * and thrown away. `tell` is told all of it.
  */
 export async function collect(
   stream: Readable,
   most: number,
   budget?: OutputBudget,
+  tell?: Tell,
 ): Promise<{ bytes: Buffer; truncated: boolean }> {
   const kept = collectPieces();
   let truncated = false;
   budget?.unwanted.addEventListener('abort', kept.clear);
   try {
     for await (const chunk of stream as AsyncIterable<Buffer>) {
+      if (chunk.length) await tell?.(chunk);
       if (truncated || chunk.length === 0) continue;
       const piece = chunk.subarray(0, most - kept.length());
       truncated = piece.length < chunk.length;

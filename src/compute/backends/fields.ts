@@ -22,6 +22,9 @@ export const hourly = v.pipe(
   }),
 );
 
+/** The path of a file that is read when it is needed. */
+export const file = v.pipe(v.string(), v.minLength(1, 'must be the path of a file'));
+
 export const whole = (least: number, most: number) =>
   v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
 export const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
@@ -30,5 +33,51 @@ export const above0 = v.pipe(v.number(), v.gtValue(0), v.maxValue(1_000_000));
 export const maxSeconds = v.optional(whole(60, SECONDS_MAX), 86_400);
 export const limits = v.optional(v.strictObject({ max_seconds: maxSeconds }), {});
 
+/** Disk space that a lease of provider_one may write where the operator sets nothing else. */
+export const DISK_GB = 20;
+
+/** The prices and limits of a lease that is sold by its size, as provider_one's are. */
+export const sized = {
+  prices: v.strictObject({
+    cpu_hourly_usd: hourly,
+    memory_gib_hourly_usd: hourly,
+    gpu_hourly_usd: v.optional(v.record(v.string(), hourly), {}),
+  }),
+  /** Of one lease. */
+  limits: v.strictObject({
+    cpus: above0,
+    memory_gib: above0,
+    gpus: v.optional(whole(0, 64), 0),
+    /** Nobody buys it: what a lease may write. */
+    disk_gb: v.optional(whole(1, 1_000_000), DISK_GB),
+    max_seconds: maxSeconds,
+  }),
+};
+
+/** What every offer of a size has. */
+export const offerFields = {
+  id: v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
+  cpus: above0,
+  memory_gib: above0,
+  max_disk_gb: whole(1, 1_000_000),
+  price_hourly_usd: hourly,
+};
+/** How many of an offer may be leased at once. */
+export const offerCount = v.optional(whole(1, 10_000), 1);
+/** Whether no two of the offers have the same id. */
+export const haveOwnIds = (offers: readonly { id: string }[]) =>
+  new Set(offers.map(({ id }) => id)).size === offers.length;
+export const DOUBLE_ID = 'two offers have the same id';
+
 /** The time a machine may take from its order to its first answer, in seconds. */
 export const CLOUD_PROVISION_SECONDS = 900;
+
+/** The public key of an SSH host. */
+export const hostKey = v.pipe(
+  v.string(),
+  v.trim(),
+  v.regex(
+    /^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( .*)?$/,
+    'must be a public key, as in /etc/ssh/ssh_host_ed25519_key.pub of the host',
+  ),
+);

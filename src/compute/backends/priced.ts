@@ -7,14 +7,17 @@ import type { OffersSettings, SizedSettings } from './container/settings.ts';
 
 const MIN_SECONDS = 60;
 
-export type Sized = Pick<SizedSettings, 'prices' | 'limits'>;
-export type Fixed = Pick<OffersSettings, 'offers' | 'limits'>;
+export type Sized = Pick<SizedSettings, 'prices'> & { limits: Omit<SizedSettings['limits'], 'disk_gb'> };
+export type Fixed = {
+  offers: (Omit<OffersSettings['offers'][number], 'count'> & { count?: number })[];
+  limits: OffersSettings['limits'];
+};
 export type ByChip = { chips: Record<string, { price_hourly_usd: bigint }>; limits: { max_seconds: number } };
 export type Priced = Sized | ByChip | Fixed;
 
 /** One of the fixed shapes. Refuses with `offer_not_found`. */
-export function offerOf(settings: Fixed, id: string) {
-  const offer = settings.offers.find((it) => it.id === id);
+export function offerOf<O extends { id: string }>({ offers }: { offers: O[] }, id: string): O {
+  const offer = offers.find((it) => it.id === id);
   if (!offer) throw new Refusal('offer_not_found');
   return offer;
 }

@@ -1,12 +1,15 @@
 import { constants } from 'node:os';
 import { Refusal } from '../../refusal.ts';
 
+/** Quotes a text as one word of a POSIX shell. */
+export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;
+
 /**
  * `kill_marked MARKER` kills every process that has `PURSER_EXEC=MARKER` in its environment, with one grep over all of
  * /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has less: a grep
  * without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
  */
-const KILL_FUNCTION = `kill_marked() {
+export const KILL_FUNCTION = `kill_marked() {
   cd /proc || return
   if command -v grep >/dev/null; then
     found=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
@@ -25,6 +28,11 @@ const KILL_FUNCTION = `kill_marked() {
   for entry in $found; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
 }`;
 
+/** Kills every process whose descriptor 8 is the file `$own`, without a fork. */
+export const KILL_HOLDERS = `for entry in /proc/[0-9]*/fd/8; do
+  [ "$entry" -ef "$own" ] && entry=\${entry#/proc/} && kill -KILL "\${entry%/fd/8}" 2>/dev/null
+done`;
+
 /**
  * Runs `$3` with a limit of `$2` seconds. Everything it starts inherits two marks, whatever session or group it makes
  * for itself: `$1` in its environment, and descriptor 8, a file of this very process. At the limit every process with
@@ -42,9 +50,7 @@ export PURSER_EXEC="$1"
   wait "$nap"
   trap '' TERM
   for round in 1 2 3; do
-    for entry in /proc/[0-9]*/fd/8; do
-      [ "$entry" -ef "$own" ] && entry=\${entry#/proc/} && kill -KILL "\${entry%/fd/8}" 2>/dev/null
-    done
+    ${KILL_HOLDERS}
     kill_marked "$1"
   done
 ) </dev/null >/dev/null 2>&1 & guard=$!

@@ -16,7 +16,9 @@ export const readBudget = endpoint({
       budget_usd: '5.00',
       used_usd: '0.1203',
       held_usd: '0.002',
+      delegated_usd: '0.00',
       available_usd: '4.8777',
+      frozen_at: null,
       expires_at: 1795086400,
       holds: [
         {

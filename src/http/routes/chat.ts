@@ -1,9 +1,9 @@
 import { chat } from '../../chat/chat.ts';
-import { fingerprint } from '../../fingerprint.ts';
-import { boundChat } from '../../router/bound.ts';
 import { PAID_REFUSALS } from '../../spend/spend.ts';
 import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
 import { endpoint } from '../endpoint.ts';
+import { boundRequest } from '../model-request.ts';
+import { tagsOf } from '../tags.ts';
 
 export const CHAT_BYTES_MAX = 8 * 1024 * 1024;
 
@@ -12,6 +12,7 @@ export const createChatCompletion = endpoint({
   scope: 'wallet',
   idempotent: true,
   body: ChatBody,
+  modelRequest: 'chat',
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: ChatCompletion,
   refusals: [
@@ -34,17 +35,18 @@ export const createChatCompletion = endpoint({
       usage: { prompt_tokens: 12, completion_tokens: 2, total_tokens: 14 },
     },
   },
-  async run(app, { principal, body, raw, idempotencyKey, requestId }) {
+  async run(app, { principal, request, idempotencyKey, requestId, headers }) {
     const { answer, replayed } = await chat(app, {
       walletId: principal.wallet.id,
       route: 'chat/completions',
       idempotencyKey,
-      fingerprint: fingerprint(raw),
+      fingerprint: request.fingerprint,
       requestId,
+      tags: tagsOf(headers, request.tags),
+      traceparent: headers.traceparent,
       prepare() {
-        const model = app.catalogue.find(body.model, 'chat');
-        // The raw body: valibot drops "__proto__" and "constructor", and unpriced members must be seen to be refused.
-        return { model, bounded: boundChat(model, raw as typeof body) };
+        const model = app.catalogue.find(request.model, 'chat');
+        return { model, bounded: boundRequest(model, request) };
       },
     });
     return { body: answer, replayed };

@@ -1,6 +1,9 @@
-import { createKey, listKeys as keysOf, revokeKey } from '../../access/keys.ts';
+import * as v from 'valibot';
+import { listKeys as keysOf } from '../../access/keys.ts';
+import * as writes from '../../access/writes.ts';
 import { KeyList, KeyRequest, keyRecord, NewKey, RevokedKey, revokedKey } from '../../wire/key.ts';
 import { endpoint } from '../endpoint.ts';
+import { PAGE_QUERY, pageOf } from '../page.ts';
 
 const EXAMPLE = {
   id: 'key_01k9v3c2mq8r5t7w1x4z6b0d2f',
@@ -13,11 +16,15 @@ const EXAMPLE = {
 };
 
 export const listKeys = endpoint({
-  summary: 'List the account’s keys, never their secrets',
+  summary: 'List the account’s keys, never their secrets, newest first; `before` gives the next page',
   scope: 'account',
+  query: v.strictObject(PAGE_QUERY),
+  refusals: ['invalid_cursor'],
   answer: KeyList,
   example: { answer: { keys: [EXAMPLE] } },
-  run: (app, { principal }) => ({ body: { keys: keysOf(app.ledger.read, principal.accountId).map(keyRecord) } }),
+  run: (app, { principal, query }) => ({
+    body: { keys: keysOf(app.ledger.read, principal.accountId, pageOf(query, 'key')).map(keyRecord) },
+  }),
 });
 
 export const createAccountKey = endpoint({
@@ -36,7 +43,7 @@ export const createAccountKey = endpoint({
       mintedBy: principal.kind === 'session' ? 'session' : principal.keyId,
     };
     const now = app.clock.now();
-    const { key, token } = await app.ledger.write((tx) => createKey(tx, order, now));
+    const { key, token } = await app.ledger.write(writes.createKey, { order, now });
     return { body: { ...keyRecord(key), key: token } };
   },
 });
@@ -49,7 +56,12 @@ export const deleteKey = endpoint({
   example: { answer: { id: EXAMPLE.id, revoked: true, revoked_at: 1795000100 } },
   async run(app, { principal, params }) {
     const now = app.clock.now();
-    const key = await app.ledger.write((tx) => revokeKey(tx, params.id as string, 'account', now, principal.accountId));
+    const key = await app.ledger.write(writes.revokeKey, {
+      id: params.id as string,
+      kind: 'account',
+      accountId: principal.accountId,
+      now,
+    });
     return { body: revokedKey(key) };
   },
 });

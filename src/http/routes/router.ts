@@ -1,21 +1,38 @@
-import { routerToken } from '../../access/keyring.ts';
+import { hash } from 'node:crypto';
+import { routerCredential, routerToken } from '../../access/keyring.ts';
 import type { RouterPrincipal } from '../../access/principal.ts';
-import { openRouterKey } from '../../access/router-keys.ts';
+import { routerKeyOf } from '../../access/router-keys.ts';
+import { openRouterKey } from '../../access/writes.ts';
+import { periodAt } from '../../calendar.ts';
 import { chat } from '../../chat/chat.ts';
 import type { ChatRequest } from '../../chat/quote.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
-import { fingerprint } from '../../fingerprint.ts';
 import { installationOf } from '../../ledger/installation.ts';
+import { chargedSince } from '../../ledger/operation.ts';
+import { refillOf } from '../../ledger/refill.ts';
+import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { RETRY_SAME_KEY, Refusal } from '../../refusal.ts';
-import { boundChat, boundEmbeddings, type ChatBody } from '../../router/bound.ts';
+import type { Bounded } from '../../router/bound.ts';
 import type { Model } from '../../router/catalogue.ts';
+import { DONE_EVENT } from '../../router/sse.ts';
 import { readTranscript } from '../../router/transcript.ts';
 import { ChatCompletion } from '../../wire/chat.ts';
 import { ModelList, ModelRecord, modelRecord } from '../../wire/models.ts';
-import { Embeddings, EmbeddingsBody, RouterChatBody, RouterKeyAnswer, RouterKeyRequest } from '../../wire/router.ts';
+import {
+  Embeddings,
+  EmbeddingsBody,
+  GatewayKey,
+  gatewayKey,
+  RouterChatBody,
+  RouterKeyAnswer,
+  RouterKeyRequest,
+} from '../../wire/router.ts';
 import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
+import { boundRequest } from '../model-request.ts';
+import { paidComment, paidHeaders, withComment } from '../paid.ts';
+import { type Tag, tagsOf } from '../tags.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { MODEL_EXAMPLE } from './models.ts';
 
@@ -33,7 +50,9 @@ export const createRouterKey = endpoint({
   async run(app, { principal: { wallet }, body }) {
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
-    const { key, isNew } = await app.ledger.write((tx) => openRouterKey(tx, app.keyring, wallet.id, body, now));
+    refuseInactive(wallet, now); // The master key of a closed one may be gone.
+    const order = { walletId: wallet.id, options: body, fresh: routerCredential(app.keyring, wallet) };
+    const { key, isNew } = await app.ledger.write(openRouterKey, { order, now });
     if (isNew) app.events.routerKeyOpened(key);
     return {
       body: {
@@ -49,14 +68,14 @@ export const createRouterKey = endpoint({
 const offered = (app: HttpApp, { limits }: RouterPrincipal): readonly Model[] =>
   app.catalogue.list.filter(({ id }) => limits.models?.has(id) ?? true);
 
-function find(app: HttpApp, principal: RouterPrincipal, id: string, kind?: Model['kind']): Model {
+export function find(app: HttpApp, principal: RouterPrincipal, id: string, kind?: Model['kind']): Model {
   const model = app.catalogue.find(id, kind);
   refuseOthers(principal, id);
   return model;
 }
 
 /** Throws `model_not_found` for a model that this key may not use, even for a replay of another key's purchase. */
-function refuseOthers({ limits }: RouterPrincipal, id: string): void {
+export function refuseOthers({ limits }: RouterPrincipal, id: string): void {
   if (limits.models?.has(id) ?? true) return;
   throw new Refusal(
     'model_not_found',
@@ -64,6 +83,32 @@ function refuseOthers({ limits }: RouterPrincipal, id: string): void {
     { param: 'model' },
   );
 }
+
+export const readGatewayKey = endpoint({
+  summary: 'Read what the wallet of this gateway key may spend, in the shape of OpenRouter',
+  scope: 'router',
+  answer: GatewayKey,
+  example: {
+    answer: {
+      data: {
+        label: 'svc_router_…b0d2',
+        limit: 5,
+        limit_remaining: 4.8777,
+        limit_reset: null,
+        usage: 0.1203,
+        usage_daily: 0.02,
+        is_free_tier: false,
+      },
+    },
+  },
+  run(app, { principal }) {
+    const { read } = app.ledger;
+    const wallet = findWallet(read, principal.walletId) as Wallet;
+    const midnight = periodAt('day', 'UTC', app.clock.now()).start;
+    const key = routerKeyOf(read, principal.routerKeyId);
+    return { body: gatewayKey(wallet, key, refillOf(wallet)?.every, chargedSince(read, wallet.id, midnight)) };
+  },
+});
 
 const createdAt = (app: HttpApp) => installationOf(app.ledger.read).createdAt;
 
@@ -88,31 +133,68 @@ export const readRouterModel = endpoint({
   }),
 });
 
-/** OpenAI's own limits: 2048 inputs of 8192 tokens each. The limit on body bytes is reached first. */
-const EMBEDDED_TOKENS_MAX = 2048 * 8192;
+type Caller = Pick<
+  Call<'router', unknown>,
+  'principal' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId' | 'headers' | 'whenGone'
+>;
+export type RouterCall = Caller & Pick<Call<'router', unknown>, 'request'>;
+/** A paid request under the gateway's base URL, and the headers of its answer. */
+export type RouterRequest = { request: ChatRequest; headers: () => Record<string, string> };
 
-type RouterCall = Pick<Call<'router', unknown>, 'principal' | 'raw' | 'idempotencyKey' | 'isKeyMadeUp' | 'requestId'>;
+/** Builds the request of a body that was read as one to a model. */
+function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['kind']): Promise<RouterRequest> {
+  const { request, principal } = call;
+  return paidRequest(app, call, request, route, () => {
+    const model = find(app, principal, request.model, kind);
+    return { model, bounded: boundRequest(model, request, true) };
+  });
+}
 
-/** Builds the request that chat completions and embeddings have in common. */
-function requestOf(
-  { principal, raw, idempotencyKey, isKeyMadeUp, requestId }: RouterCall,
+/**
+ * Builds the request that all paid endpoints under the gateway's base URL have in common. Without a key it takes the place
+ * of an earlier attempt that the same bytes and the same gateway key made, if there is one to take.
+ */
+export async function paidRequest(
+  app: HttpApp,
+  { principal, idempotencyKey, isKeyMadeUp, requestId, headers: sent, whenGone }: Caller,
+  ofBody: { fingerprint: Buffer; tags: Tag[] },
   route: string,
   prepare: ChatRequest['prepare'],
-): ChatRequest {
+): Promise<RouterRequest> {
+  const { walletId } = principal;
+  const fingerprint = isKeyMadeUp
+    ? hash('sha256', Buffer.concat([Buffer.from(`${principal.routerKeyId}\n${route}\n`), ofBody.fingerprint]), 'buffer')
+    : ofBody.fingerprint;
+  const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
+  let reducedTo: Bounded['reducedTo'] = () => undefined;
   return {
-    walletId: principal.wallet.id,
-    route,
-    idempotencyKey,
-    fingerprint: fingerprint(raw),
-    requestId,
-    prepare,
-    maxPrice: principal.limits.maxPrice,
-    keep: !isKeyMadeUp,
+    request: {
+      walletId,
+      route,
+      idempotencyKey: place?.idempotencyKey ?? idempotencyKey,
+      fingerprint,
+      isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
+      takesOver: place?.takesOver ?? false,
+      requestId,
+      place,
+      tags: tagsOf(sent, ofBody.tags),
+      traceparent: sent.traceparent,
+      prepare() {
+        const prepared = prepare();
+        ({ reducedTo } = prepared.bounded);
+        return prepared;
+      },
+      maxPrice: principal.limits.maxPrice,
+    },
+    headers() {
+      const tokens = reducedTo();
+      return tokens === undefined ? {} : { 'x-purser-max-tokens': String(tokens) };
+    },
   };
 }
 
 /** Rewrites the advice of `operation_uncertain` for a caller without an Idempotency-Key, who cannot retry the same attempt. */
-function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
+export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
   if (!isKeyMadeUp) return answer;
   return answer.catch((error) => {
     if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
@@ -120,7 +202,7 @@ function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
       'operation_uncertain',
       error.message.replace(
         RETRY_SAME_KEY,
-        'No Idempotency-Key was sent: asked again, it is a new request with a price of its own.',
+        'Asked again with the same body, it takes over this hold: nothing is held twice.',
       ),
       {
         ...(error.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: error.retryAfterSeconds }),
@@ -135,60 +217,60 @@ export const createRouterChatCompletion = endpoint({
   scope: 'router',
   idempotent: 'optional',
   body: RouterChatBody,
+  modelRequest: 'routerChat',
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: ChatCompletion,
   example: { answer: {} },
-  async run(app, { principal, body, raw, isKeyMadeUp, ...call }) {
-    refuseOthers(principal, body.model);
-    const isStream = body.stream === true;
-    const includeUsage = body.stream_options?.include_usage === true;
-    const { model: id } = body;
-    // The raw body, as in routes/chat.ts. It is released as soon as its price is bounded: a stream may last for an hour,
-    // and a thousand streams must not keep a thousand prompts in memory.
-    let asked: ChatBody | undefined = raw as ChatBody;
-    const request = requestOf({ principal, raw, isKeyMadeUp, ...call }, 'router/chat/completions', () => {
-      const model = find(app, principal, id, 'chat');
-      const bounded = boundChat(model, asked as ChatBody, isStream);
-      asked = undefined;
-      return { model, bounded };
-    });
-    if (!isStream) {
+  async run(app, call) {
+    const { request: asked, isKeyMadeUp } = call;
+    refuseOthers(call.principal, asked.model);
+    const { request, headers } = await requestOf(app, call, 'router/chat/completions', 'chat');
+    if (!asked.stream) {
       const { answer, replayed } = await adviseCaller(isKeyMadeUp, chat(app, request));
-      return { body: answer, replayed };
+      return { body: answer, replayed, headers: { ...paidHeaders(app, request), ...headers() } };
     }
     return {
-      async stream(events: EventStream, share: Allowance) {
-        const { answer, replayed } = await adviseCaller(
-          isKeyMadeUp,
-          streamChat(app, { ...request, includeUsage }, events),
-        );
+      async stream(client: EventStream, share: Allowance) {
+        const commented = withComment(client, () => paidComment(app, request));
+        const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
+        const events = { ...commented, begin };
+        const { includeUsage } = asked;
+        const streamed = adviseCaller(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
+        const { answer, replayed } = await streamed;
         if (!replayed) return;
-        asked = undefined; // A replay never prepares, so the body is still referenced.
-        const transcript = transcriptOf(answer);
-        events.begin({ 'idempotent-replayed': 'true' });
-        share.add(transcript.length);
-        for await (const piece of readTranscript(transcript)) await events.write(piece);
+        asked.measured = undefined; // A replay never prepares, so the body is still referenced.
+        await replayTranscript(transcriptOf(answer), events, share);
       },
     };
   },
 });
+
+/** Streams a stored transcript. Its end marker is written in one piece, as `withComment` expects it. */
+export async function replayTranscript(transcript: Buffer, events: EventStream, share: Allowance): Promise<void> {
+  events.begin({ 'idempotent-replayed': 'true' });
+  share.add(transcript.length);
+  let tail: Buffer = Buffer.alloc(0);
+  for await (const piece of readTranscript(transcript)) {
+    const bytes = Buffer.concat([tail, piece]);
+    tail = bytes.subarray(-DONE_EVENT.length);
+    await events.write(bytes.subarray(0, -DONE_EVENT.length));
+  }
+  await events.write(tail);
+}
 
 export const createEmbeddings = endpoint({
   summary: 'Metered embeddings',
   scope: 'router',
   idempotent: 'optional',
   body: EmbeddingsBody,
+  modelRequest: 'embeddings',
   bodyBytesMax: CHAT_BYTES_MAX,
-  bodyNumbersMax: EMBEDDED_TOKENS_MAX,
   answer: Embeddings,
   example: { answer: {} },
   async run(app, call) {
-    refuseOthers(call.principal, call.body.model);
-    const request = requestOf(call, 'router/embeddings', () => {
-      const model = find(app, call.principal, call.body.model, 'embeddings');
-      return { model, bounded: boundEmbeddings(model, call.raw as Record<string, unknown>) };
-    });
+    refuseOthers(call.principal, call.request.model);
+    const { request } = await requestOf(app, call, 'router/embeddings', 'embeddings');
     const { answer, replayed } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
-    return { body: answer, replayed };
+    return { body: answer, replayed, headers: paidHeaders(app, request) };
   },
 });

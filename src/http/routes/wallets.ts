@@ -1,12 +1,20 @@
+import * as v from 'valibot';
 import { walletToken } from '../../access/keyring.ts';
+import { WALLET_STATUSES } from '../../db/schema.ts';
 import { fingerprint } from '../../fingerprint.ts';
-import { refuseInactive, walletOf, listWallets as walletsOf } from '../../ledger/wallet.ts';
+import { refuseInactive, type Wallet, walletOf, listWallets as walletsOf } from '../../ledger/wallet.ts';
+import { centsToNanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
+import { changeWalletBudget, extend, freeze, refill } from '../../wallet/change.ts';
 import { close } from '../../wallet/close.ts';
 import { open } from '../../wallet/open.ts';
 import {
   Allocation,
   allocation,
+  BudgetRequest,
+  ExtendRequest,
+  FreezeRequest,
+  RefillRequest,
   WalletList,
   WalletRecord,
   WalletRequest,
@@ -14,9 +22,10 @@ import {
   walletRecord,
 } from '../../wire/wallet.ts';
 import { endpoint } from '../endpoint.ts';
+import { PAGE_QUERY, pageOf, statusQuery } from '../page.ts';
 
 const ID = 'wal_01k9v3c2mq8r5t7w1x4z6b0d2f';
-const EXAMPLE = {
+export const EXAMPLE = {
   id: ID,
   name: 'research agent',
   status: 'active',
@@ -26,7 +35,12 @@ const EXAMPLE = {
   budget_usd: '5.00',
   used_usd: '0.1203',
   held_usd: '0.00',
+  delegated_usd: '0.00',
   available_usd: '4.8797',
+  parent_id: null,
+  frozen_at: null,
+  freeze_reason: null,
+  refill: null,
   created_at: 1795000000,
   expires_at: 1795086400,
   closed_at: null,
@@ -36,13 +50,17 @@ const EXAMPLE = {
 };
 
 export const listWallets = endpoint({
-  summary: 'List the latest 100 wallets of the account',
+  summary: 'List wallets of the account, newest first, at most 100; `before` gives the next page',
   scope: 'account',
+  query: v.strictObject({ ...PAGE_QUERY, status: statusQuery(WALLET_STATUSES) }),
   answer: WalletList,
+  refusals: ['invalid_cursor'],
   example: { answer: { wallets: [EXAMPLE] } },
-  run(app, { principal }) {
+  run(app, { principal: { accountId }, query }) {
     const now = app.clock.now();
-    return { body: { wallets: walletsOf(app.ledger.read, principal.accountId).map((it) => walletRecord(it, now)) } };
+    const filter = { accountId, status: query.status as Wallet['status'] | undefined, now };
+    const page = walletsOf(app.ledger.read, filter, pageOf(query, 'wal'));
+    return { body: { wallets: page.map((it) => walletRecord(it, now)) } };
   },
 });
 
@@ -67,7 +85,8 @@ export const createWallet = endpoint({
     const { wallet, token, isNew } = await open(app, {
       accountId: principal.accountId,
       name: body.name,
-      budgetCents: body.budget_cents,
+      parentId: null,
+      budget: centsToNanos(body.budget_cents),
       expiresInSeconds: body.expires_in_seconds,
       idempotencyKey,
       fingerprint: fingerprint(raw),
@@ -121,5 +140,108 @@ export const closeWallet = endpoint({
     const wallet = await close(app, id, 'account_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
     return { body: walletRecord(wallet, app.clock.now()) };
+  },
+});
+
+export const changeBudget = endpoint({
+  summary: 'Raise a wallet’s budget, or lower it to at most what is spent, held and delegated',
+  scope: 'account',
+  idempotent: true,
+  body: BudgetRequest,
+  answer: WalletRecord,
+  refusals: [
+    'not_found',
+    'idempotency_conflict',
+    'wallet_closed',
+    'wallet_expired',
+    'insufficient_funds',
+    'funds_held',
+    'account_suspended',
+  ],
+  example: {
+    body: { add_cents: 500 },
+    answer: { ...EXAMPLE, budget_cents: 1000, budget_usd: '10.00', available_usd: '9.8797' },
+  },
+  async run(app, { principal, params, body, raw, idempotencyKey, requestId }) {
+    const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    const order = { walletId, idempotencyKey, fingerprint: fingerprint({ budget: raw }), requestId };
+    const { wallet, isNew } = await changeWalletBudget(app, { ...order, cents: body.add_cents });
+    return { body: walletRecord(wallet, app.clock.now()), replayed: !isNew };
+  },
+});
+
+export const extendWallet = endpoint({
+  summary: 'Move a wallet’s expiry further',
+  scope: 'account',
+  idempotent: true,
+  body: ExtendRequest,
+  answer: WalletRecord,
+  refusals: ['not_found', 'idempotency_conflict', 'wallet_closed', 'wallet_expired', 'wallet_limit_exceeded'],
+  example: { body: { seconds: 86400 }, answer: { ...EXAMPLE, expires_at: 1795172800 } },
+  async run(app, { principal, params, body, raw, idempotencyKey, requestId }) {
+    const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    const order = { walletId, idempotencyKey, fingerprint: fingerprint({ extend: raw }), requestId };
+    const { wallet, isNew } = await extend(app, { ...order, seconds: body.seconds });
+    return { body: walletRecord(wallet, app.clock.now()), replayed: !isNew };
+  },
+});
+
+export const freezeWallet = endpoint({
+  summary: 'Pause a wallet and all below it: no new holds, while reads, stops and settlements go on',
+  scope: 'account',
+  body: FreezeRequest,
+  isBodyOptional: true,
+  answer: WalletRecord,
+  refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
+  example: {
+    body: { reason: 'loops' },
+    answer: { ...EXAMPLE, frozen_at: 1795000500, freeze_reason: 'loops' },
+  },
+  async run(app, { principal, params, body }) {
+    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    return { body: walletRecord(await freeze(app, id, true, body.reason ?? null), app.clock.now()) };
+  },
+});
+
+export const unfreezeWallet = endpoint({
+  summary: 'End the pause of a wallet',
+  scope: 'account',
+  answer: WalletRecord,
+  refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
+  example: { answer: EXAMPLE },
+  async run(app, { principal, params }) {
+    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    return { body: walletRecord(await freeze(app, id, false), app.clock.now()) };
+  },
+});
+
+export const setRefill = endpoint({
+  summary: 'Refill a wallet at every midnight, Monday or first of the month of a time zone',
+  scope: 'account',
+  body: RefillRequest,
+  answer: WalletRecord,
+  refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
+  example: {
+    body: { cents: 500, every: 'day', zone: 'Europe/Berlin' },
+    answer: {
+      ...EXAMPLE,
+      refill: { cents: 500, every: 'day', zone: 'Europe/Berlin', carry: 'none', next_at: 1795042800 },
+    },
+  },
+  async run(app, { principal, params, body }) {
+    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    return { body: walletRecord(await refill(app, id, body), app.clock.now()) };
+  },
+});
+
+export const endRefill = endpoint({
+  summary: 'End the refills of a wallet',
+  scope: 'account',
+  answer: WalletRecord,
+  refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
+  example: { answer: EXAMPLE },
+  async run(app, { principal, params }) {
+    const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
+    return { body: walletRecord(await refill(app, id, null), app.clock.now()) };
   },
 });

@@ -143,7 +143,8 @@ const hasEnded = ({ exitCode, signalCode }: ChildProcess) => exitCode !== null |
 /** Starts an engine, with `apart` in its own network namespace. */
 export function startEngine(command: string[], apart: boolean, env = process.env): ChildProcess {
   const [program, ...args] = apart ? ['unshare', '--net', ...command] : command;
-  return spawn(program as string, args, { stdio: ['ignore', 'ignore', 'pipe'], env });
+  // Podman's conmon leaves a file `oom` where it works.
+  return spawn(program as string, args, { cwd: tmpdir(), stdio: ['ignore', 'ignore', 'pipe'], env });
 }
 
 /** Waits until an engine that was just started answers. */
@@ -190,13 +191,15 @@ export async function stopEngine({
 
 /**
  * Ends processes that an engine left behind, and returns how many there were. Podman's monitor of an exec stays for five
- * minutes, and its cleanup writes into the directory that is about to be removed. Only processes whose command names this
- * directory are ended, each by its id.
+ * minutes, and its cleanup writes into the directory that is about to be removed. An engine without root
+ * leaves one that keeps its namespaces. Only processes whose command or environment names this directory are ended, each
+ * by its id.
  */
 function endLeft(directory: string): number {
   const left = readdirSync('/proc').filter((pid) => {
     try {
-      return /^\d+$/.test(pid) && readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes(`${directory}/`);
+      const says = (file: string) => readFileSync(`/proc/${pid}/${file}`, 'utf8').includes(`${directory}/`);
+      return /^\d+$/.test(pid) && (says('cmdline') || says('environ'));
     } catch {
       return false; // It has ended in the meantime.
     }

@@ -17,10 +17,16 @@ export type Memory = {
   after: Partial<Record<Asked, (...args: never[]) => Promise<unknown> | unknown>>;
   /** Maximum number of machines. More are refused. */
   room: number;
+  /** Whether every create is refused, as if the engine could not be reached. */
+  unreachable: boolean;
   /** Whether a machine runs as soon as it is made. */
   ready: boolean;
   /** Whether `inspect` reports the deadline: a backend may be unable to read it. */
   readable: boolean;
+  /** What a machine that is provisioning waits for. */
+  waitsFor?: string;
+  /** Processor seconds that every machine has used, as it says itself; without it nothing inside can say. */
+  cpuSeconds?: number;
 };
 
 export function createMemory(): Memory {
@@ -30,6 +36,7 @@ export function createMemory(): Memory {
     before: {},
     after: {},
     room: Number.POSITIVE_INFINITY,
+    unreachable: false,
     ready: true,
     readable: true,
   };
@@ -43,9 +50,12 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
     ref: it.ref,
     state: it.deadline <= now() ? 'ended' : it.state,
     ...(memory.readable ? { deadline: it.deadline } : {}),
+    ...(memory.waitsFor === undefined || it.state !== 'provisioning' ? {} : { waitsFor: memory.waitsFor }),
   });
   const calls: Pick<Backend, 'create' | 'find' | 'inspect' | 'extend' | 'destroy' | 'listOwned' | 'exec' | 'upload'> = {
     async create({ tag, deadline }) {
+      if (memory.unreachable)
+        return { kind: 'refused', code: 'provider_unavailable', reason: 'Nobody answers. Nothing was charged.' };
       if (memory.machines.size >= memory.room)
         return {
           kind: 'refused',
@@ -80,15 +90,20 @@ export function replaceBackend(backend: Backend, memory: Memory, now: () => numb
         .filter((it) => it.tag.startsWith(prefix))
         .map((it) => ({ ...show(it), tag: it.tag, createdAt: it.createdAt })),
     upload: async () => {},
-    exec: async () => ({
+    exec: async (_, { command }) => ({
       exitCode: 0,
-      stdout: Buffer.from('hello\n'),
+      stdout: Buffer.from(
+        memory.cpuSeconds !== undefined && command.includes('purser-cpu')
+          ? `purser-cpu cgroup ${Math.round(memory.cpuSeconds * 1e6)} 1000000 ${now()}.25\n`
+          : 'hello\n',
+      ),
       stderr: Buffer.alloc(0),
       stdoutTruncated: false,
       stderrTruncated: false,
       timedOut: false,
     }),
   };
+  backend.prove = async () => undefined;
   for (const [name, call] of Object.entries(calls) as [Asked, (...args: never[]) => Promise<unknown>][])
     Object.assign(backend, {
       async [name](...args: never[]) {

@@ -1,4 +1,4 @@
-import { mkdtempSync, writeFileSync } from 'node:fs';
+import { chownSync, mkdirSync, mkdtempSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -7,7 +7,7 @@ import { hasComponent, hasProgram } from '../../helper/component.ts';
 import { type Engine, importBusybox, startEngine, stopEngine, untilReady } from './docker.ts';
 
 /** Limits that a host without CAP_SYS_RESOURCE can set, a runtime for hybrid cgroups, and no systemd. */
-const CONTAINERS_CONF = `[containers]
+export const CONTAINERS_CONF = `[containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 pids_limit = 512
 log_driver = "k8s-file"
@@ -27,15 +27,23 @@ export type PodmanOptions = {
   data?: string;
   /** Runs in its own network namespace, where it may make networks. */
   apart?: boolean;
+  /** Runs as the user nobody, with subordinate ids that only this engine sees. */
+  rootless?: boolean;
 };
+
+const NOBODY = 65_534;
+/** Runs a program as nobody, with `$0` as the list of subordinate ids. */
+const AS_NOBODY = `mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid &&
+exec setpriv --reuid=${NOBODY} --regid=${NOBODY} --clear-groups "$@"`;
 
 /** Starts a real Podman service in a temporary directory, with a small image. Without Podman, returns undefined and skips the test. */
 export async function openPodman(
   t: TestContext,
-  { registry = 'localhost', driver = 'overlay', data, apart = false }: PodmanOptions = {},
+  { registry = 'localhost', driver = 'overlay', data, apart = false, rootless = false }: PodmanOptions = {},
 ): Promise<Engine | undefined> {
   const isThere = () =>
-    process.getuid?.() === 0 && ['podman', '/usr/lib/podman/netavark', 'runc', 'busybox'].every(hasProgram);
+    process.getuid?.() === 0 &&
+    ['podman', '/usr/lib/podman/netavark', 'runc', 'busybox', 'newuidmap'].every(hasProgram);
   if (!hasComponent(t, 'podman', isThere)) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-podman-'));
   const conf = join(directory, 'containers.conf');
@@ -54,7 +62,17 @@ export async function openPodman(
   ];
   const places = [...storage, '--storage-driver', driver, '--network-config-dir', `${directory}/networks`];
   const env = { ...process.env, CONTAINERS_CONF: conf, CONTAINERS_REGISTRIES_CONF: registries };
-  const child = startEngine(['podman', ...places, 'system', 'service', '--time=0', socket], apart, env);
+  const runtime = join(directory, 'runtime');
+  let command = ['podman', ...places, 'system', 'service', '--time=0', socket];
+  if (rootless) {
+    mkdirSync(runtime);
+    for (const it of [directory, runtime]) chownSync(it, NOBODY, NOBODY);
+    const ids = join(directory, 'ids');
+    writeFileSync(ids, 'nobody:200000:65536\n');
+    command = ['unshare', '--mount', 'sh', '-c', AS_NOBODY, ids, ...command];
+    Object.assign(env, { HOME: directory, XDG_RUNTIME_DIR: runtime });
+  }
+  const child = startEngine(command, apart, env);
   const docker = new Docker({ socketPath: `${directory}/podman.sock` });
   const stop = () => stopEngine({ docker, child, directory });
   try {

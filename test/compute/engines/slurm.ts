@@ -1,5 +1,5 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
-import { randomBytes } from 'node:crypto';
+import { randomBytes, randomInt } from 'node:crypto';
 import {
   chmodSync,
   existsSync,
@@ -11,12 +11,12 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs';
-import { createServer } from 'node:net';
 import { cpus, hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { promisify } from 'node:util';
 import { hasComponent, hasProgram } from '../../helper/component.ts';
+import { freePort } from '../../helper/free-port.ts';
 import { until } from '../conformance.ts';
 
 const READY_MILLISECONDS = 30_000;
@@ -24,6 +24,9 @@ const STOP_MILLISECONDS = 30_000;
 const MEMORY_MIB = 800;
 const JOB_SUBMIT = join(import.meta.dirname, '../../../docs/job_submit.lua');
 const NOBODY = 65_534;
+/** Jobs on one machine are told apart by their numbers, in `/tmp` and in environments: every cluster has some of its own. */
+const JOBS_MAX = 1000;
+const CLUSTERS_MAX = 67_000; // Slurm's own numbers end at 67,043,328 (slurm.conf(5), MaxJobId).
 const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
 
 /** A real cluster of one node, this machine, with two fake GPUs: munged, slurmctld and slurmd on loopback. */
@@ -125,7 +128,7 @@ export async function openSlurm(t: TestContext): Promise<Cluster | undefined> {
     },
     async stop() {
       // The processes of a job would outlive the daemons.
-      await slurm('scancel', '--user=nobody,games,news').catch(() => {});
+      await slurm('scancel', '--partition=main').catch(() => {});
       await until(
         'the jobs have ended',
         async () => (await slurm('squeue', '-h').catch(() => '')) === '',
@@ -158,7 +161,7 @@ async function configure(directory: string): Promise<string> {
     mkdirSync(join(directory, name), { mode });
   writeFileSync(join(directory, 'munge', 'key'), randomBytes(128), { mode: 0o400 });
   const host = hostname().split('.')[0];
-  const [controller, node] = await freePorts(2);
+  const [controller, node] = [await freePort(), await freePort()];
   const lines = [
     'ClusterName=purser',
     `SlurmctldHost=${host}(127.0.0.1)`,
@@ -184,27 +187,13 @@ async function configure(directory: string): Promise<string> {
     'MessageTimeout=5',
     'OverTimeLimit=0',
     'JobSubmitPlugins=lua',
+    `FirstJobId=${randomInt(1, CLUSTERS_MAX) * JOBS_MAX}`,
     `NodeName=${host} NodeAddr=127.0.0.1 CPUs=${cpus().length} RealMemory=${MEMORY_MIB} Gres=gpu:h100:2`,
     `PartitionName=main Nodes=${host} Default=YES`,
   ];
   writeFileSync(join(directory, 'slurm.conf'), `${lines.join('\n')}\n`);
   writeFileSync(join(directory, 'gres.conf'), `NodeName=${host} Name=gpu Type=h100 File=/dev/null,/dev/zero\n`);
   return join(directory, 'slurm.conf');
-}
-
-async function freePorts(count: number): Promise<number[]> {
-  const servers = await Promise.all(
-    Array.from(
-      { length: count },
-      () =>
-        new Promise<ReturnType<typeof createServer>>((resolve) => {
-          const server = createServer().listen(0, '127.0.0.1', () => resolve(server));
-        }),
-    ),
-  );
-  const ports = servers.map((it) => (it.address() as { port: number }).port);
-  await Promise.all(servers.map((it) => new Promise((resolve) => it.close(resolve))));
-  return ports;
 }
 
 /** Returns the processes that still belong to this cluster, by its directory in their environment. */

@@ -1,12 +1,12 @@
-import { execFileSync, spawn } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { randomInt } from 'node:crypto';
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import type { SshSettings } from '../../../src/compute/backends/ssh/settings.ts';
 import { hasComponent } from '../../helper/component.ts';
+import { freePort } from '../../helper/free-port.ts';
 import { until } from '../conformance.ts';
 
 const READY_MILLISECONDS = 20_000;
@@ -21,11 +21,25 @@ export type Sshd = {
   firstUid: number;
   /** Stops the daemon and its connections. `stop` still cleans up. */
   halt(): Promise<void>;
+  /** Sends a signal to the processes of its connections, and to the daemon too if `daemon` is set. */
+  signal(signal: NodeJS.Signals, daemon?: 'daemon'): void;
+  /** How many connections it has. */
+  connections(): number;
+  /** What it has logged. */
+  log(): string;
+  /** Starts the daemon again after it was ended by a signal; resolves when it listens. */
+  revive(): Promise<void>;
   stop(): Promise<void>;
 };
 
-/** Starts a real sshd with a root key. Without sshd, returns undefined and skips the test. */
-export async function openSshd(t: TestContext, { shared = false, chip = 'test-chip' } = {}): Promise<Sshd | undefined> {
+/**
+ * Starts a real sshd with a root key. Without sshd, returns undefined and skips the test. `prepare` is shell that may
+ * mount what only this host sees, and change what is in the directory that it starts in.
+ */
+export async function openSshd(
+  t: Pick<TestContext, 'skip' | 'after'>,
+  { shared = false, chip = 'test-chip', settings = [] as string[], prepare = '' } = {},
+): Promise<Sshd | undefined> {
   const isThere = () => process.getuid?.() === 0 && has('/usr/sbin/sshd');
   if (!hasComponent(t, 'sshd', isThere)) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-sshd-'));
@@ -35,6 +49,7 @@ export async function openSshd(t: TestContext, { shared = false, chip = 'test-ch
     execFileSync('ssh-keygen', ['-q', '-t', 'ed25519', '-N', '', '-f', join(directory, name)]);
   writeFileSync(join(directory, 'authorized_keys'), readFileSync(join(directory, 'identity.pub')));
   const lines = [
+    ...settings, // Of a setting that is there twice, the first counts.
     'ListenAddress 127.0.0.1',
     `Port ${port}`,
     `HostKey ${directory}/hostkey`,
@@ -44,7 +59,6 @@ export async function openSshd(t: TestContext, { shared = false, chip = 'test-ch
     'UsePAM no',
     'StrictModes no',
     'PasswordAuthentication no',
-    'MaxStartups 100',
     'Subsystem sftp internal-sftp',
   ];
   writeFileSync(join(directory, 'sshd_config'), `${lines.join('\n')}\n`);
@@ -53,17 +67,44 @@ export async function openSshd(t: TestContext, { shared = false, chip = 'test-ch
   mkdirSync(pool, { mode: 0o700 });
   writeFileSync(join(pool, 'next_uid'), `${firstUid}\n`);
 
-  const child = spawn('/usr/sbin/sshd', ['-D', '-e', '-f', join(directory, 'sshd_config')], {
-    stdio: ['ignore', 'ignore', 'pipe'],
-  });
+  const argv = ['/usr/sbin/sshd', '-D', '-e', '-f', join(directory, 'sshd_config')];
+  // Only with mounts of its own does it have its own view of them: a mount below what it removes would vanish elsewhere.
+  const [program = '', ...args] = prepare
+    ? ['unshare', '--mount', 'sh', '-ec', `${prepare}\nexec "$@"`, 'sh', ...argv]
+    : argv;
+  let child: ChildProcess;
+  let ended: Promise<void>;
   let said = '';
-  child.stderr.on('data', (chunk) => {
-    said = (said + chunk).slice(-4000);
-  });
-  const ended = new Promise<void>((resolve) => child.once('exit', () => resolve()));
+  async function start(): Promise<void> {
+    said = '';
+    const daemon = spawn(program, args, { cwd: directory, stdio: ['ignore', 'ignore', 'pipe'] });
+    daemon.stderr.on('data', (chunk) => {
+      said = (said + chunk).slice(-64_000);
+    });
+    child = daemon;
+    ended = new Promise((resolve) => daemon.once('exit', () => resolve()));
+    await until('sshd listens', async () => said.includes('Server listening'), READY_MILLISECONDS);
+  }
+
+  /** The process of each connection is a child of the daemon. */
+  const connections = () =>
+    readFileSync(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number);
+  function signal(signal: NodeJS.Signals, daemon?: 'daemon'): void {
+    const running = connections();
+    if (daemon) child.kill(signal);
+    for (const pid of running)
+      try {
+        process.kill(pid, signal);
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error; // It has just ended by itself.
+      }
+  }
 
   async function halt(): Promise<void> {
+    if (child.exitCode !== null || child.signalCode !== null) return;
+    signal('SIGKILL');
     child.kill('SIGTERM');
+    signal('SIGCONT', 'daemon');
     await ended;
   }
   /** Ends what tests left behind: the tenant of this pool, by the same script that ends every tenant. */
@@ -82,7 +123,7 @@ export async function openSshd(t: TestContext, { shared = false, chip = 'test-ch
     rmSync(directory, { recursive: true, force: true });
   }
   if (!shared) t.after(stop);
-  await until('sshd listens', async () => said.includes('Server listening'), READY_MILLISECONDS);
+  await start();
   return {
     host: {
       chip,
@@ -98,6 +139,13 @@ export async function openSshd(t: TestContext, { shared = false, chip = 'test-ch
     pool,
     firstUid,
     halt,
+    signal,
+    connections: () => connections().length,
+    log: () => said,
+    async revive() {
+      await ended;
+      await start();
+    },
     stop,
   };
 }
@@ -108,12 +156,4 @@ function has(path: string): boolean {
   } catch {
     return false;
   }
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await new Promise((resolve) => server.once('listening', resolve));
-  const { port } = server.address() as AddressInfo;
-  await new Promise((resolve) => server.close(resolve));
-  return port;
 }

@@ -1,10 +1,13 @@
 import { randomBytes } from 'node:crypto';
+import { statSync } from 'node:fs';
 import type { Finding } from '../../backend.ts';
+import { warning } from '../../finding.ts';
 import { cannotLimitDisk } from './describe.ts';
 import { type Engine, podmanOf, statusOf, textOf, type Version } from './engine.ts';
 import { gpuDevices } from './gpus.ts';
 import { lacksImage } from './image.ts';
-import type { ContainerSettings } from './settings.ts';
+import { remedyFor } from './remedies.ts';
+import { type ContainerSettings, imagesOf } from './settings.ts';
 
 const LOOK_MILLISECONDS = 5_000;
 
@@ -12,12 +15,15 @@ const LOOK_MILLISECONDS = 5_000;
 type Info = {
   Driver: string;
   DriverStatus?: [string, string][] | null;
+  DockerRootDir?: string;
   MemoryLimit?: boolean;
   SwapLimit?: boolean;
   CpuCfsQuota?: boolean;
   PidsLimit?: boolean;
   LiveRestoreEnabled?: boolean;
   SecurityOptions?: string[] | null;
+  /** Podman's own word for it. */
+  Rootless?: boolean;
   SystemTime?: string;
 };
 type ImageConfig = { Config?: { Volumes?: Record<string, unknown> | null } | null };
@@ -25,7 +31,11 @@ type ImageConfig = { Config?: { Volumes?: Record<string, unknown> | null } | nul
 /**
  * Checks what a lease depends on. A detail may also name a limitation that is no fault, such as a missing disk limit.
  */
-export async function checkContainers(engine: Engine, settings: ContainerSettings): Promise<Finding[]> {
+export async function checkContainers(
+  engine: Engine,
+  settings: ContainerSettings,
+  books: string | undefined,
+): Promise<Finding[]> {
   const ask = <T>(path: string) => engine.request<T>('GET', path, undefined, LOOK_MILLISECONDS);
   let version: Version;
   let info: Info;
@@ -33,28 +43,62 @@ export async function checkContainers(engine: Engine, settings: ContainerSetting
     version = await ask('/version');
     info = await ask('/info');
   } catch (error) {
-    const detail = `${settings.socket} cannot be asked: ${textOf(error)}. Is the engine running, and may this user open its socket?`;
-    return [{ name: 'engine', ok: false, detail }];
+    const text = textOf(error);
+    return [{ name: 'engine', ok: false, detail: `${settings.socket} cannot be asked: ${text}. ${remedyFor(text)}` }];
   }
   const podman = podmanOf(version);
   const name = podman ? `Podman ${podman.Version}` : `Docker Engine ${version.Version}`;
   return [
     { name: 'engine', ok: true, detail: `${name} on ${settings.socket}` },
-    await checkImage(ask, settings, podman !== undefined),
+    ...(await checkImages(ask, settings, podman !== undefined)),
     await checkNetwork(ask, settings.network),
     checkLimits(info),
     checkRestart(info, podman !== undefined),
     checkUsers(info),
-    ...('offers' in settings
-      ? [{ name: 'disk', ok: true, detail: (await checkDisk(engine, settings.image)).detail }]
-      : checkGpus(settings)),
+    await checkSharedDisk(engine, settings, info, books),
+    ...('offers' in settings ? [] : checkGpus(settings)),
   ];
+}
+
+/** Whether a lease's disk is limited, and whether it is the one that the database is on. */
+async function checkSharedDisk(
+  engine: Engine,
+  settings: ContainerSettings,
+  { DockerRootDir: root }: Info,
+  books: string | undefined,
+): Promise<Finding> {
+  const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
+  const isShared = root !== undefined && books !== undefined && isOnSameDisk(engine.socket, root, books);
+  if (isEnforced || !isShared) return { name: 'disk', ok: true, detail };
+  const advice = `Leases (${root}) and Purser's database (${books}) are on one file system: a lease can fill it before it is measured. Give the engine a disk of its own`;
+  return { name: 'disk', ok: true, detail: warning(`${detail}. ${advice}`) };
+}
+
+/** Whether both are on one file system. False where the engine's directory is not to be seen from here. */
+function isOnSameDisk(socket: string, root: string, books: string): boolean {
+  if (!socket.startsWith('unix:')) return false;
+  const device = (path: string) => statSync(path, { throwIfNoEntry: false })?.dev;
+  try {
+    return device(root) !== undefined && device(root) === device(books);
+  } catch {
+    return false; // It may not be read.
+  }
 }
 
 type Ask = <T>(path: string) => Promise<T>;
 
-async function checkImage(ask: Ask, settings: ContainerSettings, isPodman: boolean): Promise<Finding> {
-  const { image, pull } = settings;
+/** One finding for each image; that of the settings has no name, because it is there without being named in an offer. */
+function checkImages(ask: Ask, settings: ContainerSettings, isPodman: boolean): Promise<Finding[]> {
+  return Promise.all(
+    imagesOf(settings).map(async (image) => {
+      const found = await checkImage(ask, image, settings, isPodman);
+      return image === settings.image ? found : { ...found, name: `image ${image}` };
+    }),
+  );
+}
+
+async function checkImage(ask: Ask, image: string, settings: ContainerSettings, isPodman: boolean): Promise<Finding> {
+  const { pull } = settings;
   try {
     const { Config } = await ask<ImageConfig>(`/images/${image}/json`);
     const volumes = Object.keys(Config?.Volumes ?? {});
@@ -72,8 +116,14 @@ async function checkImage(ask: Ask, settings: ContainerSettings, isPodman: boole
 async function checkNetwork(ask: Ask, network: string): Promise<Finding> {
   if (network === 'none') return { name: 'network', ok: true, detail: 'none: leases reach nobody' };
   try {
-    await ask(`/networks/${network}`);
-    return { name: 'network', ok: true, detail: `${network} is there` };
+    const { Driver } = await ask<{ Driver: string }>(`/networks/${network}`);
+    if (Driver !== 'bridge')
+      return {
+        name: 'network',
+        ok: false,
+        detail: `${network} is a ${Driver} network, in which leases of different wallets reach each other. Name a bridge: each wallet then gets one like it`,
+      };
+    return { name: 'network', ok: true, detail: `${network} is there; each wallet gets a network like it` };
   } catch (error) {
     const detail =
       statusOf(error) === 404 ? `${network} is not there. Make it: network create ${network}` : textOf(error);
@@ -92,7 +142,8 @@ function checkLimits(info: Info): Finding {
       detail: `the engine cannot limit ${missing.join(' and ')}: a lease could take all. Enable these cgroup controllers`,
     };
   const swap = info.SwapLimit ? '' : '; swap is not limited';
-  return { name: 'limits', ok: true, detail: `memory, CPU and processes are limited${swap}` };
+  const detail = `the engine says that it limits memory, CPU and processes${swap}. The trial reads whether it does`;
+  return { name: 'limits', ok: true, detail };
 }
 
 function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): Finding {
@@ -104,8 +155,8 @@ function checkRestart({ LiveRestoreEnabled }: Info, isPodman: boolean): Finding 
   return { name: 'restart', ok: true, detail };
 }
 
-function checkUsers({ SecurityOptions }: Info): Finding {
-  const isMapped = SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it));
+function checkUsers({ SecurityOptions, Rootless }: Info): Finding {
+  const isMapped = Rootless || SecurityOptions?.some((it) => /^name=(userns|rootless)/.test(it));
   const detail = isMapped
     ? 'root inside is nobody outside'
     : 'not mapped: root inside is root outside, without capabilities. Think of userns-remap';
@@ -126,7 +177,9 @@ export async function checkDisk(engine: Engine, image: string): Promise<{ isEnfo
     if (error === undefined) return { isEnforced: true, detail: `disk_gb is enforced by ${driver}` };
     if (lacksImage(error)) return no('whether disk_gb is enforced can be told when the image is there');
     if (!cannotLimitDisk(error)) throw error;
-    return no(`disk_gb is not enforced: ${driver} has no limits. overlay2 on xfs with pquota has, btrfs and zfs`);
+    return no(
+      `disk_gb is not enforced: ${driver} has no limits. A lease that wrote more is ended within about two minutes. overlay2 on xfs with pquota has limits, btrfs and zfs too`,
+    );
   } catch (error) {
     return no(`whether disk_gb is enforced cannot be told: ${textOf(error)}`);
   }

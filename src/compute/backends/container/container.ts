@@ -1,43 +1,66 @@
 import { Refusal } from '../../../refusal.ts';
-import type { Backend, Created, Machine, Owned, Quote, Ref, Spec } from '../../backend.ts';
+import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import { refused } from '../created.ts';
 import { offersOf, quoteOf } from '../priced.ts';
-import { createRoom } from './capacity.ts';
+import { faultOf } from '../proof.ts';
+import { createRecent } from '../recent.ts';
+import { createReservations } from './capacity.ts';
 import { checkContainers } from './check.ts';
 import { type Claim, claimOf, labelsOf, sizeOf, TAG_LABEL } from './claim.ts';
 import { makeContainer } from './describe.ts';
-import { openEngine, statusOf, textOf, wasNeverSent } from './engine.ts';
-import { countGpus, gpuDevices, LIST_GPUS } from './gpus.ts';
+import { createDiskWatch } from './disk-watch.ts';
+import { openEngine, statusOf, textOf, wasNeverSent, wasRemoved } from './engine.ts';
+import { gpuDevices } from './gpus.ts';
 import { createPuller, lacksImage } from './image.ts';
 import { findUnlimited, READ_LIMITS } from './limits.ts';
+import { createWalletNetworks, NETWORK_LABEL, NoSubnet } from './network.ts';
 import { openSession, runInside, uploadInto } from './session.ts';
-import type { ContainerSettings } from './settings.ts';
-import { createDeadlines, hasWatchdog, putWatchdog } from './watchdog.ts';
+import { type ContainerSettings, contentsOf } from './settings.ts';
+import { createDeadlines, hasWatchdog, putWatchdog, WATCHDOG_PATH } from './watchdog.ts';
+import { whyEnded } from './why-ended.ts';
 
 const CREATED_LABEL = 'purser.created';
-const OFFERS_MILLISECONDS = 5_000;
-const COUNT_GPUS = { command: LIST_GPUS, timeoutSeconds: 10, streamBytesMax: 64 * 1024 };
 
-type Order = { tag: string; quote: Quote; deadline: number };
+export type ContainerSurroundings = {
+  /** How all tags of this installation begin. */
+  prefix: string;
+  /** A directory on the file system of Purser's database, for `check`. */
+  books?: string;
+  /** How often a container's disk is measured. */
+  measureMilliseconds?: number;
+};
+
+type Order = Parameters<Backend['create']>[0];
 
 /** A container that waits for its image. `failed` says why it will never be made. */
-type Coming = { wanted: boolean; making: Promise<Created | 'no_image'> | undefined; failed: string | undefined };
+type Coming = {
+  image: string;
+  wanted: boolean;
+  making: Promise<Created | 'no_image'> | undefined;
+  failed: string | undefined;
+};
 
 /**
  * Containers of a Docker Engine or Podman. The tag is the container's name, its label and its reference; its first
  * process is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the engine may run
- * on another machine. `prefix` begins all tags of this installation.
+ * on another machine.
  */
-export function openContainerBackend(settings: ContainerSettings, { prefix }: { prefix: string }): Backend {
-  const engine = openEngine(settings.socket);
+export function openContainerBackend(
+  settings: ContainerSettings,
+  { prefix, books, measureMilliseconds }: ContainerSurroundings,
+): Backend {
+  const engine = openEngine(settings);
   const { docker, ask } = engine;
   const deadlines = createDeadlines(engine);
-  const image = createPuller(engine, settings.image);
-  const room = createRoom(settings, prefix, {
-    list: async (milliseconds) => (await labelled(milliseconds)).map(({ Labels }) => claimOf(Labels)),
-    capacity: engine.capacity,
+  const disk = createDiskWatch(engine, measureMilliseconds);
+  const networks = createWalletNetworks(engine, settings.network);
+  const images = createPuller(engine);
+  const reservations = createReservations(settings, prefix, {
+    list: async () => (await labelled()).map(({ Labels }) => claimOf(Labels)),
+    capacity: () => engine.capacity(),
   });
+  const free = createRecent(reservations.free);
   const coming = new Map<Ref, Coming>();
-  const counted = new Set<Ref>();
 
   async function create(order: Order): Promise<Created> {
     let claim: Claim | { lacking: string };
@@ -45,7 +68,8 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
       const architecture = await engine.architecture();
       if (!hasWatchdog(architecture))
         return refused(`There is no watchdog for the architecture of the engine's machine (${architecture})`);
-      claim = await room.take(order.tag, sizeOf(settings, order.quote.spec));
+      claim = await reservations.reserve(order.tag, sizeOf(settings, order.quote.spec));
+      free.forget();
       if ('lacking' in claim) return refused(`There is no room: ${claim.lacking}`, undefined, 'capacity_unavailable');
     } catch (error) {
       // Nothing was asked for yet.
@@ -54,54 +78,77 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     const made = await make(order, claim).catch(unknown);
     if (made !== 'no_image') return settle(order.tag, made);
     if (settings.pull === 'missing') return awaitImage(order, claim);
-    return settle(order.tag, refused(`The image ${settings.image} is not on the engine`));
+    return settle(order.tag, refused(`The image ${contentsOf(settings, claim.offer).image} is not on the engine`));
   }
 
   /** Whatever the outcome, the engine's list shows it from now on. */
   function settle(tag: string, made: Created): Created {
-    room.leave(tag, made.kind === 'unknown');
+    reservations.release(tag, made.kind === 'unknown');
+    free.forget();
     return made;
   }
 
   /** A pull may take long: the machine is `provisioning` meanwhile, and is made when the image is there. */
   function awaitImage(order: Order, claim: Claim): Created {
-    const it: Coming = { wanted: true, making: undefined, failed: undefined };
+    const { image } = contentsOf(settings, claim.offer);
+    const it: Coming = { image, wanted: true, making: undefined, failed: undefined };
     coming.set(order.tag, it);
     void arrive(order, claim, it);
     return { kind: 'created', ref: order.tag };
   }
 
   async function arrive(order: Order, claim: Claim, it: Coming): Promise<void> {
-    const fault = await image.pull().then(() => undefined, textOf);
+    const { image } = it;
+    const fault = await images.pull(image).then(() => undefined, textOf);
     if (!it.wanted) return;
     it.making =
       fault === undefined
         ? make(order, claim).catch(unknown)
-        : Promise.resolve(refused(`The image ${settings.image} cannot be pulled`, fault));
+        : Promise.resolve(refused(`The image ${image} cannot be pulled`, fault));
     const made = await it.making;
-    const outcome = made === 'no_image' ? refused(`The image ${settings.image} was pulled and is not there`) : made;
+    const outcome = made === 'no_image' ? refused(`The image ${image} was pulled and is not there`) : made;
     if (outcome.kind === 'created') coming.delete(order.tag);
     else it.failed = 'words' in outcome && outcome.words ? `${outcome.reason} (${outcome.words})` : outcome.reason;
     settle(order.tag, outcome);
   }
 
-  /** Makes a container and starts it. Throws when the outcome is unknown. */
-  async function make({ tag, quote, deadline }: Order, claim: Claim): Promise<Created | 'no_image'> {
+  /** Makes a container, and the network of its wallet, and starts it. Throws when the outcome is unknown. */
+  async function make(order: Order, claim: Claim): Promise<Created | 'no_image'> {
+    const { tag, walletId } = order;
+    const name = walletId === undefined ? tag : prefix + walletId.replace('_', '-');
+    try {
+      return await networks.within(name, (network) => makeIn(network, order, claim));
+    } catch (error) {
+      if (!(error instanceof NoSubnet)) throw error;
+      return refused('No subnet is left for a network of this wallet', error.message, 'capacity_unavailable');
+    }
+  }
+
+  async function makeIn(
+    network: string,
+    { tag, quote, deadline, isTrial = false }: Order,
+    claim: Claim,
+  ): Promise<Created | 'no_image'> {
     const created = String(deadline - quote.spec.max_seconds - settings.provision_seconds);
     let isFresh = true;
     try {
       await makeContainer(engine, {
         name: tag,
-        image: settings.image,
-        labels: { ...labelsOf(claim), [CREATED_LABEL]: created },
+        ...contentsOf(settings, claim.offer),
+        labels: {
+          ...labelsOf(claim),
+          [CREATED_LABEL]: created,
+          ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
+        },
         cpus: claim.cpus,
         memoryGib: claim.memoryGib,
         pids: settings.pids,
-        network: settings.network,
+        network,
         deadline,
         devices: claim.devices,
         gpuMode: 'offers' in settings ? 'nvidia' : settings.gpu_mode,
-        diskGb: sizeOf(settings, quote.spec).diskGb,
+        diskGb: claim.diskGb,
+        keepsLog: isTrial,
       });
     } catch (error) {
       if (wasNeverSent(error)) return refused('The provider cannot be reached', textOf(error));
@@ -121,7 +168,7 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
   /** Starts an existing container. Throws when the outcome is unknown. */
   async function start(tag: string): Promise<Created> {
     try {
-      await engine.userOf(tag); // Nobody should pay for a container in which no command can be run.
+      await engine.defaultsOf(tag); // Nobody should pay for a container in which no command can be run.
       await putWatchdog(engine, tag, await engine.architecture());
       await ask('start', (abortSignal) => docker.getContainer(tag).start({ abortSignal }));
     } catch (error) {
@@ -139,7 +186,7 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     try {
       return await ask('inspect', (abortSignal) => docker.getContainer(ref).inspect({ abortSignal }));
     } catch (error) {
-      if (statusOf(error) === 404) return undefined;
+      if (wasRemoved(error)) return undefined;
       throw error;
     }
   }
@@ -147,45 +194,44 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
   async function inspect(ref: Ref): Promise<Machine | undefined> {
     const awaited = coming.get(ref);
     if (awaited && awaited.failed === undefined)
-      return { ref, state: 'provisioning', note: `the image ${settings.image} is being pulled` };
+      return {
+        ref,
+        state: 'provisioning',
+        note: `the image ${awaited.image} is being pulled`,
+        waitsFor: 'its image is being pulled',
+      };
     const found = await look(ref);
     if (!found) return awaited && { ref, state: 'ended', note: awaited.failed };
     const state = stateOf(found.State.Status);
-    if (state === 'ended') return { ref, state, note: whyEnded(found.State) };
+    if (state === 'ended') return { ref, state, note: await whyEnded(engine, found) };
     if (state !== 'running') return { ref, state };
-    const lacking = await lackingGpus(ref, claimOf(found.Config.Labels));
+    const claim = claimOf(found.Config.Labels);
+    const exceeded = claim.diskGb === undefined ? undefined : await disk.exceeded(ref, claim.diskGb);
+    if (exceeded !== undefined) return { ref, state: 'ended', exceeded: 'disk', note: exceeded };
     const deadline = await deadlines.read(ref);
-    return {
-      ref,
-      ...(lacking === undefined ? { state } : { state: 'provisioning', note: lacking }),
-      ...(deadline === undefined ? {} : { deadline }),
-    };
-  }
-
-  /** Engines may silently leave a GPU out, so they are counted inside, once, before the machine counts as running. */
-  async function lackingGpus(ref: Ref, { devices }: Claim): Promise<string | undefined> {
-    if (!devices.length || counted.has(ref)) return undefined;
-    const { stdout, stderr } = await runInside(engine, ref, COUNT_GPUS);
-    const count = countGpus(stdout.toString());
-    if (count < devices.length) {
-      const said = stderr.toString().trim().split('\n').at(-1);
-      return `${LIST_GPUS} shows ${count} of ${devices.length} GPUs inside${said ? ` (${said.slice(0, 200)})` : ''}`;
-    }
-    counted.add(ref);
-    return undefined;
+    return { ref, state, ...(deadline === undefined ? {} : { deadline }) };
   }
 
   /** Every container with our label, of all installations. */
-  const labelled = (milliseconds?: number) =>
-    ask(
-      'list',
-      (abortSignal) => docker.listContainers({ all: true, filters: { label: [TAG_LABEL] }, abortSignal }),
-      milliseconds,
-    );
+  const labelled = () =>
+    ask('list', (abortSignal) => docker.listContainers({ all: true, filters: { label: [TAG_LABEL] }, abortSignal }));
 
+  /** Containers, and networks that outlived theirs. */
   async function listOwned(prefix: string): Promise<Owned[]> {
+    const unused = (await networks.listUnused(prefix)).map(({ name, createdAt }) => ({
+      ...{ ref: name, tag: name, createdAt },
+      state: 'ended' as const,
+    }));
+    return [...(await listContainers(prefix)), ...unused];
+  }
+
+  /**
+   * Only containers whose name is their tag: an image committed from a lease passes its labels on to whatever is made of it,
+   * and that is not ours to remove.
+   */
+  async function listContainers(prefix: string): Promise<Owned[]> {
     return (await labelled())
-      .filter(({ Labels }) => Labels[TAG_LABEL]?.startsWith(prefix))
+      .filter(({ Labels, Names }) => Labels[TAG_LABEL]?.startsWith(prefix) && Names.includes(`/${Labels[TAG_LABEL]}`))
       .map(({ Labels, State, Created }) => ({
         ref: Labels[TAG_LABEL] as string,
         tag: Labels[TAG_LABEL] as string,
@@ -201,18 +247,26 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
       await awaited.making;
       coming.delete(ref);
     }
+    const found = await look(ref);
     await remove(ref);
+    // What is no container may be a network. The network of a lease that is gone is left to the sweep if it fails.
+    const network = found ? found.Config.Labels[NETWORK_LABEL] : ref;
+    if (network !== undefined)
+      await networks.release(network).catch((error) => {
+        if (!found) throw error;
+      });
     deadlines.forget(ref);
-    room.leave(ref);
-    counted.delete(ref);
+    disk.forget(ref);
+    reservations.release(ref);
+    free.forget();
   }
 
   async function remove(ref: Ref): Promise<void> {
     try {
       await ask('remove', (abortSignal) => docker.getContainer(ref).remove({ force: true, v: true, abortSignal }));
     } catch (error) {
-      const status = statusOf(error);
-      if (status !== 404 && !(status === 409 && /already in progress/.test(textOf(error)))) throw error;
+      const isBeingRemoved = statusOf(error) === 409 && /already in progress/.test(textOf(error));
+      if (!wasRemoved(error) && !isBeingRemoved) throw error;
     }
   }
 
@@ -223,16 +277,23 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     inspect,
     destroy,
     listOwned,
-    find: async (tag) => (await listOwned(tag)).filter((it) => it.tag === tag),
-    check: () => checkContainers(engine, settings),
+    find: async (tag) => (await listContainers(tag)).filter((it) => it.tag === tag),
+    check: () => checkContainers(engine, settings, books),
     trial: 'free',
     async unlimited(ref, quote) {
       const { stdout } = await runInside(engine, ref, READ_LIMITS);
       return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
     },
+    /** Engines may silently leave a GPU out. */
+    async prove(ref) {
+      const found = await look(ref);
+      if (!found) return 'the container is gone';
+      return faultOf((order) => runInside(engine, ref, order), claimOf(found.Config.Labels).devices.length);
+    },
     exec: (ref, order) => runInside(engine, ref, order),
     upload: (ref, path, content) => uploadInto(engine, ref, path, content),
     session: (ref, order) => openSession(engine, ref, order),
+    relay: WATCHDOG_PATH,
 
     async quote(spec) {
       const quote = quoteOf(settings, spec);
@@ -243,9 +304,11 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
       return quote;
     },
 
+    freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,
+
     async offers() {
-      const hasRoom = await room.look(OFFERS_MILLISECONDS).catch(() => () => false);
-      const isAvailable = (spec: Spec) => hasRoom(sizeOf(settings, spec));
+      const count = await free.get();
+      const isAvailable = (spec: Spec) => (count?.(sizeOf(settings, spec)) ?? 0) > 0;
       return offersOf(settings, 'container').map((it) => ({ ...it, available: isAvailable(it.spec) }));
     },
 
@@ -255,33 +318,15 @@ export function openContainerBackend(settings: ContainerSettings, { prefix }: { 
     },
 
     async close() {
-      image.stop();
+      images.stop();
       for (const it of coming.values()) it.wanted = false;
       await Promise.all([...coming.values()].map((it) => it.making));
+      engine.close();
     },
   };
 }
 
 const unknown = (error: unknown): Created => ({ kind: 'unknown', reason: textOf(error) });
-const refused = (
-  reason: string,
-  words?: string,
-  code: 'provider_unavailable' | 'capacity_unavailable' = 'provider_unavailable',
-): Created & { kind: 'refused' } => ({
-  kind: 'refused',
-  code,
-  reason: `${reason}. Nothing was charged.`,
-  ...(words === undefined ? {} : { words }),
-});
-
-/** In words, why a container does not run. Its first process says so by its exit code (watchdog.c). */
-function whyEnded({ Status, ExitCode, OOMKilled }: { Status: string; ExitCode: number; OOMKilled: boolean }): string {
-  if (Status === 'created') return 'it was made and never started';
-  if (ExitCode === 0) return "its deadline has passed by the clock of the engine's machine";
-  if (ExitCode === 143) return 'somebody stopped it';
-  if (OOMKilled) return 'it ran out of memory';
-  return ExitCode === 137 ? 'somebody killed it' : `its watchdog ended with exit code ${ExitCode}`;
-}
 
 function stateOf(status: string): Machine['state'] {
   if (status === 'running' || status === 'paused') return 'running';

@@ -2,16 +2,16 @@ import type Docker from 'dockerode';
 import type { Engine } from './engine.ts';
 import { statusOf, textOf } from './engine.ts';
 import { cdiName } from './gpus.ts';
-import { WATCHDOG_USER } from './user.ts';
+import type { Contents } from './settings.ts';
 import { WATCHDOG_PATH } from './watchdog.ts';
+import { WATCHDOG_USER } from './watchdog-user.ts';
 
 const GIB = 1024 ** 3;
 const CPU_PERIOD_MICROSECONDS = 100_000;
 
 /** A container as Purser wants it, for either engine: limited, unprivileged, with its watchdog as PID 1. */
-export type Wanted = {
+export type Wanted = Contents & {
   name: string;
-  image: string;
   labels: Record<string, string>;
   cpus: number;
   memoryGib: number;
@@ -23,7 +23,12 @@ export type Wanted = {
   /** How Docker is asked for devices; Podman knows CDI only. */
   gpuMode: 'nvidia' | 'cdi';
   diskGb: number | undefined;
+  /** Whether the last output of its first process is kept by the engine. */
+  keepsLog: boolean;
 };
+
+/** Enough for the last lines of a trial. A lease keeps none: its tenant may write to the output of process 1. */
+const LOG_BYTES = 64 * 1024;
 
 /**
  * Creates a container without starting it. If the engine says that its storage driver cannot limit a disk, the
@@ -35,13 +40,18 @@ export async function makeContainer(engine: Engine, wanted: Wanted): Promise<voi
     isPodman
       ? engine.request('POST', '/v4.0.0/libpod/containers/create', forPodman(it))
       : engine.ask('create', (abortSignal) => engine.docker.createContainer({ ...forDocker(it), abortSignal }));
+  if (withoutQuotas.has(engine)) return void (await make({ ...wanted, diskGb: undefined }));
   try {
     await make(wanted);
   } catch (error) {
-    if (wanted.diskGb === undefined || !cannotLimitDisk(error)) throw error;
+    if (!cannotLimitDisk(error)) throw error;
+    withoutQuotas.add(engine);
     await make({ ...wanted, diskGb: undefined });
   }
 }
+
+/** Engines that said so; they are not asked again. */
+const withoutQuotas = new WeakSet<Engine>();
 
 /** Both engines' error messages for a storage driver or file system without quotas. */
 export const cannotLimitDisk = (error: unknown) =>
@@ -73,7 +83,7 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
     User: USER,
     WorkingDir: '/',
     Labels: it.labels,
-    ...(byName ? {} : { Env: Object.entries(NO_GPU).map(([name, value]) => `${name}=${value}`) }),
+    Env: Object.entries({ ...it.env, ...(byName ? {} : NO_GPU) }).map(([name, value]) => `${name}=${value}`),
     HostConfig: {
       Init: false, // Whatever the engine's default is: the watchdog is process 1.
       CpuShares: CPU_SHARES,
@@ -82,12 +92,14 @@ function forDocker(it: Wanted): Docker.ContainerCreateOptions {
       Memory: memory,
       MemorySwap: memory,
       PidsLimit: it.pids,
+      ...(it.shmGib === undefined ? {} : { ShmSize: Math.round(it.shmGib * GIB) }),
       CapDrop: ['ALL'],
       SecurityOpt: ['no-new-privileges'],
       NetworkMode: it.network,
       RestartPolicy: { Name: 'no' },
-      // PID 1 says nothing, but a tenant may write to its output: that would fill the host's disk.
-      LogConfig: { Type: 'none', Config: {} },
+      LogConfig: it.keepsLog
+        ? { Type: 'json-file', Config: { 'max-size': String(LOG_BYTES), 'max-file': '1' } }
+        : { Type: 'none', Config: {} },
       ...(it.diskGb === undefined ? {} : { StorageOpt: { size: `${it.diskGb}G` } }),
       ...(it.devices.length
         ? {
@@ -121,15 +133,16 @@ function forPodman(it: Wanted): object {
     user: USER,
     work_dir: '/',
     labels: it.labels,
-    env: NO_GPU,
+    env: { ...it.env, ...NO_GPU },
     resource_limits: { cpu, memory: { limit: memory, swap: memory }, pids: { limit: it.pids } },
+    ...(it.shmGib === undefined ? {} : { shm_size: Math.round(it.shmGib * GIB) }),
     cap_drop: ['ALL'],
     no_new_privileges: true,
     ...(it.network === 'none'
       ? { netns: { nsmode: 'none' } }
       : { netns: { nsmode: 'bridge' }, networks: { [it.network]: {} } }),
     restart_policy: 'no',
-    log_configuration: { driver: 'none' },
+    log_configuration: it.keepsLog ? { driver: 'k8s-file', size: LOG_BYTES } : { driver: 'none' },
     // A volume of the image would lie beside the disk limit.
     image_volume_mode: 'ignore',
     ...(it.diskGb === undefined ? {} : { storage_opts: { size: `${it.diskGb}G` } }),

@@ -1,10 +1,22 @@
-import type { ComputeSettings } from '../../settings.ts';
+import { type ComputeSettings, listBackends } from '../../settings.ts';
+import { imagesOf, type OffersSettings } from './settings.ts';
 
-/** Asks the engine whether it enforces the disk that offers promise. Returns notes for the operator. Never throws. */
-export async function adviceOnDisk({ provider_three: three }: ComputeSettings): Promise<string[]> {
-  if (three?.backend !== 'container') return [];
+/** Asks the engines whether they enforce the disk that offers promise. Returns notes for the operator. Never throws. */
+export async function adviceOnDisk(compute: ComputeSettings): Promise<string[]> {
+  const notes = listBackends(compute).map(({ place, settings }) =>
+    settings.backend === 'container' && 'offers' in settings ? adviceOn(place, settings) : [],
+  );
+  return (await Promise.all(notes)).flat();
+}
+
+async function adviceOn(place: string, settings: OffersSettings): Promise<string[]> {
   const { checkDisk } = await import('./check.ts');
   const { openEngine } = await import('./engine.ts');
-  const { isEnforced, detail } = await checkDisk(openEngine(three.socket), three.image);
-  return isEnforced ? [] : [`compute.provider_three: ${detail}.`];
+  const engine = openEngine(settings);
+  try {
+    const { isEnforced, detail } = await checkDisk(engine, imagesOf(settings)[0] as string);
+    return isEnforced ? [] : [`compute.${place}: ${detail}.`];
+  } finally {
+    engine.close();
+  }
 }

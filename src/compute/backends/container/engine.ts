@@ -1,23 +1,29 @@
 import Docker from 'dockerode';
-import { imageUser } from './user.ts';
+import type { EngineSettings } from './address.ts';
+import { EngineUnreachable, openEngineConnections } from './connection.ts';
+import { type ImageDefaults, imageDefaults } from './user.ts';
 
 const CALL_MILLISECONDS = 30_000;
 
-/** Errors of connecting to a Unix socket (unix(7)): the engine received nothing. An open connection never has them. */
-const NEVER_SENT = new Set(['ECONNREFUSED', 'ENOENT', 'EACCES']);
-
-type EngineError = Error & { statusCode?: number; code?: string; json?: { message?: string; cause?: string } };
+type EngineError = Error & { statusCode?: number; json?: { message?: string; cause?: string } };
 
 /** The status of the engine's answer, or undefined if none came. */
 export const statusOf = (error: unknown) => (error as EngineError).statusCode;
-export const wasNeverSent = (error: unknown) => NEVER_SENT.has((error as EngineError).code ?? '');
+/** Whether the engine received nothing of the request. */
+export const wasNeverSent = (error: unknown) => error instanceof EngineUnreachable;
 /** The engine's message, or the error of reaching it. */
 export const textOf = (error: unknown) => {
   const { json, message } = error as EngineError;
   return (json?.message ?? json?.cause ?? message).trim();
 };
+/**
+ * Tells whether the engine says that there is no such container, or no such command since its container is gone. When a container
+ * is removed while Podman answers, that is a 500 (pkg/api/handlers/compat/exec.go, ExecInspectHandler).
+ */
+export const wasRemoved = (error: unknown) =>
+  statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
 
-/** A Docker Engine or Podman behind a socket. */
+/** A Docker Engine or Podman. */
 export type Engine = {
   socket: string;
   docker: Docker;
@@ -31,11 +37,10 @@ export type Engine = {
   architecture(): Promise<string>;
   /** The CPUs and the memory of its machine. */
   capacity(milliseconds?: number): Promise<Capacity>;
-  /**
-   * Whom the image of a container wants its commands to run as: a number, and a group if the image names one. Throws
-   * where there is no such user.
-   */
-  userOf(container: string): Promise<string>;
+  /** As whom and where the image of a container wants commands to run. Throws where there is no such user. */
+  defaultsOf(container: string): Promise<ImageDefaults>;
+  /** Closes its connections. */
+  close(): void;
 };
 
 export type Capacity = { cpus: number; memory_gib: number };
@@ -44,13 +49,27 @@ const GIB = 1024 ** 3;
 export type Version = { Version: string; Arch: string; Components?: { Name: string; Version: string }[] };
 export const podmanOf = ({ Components }: Version) => Components?.find((it) => it.Name === 'Podman Engine');
 
-/** Opens the engine at `socket` (`unix:///path`), without a call. */
-export function openEngine(socket: string): Engine {
-  const docker = new Docker({ socketPath: socket.slice('unix://'.length) });
+/** dockerode would fill in what is not set from DOCKER_HOST and its companions in the environment. */
+const NOT_FROM_ENVIRONMENT = {
+  port: undefined,
+  pathPrefix: '/',
+  username: undefined,
+  timeout: undefined,
+  ca: undefined,
+  cert: undefined,
+  key: undefined,
+};
+
+/** Opens the engine that the settings name, without a call. */
+export function openEngine(settings: EngineSettings): Engine {
+  const { socket } = settings;
+  const { agent, close } = openEngineConnections(settings);
+  // The name stands in the Host header only: the agent alone knows where the engine is.
+  const docker = new Docker({ ...NOT_FROM_ENVIRONMENT, protocol: 'http', host: 'http://engine', agent } as object);
   let version: Version | undefined;
   let capacity: Capacity | undefined;
   /** By image id: an id's content never changes. */
-  const users = new Map<string, string>();
+  const defaults = new Map<string, ImageDefaults>();
 
   const ask: Engine['ask'] = async (what, call, milliseconds = CALL_MILLISECONDS) => {
     const signal = AbortSignal.timeout(milliseconds);
@@ -85,24 +104,20 @@ export function openEngine(socket: string): Engine {
     docker,
     ask,
     request,
-    async userOf(container) {
+    close,
+    async defaultsOf(container) {
       const { Image } = await ask('inspect', (abortSignal) => docker.getContainer(container).inspect({ abortSignal }));
-      const known = users.get(Image);
-      if (known !== undefined) return known;
-      const user = await imageUser({ ask, docker }, Image);
-      users.set(Image, user);
-      return user;
+      const known = defaults.get(Image);
+      if (known) return known;
+      const found = await imageDefaults({ ask, docker }, Image);
+      defaults.set(Image, found);
+      return found;
     },
     isPodman: async () => podmanOf(await versionOnce()) !== undefined,
     architecture: async () => (await versionOnce()).Arch,
-    async capacity(milliseconds) {
+    async capacity() {
       if (capacity) return capacity;
-      const { NCPU, MemTotal } = await request<{ NCPU: number; MemTotal: number }>(
-        'GET',
-        '/info',
-        undefined,
-        milliseconds,
-      );
+      const { NCPU, MemTotal } = await request<{ NCPU: number; MemTotal: number }>('GET', '/info');
       capacity = { cpus: NCPU, memory_gib: Math.floor((MemTotal / GIB) * 100) / 100 };
       return capacity;
     },

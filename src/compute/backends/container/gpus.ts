@@ -16,13 +16,3 @@ export function gpuDevices(
 
 /** The name of a device in the vendor's Container Device Interface specification. */
 export const cdiName = (device: string) => `nvidia.com/gpu=${device}`;
-
-export const LIST_GPUS = 'nvidia-smi -L';
-
-/** Counts the GPUs in the output of `nvidia-smi -L`: one per line; of a divided GPU each part counts instead. */
-export function countGpus(listed: string): number {
-  let count = 0;
-  for (const [block] of listed.matchAll(/^GPU \d+:.*(?:\n\s+MIG .*)*/gm))
-    count += Math.max(1, block.split('\n').length - 1);
-  return count;
-}

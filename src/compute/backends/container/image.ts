@@ -6,14 +6,14 @@ const PULL_MILLISECONDS = 1_800_000;
 export const lacksImage = (error: unknown) =>
   statusOf(error) !== undefined && /no such image|image not known/i.test(textOf(error));
 
-/** Pulls one image, once at a time: concurrent callers wait for the same pull. */
-export type Puller = { pull(): Promise<void>; stop(): void };
+/** Pulls images, each once at a time: concurrent callers wait for the same pull. */
+export type Puller = { pull(image: string): Promise<void>; stop(): void };
 
-export function createPuller({ docker }: Engine, image: string): Puller {
-  let pulling: Promise<void> | undefined;
+export function createPuller({ docker }: Engine): Puller {
+  const pulls = new Map<string, Promise<void>>();
   const stopping = new AbortController();
 
-  async function pull(): Promise<void> {
+  async function pull(image: string): Promise<void> {
     const abortSignal = AbortSignal.any([stopping.signal, AbortSignal.timeout(PULL_MILLISECONDS)]);
     const stream = await docker.pull(image, { abortSignal });
     let failure: string | undefined;
@@ -32,10 +32,9 @@ export function createPuller({ docker }: Engine, image: string): Puller {
   }
 
   return {
-    pull() {
-      pulling ??= pull().finally(() => {
-        pulling = undefined;
-      });
+    pull(image) {
+      const pulling = pulls.get(image) ?? pull(image).finally(() => pulls.delete(image));
+      pulls.set(image, pulling);
       return pulling;
     },
     stop: () => stopping.abort(new Error('Purser is stopping')),

@@ -16,7 +16,7 @@ export const READ_LIMITS: ExecOrder = { command: SCRIPT, timeoutSeconds: 10, str
 
 /**
  * Says which limit is missing in the output of `READ_LIMITS`. An engine may claim to limit memory and not do so, as
- * rootless Podman with control groups of version 1. A limit that cannot be read is not reported.
+ * rootless Podman with control groups of version 1. A limit that cannot be read counts as missing.
  */
 export function findUnlimited(printed: string, memoryGib: number): string | undefined {
   const isSet = (name: string, value: string) => {
@@ -24,9 +24,10 @@ export function findUnlimited(printed: string, memoryGib: number): string | unde
     if (!(limit > 0)) return false; // "max", or -1 in version 1.
     return name !== 'memory' || limit <= Math.ceil(memoryGib * GIB);
   };
-  const missing = [...printed.matchAll(/^(memory|processes|CPU) (\S+)$/gm)]
-    .filter(([, name = '', value = '']) => !isSet(name, value))
-    .map(([, name]) => name);
+  const read = new Map(
+    [...printed.matchAll(/^(memory|processes|CPU) (\S+)$/gm)].map(([, name = '', value = '']) => [name, value]),
+  );
+  const missing = ['memory', 'processes', 'CPU'].filter((name) => !isSet(name, read.get(name) ?? ''));
   if (!missing.length) return undefined;
   return `inside it nothing limits its ${missing.join(' and ')}, whatever the engine says: enable these cgroup controllers for the engine's user (cgroup v2 where it is rootless)`;
 }

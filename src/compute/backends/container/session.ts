@@ -1,36 +1,44 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
+import type { Duplex } from 'node:stream';
+import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import { contain } from '../../../net/contain.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
 import { partOutput } from '../exec-output.ts';
 import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
-import { type Engine, statusOf, textOf } from './engine.ts';
+import { type Engine, wasRemoved } from './engine.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
 const WAIT_MILLISECONDS_LEAST = 50;
 const WAIT_MILLISECONDS_MAX = 1000;
+/** The stream of a command ends within this time after its container was removed. */
+const REMOVED_MILLISECONDS = 30_000;
 const KILLED = codeOfSignal('KILL');
 const OWN_OUTPUT_BYTES = 4096;
 
-const pause = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds));
+/** Runs `$2…` in the directory `$1`. A tenant may have removed that: an engine asked for it would run nothing any more. */
+const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
 
 type Beginning = {
   terminal?: SessionOrder['terminal'] | undefined;
-  /** The user; by default the image's. */
+  /** The user; by default the image's, in the image's working directory. */
   user?: string;
   /** Ends the wait for the command, not the command itself. */
   giveUp?: AbortSignal;
+  /** Gives up when the connection is lost, since the rest of the output is. Without it the exit code is waited for. */
+  needsAll?: true;
 };
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
 async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveUp, ...it }: Beginning = {}) {
   const { docker, ask } = engine;
-  const user = it.user ?? (await engine.userOf(ref));
+  const { user, directory } = it.user === undefined ? await engine.defaultsOf(ref) : { user: it.user, directory: '/' };
+  const inside = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
   const exec = await ask('exec', (abortSignal) =>
     docker.getContainer(ref).exec({
-      Cmd: argv,
+      Cmd: [...inside, ...argv],
       User: user,
       AttachStdin: true,
       AttachStdout: true,
@@ -44,11 +52,17 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
     exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
   );
   contain(stream, (error) => stream.destroy(error));
+  const lost = new AbortController();
+  stream.on('error', ({ message }) => {
+    // After its end everything has been read.
+    if (!(stream as Duplex).readableEnded) lost.abort(new Error(`the connection to the engine was lost: ${message}`));
+  });
   const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
-  const ended = waitForEnd(ask, exec, stream, quiet, giveUp).finally(() => {
+  const ended = waitForEnd(ask, exec, stream, quiet, it.needsAll ? lost.signal : giveUp).finally(() => {
     end();
     stream.destroy(); // A hijacked socket keeps the process alive.
   });
+  ended.catch(() => {}); // Whoever waits hears of it, and need not have begun to.
   return { exec, stream, stdout, stderr, ended };
 }
 
@@ -79,20 +93,22 @@ async function waitForEnd(
     giveUp?.throwIfAborted();
     // Mostly it ends at once now; but a tenant may close the streams of what runs on.
     if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
-    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch((error) => {
-      if (over && wasRemoved(error)) return { Running: false, ExitCode: KILLED };
-      throw error;
-    });
+    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(
+      async (error) => {
+        if (!wasRemoved(error)) throw error;
+        // An engine may forget the container before the end of the stream is here.
+        await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
+        if (!over) throw error;
+        return { Running: false, ExitCode: KILLED };
+      },
+    );
     if (!Running && ExitCode !== null) {
       if (!over) await Promise.race([closed, quiet()]);
+      giveUp?.throwIfAborted();
       return ExitCode;
     }
   }
 }
-
-/** Whether the error says that the container is gone, and its commands with it. Podman answers 500 with a cause. */
-const wasRemoved = (error: unknown) =>
-  statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
 
 /** Runs a program of Purser's own as `user`, and waits at most `milliseconds` for it. */
 export async function runAs(
@@ -120,7 +136,7 @@ export async function runInside(
   const marker = randomBytes(12).toString('hex');
   const started = performance.now();
   const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
-  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv);
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { needsAll: true });
   stream.end();
   const said = collectBoth(stdout, stderr, most);
   said.catch(() => {}); // A command that is lost says so itself.

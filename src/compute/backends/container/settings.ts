@@ -1,16 +1,18 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
-import { above0, hourly, limits, maxSeconds, whole } from '../fields.ts';
+import { above0, DOUBLE_ID, haveOwnIds, limits, offerCount, offerFields, sized, whole } from '../fields.ts';
+import { checkEngineAddress, engineAddress, notesOnAddress } from './address.ts';
 
-/** Containers on this machine: the settings, the notes for the operator, and how the backend is opened. */
+/** Containers of an engine, on this machine or another: the settings, the notes for the operator, and how the backend is opened. */
+
+/** The size of /dev/shm in GiB, if not the engine's own 64 MB. What lies there counts as the lease's memory. */
+const shmGib = v.optional(above0);
+const image = v.pipe(v.string(), v.minLength(1));
 
 const shared = {
   backend: v.literal('container'),
-  socket: v.optional(
-    v.pipe(v.string(), v.regex(/^unix:\/\/\//, 'must be unix:///path of the engine’s socket')),
-    'unix:///var/run/docker.sock',
-  ),
-  image: v.pipe(v.string(), v.minLength(1)),
+  ...engineAddress,
+  image,
   pull: v.optional(v.picklist(['never', 'missing']), 'never'),
   network: v.optional(
     v.pipe(
@@ -20,6 +22,7 @@ const shared = {
     'none',
   ),
   pids: v.optional(whole(16, 1_000_000), 512),
+  shm_gib: shmGib,
   provision_seconds: v.optional(whole(1, 86_400), 60),
 };
 
@@ -42,24 +45,14 @@ const gpuDevices = v.pipe(
 const Sized = v.pipe(
   v.strictObject({
     ...shared,
-    prices: v.strictObject({
-      cpu_hourly_usd: hourly,
-      memory_gib_hourly_usd: hourly,
-      gpu_hourly_usd: v.optional(v.record(v.string(), hourly), {}),
-    }),
-    /** Of one lease. */
-    limits: v.strictObject({
-      cpus: above0,
-      memory_gib: above0,
-      gpus: v.optional(whole(0, 64), 0),
-      max_seconds: maxSeconds,
-    }),
+    ...sized,
     /** Of all leases together. */
     capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
     gpu_devices: v.optional(gpuDevices),
     /** How Docker is asked for GPUs; Podman is always asked by their CDI names. */
     gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
   }),
+  checkEngineAddress(),
   v.forward(
     v.check(
       ({ limits, prices, gpu_devices }) =>
@@ -92,36 +85,73 @@ const Sized = v.pipe(
   ),
 );
 
-const Offers = v.strictObject({
-  ...shared,
-  limits,
-  offers: v.pipe(
-    v.array(
-      v.strictObject({
-        id: v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
-        cpus: above0,
-        memory_gib: above0,
-        max_disk_gb: whole(1, 1_000_000),
-        price_hourly_usd: hourly,
-        /** How many of it may be leased at once. */
-        count: v.optional(whole(1, 10_000), 1),
-      }),
+/** What Purser sets itself is not to be changed: by it processes are found, and GPUs given. */
+const OURS = /^(PURSER_|NVIDIA_VISIBLE_DEVICES$)/;
+const environment = v.pipe(
+  v.record(
+    v.pipe(v.string(), v.regex(/^[A-Za-z_]\w*$/, 'is no name of a variable')),
+    v.pipe(
+      v.string(),
+      v.maxLength(32_768),
+      v.check((it) => !it.includes('\0'), 'has a NUL character'),
     ),
-    v.minLength(1),
-    v.check((offers) => new Set(offers.map(({ id }) => id)).size === offers.length, 'two offers have the same id'),
   ),
-});
+  v.check((it) => !Object.keys(it).some((name) => OURS.test(name)), 'has a variable that Purser sets itself'),
+);
+
+const Offers = v.pipe(
+  v.strictObject({
+    ...shared,
+    limits,
+    offers: v.pipe(
+      v.array(
+        v.strictObject({
+          ...offerFields,
+          count: offerCount,
+          /** Where the offer has something else than the others. */
+          image: v.optional(image),
+          shm_gib: shmGib,
+          /** Variables that every process of the lease has. */
+          env: v.optional(environment),
+        }),
+      ),
+      v.minLength(1),
+      v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
+    ),
+  }),
+  checkEngineAddress(),
+);
 
 export const slots = { provider_one: Sized, provider_three: Offers };
 export type SizedSettings = v.InferOutput<typeof Sized>;
 export type OffersSettings = v.InferOutput<typeof Offers>;
 export type ContainerSettings = SizedSettings | OffersSettings;
 
+/** What an offer is made from. */
+export type Contents = { image: string; shmGib: number | undefined; env: Readonly<Record<string, string>> };
+
+/** Returns what a lease is made from: what its offer says, else what the backend's settings say. */
+export function contentsOf(settings: ContainerSettings, offerId: string | undefined): Contents {
+  const offer = 'offers' in settings ? settings.offers.find(({ id }) => id === offerId) : undefined;
+  return {
+    image: offer?.image ?? settings.image,
+    shmGib: offer?.shm_gib ?? settings.shm_gib,
+    env: offer?.env ?? {},
+  };
+}
+
+/** Returns every image that leases are made from, each once. */
+export function imagesOf(settings: ContainerSettings): string[] {
+  if (!('offers' in settings)) return [settings.image];
+  return [...new Set(settings.offers.map(({ id }) => contentsOf(settings, id).image))];
+}
+
 export function notes(it: ContainerSettings): string[] {
   return [
+    ...notesOnAddress(it),
     ...(it.network === 'none'
       ? []
-      : [`leases reach whatever the network ${it.network} reaches; Purser filters nothing`]),
+      : [`each wallet’s leases get a network like ${it.network} and reach what it reaches; Purser filters nothing`]),
     ...('prices' in it ? notesOnGpus(it) : []),
     'containers share the kernel of their host, which is no wall against a hostile tenant',
   ];
@@ -134,7 +164,7 @@ function notesOnGpus({ limits, prices }: SizedSettings): string[] {
   return [];
 }
 
-export async function open(settings: ContainerSettings, { prefix }: Surroundings): Promise<Backend> {
+export async function open(settings: ContainerSettings, { prefix, dataDirectory }: Surroundings): Promise<Backend> {
   const { openContainerBackend } = await import('./container.ts');
-  return openContainerBackend(settings, { prefix });
+  return openContainerBackend(settings, { prefix, books: dataDirectory });
 }

@@ -2,29 +2,31 @@ import { randomBytes } from 'node:crypto';
 import { readBounded } from '../../../net/read-bounded.ts';
 import type { Engine } from './engine.ts';
 import { unpackFile } from './tar.ts';
+import { WATCHDOG_USER } from './watchdog-user.ts';
 
-/**
- * The user that the watchdog runs as. Nothing else inside has it, so no tenant can signal it, trace it or open its
- * memory: without capabilities even root may do that to its own processes only (kill(2), ptrace(2)).
- */
-export const WATCHDOG_USER = 63541;
 const ROOT = '0:0';
 const PASSWD_BYTES_MAX = 4 * 1024 * 1024;
 
 type Calls = Pick<Engine, 'ask' | 'docker'>;
 
+/** The user as a number, with the image's group behind a colon if it names one, and the working directory. */
+export type ImageDefaults = { user: string; directory: string };
+
 /**
- * The user of an image as a number, with the image's group behind a colon if it names one. A name is looked up in the
- * image and not left to the engine: that would look into the container's own /etc/passwd, which a tenant who is root
- * there may change to say that his name is the watchdog's number.
+ * The defaults of an image (USER, WORKDIR). A user's name is looked up in the image and not left to the engine: that would
+ * look into the container's own /etc/passwd, which a tenant who is root there may change to say that his name is the
+ * watchdog's number.
  */
-export async function imageUser(calls: Calls, image: string): Promise<string> {
+export async function imageDefaults(calls: Calls, image: string): Promise<ImageDefaults> {
   const { Config } = await calls.ask('inspect', () => calls.docker.getImage(image).inspect());
   const [name = '', group] = (Config.User || ROOT).split(':');
   const user = /^\d+$/.test(name) ? Number(name) : await lookUp(calls, image, name);
   if (user === WATCHDOG_USER)
     throw new Error(`the image runs its commands as user ${WATCHDOG_USER}, which is the watchdog's own`);
-  return group === undefined ? String(user) : `${user}:${group}`;
+  return {
+    user: group === undefined ? String(user) : `${user}:${group}`,
+    directory: Config.WorkingDir || '/',
+  };
 }
 
 /** The number of a user in the image's /etc/passwd, read from a container that is never started. */

@@ -3,7 +3,7 @@ import type { Extended, Ref } from '../../backend.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
 import { runAs } from './session.ts';
 import { packFile } from './tar.ts';
-import { WATCHDOG_USER } from './user.ts';
+import { WATCHDOG_USER } from './watchdog-user.ts';
 
 /**
  * The watchdog (watchdog/watchdog.c) is the first process of every container: a static program that is put into the
@@ -15,15 +15,17 @@ import { WATCHDOG_USER } from './user.ts';
 export const WATCHDOG_PATH = '/.purser-watchdog';
 
 /** The program that runs as process 1, even if its file was removed. */
-const RUNNING_WATCHDOG = '/proc/1/exe';
-const MOVE_MILLISECONDS = 15_000;
+export const RUNNING_WATCHDOG = '/proc/1/exe';
+export const MOVE_MILLISECONDS = 15_000;
 
 const ARCHITECTURES = ['amd64', 'arm64'];
 export const hasWatchdog = (architecture: string) => ARCHITECTURES.includes(architecture);
+export const watchdogFor = (architecture: string) =>
+  assetBytes(`src/compute/backends/container/watchdog/watchdog-${architecture}`);
 
 /** Puts the watchdog into a container that has not started, through the engine: no path of this machine is mounted. */
 export async function putWatchdog({ ask, docker }: Engine, container: string, architecture: string): Promise<void> {
-  const program = assetBytes(`src/compute/backends/container/watchdog/watchdog-${architecture}`);
+  const program = watchdogFor(architecture);
   // Owned by a user of its own, so that the tenant's root cannot write it either.
   const archive = packFile(WATCHDOG_PATH.slice(1), program, { mode: 0o555, owner: WATCHDOG_USER });
   await ask('archive', (abortSignal) => docker.getContainer(container).putArchive(archive, { path: '/', abortSignal }));
@@ -41,9 +43,23 @@ export type Deadlines = {
 };
 
 export function createDeadlines(engine: Engine): Deadlines {
+  return keepDeadlines(
+    (ref, ...args) =>
+      runAs(engine, ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS),
+    // Neither engine starts anything in a container that does not run.
+    (error) => statusOf(error) === 409,
+  );
+}
+
+/**
+ * `tell` runs the watchdog inside with these arguments, as its own user. `isStopped` says of its error that nothing was run
+ * since the machine does not run.
+ */
+export function keepDeadlines(
+  tell: (ref: Ref, ...args: string[]) => Promise<{ exitCode: number; stdout: string }>,
+  isStopped: (error: unknown) => boolean,
+): Deadlines {
   const known = new Map<Ref, number>();
-  const tell = (ref: Ref, ...args: string[]) =>
-    runAs(engine, ref, `${WATCHDOG_USER}:${WATCHDOG_USER}`, [RUNNING_WATCHDOG, ...args], MOVE_MILLISECONDS);
 
   return {
     note: (ref, deadline) => void known.set(ref, deadline),
@@ -66,8 +82,7 @@ export function createDeadlines(engine: Engine): Deadlines {
         if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
         if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
       } catch (error) {
-        // Neither engine starts anything in a container that does not run.
-        if (statusOf(error) === 409) return { kind: 'refused', reason: textOf(error) };
+        if (isStopped(error)) return { kind: 'refused', reason: textOf(error) };
         throw error;
       }
       known.set(ref, deadline);

@@ -17,7 +17,7 @@ export async function killAll(variables: readonly string[]): Promise<void> {
   for (let empty = 0; empty < LOOK_COUNT; ) {
     const found = await processesWith(variables);
     empty = found.length ? 0 : empty + 1;
-    if (performance.now() - started > END_MILLISECONDS)
+    if (found.length && performance.now() - started > END_MILLISECONDS)
       throw new Error(`these processes do not die: ${found.join(', ')}`);
     for (const pid of found)
       try {

@@ -1,5 +1,6 @@
 import type { Backend, Created } from '../../backend.ts';
 import { offersOf, quoteOf } from '../priced.ts';
+import { faultOf } from '../proof.ts';
 import { refuseCommand, refusePath } from '../shell.ts';
 import { createLeases } from './lease.ts';
 import { execute, openSession, receive } from './process.ts';
@@ -58,6 +59,7 @@ export function openLocalBackend(
           const machine = leases.inspect(tag);
           return machine ? [{ ...machine, tag, createdAt: leases.createdAt(tag) }] : [];
         }),
+    prove: (ref) => faultOf((order) => execute(leases.enter(ref), order)),
     async exec(ref, order) {
       refuseCommand(order.command);
       return execute(leases.enter(ref), order);

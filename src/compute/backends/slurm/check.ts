@@ -1,5 +1,5 @@
 import type { Finding, Owned } from '../../backend.ts';
-import { finding } from '../../finding.ts';
+import { finding, warning } from '../../finding.ts';
 import { type SlurmCommands, type User, wordsOf } from './command.ts';
 import type { SlurmSettings } from './settings.ts';
 import type { JobUsers } from './user.ts';
@@ -74,9 +74,10 @@ export async function checkSlurm(
     await finding('job_user', async () => {
       const all = await users();
       const who = all.map(({ name, uid, gid }) => `${name} is user ${uid} of group ${gid}`).join(', ');
-      return settings.job_users
-        ? `${who}; each has one lease at a time`
-        : `${who}; all tenants are this one user, so they can read, signal and enter each other. Give job_users where they do not trust each other`;
+      if (settings.job_users) return `${who}; each has one lease at a time`;
+      return warning(
+        `${who}; all tenants are this one user, so they can read, signal and enter each other. Give job_users where they do not trust each other`,
+      );
     }),
     ...chips,
     await finding('submission', async () => {

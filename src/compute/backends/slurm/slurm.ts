@@ -2,9 +2,11 @@ import { randomBytes } from 'node:crypto';
 import { formatUsd, Nanos } from '../../../money.ts';
 import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../priced.ts';
+import { faultOf } from '../proof.ts';
+import { createRecent } from '../recent.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
-import { formatOf, type Job, parseJobs, SCRIPT } from './job.ts';
+import { CONTROLLER_LOST_SECONDS, formatOf, type Job, MOVED_SIGNAL, parseJobs, scriptOf, waitsFor } from './job.ts';
 import type { SlurmSettings } from './settings.ts';
 import { createSteps, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
@@ -12,11 +14,8 @@ import { type Claim, createJobUsers } from './user.ts';
 const MIN_SECONDS = 60;
 const MIB_PER_GIB = 1024;
 const STRANGER_NAME_CHARACTERS_MAX = 100;
-const PROOF = { timeoutSeconds: 20, streamBytesMax: 4096 };
-/** Fails if the vendor's tool is present and shows fewer GPUs than were sold. */
-const HAS_GPUS = `command -v nvidia-smi >/dev/null || exit 0
-seen=$(nvidia-smi -L | grep -c '^GPU ')
-[ "$seen" -ge COUNT ] || { echo "nvidia-smi -L shows $seen of COUNT GPUs" >&2; exit 1; }`;
+/** A job that Slurm expects to start within this counts as one that starts now; the clocks may differ as well. */
+const STARTS_NOW_SECONDS = 15;
 
 /**
  * Answers of the controller, or of sbatch itself, which mean that there is no job. Any other failure is unknown, above
@@ -51,7 +50,10 @@ const NOT_EXTENDED =
  * time, and a job that waits in the queue is `provisioning`. Everything runs as `job_user`, or as one of `job_users`; only
  * root may say so (`man sbatch`, --uid).
  */
-export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: string }): Backend {
+export function openSlurmBackend(
+  settings: SlurmSettings,
+  { prefix, now, lostSeconds = CONTROLLER_LOST_SECONDS }: { prefix: string; now: () => number; lostSeconds?: number },
+): Backend {
   if (process.getuid?.() !== 0)
     throw new Error(
       'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
@@ -59,11 +61,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
   const slurm = createSlurmCommands(settings.slurm_conf);
   const steps = createSteps(slurm.start);
   const users = createJobUsers(slurm, settings);
-  /**
-   * Jobs in which a command has run. RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout).
-   */
-  const proved = new Set<string>();
-  const proving = new Map<string, Promise<string | undefined>>();
+  const free = createRecent(freeChips);
 
   async function jobs(filter: string): Promise<Job[] | undefined> {
     const mark = randomBytes(12).toString('hex');
@@ -81,6 +79,8 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     if (!all) throw new Error('squeue knows no such user');
     return all.filter((job) => uids.includes(job.uid) && job.state !== 'gone');
   }
+
+  const usersWithJobs = async () => new Set((await liveJobs()).map(({ uid }) => uid));
 
   async function list(owned: string): Promise<Owned[]> {
     return (await liveJobs())
@@ -129,23 +129,14 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
 
   async function inspect(ref: string): Promise<Machine | undefined> {
     const job = await look(ref);
-    if (job?.state !== 'running' || proved.has(ref)) return job && machineOf(job);
-    const fault = await (proving.get(ref) ?? prove(ref, job));
-    return fault === undefined ? machineOf(job) : { ...machineOf(job), state: 'provisioning', note: fault };
+    return job && machineOf(job);
   }
 
-  /** Tries a command in a job. Returns what is wrong, or undefined. Concurrent calls share one trial. */
-  function prove(ref: string, { gpus }: Job): Promise<string | undefined> {
-    const tried = (async () => {
-      const command = gpus === 0 ? 'true' : HAS_GPUS.replaceAll('COUNT', String(gpus));
-      const said = await steps.exec(await runningJob(ref), { command, ...PROOF });
-      if (said.exitCode === 0) return void proved.add(ref);
-      return `the job runs, but not what is run in it: ${said.stderr.toString().trim() || `exit code ${said.exitCode}`}`;
-    })()
-      .catch((error: Error) => `the job runs, but nothing can be run in it: ${error.message}`)
-      .finally(() => proving.delete(ref));
-    proving.set(ref, tried);
-    return tried;
+  /** RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout). Not every GPU is NVIDIA's. */
+  async function prove(ref: string): Promise<string | undefined> {
+    const job = await look(ref);
+    if (!job) return 'the job is gone';
+    return faultOf(async (order) => steps.exec(await runningJob(ref), order), job.gpus, { mayLackTool: true });
   }
 
   async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
@@ -155,7 +146,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     };
     let claim: Claim | undefined;
     try {
-      claim = await users.claim(async () => new Set((await liveJobs()).map(({ uid }) => uid)));
+      claim = await users.claim(usersWithJobs);
     } catch (error) {
       return refuse(error);
     }
@@ -167,13 +158,14 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
       };
     const created = await submit(tag, describe(settings, tag, quote, claim.user), refuse);
     claim.settle(created.kind === 'unknown' ? 'unknown' : 'known');
+    free.forget();
     return created;
   }
 
   async function submit(tag: string, argv: string[], refuse: (error: unknown) => Created): Promise<Created> {
     let said: Said;
     try {
-      said = await slurm.run(argv, SCRIPT);
+      said = await slurm.run(argv, scriptOf(lostSeconds));
     } catch (error) {
       if (error instanceof NeverStarted) return refuse(error);
       return { kind: 'unknown', reason: (error as Error).message };
@@ -187,6 +179,25 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     return { kind: 'unknown', reason: `sbatch ended with ${said.code}: ${wordsOf(said)}` };
   }
 
+  /** The chips of which a job would start now: by Slurm's own estimate, and in a partition that starts jobs. */
+  async function freeChips(): Promise<ReadonlySet<string>> {
+    const user = await users.free(usersWithJobs);
+    if (!user) return new Set();
+    const partitions = await slurm.run(['sinfo', '--noheader', '--format=%R|%a']);
+    const isUp = (name: string) => partitions.stdout.split('\n').includes(`${name}|up`);
+    const startsNow = async (chip: string) => {
+      const quote = quoteOf(settings, { chip, max_seconds: MIN_SECONDS });
+      const [sbatch, ...rest] = describe(settings, 'purser-offers', quote, user) as [string, ...string[]];
+      // Submits nothing. `env` has the time in Unix seconds; sbatch itself is run without, since a job would inherit that.
+      const said = await slurm.run(['env', 'SLURM_TIME_FORMAT=%s', sbatch, '--test-only', ...rest], '#!/bin/sh\n');
+      const [, at, partition] = / to start at (\d+) .* in partition (\S+)/.exec(said.stderr) ?? [];
+      return partition !== undefined && isUp(partition) && Number(at) <= now() + STARTS_NOW_SECONDS;
+    };
+    const chips = Object.keys(settings.chips);
+    const starts = await Promise.all(chips.map(startsNow));
+    return new Set(chips.filter((_, i) => starts[i]));
+  }
+
   /** Sets the end to the second. A time limit would be whole minutes, and an owner may only lower it. */
   async function extend(ref: string, deadline: number): Promise<Extended> {
     const job = await look(ref);
@@ -196,6 +207,8 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     const words = wordsOf(said);
     if (said.code !== 0)
       return { kind: NOT_EXTENDED.test(words) ? 'refused' : 'unknown', reason: `scontrol refused the end: ${words}` };
+    // Where the signal is lost, the script asks for the end at the earlier one.
+    await slurm.run(['scancel', '--batch', `--signal=${MOVED_SIGNAL}`, job.id]).catch(() => {});
     const after = await look(ref);
     if (after?.endsAt === deadline) return { kind: 'done' };
     return { kind: 'unknown', reason: `the job ends at ${after?.endsAt}, and not at ${deadline}` };
@@ -203,7 +216,7 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
 
   async function destroy(ref: string): Promise<void> {
     const job = await look(ref);
-    proved.delete(ref);
+    free.forget();
     if (!job || job.state === 'ended') return; // Slurm is at it: what is left is killed after its KillWait.
     await cancel(job.id);
   }
@@ -220,10 +233,14 @@ export function openSlurmBackend(settings: SlurmSettings, { prefix }: { prefix: 
     name: 'slurm',
     // A submission that timed out may still lie in the controller's queue of messages when a list is answered.
     absence: { lists: 3, apartSeconds: 20 },
-    offers: async () => Object.keys(settings.chips).map((chip) => offerOf(settings, chip)),
+    async offers() {
+      const chips = await free.get();
+      return Object.keys(settings.chips).map((chip) => offerOf(settings, chip, chips?.has(chip) ?? false));
+    },
     quote: async (spec) => quoteOf(settings, spec),
     create,
     inspect,
+    prove,
     extend,
     destroy,
     listOwned: list,
@@ -252,12 +269,17 @@ function parseRef(ref: string): { jobId: string; tag: string } {
   return { jobId, tag };
 }
 
-function machineOf({ id, name, state, endsAt }: Job): Machine {
+function machineOf({ id, name, state, endsAt, reason }: Job): Machine {
   if (state === 'gone') throw new Error('what is gone is no machine');
-  return { ref: refOf(id, name), state, ...(endsAt === undefined ? {} : { deadline: endsAt }) };
+  return {
+    ref: refOf(id, name),
+    state,
+    ...(endsAt === undefined ? {} : { deadline: endsAt }),
+    ...(reason === undefined ? {} : { note: `Slurm says: ${reason}`, waitsFor: waitsFor(reason) }),
+  };
 }
 
-function offerOf(settings: SlurmSettings, name: string): Offer {
+function offerOf(settings: SlurmSettings, name: string, available: boolean): Offer {
   const { cpus, memory_gib: memoryGib, gres, price_hourly_usd: priceHourly } = chipOf(settings, name);
   const size = `${cpus} CPUs and ${memoryGib} GiB${gres === undefined ? '' : ` and ${gres}`}`;
   return {
@@ -267,7 +289,7 @@ function offerOf(settings: SlurmSettings, name: string): Offer {
     priceHourly,
     minSeconds: MIN_SECONDS,
     maxSeconds: settings.limits.max_seconds,
-    available: true,
+    available,
   };
 }
 
@@ -295,7 +317,8 @@ function describe(settings: SlurmSettings, tag: string, { spec }: Quote, { uid, 
       '--output=/dev/null',
       '--error=/dev/null',
       '--chdir=/',
-      '--export=ALL',
+      // A user of `job_users` has one job at a time; exclusive, it has nothing else on the node either.
+      `--export=ALL${settings.job_users && settings.exclusive_user ? ',PURSER_ALONE=1' : ''}`,
       '--propagate=NONE',
     ],
   ];

@@ -1,12 +1,13 @@
 import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { finished, PassThrough, Transform } from 'node:stream';
+import { finished, PassThrough, type Transform } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../../backend.ts';
+import { between } from '../between.ts';
 import { collectBoth } from '../collect.ts';
 import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../shell.ts';
 import { RESIZE, WITH_TERMINAL } from '../terminal.ts';
 import type { SlurmCommands, User } from './command.ts';
-import { directoryOf } from './job.ts';
+import { directoryOf, SURROUNDINGS } from './job.ts';
 
 /** Runs commands inside a job, each as one `srun`. */
 
@@ -19,14 +20,13 @@ const IDLE_MILLISECONDS = 2_000;
 const FINISH_MILLISECONDS = 1_000;
 const SIGNAL_EXIT = 128;
 const KILLED = 137;
-const NOISE_BYTES_MAX = 4096;
 
 /**
  * Runs `$3…` in the job's directory `$2`. Marks on standard error where the command's own output begins and ends, and
  * prints its exit code there: `srun` writes messages of its own to it, and its exit code may be its own as well.
  */
-const ENTER = `mark=$1; export HOME="$2" TMPDIR="$2" SHELL=/bin/sh LANG=C.UTF-8; shift 2
-unset SLURM_CONF LC_ALL
+const ENTER = `mark=$1; export HOME="$2"; shift 2
+${SURROUNDINGS}
 umask 077; [ -d "$HOME" ] || mkdir -p "$HOME"; [ -O "$HOME" ] && cd "$HOME" || exit 1
 umask 022
 printf '%s{' "$mark" >&2
@@ -46,55 +46,9 @@ type Step = {
   begun: Promise<void>;
   /** The exit code. Rejects when the step is lost. */
   ended: Promise<number>;
+  /** Whether the exit code is srun's own, as the command was killed with its job. */
+  wasCut(): boolean;
 };
-
-/** Passes on the output between the two marks, and reads the exit code after the second. */
-function between(mark: string, tell: { begun(): void; exitCode(code: number): void; noise(text: string): void }) {
-  const [open, shut] = [Buffer.from(`${mark}{`), Buffer.from(`${mark}}`)];
-  let held: Buffer = Buffer.alloc(0);
-  let where: 'before' | 'inside' | 'after' = 'before';
-  return new Transform({
-    transform(chunk: Buffer, _, done) {
-      held = Buffer.concat([held, chunk]);
-      if (where === 'before') {
-        const at = held.indexOf(open);
-        if (at < 0) {
-          held = held.subarray(-NOISE_BYTES_MAX);
-          tell.noise(held.toString());
-          return done();
-        }
-        held = held.subarray(at + open.length);
-        where = 'inside';
-        tell.begun();
-      }
-      if (where === 'inside') {
-        const at = held.indexOf(shut);
-        // Bytes that may begin the mark are kept back until that is certain.
-        const sure = at < 0 ? held.length - partOf(shut, held) : at;
-        if (sure > 0) this.push(held.subarray(0, sure));
-        held = held.subarray(at < 0 ? sure : at + shut.length);
-        if (at >= 0) where = 'after';
-      }
-      if (where === 'after') {
-        const code = /^(\d{1,3});/.exec(held.subarray(0, 8).toString('latin1'))?.[1];
-        if (code !== undefined) tell.exitCode(Number(code));
-        held = held.subarray(0, 8);
-      }
-      done();
-    },
-    flush(done) {
-      if (where === 'inside') this.push(held);
-      done();
-    },
-  });
-}
-
-/** How many bytes at the end of `bytes` are the beginning of `mark`. */
-function partOf(mark: Buffer, bytes: Buffer): number {
-  for (let length = Math.min(mark.length - 1, bytes.length); length > 0; length--)
-    if (bytes.subarray(-length).equals(mark.subarray(0, length))) return length;
-  return 0;
-}
 
 /** Starts programs inside jobs, as the job's user. */
 export function createSteps(start: SlurmCommands['start']) {
@@ -113,6 +67,7 @@ export function createSteps(start: SlurmCommands['start']) {
     let noise = '';
     let hasBegun = false;
     let exitCode: number | undefined;
+    let isCut = false;
     let drain: NodeJS.Timeout | undefined;
     const stderr = between(mark, {
       noise: (text) => {
@@ -132,7 +87,10 @@ export function createSteps(start: SlurmCommands['start']) {
     const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough());
     function over(reason: string, code: number | null = null) {
       // srun tells by what signal its task ended: with the job, say.
-      if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) exitCode = code;
+      if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) {
+        exitCode = code;
+        isCut = true;
+      }
       clearTimeout(drain);
       const words = noise.trim().replace(/\s*\n\s*/g, '; ');
       const fault = new Error(
@@ -153,7 +111,7 @@ export function createSteps(start: SlurmCommands['start']) {
         over(reason, code);
       });
     });
-    return { child, stdout, stderr, begun: begun.promise, ended: ended.promise };
+    return { child, stdout, stderr, begun: begun.promise, ended: ended.promise, wasCut: () => isCut };
   }
 
   /** Runs a command to its end, with `input` on its standard input. */
@@ -172,7 +130,12 @@ export function createSteps(start: SlurmCommands['start']) {
       await step.begun;
       clearTimeout(slow);
       const exitCode = await step.ended;
-      return { exitCode, ...(await said) };
+      const output = await said;
+      return {
+        exitCode,
+        ...output,
+        ...(exitCode > SIGNAL_EXIT ? { stderr: withoutSlurm(output.stderr, step.wasCut()) } : {}),
+      };
     } finally {
       clearTimeout(slow);
       clearTimeout(over);
@@ -247,6 +210,17 @@ export function createSteps(start: SlurmCommands['start']) {
       };
     },
   };
+}
+
+/**
+ * Removes what Slurm itself says at the end about a step that it kills. Where the shell around the command lived long
+ * enough to tell its exit code, only Slurm's line on the end of the step is certain not to be the command's own.
+ */
+export function withoutSlurm(stderr: Buffer, wasCut: boolean): Buffer {
+  const words = wasCut
+    ? /((^|\n)(srun|slurmstepd[\w-]*): [^\n]*)+\n?$/
+    : /((^|\n)slurmstepd[\w-]*: error: \*\*\* (STEP|JOB) [^\n]*)+\n?$/;
+  return Buffer.from(stderr.toString('latin1').replace(words, ''), 'latin1');
 }
 
 /** Abandons a step and closes its streams, even if another process still holds their other ends. */

@@ -13,6 +13,8 @@ export type JobUsers = {
    * none is free. The claim has to be settled when Slurm has answered; until then no other job gets that user.
    */
   claim(busy: () => Promise<ReadonlySet<number>>): Promise<Claim | undefined>;
+  /** The user that `claim` would claim now. */
+  free(busy: () => Promise<ReadonlySet<number>>): Promise<User | undefined>;
 };
 
 export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users: many }: SlurmSettings): JobUsers {
@@ -42,17 +44,25 @@ export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users:
     return { name, uid, gid };
   }
 
+  /** The user for a new job; undefined when none is free. `then` runs before anything else can find the same one. */
+  async function findFree(busy: () => Promise<ReadonlySet<number>>, then: (user: User) => void = () => {}) {
+    const users = await all();
+    if (!many) return users[0];
+    const began = performance.now();
+    const taken = await busy();
+    // The list may have been made before the job of a claim that was settled after it began.
+    const user = users.find(({ uid }) => !taken.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
+    if (user) then(user);
+    return user;
+  }
+
   return {
     all,
+    free: (busy) => findFree(busy),
     async claim(busy) {
-      const users = await all();
-      if (!many) return { user: users[0], settle() {} };
-      const began = performance.now();
-      const taken = await busy();
-      // The list may have been made before the job of a claim that was settled after it began.
-      const user = users.find(({ uid }) => !taken.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
+      const user = await findFree(busy, ({ uid }) => claimedUntil.set(uid, Number.POSITIVE_INFINITY));
       if (!user) return undefined;
-      claimedUntil.set(user.uid, Number.POSITIVE_INFINITY);
+      if (!many) return { user, settle() {} };
       return {
         user,
         settle: (outcome) =>

@@ -8,6 +8,8 @@ const FIRST_UID = 1_900_000_000;
 /** A host whose clock is wrong would end its tenants too soon or too late. */
 const SKEW_SECONDS_MAX = 120;
 const DISK_LEAST_KIB = 1024 * 1024;
+/** Rounds of killing a tenant's processes, 0.2 s apart, before its end fails: what is killed takes a while to die. */
+const END_ROUNDS = 75;
 
 /**
  * Purser's side of a pool host: `sh FILE POOL VERB …`, run as root. Debian's essential packages, `passwd` and util-linux
@@ -27,19 +29,25 @@ shift 2
 tenant=$pool/tenant
 
 say() { echo "$*" >&2; }
-field() { cat "$tenant/$1" 2>/dev/null; }
+# Every command of a tenant waits for these few: they start no process.
+read_line() { { IFS= read -r value < "$1"; } 2>/dev/null; } # into $value
+is_here() { [ -n "$1" ] && read_line "$tenant/user" && [ "$value" = "$1" ]; }
+is_open() { [ -e "$tenant/ready" ] && [ ! -e "$tenant/ending" ] && read_line "$tenant/boot" && [ "$value" = "$boot" ]; }
+read_line /proc/sys/kernel/random/boot_id
+boot=$value
+
+field() { read_line "$tenant/$1" && echo "$value"; }
 put() { printf '%s\\n' "$2" > "$1.new" && sync "$1.new" && mv -f "$1.new" "$1"; }
-boot() { cat /proc/sys/kernel/random/boot_id; }
-is_here() { [ -n "$1" ] && [ "$(field user)" = "$1" ]; }
 is_number() { case $1 in ''|*[!0-9]*) return 1 ;; esac; }
 is_tenants_uid() { is_number "$1" && [ "$1" -ge 1000 ]; } # Never root's, whatever a file says.
-lives() { [ -e "$tenant/ready" ] && [ ! -e "$tenant/ending" ] && [ "$(field boot)" = "$(boot)" ] && getent passwd "$(field user)" >/dev/null; }
+lives() { is_open && getent passwd "$(field user)" >/dev/null; }
 
-# Files that name processes of user id $1, zombies left out.
+# Files that name processes of user id $1, zombies left out. Each is read once: state and user are of the same moment,
+# also while a zombie is being reaped.
 processes_of() {
-  for status in $(grep -lsE "^Uid:.*[[:space:]]$1([[:space:]]|$)" /proc/[0-9]*/status); do
-    if [ -e "$status" ] && ! grep -qsE '^State:[[:space:]]+[ZX]' "$status"; then echo "$status"; fi
-  done
+  grep -HsE '^(State|Uid):' /proc/[0-9]*/status | awk -v uid="$1" '
+    $1 ~ /:State:$/ { lives = $2 !~ /^[ZX]/; next }
+    lives { for (i = 2; i <= NF; i++) if ($i == uid) { sub(/:Uid:$/, "", $1); print $1; next } }'
 }
 
 # One signal to all of user id $1 (named $2), from that user: no fork slips through, and nobody else is reached.
@@ -102,7 +110,7 @@ is_armed() {
 }
 
 faults() {
-  for tool in setpriv prlimit flock useradd groupadd userdel groupdel getent find xargs grep awk setsid stat sync ipcrm id; do
+  for tool in setpriv flock useradd groupadd userdel groupdel getent find xargs grep awk setsid stat sync ipcrm id; do
     command -v "$tool" >/dev/null || echo "the program $tool is missing"
   done
   if [ "$(id -u)" != 0 ]; then echo 'this is not root'; fi
@@ -155,7 +163,7 @@ case $verb in
     : >> "$pool/gate"
     rm -rf "$pool/fresh"
     mkdir "$pool/fresh" && cd "$pool/fresh" || exit ${POOL_EXIT.unfit}
-    for it in "tag:$tag" "user:$user" "uid:$uid" "created:$(date +%s)" "boot:$(boot)" "deadline:$deadline"; do
+    for it in "tag:$tag" "user:$user" "uid:$uid" "created:$(date +%s)" "boot:$boot" "deadline:$deadline"; do
       put "\${it%%:*}" "\${it#*:}" || exit ${POOL_EXIT.unfit}
     done
     : > watch
@@ -193,23 +201,25 @@ case $verb in
   run)
     exec 9<"$pool/gate"
     flock -s -w 20 9 || exit ${POOL_EXIT.busy}
-    is_here "$1" && lives || { say 'purser: the lease has ended'; exit ${POOL_EXIT.gone}; }
-    uid=$(field uid) home=/home/$1 shell=/bin/sh
-    is_tenants_uid "$uid" || exit 1
+    is_here "$1" && is_open || { say 'purser: the lease has ended'; exit ${POOL_EXIT.gone}; }
+    read_line "$tenant/uid" && is_tenants_uid "$value" || exit 1
+    uid=$value user=$1 line=$2 home=/home/$1 shell=/bin/sh
     if [ -x /bin/bash ]; then shell=/bin/bash; fi
-    if tty -s; then chown "$uid" "$(tty)"; fi
+    if [ -t 0 ]; then chown "$uid" "$(tty)"; fi
     cd "$home" 2>/dev/null || cd /
     umask 022
-    user=$1 line=$2
     # With systemd the tenant is in a slice of its own, and not in the session of the root that came in.
-    if [ -d /run/systemd/system ]; then set -- systemd-run --quiet --scope --collect --slice="$user.slice"; else set -- env; fi
+    if [ -d /run/systemd/system ]; then set -- systemd-run --quiet --scope --collect --slice="$user.slice"; else set --; fi
     # Half of what the host can have, so that a tenant cannot keep root from ending it; a limit that is lower stays.
-    most=$(($(sort -n /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max | head -n 1) / 2))
-    prlimit --pid $$ --nproc="$most:$most" 2>/dev/null
+    most=32768
+    read_line /proc/sys/kernel/threads-max && most=$value
+    read_line /proc/sys/kernel/pid_max && [ "$value" -lt "$most" ] && most=$value
+    ulimit -u $((most / 2)) 2>/dev/null || ulimit -p $((most / 2)) 2>/dev/null # dash calls it -p.
     exec "$@" setpriv --reuid "$uid" --regid "$uid" --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \\
       env -i HOME="$home" USER="$user" LOGNAME="$user" SHELL="$shell" LANG=C.UTF-8 \${TERM+TERM="$TERM"} \\
       PATH=/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games \\
-      /bin/sh -c 'exec 9<&-; exec /bin/sh -c "$1"' purser "$line"
+      /bin/sh -c "exec 9<&-
+$line"
     ;;
 
   # USER: ends the tenant. Done when nothing of it runs and its user is gone; what cannot be cleaned quarantines the host.
@@ -228,7 +238,7 @@ case $verb in
     round=0
     until kill_all_of "$uid" "$user"; flock -n 9 && [ -z "$(processes_of "$uid")" ]; do
       round=$((round + 1))
-      if [ "$round" -gt 75 ]; then say "processes of $user cannot be killed: $(processes_of "$uid" | head -n 5 | tr '\\n' ' ')"; exit 1; fi
+      if [ "$round" -gt ${END_ROUNDS} ]; then say "processes of $user cannot be killed: $(processes_of "$uid" | head -n 5 | tr '\\n' ' ')"; exit 1; fi
       sleep 0.2
     done
     exec 9>&-
@@ -239,8 +249,12 @@ case $verb in
     if getent group "$user" >/dev/null; then groupdel "$user" >/dev/null 2>&1; fi
     if getent passwd "$user" >/dev/null || getent group "$user" >/dev/null; then say "the user $user cannot be removed"; exit 1; fi
     # Whatever a daemon of the host began for the user meanwhile, cron say, cannot be begun again.
-    kill_all_of "$uid" "$user"
-    if [ -n "$(processes_of "$uid")" ]; then say "something begins processes of $user again and again"; exit 1; fi
+    round=0
+    until kill_all_of "$uid" "$user"; [ -z "$(processes_of "$uid")" ]; do
+      round=$((round + 1))
+      if [ "$round" -gt ${END_ROUNDS} ]; then say "something begins processes of $user again and again"; exit 1; fi
+      sleep 0.2
+    done
     left=$(files_left_of "$uid" "$user" | head -n 3 | tr '\\n' ' ')
     if [ -n "$left" ]; then
       put "$pool/quarantine" "not clean after $user: $left" || exit 1

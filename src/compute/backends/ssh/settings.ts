@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
-import { hourly, limits, whole } from '../fields.ts';
+import { hostKey, hourly, limits, whole } from '../fields.ts';
 
 /** A pool of hosts reached by SSH: the settings, the notes for the operator, and how the backend is opened. */
 
@@ -16,14 +16,7 @@ const Ssh = v.strictObject({
         address: v.pipe(v.string(), v.regex(/^[\w.:-]+$/, 'must be a name or an address')),
         port: v.optional(whole(1, 65_535), 22),
         user: v.optional(v.literal('root', 'must be root: tenants are users that it makes and removes'), 'root'),
-        host_key: v.pipe(
-          v.string(),
-          v.trim(),
-          v.regex(
-            /^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( .*)?$/,
-            'must be a public key, as in /etc/ssh/ssh_host_ed25519_key.pub of the host',
-          ),
-        ),
+        host_key: hostKey,
         identity_file: v.pipe(v.string(), v.minLength(1)),
         /** Where the host keeps its record of the tenant and of the user ids it has given out. */
         state_directory: v.optional(

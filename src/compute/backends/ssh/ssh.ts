@@ -2,7 +2,21 @@ import { hash } from 'node:crypto';
 import { join } from 'node:path';
 import { formatUsd, Nanos } from '../../../money.ts';
 import { Refusal } from '../../../refusal.ts';
-import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
+import type {
+  Backend,
+  Created,
+  ExecOrder,
+  ExecResult,
+  Extended,
+  Machine,
+  Offer,
+  Owned,
+  Quote,
+  Spec,
+  SpecTwo,
+} from '../../backend.ts';
+import { faultOf } from '../proof.ts';
+import { createRecent } from '../recent.ts';
 import { checkHosts } from './check.ts';
 import { createAsked } from './claim-records.ts';
 import { createPoolHost, HostUnreachable, type PoolHost } from './host.ts';
@@ -12,8 +26,6 @@ import type { SshSettings } from './settings.ts';
 
 const MIN_SECONDS = 60;
 const END_MILLISECONDS = 120_000;
-/** Offers are cached: they are asked for often, and asking the hosts takes connections. */
-const HEALTH_KEPT_MILLISECONDS = 5_000;
 
 /** Exit codes of a claim that left nothing on the host. */
 const CLEAR_NO = new Set<number>([POOL_EXIT.taken, POOL_EXIT.quarantined, POOL_EXIT.unfit, POOL_EXIT.busy]);
@@ -38,7 +50,7 @@ export function openSshBackend(
 ): SshBackend {
   const hosts = settings.hosts.map(createPoolHost);
   const asked = createAsked(join(leases, 'ssh'));
-  let known: { at: number; health: Promise<HostHealth[]> } | undefined;
+  const reports = new Map(hosts.map((host) => [host, createRecent(() => healthOf(host))]));
 
   async function create({ tag, quote, deadline }: { tag: string; quote: Quote; deadline: number }): Promise<Created> {
     const { chip } = quote.spec as SpecTwo;
@@ -47,9 +59,9 @@ export function openSshBackend(
       if (earlier) return { kind: 'created', ref: earlier.ref };
     }
     const user = userOf(tag);
-    known = undefined;
     let heard = false;
     for (const host of hosts.filter((it) => it.chip === chip)) {
+      reports.get(host)?.forget();
       asked.write(tag, host, deadline);
       try {
         const { code, fault } = await host.ask('claim', [
@@ -59,6 +71,7 @@ export function openSshBackend(
           String(host.gpus),
           String(now()),
         ]);
+        reports.get(host)?.forget();
         if (code === 0) return { kind: 'created', ref: `${host.name}/${user}` };
         heard = true;
         if (CLEAR_NO.has(code)) continue;
@@ -117,9 +130,17 @@ export function openSshBackend(
     return { host: hostOf(ref.slice(0, slash)), user: ref.slice(slash + 1) };
   }
 
+  async function exec(ref: string, order: ExecOrder): Promise<ExecResult> {
+    const { host, user } = partsOf(ref);
+    const result = await execOver(host.channels, order, host.within(user));
+    if (result.exitCode === POOL_EXIT.gone && result.stderr.toString() === 'purser: the lease has ended\n')
+      throw new Error('the lease has ended on its host');
+    return result;
+  }
+
   async function end(host: PoolHost, user: string): Promise<void> {
-    known = undefined;
     const { code, fault } = await host.ask('end', [user], END_MILLISECONDS);
+    reports.get(host)?.forget();
     if (code !== 0) throw new Error(`the pool host ${host.name} could not end ${user}: ${fault || code}`);
   }
 
@@ -136,10 +157,14 @@ export function openSshBackend(
     }
   }
 
+  /** The report of each host. One that is slow holds up no other, and nobody for long. */
   function health(): Promise<HostHealth[]> {
-    const at = performance.now();
-    if (!known || at - known.at > HEALTH_KEPT_MILLISECONDS) known = { at, health: Promise.all(hosts.map(healthOf)) };
-    return known.health;
+    return Promise.all(
+      [...reports].map(async ([{ name, chip }, report]): Promise<HostHealth> => {
+        const silent = { host: name, chip, state: 'unreachable' as const, faults: ['it did not answer in time'] };
+        return (await report.get()) ?? silent;
+      }),
+    );
   }
 
   function quoteOf(spec: Spec): Quote {
@@ -147,6 +172,10 @@ export function openSshBackend(
     if (!host) throw new Refusal('offer_not_found');
     return { spec, priceHourly: host.price_hourly_usd, maxSeconds: settings.limits.max_seconds };
   }
+
+  /** How many hosts of a chip take a tenant now. */
+  const countFree = (all: readonly HostHealth[], chip: string) =>
+    all.filter((it) => it.chip === chip && it.state === 'free' && it.faults.length === 0).length;
 
   async function offers(): Promise<Offer[]> {
     const all = await health();
@@ -160,21 +189,25 @@ export function openSshBackend(
         priceHourly,
         minSeconds: MIN_SECONDS,
         maxSeconds,
-        available: all.some((it) => it.chip === chip && it.state === 'free' && it.faults.length === 0),
+        available: countFree(all, chip) > 0,
       };
     });
   }
 
   return {
     name: 'ssh',
+    partOf: (ref) => ref.slice(0, ref.lastIndexOf('/')),
     absence: { lists: 2, apartSeconds: 15 }, // A claim that was cut off may wait for the host's lock.
     health,
     offers,
     quote: async (spec) => quoteOf(spec),
+    freeFor: async (spec) => countFree(await health(), (spec as SpecTwo).chip),
     create,
     find,
     listOwned: async (prefix) => (await listAll(hosts)).filter((it) => it.tag.startsWith(prefix)),
-    close: async () => {},
+    async close() {
+      for (const host of hosts) host.close();
+    },
     trial: 'free',
     check: () => checkHosts(hosts, now),
 
@@ -214,22 +247,17 @@ export function openSshBackend(
       await end(host, user);
     },
 
-    async exec(ref, order) {
-      const { host, user } = partsOf(ref);
-      const result = await execOver(await host.connect(), order, host.within(user));
-      if (result.exitCode === POOL_EXIT.gone && result.stderr.toString() === 'purser: the lease has ended\n')
-        throw new Error('the lease has ended on its host');
-      return result;
-    },
+    prove: (ref) => faultOf((order) => exec(ref, order), partsOf(ref).host.gpus),
+    exec,
 
     async upload(ref, path, content) {
       const { host, user } = partsOf(ref);
-      await uploadOver(await host.connect(), path, content, host.within(user));
+      await uploadOver(host.channels, path, content, host.within(user));
     },
 
     async session(ref, order) {
       const { host, user } = partsOf(ref);
-      return sessionOver(await host.connect(), order, host.connect, host.within(user));
+      return sessionOver(host.channels, order, host.within(user));
     },
   };
 }

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { quoted } from '../ssh/machine.ts';
+import { quoted } from '../shell.ts';
 
 /** Where a rented machine keeps its deadline; uploads into this directory are refused. */
 const DIRECTORY = '/run/purser';

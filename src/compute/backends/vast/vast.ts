@@ -1,7 +1,11 @@
 import type { Client } from 'ssh2';
 import { sshKeyFromSeed } from '../../../ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../../backend.ts';
-import { connectSsh, execOver, runOver, type SshFault, sessionOver, uploadOver } from '../ssh/machine.ts';
+import { refused } from '../created.ts';
+import { faultOf } from '../proof.ts';
+import { channelsOf, separateChannels } from '../ssh/channel.ts';
+import { connectSsh, type SshFault } from '../ssh/connect.ts';
+import { execOver, runOver, sessionOver, uploadOver } from '../ssh/machine.ts';
 import {
   type Answer,
   openVastApi,
@@ -39,6 +43,7 @@ type Instance = {
   state: Machine['state'];
   createdAt: number | undefined;
   endDate: number | undefined;
+  gpus: number;
   /** The possible addresses of its SSH server, the direct one first. */
   addresses: { host: string; port: number }[];
 };
@@ -111,7 +116,7 @@ export function openVastBackend(
     } catch (error) {
       if (!(error instanceof VastUnreachable) || error.sent)
         return { kind: 'unknown', reason: (error as Error).message };
-      return refused('provider_unavailable', 'The provider cannot be reached.', error.message);
+      return refused('The provider cannot be reached', error.message);
     }
     // Checked first, whatever the status: a contract may come with an error. The machine is then found to have ended.
     const ref = idOf((answer.json as { new_contract?: unknown } | undefined)?.new_contract);
@@ -120,9 +125,9 @@ export function openVastBackend(
       return { kind: 'created', ref };
     }
     const { status, said } = answer;
-    if (SAID_NO.has(status)) return refused('provider_unavailable', 'The provider refused the machine.', said);
+    if (SAID_NO.has(status)) return refused('The provider refused the machine', said);
     if (MAYBE_TAKEN.has(status) && /no_such_ask/.test(said))
-      return refused('capacity_unavailable', 'Somebody else has just rented this offer.');
+      return refused('Somebody else has just rented this offer', undefined, 'capacity_unavailable');
     return { kind: 'unknown', reason: `vast answered the create with ${said}` };
   }
 
@@ -200,7 +205,7 @@ export function openVastBackend(
       const client = await connect(ref, PROBE_MILLISECONDS);
       try {
         const order = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: DEADLINE_MILLISECONDS };
-        const { exitCode, stdout } = await runOver(client, SHOW_DEADLINE, order);
+        const { exitCode, stdout } = await runOver(channelsOf(client), SHOW_DEADLINE, order);
         const deadline = stdout.toString().trim();
         if (exitCode === 0 && /^\d{1,12}$/.test(deadline)) records.change(ref, { deadline: Number(deadline) });
       } finally {
@@ -302,6 +307,8 @@ export function openVastBackend(
     throw fault;
   }
 
+  const channelsTo = (ref: string) => separateChannels(() => connect(ref));
+
   /** The machine's record, after making sure that the machine has its key. */
   async function keyOf(ref: string, tag: string): Promise<VastRecord> {
     const record = records.keep(ref, tag);
@@ -328,7 +335,7 @@ export function openVastBackend(
     }
     try {
       const order = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: DEADLINE_MILLISECONDS };
-      const { exitCode, stdout, stderr } = await runOver(client, setDeadline(deadline), order);
+      const { exitCode, stdout, stderr } = await runOver(channelsOf(client), setDeadline(deadline), order);
       if (exitCode !== 0 || stdout.toString().trim() !== String(deadline))
         return {
           kind: 'refused',
@@ -364,21 +371,16 @@ export function openVastBackend(
       });
     },
 
-    exec: async (ref, order) => execOver(await connect(ref), order),
-    upload: async (ref, path, content) => uploadOver(await connect(ref), path, content),
-    session: async (ref, order) => sessionOver(await connect(ref), order, () => connect(ref)),
+    prove: async (ref) =>
+      faultOf((order) => execOver(channelsTo(ref), order), looks.get(ref)?.gpus, { mayLackTool: true }),
+    exec: (ref, order) => execOver(channelsTo(ref), order),
+    upload: (ref, path, content) => uploadOver(channelsTo(ref), path, content),
+    session: (ref, order) => sessionOver(channelsTo(ref), order),
     trial: 'costs_money',
     check: () => checkVast(api, list, catalogue.offers),
     close: () => api.close(),
   };
 }
-
-const refused = (code: 'capacity_unavailable' | 'provider_unavailable', reason: string, words?: string): Created => ({
-  kind: 'refused',
-  code,
-  reason: `${reason} Nothing was charged.`,
-  ...(words === undefined ? {} : { words }),
-});
 
 function instanceOf(raw: unknown): Instance | undefined {
   const it = (raw ?? {}) as Record<string, unknown>;
@@ -391,6 +393,7 @@ function instanceOf(raw: unknown): Instance | undefined {
     state: statusOf(it),
     createdAt: start === undefined ? undefined : Math.floor(start),
     endDate: numberOf(it.end_date),
+    gpus: numberOf(it.num_gpus) ?? 0,
     addresses: addressesOf(it),
   };
 }

@@ -4,9 +4,12 @@
  *   watchdog DEADLINE   as process 1: waits for DEADLINE (Unix seconds), then exits 0. SIGTERM and SIGINT: exits 143.
  *   watchdog DEADLINE   as any other process: moves the deadline of process 1.
  *   watchdog            as any other process: changes nothing.
+ *   watchdog relay PORT as any other process: connects its input and output to a port on loopback.
+ *   watchdog relay      as any other process: exits 0, which an older watchdog does not.
  *
- * The last two print the deadline that process 1 then has. They exit with the number of the kernel's error (errno.h)
- * where there is one: then nothing was moved; 64 is a DEADLINE that is no number.
+ * The second and the third print the deadline that process 1 then has. They exit with the number of the kernel's error
+ * (errno.h) where there is one: then nothing was moved; 64 is a DEADLINE that is no number. A relay exits with the
+ * number of the error if it cannot connect; once it has, it writes a line that says so, and then what comes.
  *
  * No library and no file of the image is used: system calls only. The deadline lies in memory that process 1 shares
  * through its descriptor 9; the kernel lets only processes of the same user open that (proc(5), ptrace(2)). Process 1
@@ -24,6 +27,8 @@
 #define EXIT_STOPPED 143
 
 #define EINVAL 22
+#define ECONNREFUSED 111
+#define EAGAIN 11
 #define AT_FDCWD (-100)
 #define O_RDWR 2
 #define O_CLOEXEC 02000000
@@ -40,9 +45,22 @@
 #define SIGCHLD 17
 #define SIGSET_BYTES 8
 
+#define RELAYED "connected\n"
+#define RELAY_BYTES 65536
+#define PIPE_BYTES 4096 /* So much fits into a pipe that poll(2) calls writable (PIPE_BUF). */
+#define AF_INET 2
+#define AF_INET6 10
+#define SOCK_STREAM 1
+#define SHUT_WR 1
+#define MSG_DONTWAIT 0x40
+#define MSG_NOSIGNAL 0x4000
+#define POLLIN 1
+#define POLLOUT 4
+
 #if defined(__x86_64__)
-enum { WRITE = 1, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, FTRUNCATE = 77, SIGTIMEDWAIT = 128,
-       CLOCK_GETTIME = 228, EXIT_GROUP = 231, OPENAT = 257, DUP3 = 292, MEMFD_CREATE = 319 };
+enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, GETPID = 39, SOCKET = 41,
+       CONNECT = 42, SENDTO = 44, RECVFROM = 45, SHUTDOWN = 48, FTRUNCATE = 77, SIGTIMEDWAIT = 128, CLOCK_GETTIME = 228,
+       EXIT_GROUP = 231, OPENAT = 257, PPOLL = 271, DUP3 = 292, MEMFD_CREATE = 319 };
 
 __asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n");
 
@@ -58,8 +76,9 @@ static long kernel(long number, long a, long b, long c, long d, long e, long f) 
   return result;
 }
 #elif defined(__aarch64__)
-enum { DUP3 = 24, FTRUNCATE = 46, OPENAT = 56, WRITE = 64, EXIT_GROUP = 94, CLOCK_GETTIME = 113, SIGACTION = 134,
-       SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, MMAP = 222, MEMFD_CREATE = 279 };
+enum { DUP3 = 24, FTRUNCATE = 46, OPENAT = 56, CLOSE = 57, READ = 63, WRITE = 64, PPOLL = 73, EXIT_GROUP = 94,
+       CLOCK_GETTIME = 113, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, GETPID = 172, SOCKET = 198,
+       CONNECT = 203, SENDTO = 206, RECVFROM = 207, SHUTDOWN = 210, MMAP = 222, MEMFD_CREATE = 279 };
 
 __asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n mov x0, sp\n b begin\n");
 
@@ -166,10 +185,94 @@ static void tell(long deadline) {
   leave(0); /* What was moved is moved, whoever hears of it. */
 }
 
+/* Both families begin with the port; of `address` the rest is what each has of its own. */
+static long dial(long family, long port) {
+  unsigned char address[28]; /* struct sockaddr_in6; struct sockaddr_in is its first 16 bytes. */
+  volatile unsigned char *at = address;
+  for (unsigned long i = 0; i < sizeof address; i++) at[i] = 0;
+  address[0] = family;
+  address[2] = port >> 8;
+  address[3] = port & 255;
+  if (family == AF_INET) address[4] = 127;
+  address[family == AF_INET ? 7 : 23] = 1;
+  long fd = kernel(SOCKET, family, SOCK_STREAM, 0, 0, 0, 0);
+  if (fd < 0) return fd;
+  long failed = kernel(CONNECT, fd, (long)address, family == AF_INET ? 16 : 28, 0, 0, 0);
+  if (failed < 0) kernel(CLOSE, fd, 0, 0, 0, 0, 0);
+  return failed < 0 ? failed : fd;
+}
+
+struct poll {
+  int fd;
+  short wanted, found;
+};
+
+/* Input goes to the server at `port`, and what the server sends to the output, each no faster than it is taken. The end of
+ * the input is passed on; the end of what the server sends ends it all. */
+static void relay(long port) {
+  if (port < 1 || port > 65535) leave(EXIT_USAGE);
+  long server = dial(AF_INET, port);
+  if (server == -ECONNREFUSED) {
+    server = dial(AF_INET6, port);
+    if (server < 0) leave(ECONNREFUSED); /* Whatever it is: without IPv6 another error says nothing. */
+  }
+  must(server);
+  must(kernel(WRITE, 1, (long)RELAYED, sizeof RELAYED - 1, 0, 0, 0));
+
+  static char up[RELAY_BYTES], down[RELAY_BYTES];
+  long up_at = 0, up_end = 0, down_at = 0, down_end = 0, has_input = 1;
+  for (;;) {
+    int sends = up_at < up_end, takes = down_at == down_end;
+    struct poll polled[3];
+    polled[0].fd = has_input && !sends ? 0 : -1;
+    polled[0].wanted = POLLIN;
+    polled[1].fd = sends || takes ? server : -1;
+    polled[1].wanted = (sends ? POLLOUT : 0) | (takes ? POLLIN : 0);
+    polled[2].fd = 1; /* Always: its reader may go. */
+    polled[2].wanted = takes ? 0 : POLLOUT;
+    for (int i = 0; i < 3; i++) polled[i].found = 0;
+    if (kernel(PPOLL, (long)polled, 3, 0, 0, SIGSET_BYTES, 0) < 0) continue;
+
+    if (polled[0].found) {
+      long count = kernel(READ, 0, (long)up, RELAY_BYTES, 0, 0, 0);
+      up_at = 0;
+      up_end = count > 0 ? count : 0;
+      has_input = count > 0;
+      if (!has_input) kernel(SHUTDOWN, server, SHUT_WR, 0, 0, 0, 0);
+    }
+    if (sends && polled[1].found & ~POLLIN) {
+      long count = kernel(SENDTO, server, (long)(up + up_at), up_end - up_at, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0);
+      if (count >= 0) up_at += count;
+      else if (count != -EAGAIN) up_at = up_end, has_input = 0; /* It takes no more, but may still have something to say. */
+    }
+    if (takes && polled[1].found & ~POLLOUT) {
+      long count = kernel(RECVFROM, server, (long)down, RELAY_BYTES, MSG_DONTWAIT, 0, 0);
+      if (count == 0 || (count < 0 && count != -EAGAIN)) leave(0);
+      down_at = 0;
+      down_end = count > 0 ? count : 0;
+    }
+    if (polled[2].found & ~POLLOUT) leave(0);
+    if (!takes && polled[2].found) {
+      long count = down_end - down_at;
+      down_at += must(kernel(WRITE, 1, (long)(down + down_at), count < PIPE_BYTES ? count : PIPE_BYTES, 0, 0, 0));
+    }
+  }
+}
+
+static int is_relay(const char *text) {
+  const char *wanted = "relay";
+  while (*text && *text == *wanted) text++, wanted++;
+  return *text == *wanted;
+}
+
 /* `stack` holds the number of arguments, then their addresses. */
 __attribute__((used)) void begin(long *stack) {
   char **arguments = (char **)(stack + 1);
   int is_first = kernel(GETPID, 0, 0, 0, 0, 0, 0) == 1;
+  if (!is_first && stack[0] > 1 && is_relay(arguments[1])) {
+    if (stack[0] == 2) leave(0);
+    if (stack[0] == 3) relay(parse(arguments[2]));
+  }
   if (stack[0] > 2 || (is_first && stack[0] != 2)) leave(EXIT_USAGE);
   long deadline = stack[0] == 2 ? parse(arguments[1]) : -1;
   if (is_first) guard(deadline);

@@ -1,0 +1,41 @@
+import { createInterface } from 'node:readline/promises';
+import type { Command } from 'commander';
+import { Refusal } from '../src/refusal.ts';
+import { canAsk } from './terminal.ts';
+
+/** Adds `--yes` to a command that cannot be undone: on a terminal such a command asks first (`confirm`). */
+export const irreversible = (command: Command): Command =>
+  command.option('-y, --yes', 'do not ask; without a terminal nothing is asked anyway');
+
+/** Asks on stderr. No answer, as at Ctrl-D or Ctrl-C, is `otherwise`. */
+export async function askYesOrNo(question: string, otherwise = false): Promise<boolean> {
+  const terminal = createInterface({ input: process.stdin, output: process.stderr });
+  const closed = new AbortController();
+  terminal.once('close', () => closed.abort());
+  try {
+    const answer = await terminal.question(`${question} [${otherwise ? 'Y/n' : 'y/N'}] `, { signal: closed.signal });
+    return answer.trim() ? /^y(es)?$/i.test(answer.trim()) : otherwise;
+  } catch {
+    process.stderr.write('\n');
+    return false;
+  } finally {
+    terminal.close();
+  }
+}
+
+/**
+ * Asks before something that cannot be undone, on a terminal and without --yes or --json. Scripts are not asked. Throws
+ * `conflict` when the answer is not yes.
+ */
+export async function confirm(command: Command, question: string): Promise<void> {
+  const { yes, json } = command.optsWithGlobals<{ yes?: boolean; json?: boolean }>();
+  if (yes || json || !canAsk()) return;
+  if (!(await askYesOrNo(question))) throw new Refusal('conflict', 'Nothing was changed.');
+}
+
+/** Like `confirm`, but throws `conflict` where nobody can be asked: without a terminal the command needs --yes. */
+export async function confirmAlways(command: Command, question: string): Promise<void> {
+  if (command.optsWithGlobals<{ yes?: boolean }>().yes) return;
+  if (!canAsk()) throw new Refusal('conflict', 'Nothing was changed. To do it, add --yes.');
+  if (!(await askYesOrNo(question))) throw new Refusal('conflict', 'Nothing was changed.');
+}

@@ -1,0 +1,192 @@
+import { spawn } from 'node:child_process';
+import { constants } from 'node:os';
+import { type Command, InvalidArgumentError } from 'commander';
+import { dataDirectoryOf, inheritedEnvironment } from '../src/config/config.ts';
+import { files, prepareDirectory } from '../src/files/data-directory.ts';
+import { nanosToCentsDown, nanosToCentsUp, parseUsd } from '../src/money.ts';
+import { askServer } from '../src/operator/ask.ts';
+import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
+import { Refusal } from '../src/refusal.ts';
+import { example, type Globals, parseDuration } from './context.ts';
+import { say } from './report.ts';
+
+const SHOW_MILLISECONDS = 1000;
+const CLOSE_AGAIN_MILLISECONDS = 1000;
+/** Exit codes of a shell for a command that is not there and one that cannot be run. */
+const NOT_FOUND = 127;
+const NOT_RUN = 126;
+/** Signals that end a program. */
+const ENDING = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'] as const;
+/** Passed on to the program; the terminal sends SIGINT and SIGQUIT to it as well. */
+const SIGNALS = [...ENDING, 'SIGUSR1', 'SIGUSR2'] as const;
+
+type Options = { budget: number; account?: string; name?: string; expires: number };
+
+/** Registers `purser run`: a program with a wallet of its own. */
+export function runCommand(program: Command): void {
+  program
+    .command('run')
+    .description('run a program (after --) with a wallet of its own, and close the wallet when it ends')
+    .argument('<program>')
+    .argument('[arguments...]')
+    .requiredOption('--budget <usd>', 'what it may spend, as 5 or 12.50', parseBudget)
+    .option('--account <id>', 'the account that pays (default: the first one)')
+    .option('--name <name>', 'name of the wallet (default: the program)')
+    .option('--expires <duration>', 'when the wallet closes in any case, as 30m, 12h or 7d', parseDuration, 86_400)
+    .addHelpText('after', example('purser run --budget 5 -- python agent.py'))
+    .action(run);
+}
+
+/** Parses a budget in USD as whole cents. Throws a usage error otherwise. */
+function parseBudget(value: string): number {
+  try {
+    const amount = parseUsd(value.replace(/^\$/, ''));
+    const cents = nanosToCentsDown(amount);
+    if (cents === nanosToCentsUp(amount) && cents >= 100 && cents <= 1_000_000) return cents;
+  } catch {}
+  throw new InvalidArgumentError('It must be an amount in USD, as "5" or "12.50", from 1 to 10000 and in whole cents.');
+}
+
+async function run(program: string, args: string[], options: Options, command: Command): Promise<void> {
+  const socket = socketOf(command);
+  const { budget: budget_cents, expires: expires_in_seconds, name = program.slice(-80) } = options;
+  const account = options.account ?? (await ask(socket, 'account.list', {})).accounts[0]?.id;
+  if (account === undefined) throw new Refusal('not_found', 'There is no account yet: purser account create');
+  using interrupted = catchInterrupts();
+  const wallet = await ask(socket, 'wallet.create', { account, name, budget_cents, expires_in_seconds });
+  let ended: Ended = { code: 1 };
+  try {
+    const gateway = await ask(socket, 'wallet.gateway-key', { id: wallet.id });
+    const { signal } = interrupted; // Before the program was there to get it.
+    ended = signal
+      ? endedBy(signal)
+      : await runProgram(program, args, environmentOf(wallet.env, gateway), () => showSpending(socket, wallet.id));
+  } finally {
+    // Whoever does not wait until it is closed hears how far that has come.
+    const signal = await Promise.race([closeAndReport(socket, wallet.id), interrupted.again()]);
+    if (signal) {
+      await reportUnfinished(socket, wallet.id);
+      ended = endedBy(signal);
+    }
+  }
+  interrupted[Symbol.dispose]();
+  if (ended.signal !== undefined) process.kill(process.pid, ended.signal); // Whoever waits for it sees the same end.
+  process.exitCode = ended.code;
+}
+
+/**
+ * Takes the signals that would end this command until it is disposed: a wallet that it has opened is closed first.
+ * `signal` is the first that came. `again` resolves with the next one.
+ */
+function catchInterrupts() {
+  let first: NodeJS.Signals | undefined;
+  let next = Promise.withResolvers<NodeJS.Signals>();
+  const take = (signal: NodeJS.Signals) => {
+    first ??= signal;
+    next.resolve(signal);
+  };
+  for (const signal of ENDING) process.on(signal, take);
+  return {
+    get signal() {
+      return first;
+    },
+    again() {
+      next = Promise.withResolvers();
+      return next.promise;
+    },
+    [Symbol.dispose]() {
+      for (const signal of ENDING) process.off(signal, take);
+    },
+  };
+}
+
+function socketOf(command: Command): string {
+  const directory = dataDirectoryOf(command.optsWithGlobals<Globals>());
+  prepareDirectory(directory, false);
+  return files(directory).socket;
+}
+
+/** Asks the server that runs. Unlike other commands there is nothing to do without one: the program would reach nobody. */
+async function ask<N extends CommandName>(socket: string, name: N, input: CommandInput<N>): Promise<CommandOutput<N>> {
+  const answered = await askServer(socket, name, input);
+  if (!answered) throw new Refusal('read_only', 'No server is running on this data directory. Start it: purser serve');
+  return answered.value as CommandOutput<N>;
+}
+
+/** What agents and SDKs read: the interface's own variables, and those of OpenAI's and Anthropic's clients. */
+function environmentOf(
+  own: { SVC_BROKER_URL: string; SVC_BROKER_TOKEN: string },
+  gateway: { api_key: string; base_url: string },
+): NodeJS.ProcessEnv {
+  // An API key of Anthropic would win over the token, and with the master key a program makes tokens of its own.
+  const { ANTHROPIC_API_KEY: _, PURSER_MASTER_KEY: __, ...inherited } = inheritedEnvironment();
+  return {
+    ...inherited,
+    ...own,
+    OPENAI_BASE_URL: gateway.base_url,
+    OPENAI_API_BASE: gateway.base_url, // What older clients read.
+    OPENAI_API_KEY: gateway.api_key,
+    ANTHROPIC_BASE_URL: gateway.base_url,
+    ANTHROPIC_AUTH_TOKEN: gateway.api_key,
+  };
+}
+
+type Ended = { code: number; signal?: NodeJS.Signals };
+const endedBy = (signal: NodeJS.Signals): Ended => ({ code: 128 + constants.signals[signal], signal });
+
+function runProgram(program: string, args: string[], env: NodeJS.ProcessEnv, show: () => Promise<void>) {
+  return new Promise<Ended>((resolve) => {
+    const child = spawn(program, args, { stdio: 'inherit', env });
+    const pass = (signal: NodeJS.Signals) => {
+      // A terminal has sent these to the whole foreground group already.
+      if (process.stdin.isTTY && (signal === 'SIGINT' || signal === 'SIGQUIT')) return;
+      child.kill(signal);
+    };
+    for (const signal of SIGNALS) process.on(signal, pass);
+    const timer = process.stderr.isTTY ? setInterval(() => void show().catch(() => {}), SHOW_MILLISECONDS) : undefined;
+    const end = (ended: Ended) => {
+      clearInterval(timer);
+      for (const signal of SIGNALS) process.off(signal, pass);
+      resolve(ended);
+    };
+    child.on('error', (error: NodeJS.ErrnoException) => {
+      say(`${program} cannot be run: ${error.message}`);
+      end({ code: error.code === 'ENOENT' ? NOT_FOUND : NOT_RUN });
+    });
+    child.on('exit', (code, signal) => end(signal ? endedBy(signal) : { code: code ?? 1 }));
+  });
+}
+
+/** Shows what is spent in the terminal's title: the screen belongs to the program. */
+async function showSpending(socket: string, id: string): Promise<void> {
+  const { used_usd, held_usd, budget_usd } = await ask(socket, 'wallet.show', { id });
+  const held = Number(held_usd) > 0 ? `, ${held_usd} held` : '';
+  process.stderr.write(`\u001b]2;${used_usd} of ${budget_usd} USD spent${held}\u0007`);
+}
+
+/** Closes the wallet and says what it cost. */
+async function closeAndReport(socket: string, id: string): Promise<undefined> {
+  for (;;) {
+    try {
+      const { used_usd, budget_usd } = await ask(socket, 'wallet.close', { id });
+      say(`${id} is closed: ${used_usd} of ${budget_usd} USD spent.`);
+      return;
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.code !== 'cleanup_pending') {
+        say(`The wallet ${id} was not closed: ${(error as Error).message} Close it: purser wallet close ${id}`);
+        return;
+      }
+      say(error.message);
+    }
+    await new Promise((resolve) => setTimeout(resolve, CLOSE_AGAIN_MILLISECONDS));
+  }
+}
+
+async function reportUnfinished(socket: string, id: string): Promise<void> {
+  try {
+    const { status, used_usd, held_usd, budget_usd } = await ask(socket, 'wallet.show', { id });
+    say(`${id} is ${status}: ${used_usd} of ${budget_usd} USD spent, ${held_usd} held. The server closes it.`);
+  } catch (error) {
+    say(`The wallet ${id} was not closed: ${(error as Error).message} Close it: purser wallet close ${id}`);
+  }
+}

@@ -1,0 +1,69 @@
+import { type Command, Option } from 'commander';
+import type { CommandInput } from '../src/operator/commands.ts';
+import { example, type Globals, parseTime, showTable } from './context.ts';
+import { print, show } from './report.ts';
+
+type Options = {
+  by: CommandInput<'spend'>['by'];
+  since?: number;
+  until?: number;
+  wallet?: string;
+  account?: string;
+  csv?: boolean;
+};
+
+/** Registers `spend`: who spent how much, and on what. */
+export function spendCommand(program: Command): void {
+  program
+    .command('spend')
+    .description('who spent how much, and on what')
+    .addOption(
+      new Option('--by <what>', 'what to sum by')
+        .choices(['model', 'wallet', 'account', 'day', 'tag', 'kind'])
+        .default('model'),
+    )
+    .option('--since <time>', 'charged at or after: 7d ago, 2026-11-22, or Unix seconds', parseTime)
+    .option('--until <time>', 'charged before', parseTime)
+    .option('--wallet <wallet>', 'of this wallet and all below it: its id or name')
+    .option('--account <account>', 'of this account: its id or name')
+    .option('--csv', 'print comma-separated values with a heading')
+    .addHelpText('after', example('purser spend --since 7d', 'purser spend --by wallet --account research --csv'))
+    .action(spend);
+}
+
+async function spend({ csv, ...options }: Options, command: Command): Promise<void> {
+  const { ask } = await import('./operator-client.ts');
+  const { names, ...body } = await ask(command, 'spend', options);
+  if (command.optsWithGlobals<Globals>().json) return print(JSON.stringify(body));
+  const columns = ['key', 'operations', 'prompt_tokens', 'completion_tokens', 'charged_usd'] as const;
+  if (csv) {
+    const lines = body.rows.map((row) => columns.map((name) => csvCell(row[name])).join(','));
+    return print([columns.join(','), ...lines].join('\n'));
+  }
+  const rows = body.rows.map((row) => ({
+    ...row,
+    [options.by as string]: row.key || '(none)',
+    name: names[row.key] ?? undefined,
+  }));
+  const isNamed = options.by === 'wallet' || options.by === 'account';
+  const total = { [options.by as string]: 'total', charged_usd: body.total_usd, ...sumsOf(options.by, body.rows) };
+  show(showTable([...rows, total], options.by as string, ...(isNamed ? ['name'] : []), ...columns.slice(1)));
+}
+
+/** The sums of the other columns; by tag an operation may be in several rows. */
+function sumsOf(by: Options['by'], rows: { operations: number; prompt_tokens: number; completion_tokens: number }[]) {
+  if (by === 'tag') return {};
+  const sum = (name: 'operations' | 'prompt_tokens' | 'completion_tokens') =>
+    rows.reduce((total, row) => total + row[name], 0);
+  return {
+    operations: sum('operations'),
+    prompt_tokens: sum('prompt_tokens'),
+    completion_tokens: sum('completion_tokens'),
+  };
+}
+
+/** One cell as RFC 4180 has it. What a spreadsheet would run as a formula gets an apostrophe: agents choose their tags. */
+function csvCell(value: string | number): string {
+  const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}

@@ -1,0 +1,97 @@
+import type { Command } from 'commander';
+import type { CommandOutput } from '../src/operator/commands.ts';
+import { example, type Globals } from './context.ts';
+import { print, say, show } from './report.ts';
+import { terminalWidth, toned, wrap } from './terminal.ts';
+import { exact, span } from './time.ts';
+
+type Status = CommandOutput<'status'>;
+
+const WATCH_MILLISECONDS = 2000;
+/** Moves the cursor home and clears the screen (ECMA-48). */
+const CLEAR = '\u001b[H\u001b[2J';
+
+/** Registers `status`: one screen of what is going on. */
+export function statusCommand(program: Command): void {
+  program
+    .command('status')
+    .description('what is going on, on one screen; without a server, what the books say')
+    .option('--watch', 'show it again every 2 seconds, until Ctrl-C')
+    .addHelpText('after', example('purser status', 'purser status --watch'))
+    .action(status);
+}
+
+async function status({ watch }: { watch?: boolean }, command: Command): Promise<void> {
+  const { ask } = await import('./operator-client.ts');
+  const { json } = command.optsWithGlobals<Globals>();
+  if (watch && json) return command.error('error: --watch is for people; ask for --json again yourself');
+  for (;;) {
+    const it = await ask(command, 'status', {});
+    if (watch && process.stdout.isTTY) process.stdout.write(CLEAR);
+    if (it.uptime_seconds === null && !json)
+      say('No server is running on this data directory. This is what the books say:');
+    if (json) print(JSON.stringify(it));
+    else show(screen(it));
+    if (!watch || process.stdout.errored) return;
+    await new Promise((resolve) => setTimeout(resolve, WATCH_MILLISECONDS));
+  }
+}
+
+function screen(it: Status): string {
+  const ago = (at: number | null) => (at === null ? 'never' : `${span(it.clock.now - at)} ago`);
+  const holds = ({ count, amount_usd, oldest_at }: Status['holds']) =>
+    count ? `${count} with ${amount_usd} USD, the oldest ${ago(oldest_at)}` : 'none';
+  const upOrDown = (up: boolean, name: string, why: string) =>
+    up ? `${name} up` : `${toned('bad', `${name} DOWN`)}${why}`;
+  const upstream = ({ up, name, reason, failing_since: since, failure }: Status['upstreams'][0]) => {
+    const why = [up ? failure : reason, since == null ? undefined : `since ${span(it.clock.now - since)}`];
+    return upOrDown(up && failure == null, name, ` (${why.filter(Boolean).join(', ')})`);
+  };
+  const rows: [string, string][] = [
+    ['version', it.version],
+    ['server', it.uptime_seconds === null ? 'not running' : `up ${span(it.uptime_seconds)}`],
+    ['ready', it.ready ? 'yes' : `${toned('bad', 'NO')}: ${it.reason}`],
+    ['frozen', it.frozen.sentence === null ? 'no' : toned('warning', it.frozen.sentence)],
+    ['clock', `${exact(it.clock.now)}${it.clock.holds_blocked ? `, ${it.clock.holds_blocked}` : ''}`],
+    ['disk', it.disk.shortage ?? `${mebibytes(it.disk.free_bytes)} free`],
+    ['backup', it.backup ? `${ago(it.backup.at)}: ${it.backup.file}` : 'none noted'],
+    [
+      'accounts',
+      `${it.accounts.count}: ${it.accounts.available_usd} USD available, ${it.accounts.reserved_usd} in wallets, ${it.accounts.spent_usd} spent by closed ones${it.accounts.owed_usd === '0.00' ? '' : `, ${it.accounts.owed_usd} owed`}`,
+    ],
+    [
+      'wallets',
+      `${it.wallets.open} open: ${it.wallets.used_usd} of ${it.wallets.budget_usd} USD used, ${it.wallets.held_usd} held, ${it.wallets.available_usd} available`,
+    ],
+    ['holds', holds(it.holds)],
+    ['uncertain', holds(it.uncertain)],
+    [
+      'leases',
+      it.leases.live
+        ? `${it.leases.live} live: ${Object.entries(it.leases.by_status)
+            .map(([name, n]) => `${n} ${name}`)
+            .join(', ')}`
+        : 'none',
+    ],
+    ['upstreams', it.upstreams.map(upstream).join(', ') || 'none'],
+    [
+      'backends',
+      it.backends
+        .map((at) =>
+          upOrDown(
+            at.up,
+            `${at.slot} ${at.backend}`,
+            `: ${at.failing_leases} leases fail, first ${ago(at.failing_since)}`,
+          ),
+        )
+        .join(', ') || 'none',
+    ],
+    ['events', it.events.waiting ? `${it.events.waiting} waiting` : 'none waiting'],
+  ];
+  const width = Math.max(...rows.map(([name]) => name.length));
+  const room = (terminalWidth() ?? Number.POSITIVE_INFINITY) - width - 2;
+  const below = `\n${' '.repeat(width)}  `;
+  return rows.map(([name, value]) => `${name.padEnd(width)}  ${wrap(value, room).join(below)}`).join('\n');
+}
+
+const mebibytes = (bytes: number) => `${(bytes / 1024 / 1024).toFixed(0)} MiB`;

@@ -1,0 +1,69 @@
+import { styleText } from 'node:util';
+
+/** The meaning of a piece of text, which a terminal shows as a colour. */
+export type Tone = 'heading' | 'good' | 'warning' | 'bad' | 'quiet';
+
+const FORMATS = { heading: 'bold', good: 'green', warning: 'yellow', bad: 'red', quiet: 'dim' } as const;
+const TONES = Object.keys(FORMATS) as Tone[];
+
+// Two noncharacters stand around text with a tone until it is written: control sequences would be escaped with those of
+// outside text (visible.ts). `plain` takes them out of outside text.
+const [OPEN, CLOSE] = ['\ufdd0', '\ufdd1'];
+const MARKED = new RegExp(`${OPEN}(\\d)([^${CLOSE}]*)${CLOSE}`, 'g');
+
+/** Gives text a tone: a colour, where `paint` writes it to a terminal. */
+export const toned = (tone: Tone, text: string) => `${OPEN}${TONES.indexOf(tone)}${text}${CLOSE}`;
+
+/** Removes the marks that outside text may hold. */
+export const plain = (text: string) => text.replace(/[\ufdd0\ufdd1]/g, '');
+
+/** Turns tones into colours where `stream` is a terminal and NO_COLOR does not forbid them, and removes them elsewhere. */
+export function paint(text: string, stream: NodeJS.WriteStream): string {
+  return text.replace(MARKED, (_, index: string, inner: string) =>
+    styleText(FORMATS[TONES[Number(index)] as Tone], inner, { stream }),
+  );
+}
+
+/** Taken for the width of a terminal that does not tell it. */
+const COLUMNS_USUAL = 80;
+
+/** The columns of the terminal that stdout is; undefined where it is a file or a pipe, whose lines may be of any length. */
+export function terminalWidth(): number | undefined {
+  return process.stdout.isTTY ? process.stdout.columns || COLUMNS_USUAL : undefined;
+}
+
+/** Returns whether a person can be asked: stdin and stderr are a terminal. */
+export const canAsk = () => Boolean(process.stdin.isTTY && process.stderr.isTTY);
+
+const ZERO_WIDTH = /[\p{Mn}\p{Me}\p{Cf}]/gu;
+const DOUBLE_WIDTH =
+  /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Emoji_Presentation}\u3000-\u303f\uff01-\uff60]/gu;
+
+/** The columns that text takes on a terminal. */
+export function widthOf(text: string): number {
+  if (/^[\x20-\x7e]*$/.test(text)) return text.length;
+  const shown = text.replace(ZERO_WIDTH, '');
+  return [...shown].length + (shown.match(DOUBLE_WIDTH)?.length ?? 0);
+}
+
+/** Cuts text to a width; an ellipsis shows that it was cut. */
+export function cut(text: string, width: number): string {
+  if (widthOf(text) <= width) return text;
+  let kept = '';
+  for (const character of text) {
+    if (widthOf(kept + character) > width - 1) break;
+    kept += character;
+  }
+  return `${kept}…`;
+}
+
+/** Breaks text at spaces into lines of at most `width`. A longer word has a line of its own. */
+export function wrap(text: string, width: number): string[] {
+  const lines: string[] = [];
+  for (const word of text.split(' ')) {
+    const last = lines.at(-1);
+    if (last !== undefined && widthOf(last) + 1 + widthOf(word) <= width) lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
+  }
+  return lines;
+}

@@ -1,0 +1,146 @@
+import { createHash, randomBytes } from 'node:crypto';
+import { request } from 'undici';
+import type { IdentitySettings } from '../config/services.ts';
+import { readAnswerText } from '../net/read-bounded.ts';
+import { Refusal } from '../refusal.ts';
+import { addressOf, type Claims, type Discovery, type Issuer } from './issuer.ts';
+import type { Sessions } from './sessions.ts';
+
+const CALL_MILLISECONDS = 10_000;
+const ANSWER_BYTES_MAX = 256 * 1024;
+const RANDOM_BYTES = 32;
+/** What is asked for where the issuer offers it; the required claim may be a scope of its own, such as `groups`. */
+const SCOPES = ['openid', 'email', 'profile'];
+
+/** What a browser keeps between the two halves of a sign-in. */
+export type Attempt = { state: string; verifier: string; nonce: string };
+
+/** Sign-in in a browser: the authorization code flow of OpenID Connect, with PKCE (RFC 7636) and a nonce. */
+export type CodeFlow = {
+  /** Returns the issuer's page to send the browser to. Throws `provider_unavailable`. */
+  begin(redirectUri: string): Promise<{ url: string; attempt: Attempt }>;
+  /**
+   * Exchanges the code that the browser came back with, and returns the account. `issuer` is the parameter `iss` (RFC 9207),
+   * if there was one. Throws `unauthenticated` for a code or a state that is not this attempt's, and what `Sessions.admit`
+   * throws.
+   */
+  finish(
+    back: { state: string | null; code: string | null; issuer: string | null; redirectUri: string },
+    attempt: Attempt,
+    now: number,
+  ): Promise<{ accountId: string }>;
+};
+
+/** Creates the sign-in of the client `clientId`; without a secret it is a public client. */
+export function createCodeFlow(
+  settings: IdentitySettings & { client_id: string },
+  clientSecret: string | undefined,
+  issuer: Issuer,
+  sessions: Sessions,
+): CodeFlow {
+  const { client_id: clientId } = settings;
+
+  function endpointOf(document: Discovery, name: 'authorization_endpoint' | 'token_endpoint'): URL {
+    const at = addressOf(document[name], settings.issuer);
+    if (at) return at;
+    throw new Refusal('provider_unavailable', `The identity provider publishes no ${name}.`);
+  }
+
+  async function exchange(code: string, verifier: string, redirectUri: string): Promise<Record<string, unknown>> {
+    const document = await issuer.discover();
+    const form = new URLSearchParams({
+      grant_type: 'authorization_code',
+      code,
+      code_verifier: verifier,
+      redirect_uri: redirectUri,
+      client_id: clientId,
+    });
+    const headers: Record<string, string> = { 'content-type': 'application/x-www-form-urlencoded' };
+    const methods = document.token_endpoint_auth_methods_supported;
+    const isBasic = !Array.isArray(methods) || methods.includes('client_secret_basic');
+    if (clientSecret !== undefined && isBasic) headers.authorization = basic(clientId, clientSecret);
+    else if (clientSecret !== undefined) form.set('client_secret', clientSecret);
+    const { status, body } = await call(endpointOf(document, 'token_endpoint'), headers, form.toString());
+    if (status === 200) return body;
+    const why = typeof body.error === 'string' ? ` (${body.error.slice(0, 100)})` : '';
+    if (status < 500) throw new Refusal('unauthenticated', `The identity provider refused this sign-in${why}.`);
+    throw new Refusal('provider_unavailable', `The identity provider answered ${status}.`);
+  }
+
+  /** Claims that the ID token may lack: of the access token, if it is one for us, or else of the userinfo endpoint. */
+  async function moreClaims(accessToken: unknown, subject: string, now: number): Promise<Record<string, unknown>> {
+    if (typeof accessToken !== 'string') return {};
+    const own = await issuer.verify(accessToken, now).catch(() => undefined);
+    if (own) return own.sub === subject ? own : {};
+    const at = addressOf((await issuer.discover()).userinfo_endpoint, settings.issuer);
+    if (!at) return {};
+    const { status, body } = await call(at, { authorization: `Bearer ${accessToken}` });
+    return status === 200 && body.sub === subject ? body : {};
+  }
+
+  return {
+    async begin(redirectUri) {
+      const document = await issuer.discover();
+      const offered = document.scopes_supported;
+      const wanted = [...SCOPES, ...(settings.required_claim ? [settings.required_claim.name] : [])];
+      const scopes = Array.isArray(offered) ? wanted.filter((it) => it === 'openid' || offered.includes(it)) : SCOPES;
+      const [state, verifier, nonce] = [random(), random(), random()];
+      const url = endpointOf(document, 'authorization_endpoint');
+      const query = {
+        client_id: clientId,
+        response_type: 'code',
+        redirect_uri: redirectUri,
+        scope: [...new Set(scopes)].join(' '),
+        state,
+        nonce,
+        code_challenge: createHash('sha256').update(verifier).digest('base64url'),
+        code_challenge_method: 'S256',
+      };
+      for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
+      return { url: url.href, attempt: { state, verifier, nonce } };
+    },
+
+    async finish({ state, code, issuer: from, redirectUri }, attempt, now) {
+      if (state !== attempt.state || code === null || (from !== null && from !== settings.issuer))
+        throw new Refusal('unauthenticated', 'This is not the answer to the sign-in that this browser began.');
+      const tokens = await exchange(code, attempt.verifier, redirectUri);
+      if (typeof tokens.id_token !== 'string')
+        throw new Refusal('unauthenticated', 'The identity provider sent no ID token.');
+      const own = await issuer.verifyIdToken(tokens.id_token, clientId, attempt.nonce, now);
+      const claims = { ...(await moreClaims(tokens.access_token, own.sub, now)), ...own } as Claims;
+      return sessions.admit(claims);
+    },
+  };
+}
+
+const random = () => randomBytes(RANDOM_BYTES).toString('base64url');
+
+/** RFC 6749, 2.3.1: both parts are form-encoded first. */
+function basic(id: string, secret: string): string {
+  const encode = (text: string) => new URLSearchParams({ '': text }).toString().slice(1);
+  return `Basic ${Buffer.from(`${encode(id)}:${encode(secret)}`).toString('base64')}`;
+}
+
+async function call(
+  at: URL,
+  headers: Record<string, string>,
+  body?: string,
+): Promise<{ status: number; body: Record<string, unknown> }> {
+  try {
+    const response = await request(at, {
+      method: body === undefined ? 'GET' : 'POST',
+      headers: { accept: 'application/json', ...headers },
+      body: body ?? null,
+      signal: AbortSignal.timeout(CALL_MILLISECONDS),
+    });
+    const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
+    let parsed: unknown;
+    try {
+      parsed = JSON.parse(text);
+    } catch {}
+    const isObject = typeof parsed === 'object' && parsed !== null;
+    return { status: response.statusCode, body: isObject ? (parsed as Record<string, unknown>) : {} };
+  } catch (cause) {
+    throw new Refusal('provider_unavailable', 'The identity provider cannot be reached.', { cause });
+  }
+}

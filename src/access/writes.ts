@@ -1,0 +1,100 @@
+import { defineWrite } from '../db/write.ts';
+import { giveToken, replaceLostMasterKey } from '../ledger/master-keys.ts';
+import type { Wallet } from '../ledger/wallet.ts';
+import * as sessions from './browser-sessions.ts';
+import * as identities from './identities.ts';
+import * as keys from './keys.ts';
+import * as routerKeys from './router-keys.ts';
+
+/** The writes of keys and identities (docs/decisions/0043). `now` is in Unix seconds; refusals are those of the function. */
+
+/** Mints a key. Its token is in the result and nowhere else. */
+export const createKey = defineWrite('key.create', (tx, { order, now }: { order: keys.KeyOrder; now: number }) =>
+  keys.createKey(tx, order, now),
+);
+
+type RevokeKey = { id: string; kind: keys.Key['kind']; accountId?: string; now: number };
+export const revokeKey = defineWrite('key.revoke', (tx, { id, kind, accountId, now }: RevokeKey) =>
+  keys.revokeKey(tx, id, kind, now, accountId),
+);
+
+/** Stores when keys were last used: pairs of a key's id and Unix seconds. */
+export const touchKeys = defineWrite('key.touch', (tx, { used }: { used: readonly (readonly [string, number])[] }) =>
+  keys.touchKeys(tx, used),
+);
+
+type OpenRouterKey = { order: routerKeys.RouterKeyOrder; now: number };
+export const openRouterKey = defineWrite('gateway_key.open', (tx, { order, now }: OpenRouterKey) =>
+  routerKeys.openRouterKey(tx, order, now),
+);
+
+export const revokeRouterKey = defineWrite('gateway_key.revoke', (tx, { id, now }: { id: string; now: number }) =>
+  routerKeys.revokeRouterKey(tx, id, now),
+);
+
+type Link = { accountId: string; identity: identities.Identity; now: number };
+export const linkIdentity = defineWrite('identity.link', (tx, { accountId, identity, now }: Link) =>
+  identities.linkIdentity(tx, accountId, identity, now),
+);
+
+type Admit = { identity: identities.Identity; welcomeCents: number; now: number };
+export const admitIdentity = defineWrite('identity.admit', (tx, { identity, welcomeCents, now }: Admit) =>
+  identities.admitIdentity(tx, identity, welcomeCents, now),
+);
+
+type Replacement = {
+  nextId: string;
+  /** Every open wallet and live gateway key, with its columns under the new key. */
+  wallets: readonly Pick<Wallet, 'id' | 'masterKeyId' | 'tokenHash' | 'tokenHint'>[];
+  gatewayKeys: readonly routerKeys.RouterRow[];
+  now: number;
+};
+/** Puts another master key in the place of a lost one, and all tokens under it. Sessions of the page end. */
+export const replaceLostKey = defineWrite(
+  'master_key.replace_lost',
+  (tx, { nextId, wallets, gatewayKeys, now }: Replacement) => {
+    replaceLostMasterKey(tx, nextId, now);
+    sessions.endAllBrowserSessions(tx); // Whoever took the key may have signed in, too.
+    for (const { id, ...credential } of wallets) giveToken(tx, id, credential);
+    for (const row of gatewayKeys) routerKeys.giveRouterToken(tx, row);
+  },
+);
+
+// Sessions of the page.
+
+type OpenSession = { order: sessions.BrowserSessionOrder; earlierId: string | undefined; now: number };
+/** Opens a session or a link, and ends the session that the browser had. */
+export const openBrowserSession = defineWrite('browser_session.open', (tx, { order, earlierId, now }: OpenSession) => {
+  if (earlierId !== undefined) sessions.endBrowserSession(tx, earlierId);
+  return sessions.addBrowserSession(tx, order, now);
+});
+
+type Redeem = { linkHash: Buffer; tokenHash: Buffer; earlierId: string | undefined; now: number };
+/** Opens a session in the place of a link, and ends the one that the browser had. Returns false for a link that is not good. */
+export const redeemLink = defineWrite(
+  'browser_session.redeem',
+  (tx, { linkHash, tokenHash, earlierId, now }: Redeem) => {
+    if (!sessions.redeemLink(tx, linkHash, tokenHash, now)) return false;
+    if (earlierId !== undefined) sessions.endBrowserSession(tx, earlierId);
+    return true;
+  },
+);
+
+export const noteBrowserSession = defineWrite('browser_session.note', (tx, { id, now }: { id: string; now: number }) =>
+  sessions.noteBrowserSession(tx, id, now),
+);
+
+export const endBrowserSession = defineWrite('browser_session.end', (tx, { id }: { id: string }) =>
+  sessions.endBrowserSession(tx, id),
+);
+
+/** Ends every session of an account, or of the operator (null). */
+export const endBrowserSessionsOf = defineWrite(
+  'browser_session.end_all_of',
+  (tx, { accountId }: { accountId: string | null }) => sessions.endBrowserSessionsOf(tx, accountId),
+);
+
+/** Ends the sessions that the settings no longer allow. */
+export const endForbiddenSessions = defineWrite('browser_session.end_forbidden', (tx, allowed: sessions.Allowed) =>
+  sessions.endForbiddenSessions(tx, allowed),
+);

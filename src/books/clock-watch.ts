@@ -1,0 +1,134 @@
+import { readFileSync } from 'node:fs';
+import type { Boot, Clock, Leap, Sighting, TimeSource } from '../clock.ts';
+import { describeLeap } from '../clock.ts';
+import { writeDurably } from '../files/durable-file.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { goBack } from '../ledger/writes.ts';
+import type { Log } from '../log.ts';
+
+/** Between two notes of the time that the books were served at. */
+const NOTE_SECONDS = 60;
+/** Between two questions whether the clock has been synchronized. */
+const ASK_SECONDS = 10;
+
+/** Returns when these books were last served; undefined where the file is missing or damaged. */
+export function readSighting(file: string): Sighting | undefined {
+  try {
+    const { at, boot } = JSON.parse(readFileSync(file, 'utf8')) as Sighting;
+    return Number.isFinite(at) ? { at, boot: isBoot(boot) ? boot : null } : undefined;
+  } catch {
+    return undefined;
+  }
+}
+const isBoot = (it: Boot | null) => Number.isFinite(it?.seconds) && (it?.id === null || typeof it?.id === 'string');
+
+export type ClockWatchParts = {
+  clock: Clock;
+  ledger: Pick<Ledger, 'write'>;
+  log: Log;
+  time: TimeSource;
+  /** Returns whether a time service vouches for the clock; `now` is the wall clock in Unix seconds. */
+  isSynced(now: number): Promise<boolean | undefined>;
+  /** Where the time is noted. */
+  file: string;
+  /** Reports that the time could not be noted. */
+  failed(error: unknown): void;
+};
+
+/** Notes at what time the books are served, and ends a doubt of the clock when it is synchronized. */
+export type ClockWatch = {
+  /** Believes the clock if the operator has accepted it or a time service vouches for it. */
+  judge(isAccepted: boolean): Promise<void>;
+  /** Logs a doubt that is left. */
+  start(): void;
+  stop(): Promise<void>;
+};
+
+/** Creates the watch of a clock (docs/decisions/0047). Not started, it writes no file. */
+export function watchClock({ clock, ledger, log, time, isSynced, file, failed }: ClockWatchParts): ClockWatch {
+  let timer: NodeJS.Timeout | undefined;
+  let running: Promise<void> | undefined;
+  let noting = Promise.resolve(); // One note after the other.
+  let isStarted = false;
+  let isFailing = false; // On a full disk it fails every minute, which is reported once.
+
+  const wall = () => Math.floor(time.wall() / 1000);
+
+  async function believe(leap: Leap, by: string): Promise<void> {
+    if (leap.direction === 'behind') {
+      const reason = `${by}: the clock was ${leap.seconds} s behind the newest time in the books`;
+      await ledger.write(goBack, { reason, now: wall() });
+    }
+    clock.believe();
+    log.warn(
+      { event: 'clock.accepted', direction: leap.direction, seconds: leap.seconds, by },
+      'the clock is believed',
+    );
+  }
+
+  async function believeIfSynced(): Promise<void> {
+    const leap = clock.doubt();
+    if (!leap || !(await isSynced(wall()))) return;
+    const still = clock.doubt(); // It may have been set right while the time service was asked.
+    if (still) await believe(still, 'a time service vouches for it');
+  }
+
+  /** Notes the time, unless the clock is in doubt or has just jumped. */
+  function note(): Promise<void> {
+    noting = noting.then(async () => {
+      if (clock.holdsBlocked() !== undefined) return;
+      try {
+        const sighting: Sighting = { at: clock.now(), boot: time.boot?.() ?? null };
+        await writeDurably(file, `${JSON.stringify(sighting)}\n`);
+        isFailing = false;
+      } catch (error) {
+        if (!isFailing) failed(error);
+        isFailing = true;
+      }
+    });
+    return noting;
+  }
+
+  function schedule() {
+    timer = setTimeout(
+      () => {
+        running = believeIfSynced()
+          .catch(failed)
+          .then(note)
+          .then(() => {
+            running = undefined;
+            if (isStarted) schedule();
+          });
+      },
+      (clock.doubt() ? ASK_SECONDS : NOTE_SECONDS) * 1000,
+    );
+    timer.unref();
+  }
+
+  return {
+    async judge(isAccepted) {
+      const leap = clock.doubt();
+      if (!leap && isAccepted)
+        log.info({ event: 'clock.agrees' }, 'the clock agrees with the books: nothing is accepted');
+      if (!leap) return;
+      if (isAccepted) return await believe(leap, 'accepted by the operator');
+      await believeIfSynced();
+    },
+    start() {
+      if (isStarted) return;
+      isStarted = true;
+      const leap = clock.doubt();
+      if (leap)
+        log.warn({ event: 'clock.doubted', direction: leap.direction, seconds: leap.seconds }, describeLeap(leap));
+      void note();
+      schedule();
+    },
+    async stop() {
+      const wasStarted = isStarted;
+      isStarted = false;
+      clearTimeout(timer);
+      await running;
+      if (wasStarted) await note();
+    },
+  };
+}

@@ -1,0 +1,75 @@
+import { type Keyring, openKeyring } from '../access/keyring.ts';
+import { readMasterKey } from '../access/master-key.ts';
+import { type Clock, createClock, type KnownTime, type TimeSource } from '../clock.ts';
+import type { Secrets } from '../config/config.ts';
+import type { Reader } from '../db/handle.ts';
+import { type Patience, takeLock } from '../db/lock.ts';
+import { openDatabase } from '../db/open.ts';
+import { type Files, files, prepareDirectory } from '../files/data-directory.ts';
+import { newestTime } from '../ledger/accepted-clock.ts';
+import { type Ledger, type LedgerOptions, openLedger } from '../ledger/ledger.ts';
+import type { Log } from '../log.ts';
+import { readSighting } from './clock-watch.ts';
+
+/** A caller's needs of a data directory, which in any case must belong to this user. */
+export type DirectoryNeeds = {
+  /** Creates the directory when it is missing. Without it there must be a database. */
+  create?: boolean;
+  /** The lock to hold; none unless given. `lock` keeps other writers out, `backupLock` only other backups. */
+  lock?: { file: 'lock' | 'backupLock'; who: string; patience?: Patience };
+};
+
+/**
+ * Enters a data directory: checks its owner and takes the lock that the caller needs. Returns the paths of its files;
+ * disposing them releases the lock. Throws NoDatabaseError, OtherOwnerError, LockedError and `read_only`.
+ */
+export async function enterDirectory(
+  directory: string,
+  { create = false, lock }: DirectoryNeeds = {},
+): Promise<Files & Disposable> {
+  prepareDirectory(directory, create);
+  const at = files(directory);
+  const taken = lock && (await takeLock(at[lock.file], lock.who, lock.patience));
+  return { ...at, [Symbol.dispose]: () => taken?.release() };
+}
+
+/** Books opened to be read. Disposing them closes the file. */
+export type ReadableBooks = Pick<Ledger, 'client' | 'read'> & Disposable;
+/** Books opened by their one writer. Disposing them waits for the last batch and closes the file. */
+export type WritableBooks = Ledger & AsyncDisposable;
+
+/**
+ * Opens a database file as books. `read` may run beside a server and needs no lock: it writes nothing and migrates nothing.
+ * `write` opens the ledger with its writer, and needs the lock of the directory. Throws when the file is missing, older
+ * (without `migrate`) or newer than this program, or damaged so far that SQLite cannot open it.
+ */
+export function openBooks(file: string, needs: { access: 'read' }): ReadableBooks;
+export function openBooks(file: string, needs: { access: 'write' } & LedgerOptions): WritableBooks;
+export function openBooks(
+  file: string,
+  needs: { access: 'read' } | ({ access: 'write' } & LedgerOptions),
+): ReadableBooks | WritableBooks {
+  if (needs.access === 'write') {
+    const ledger = openLedger(file, needs);
+    return { ...ledger, [Symbol.asyncDispose]: ledger.close };
+  }
+  const { client, read } = openDatabase(file, { migrate: false, readonly: true });
+  return { client, read, [Symbol.dispose]: () => void client.close() };
+}
+
+/**
+ * Opens the keyring of these books with the configured master key. Creates no key. Throws when the key is missing or
+ * malformed, or is another than theirs.
+ */
+export const keyringOf = (read: Reader, source: Secrets['masterKey']): Keyring =>
+  openKeyring(read, readMasterKey(source, { create: false }));
+
+/** Returns what these books know of time: their newest time, and when they were last served, by the file of their directory. */
+export function knownTimeOf(read: Reader, at: Pick<Files, 'clock'>): KnownTime {
+  const sighting = readSighting(at.clock);
+  return { at: Math.max(newestTime(read), Math.floor(sighting?.at ?? 0)), sighting };
+}
+
+/** Creates the clock of these books. */
+export const clockOf = (read: Reader, at: Pick<Files, 'clock'>, log: Log, time: TimeSource): Clock =>
+  createClock(time, knownTimeOf(read, at), log);

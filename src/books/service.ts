@@ -1,0 +1,187 @@
+import { existsSync } from 'node:fs';
+import { type Keyring, openKeyring } from '../access/keyring.ts';
+import { machineHash, readMachineId } from '../access/machine-id.ts';
+import { readMasterKey } from '../access/master-key.ts';
+import { finishRotation, type KeyPlace, warnOfOldKey } from '../access/rotation.ts';
+import { type Clock, systemTime, type TimeSource } from '../clock.ts';
+import type { Config, Secrets } from '../config/config.ts';
+import { refuseOpenToOthers } from '../config/strict-modes.ts';
+import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
+import type { Events } from '../events.ts';
+import type { Files } from '../files/data-directory.ts';
+import type { Health } from '../health.ts';
+import { beginNewEpoch, recogniseMachine } from '../lease/report-only.ts';
+import { newestTime } from '../ledger/accepted-clock.ts';
+import { audit, newFault } from '../ledger/audit.ts';
+import { findInstallation, installationOf } from '../ledger/installation.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import type { Outbox } from '../ledger/outbox.ts';
+import * as writes from '../ledger/writes.ts';
+import type { Log } from '../log.ts';
+import { type ClockWatch, watchClock } from './clock-watch.ts';
+import { gapOf, newestOf, readMarks } from './examine.ts';
+import { createHeadWriter } from './head-writer.ts';
+import { clockOf, enterDirectory, openBooks } from './open.ts';
+import { isClockSynced } from './time-service.ts';
+
+/** Everything that has to be open before money may move. */
+export type Books = {
+  ledger: Ledger;
+  clock: Clock;
+  keyring: Keyring;
+  keyPlace: KeyPlace;
+  health: Health;
+  diskReserve: DiskReserve;
+  clockWatch: ClockWatch;
+};
+
+export type BooksOptions = {
+  log: Log;
+  /** The name of this command, for a process that finds the directory locked. */
+  who: string;
+  /** Creates the data directory and the database when they are missing, and migrates. */
+  create: boolean;
+  /** Begins a new epoch where the database is behind its head file, its chain is broken or its books are damaged. */
+  acceptLoss?: boolean;
+  /** Believes the clock where it is in doubt. */
+  acceptClock?: boolean;
+  /** Who is told of what happens; nobody unless given. */
+  outbox?: Outbox;
+  time?: TimeSource;
+  /** Returns whether a time service vouches for the clock; asks the machine unless given. */
+  isSynced?: (now: number) => Promise<boolean | undefined>;
+  /** Returns the id of this machine; reads /etc/machine-id unless given. */
+  machineId?: () => string | undefined;
+  /** Called when a COMMIT failed: must stop the process at once. */
+  fatal: (error: unknown) => void;
+  /** Writes in this thread. Only tests do (`LedgerOptions`). */
+  writesHere?: boolean;
+};
+
+/** Milliseconds that a starting server waits for a command that holds the data directory. */
+const COMMAND_MILLISECONDS = 60_000;
+
+/** Free space that is needed to write an event about the disk. */
+const EVENT_SPACE_BYTES = 512 * 1024;
+
+/**
+ * Opens the books for the one process that may write them: directory, lock, master key, ledger, clock. Examines them, and
+ * sets `health.fault` where they may not be served. Adds what it opens to `opening`, which closes it in the opposite order.
+ * `inFlight` returns the number of requests that will need to be settled on a full disk. Throws as `enterDirectory`,
+ * `openBooks` and `openKeyring` do, and OpenToOthersError.
+ */
+export async function openBooksForService(
+  config: Config,
+  secrets: Secrets,
+  options: BooksOptions,
+  events: Events,
+  inFlight: () => number,
+  opening: AsyncDisposableStack,
+): Promise<Books> {
+  const { log, create } = options;
+  const patience = {
+    milliseconds: COMMAND_MILLISECONDS,
+    waits: (holder: string) => log.warn({ event: 'lock.waiting', holder }, `waiting until ${holder} has ended`),
+  };
+  const lock = { file: 'lock' as const, who: options.who, ...(create ? { patience } : {}) };
+  const at = opening.use(await enterDirectory(config.dataDirectory, { create, lock }));
+  refuseOpenToOthers(config, secrets, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
+  // Before the database: without it no token of this installation could be made again, so nothing may exist first.
+  const masterKey = readMasterKey(secrets.masterKey, { create: create && !existsSync(at.database) });
+
+  const health: Health = { fault: 'the database has not been examined yet' };
+  const headWriter = createHeadWriter(at, () => ledger, events, health);
+  function diskLow(reason: string): void {
+    events.diskLow(reason);
+    // Not at the cost of the reserve; and books with a fault are not written.
+    if (health.fault || diskReserve.isReadOnly() || diskReserve.freeBytes() < EVENT_SPACE_BYTES) return;
+    const told = ledger.write(writes.tellDiskLow, { reason, now: clock.now() });
+    told.catch((error) => events.failed('disk_event', error));
+  }
+  const reserveEvents = { ...events, diskLow };
+  const diskReserve = opening.adopt(createDiskReserve(at.reserve, inFlight, reserveEvents), (it) => it.stop());
+  const { committed } = headWriter;
+  const { fatal, outbox, writesHere } = options;
+  const migrated = (migrations: string[], copy: string) =>
+    log.info(
+      { event: 'database.migrated', migrations, copy },
+      'the database was brought up to date; the copy is from before',
+    );
+  const needs = { migrate: create, migrated, diskReserve, committed, fatal, outbox, writesHere };
+  const ledger = opening.use(openBooks(at.database, { access: 'write', ...needs }));
+  const keyring = openKeyring(ledger.read, masterKey);
+  const { from, path } = secrets.masterKey;
+  const keyPlace: KeyPlace = { from, path };
+  const time = options.time ?? systemTime;
+  const clock = clockOf(ledger.read, at, log, time);
+  const { isSynced = isClockSynced } = options;
+  const failed = (error: unknown) => events.failed('clock', error);
+  const clockWatch = watchClock({ clock, ledger, log, time, isSynced, file: at.clock, failed });
+
+  health.fault = await examine(ledger, at, clock, masterKey.id, options);
+  if (!health.fault) await clockWatch.judge(options.acceptClock ?? false);
+  opening.adopt(headWriter, async (it) => {
+    // A head that the database is behind is evidence: it is not overwritten. An older one that stays, on a full disk, is none.
+    if (!health.fault) await it.stop().catch((error) => events.failed('head', error));
+  });
+  if (!health.fault) {
+    await headWriter.flush();
+    await finishRotation({ ledger, keyring, keyPlace }).catch((error) => events.failed('master_key', error));
+    warnOfOldKey({ keyring, keyPlace }, log);
+  }
+  return { ledger, clock, keyring, keyPlace, health, diskReserve, clockWatch };
+}
+
+/** Books smaller than this are verified as a whole before they are served, in less than a tenth of a second. */
+const SMALL_BYTES = 4 * 1024 * 1024;
+const isSmall = (client: Ledger['client']) =>
+  Number(client.pragma('page_count', { simple: true })) * Number(client.pragma('page_size', { simple: true })) <
+  SMALL_BYTES;
+
+/**
+ * Writes the rows of a new installation, and begins the new epoch of an accepted loss. Returns why the books may not be
+ * served, or undefined.
+ */
+async function examine(
+  ledger: Ledger,
+  at: Files,
+  clock: Clock,
+  masterKeyId: string,
+  options: BooksOptions,
+): Promise<string | undefined> {
+  const now = clock.now();
+  if (!findInstallation(ledger.read)) await ledger.write(writes.install, { masterKeyId, now });
+
+  const marks = await readMarks(at);
+  const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
+  const problems = isExamined ? audit(ledger.client).problems : [];
+  let fault = gapOf(ledger, marks) ?? newFault(ledger.read, problems);
+  if (fault && options.acceptLoss) {
+    options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
+    const epoch = { reason: fault, acceptedFaults: problems.length, above: newestOf(marks).epoch };
+    // Not earlier than the books: that would accept a clock which is behind them.
+    const at = Math.max(now, newestTime(ledger.read));
+    await ledger.write(beginNewEpoch, { ...epoch, because: 'the loss of entries was accepted', now: at });
+    fault = undefined;
+  }
+  if (fault)
+    options.log.error(
+      { event: 'not_served', fault },
+      'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
+    );
+  else {
+    if (options.create && installationOf(ledger.read).defaultAccountId === null)
+      await ledger.write(writes.openDefaultAccount, { now });
+    await recognise(ledger, (options.machineId ?? readMachineId)(), now);
+  }
+  return fault;
+}
+
+/** Begins the report-only state on another machine than before: there these books may be a copy. */
+async function recognise(ledger: Ledger, machineId: string | undefined, now: number): Promise<void> {
+  if (machineId === undefined) return;
+  const { installationId, machineHash: known } = installationOf(ledger.read);
+  const found = machineHash(machineId, installationId);
+  if (known?.equals(found)) return;
+  await ledger.write(recogniseMachine, { machineHash: found, isAnother: known !== null, now });
+}

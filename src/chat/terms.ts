@@ -1,0 +1,72 @@
+import { available } from '../ledger/wallet.ts';
+import { formatUsd, type Nanos } from '../money.ts';
+import { Refusal } from '../refusal.ts';
+import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';
+import { definePaidWrites } from '../spend/writes.ts';
+
+/** What the hold of a chat has to know of its quote. */
+export type ChatTerms = {
+  kind: 'chat' | 'embeddings';
+  /** The model's part of the price snapshot: a JSON object that is still open. */
+  priceText: string;
+  /** The number of answers requested. */
+  choices: number;
+  /** The price and the largest possible usage of each of the model's routes, because any of them may answer. */
+  routes: readonly { price: Price; usage: MaxUsage }[];
+  /** Output tokens of one answer, and how few they may become; undefined where they may not. */
+  reducible: { outputTokens: number; outputTokensMin: number } | undefined;
+  /** The price limit of one request, if the caller's key has one. */
+  maxPrice: Nanos | undefined;
+};
+
+/** Returns the hold and the price snapshot of a request: those of the route that may cost most. */
+export function orderOf({ priceText, choices, routes }: Pick<ChatTerms, 'priceText' | 'choices' | 'routes'>) {
+  const { hold, max } = routes
+    .map(({ price, usage }) => ({ max: usage, hold: holdOf(price, usage) }))
+    .reduce((costliest, it) => (it.hold > costliest.hold ? it : costliest));
+  const bounds = `"bound_prompt_tokens":${max.promptTokens},"bound_completion_tokens":${max.completionTokens}${max.isCachedForHour ? ',"cached_for_hour":true' : ''}`;
+  return { hold, price: `${priceText},${bounds}}`, outputTokens: max.completionTokens / choices };
+}
+
+/** Returns how many output tokens per answer `left` pays for on all routes: with fewer, another may cost most. */
+const affordable = ({ routes, choices }: ChatTerms, left: Nanos): number =>
+  Math.min(...routes.map(({ price, usage }) => Math.floor(affordableCompletion(price, usage, left) / choices)));
+
+/** Returns to how many output tokens per answer a request is cut that costs more than `left`; undefined if it cannot be. */
+export function fitting(terms: ChatTerms, left: Nanos): number | undefined {
+  const { reducible } = terms;
+  const fits = affordable(terms, left);
+  if (!reducible || fits < reducible.outputTokensMin || fits >= reducible.outputTokens) return undefined;
+  return fits;
+}
+
+function reduce(terms: ChatTerms, left: Nanos) {
+  const to = fitting(terms, left);
+  if (to === undefined) return undefined;
+  const cut = ({ price, usage }: ChatTerms['routes'][number]) => {
+    const completionTokens = Math.min(usage.completionTokens, terms.choices * to);
+    return { price, usage: { ...usage, completionTokens } };
+  };
+  return { ...orderOf({ ...terms, routes: terms.routes.map(cut) }), to };
+}
+
+function advice(terms: ChatTerms, left: Nanos): string {
+  if (terms.kind !== 'chat') return '';
+  const fits = affordable(terms, left);
+  const asked = `It asked for up to ${orderOf(terms).outputTokens} output tokens`;
+  return fits >= 1 ? `${asked}; with max_tokens ${fits} it would fit.` : `${asked}; no max_tokens would make it fit.`;
+}
+
+export const chatWrites = definePaidWrites<ChatTerms>('chat', {
+  advice,
+  reduce,
+  limits(_, wallet, { hold }, terms) {
+    const { maxPrice } = terms;
+    if (maxPrice === undefined || hold <= maxPrice) return;
+    const left = available(wallet);
+    throw new Refusal(
+      'insufficient_funds',
+      `This request needs ${formatUsd(hold)} USD at most, and this gateway key allows ${formatUsd(maxPrice)} USD for one request. ${advice(terms, left < maxPrice ? left : maxPrice)}`.trim(),
+    );
+  },
+});

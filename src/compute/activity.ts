@@ -1,0 +1,36 @@
+/** Counts the commands, uploads, sessions and ports that are open into each machine. Kept in memory: none outlives the process. */
+export type Activity = {
+  /** Counts one more. Call the returned function when it has ended. */
+  begin(resourceId: string): () => void;
+  /** Returns how many are open at the moment. */
+  open(resourceId: string): number;
+  /** Returns whether any is open, or was at any time since this was last asked. */
+  sinceAsked(resourceId: string): boolean;
+  /** Forgets a resource whose lease has ended. */
+  forget(resourceId: string): void;
+};
+
+/** Creates the count of what is open, with nothing open. */
+export function createActivity(): Activity {
+  const counts = new Map<string, number>();
+  /** Of which something was begun since it was last asked for. */
+  const begun = new Set<string>();
+  const open = (resourceId: string) => counts.get(resourceId) ?? 0;
+  return {
+    begin(resourceId) {
+      begun.add(resourceId);
+      counts.set(resourceId, open(resourceId) + 1);
+      let isOpen = true;
+      return () => {
+        if (!isOpen) return;
+        isOpen = false;
+        const left = open(resourceId) - 1;
+        if (left > 0) counts.set(resourceId, left);
+        else counts.delete(resourceId);
+      };
+    },
+    open,
+    sinceAsked: (resourceId) => begun.delete(resourceId) || open(resourceId) > 0,
+    forget: (resourceId) => void begun.delete(resourceId),
+  };
+}

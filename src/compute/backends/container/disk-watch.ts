@@ -1,0 +1,57 @@
+import type { Ref } from '../../backend.ts';
+import type { Engine } from './engine.ts';
+
+const GIB = 1024 ** 3;
+/** A container is measured when its lease is polled, and not more often than this. */
+const MEASURE_MILLISECONDS = 50_000;
+/** The engine walks through all files of the container. It may spend a twentieth of the time on that. */
+const REST_FACTOR = 19;
+/** A measurement that takes longer is heard by the next poll. */
+const PATIENCE_MILLISECONDS = 2_000;
+const GIVE_UP_MILLISECONDS = 600_000;
+
+/** Measures what containers have written, for engines without quotas. What cannot be measured is not reported. */
+export type DiskWatch = {
+  /** Says that a container wrote more than `diskGb`; undefined if it did not, or has not been measured yet. */
+  exceeded(ref: Ref, diskGb: number): Promise<string | undefined>;
+  forget(ref: Ref): void;
+};
+
+export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEASURE_MILLISECONDS): DiskWatch {
+  const known = new Map<Ref, { dueAt: number; fault?: string }>();
+
+  async function measure(ref: Ref, diskGb: number): Promise<void> {
+    const began = performance.now();
+    const bytes = await ask('size', (abortSignal) => readSize(ref, abortSignal), GIVE_UP_MILLISECONDS).catch(() => 0);
+    if (!known.has(ref)) return; // It was destroyed.
+    const ended = performance.now();
+    const dueAt = ended + Math.max(everyMilliseconds, REST_FACTOR * (ended - began));
+    if (bytes <= diskGb * GIB) known.set(ref, { dueAt });
+    else
+      known.set(ref, { dueAt, fault: `it wrote ${(bytes / GIB).toFixed(1)} GiB to its disk and may write ${diskGb}` });
+  }
+
+  async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number> {
+    const options = { size: true, abortSignal };
+    const { SizeRw } = (await docker.getContainer(ref).inspect(options)) as { SizeRw?: number };
+    return SizeRw ?? 0;
+  }
+
+  return {
+    async exceeded(ref, diskGb) {
+      const now = performance.now();
+      const before = known.get(ref);
+      // A container that was just made has written nothing.
+      if (!before) known.set(ref, { dueAt: now + everyMilliseconds });
+      else if (before.fault === undefined && now >= before.dueAt) {
+        known.set(ref, { dueAt: Number.POSITIVE_INFINITY }); // Until this measurement is over.
+        const pause = Promise.withResolvers<void>();
+        const timer = setTimeout(pause.resolve, PATIENCE_MILLISECONDS);
+        await Promise.race([measure(ref, diskGb), pause.promise]);
+        clearTimeout(timer);
+      }
+      return known.get(ref)?.fault;
+    },
+    forget: (ref) => void known.delete(ref),
+  };
+}

@@ -1,0 +1,197 @@
+import { type Engine, statusOf, textOf } from './engine.ts';
+
+/**
+ * Leases of different wallets must not reach each other, so no lease is in the network that the operator named: each
+ * wallet gets a bridge like it (docs/decisions/0033-what-keeps-leases-apart.md). Engines do not pass packets from one
+ * bridge to another; Podman only if it is told so. The operator's own containers in the named network are connected to
+ * the wallets' networks as well, since they are what the network is for.
+ */
+
+/** On a network and on its containers: the network's name. */
+export const NETWORK_LABEL = 'purser.network';
+
+/** The networks that engines come with. Whatever was started without a network of its own is in there. */
+const DEFAULT_NETWORKS = ['bridge', 'podman'];
+
+/** Options of a bridge that hold for another one too; a name or an address does not. */
+const COPIED_OPTIONS = [
+  'com.docker.network.driver.mtu',
+  'com.docker.network.bridge.enable_icc',
+  'com.docker.network.bridge.enable_ip_masquerade',
+  'mtu',
+];
+
+type Network = {
+  name: string;
+  driver: string;
+  internal: boolean;
+  created: string;
+  options?: Record<string, string> | null;
+  labels?: Record<string, string> | null;
+};
+/** A network in the words of the Docker Engine API. */
+type DockerNetwork = {
+  Name: string;
+  Driver: string;
+  Internal: boolean;
+  Created: string;
+  Options?: Record<string, string> | null;
+  Labels?: Record<string, string> | null;
+};
+const fromDocker = ({ Name, Driver, Internal, Created, Options, Labels }: DockerNetwork): Network => ({
+  ...{ name: Name, driver: Driver, internal: Internal, created: Created },
+  ...{ options: Options ?? {}, labels: Labels ?? {} },
+});
+type Attached = {
+  Name: string;
+  Config: { Labels: Record<string, string> | null };
+  NetworkSettings: { Networks: Record<string, { Aliases?: string[] | null }> };
+};
+
+/** No subnet is left for another network. */
+export class NoSubnet extends Error {}
+
+export type WalletNetworks = {
+  /**
+   * Makes the network `name` if it is not there, and runs `make` with the network that a container has to be in; the
+   * network is not removed meanwhile. Throws `NoSubnet`.
+   */
+  within<T>(name: string, make: (network: string) => Promise<T>): Promise<T>;
+  /** Removes a network that Purser made, unless a container is in it. */
+  release(name: string): Promise<void>;
+  /** Networks that Purser made, and that no container is in. */
+  listUnused(prefix: string): Promise<{ name: string; createdAt: number }[]>;
+};
+
+/** `template` is the network that the operator named, or `none`. */
+export function createWalletNetworks(engine: Engine, template: string): WalletNetworks {
+  const { docker, ask } = engine;
+  const serially = createQueues();
+
+  /**
+   * Podman is asked by its own API only. Its Docker API does not take `isolate`, and forgets the option of a network that
+   * it shows, until the configuration is read again (4.3.1).
+   */
+  const libpod = '/v4.0.0/libpod/networks';
+
+  async function look(name: string): Promise<Network | undefined> {
+    try {
+      if (await engine.isPodman()) return await engine.request<Network>('GET', `${libpod}/${name}/json`);
+      return fromDocker(await engine.request<DockerNetwork>('GET', `/networks/${name}`));
+    } catch (error) {
+      if (statusOf(error) === 404) return undefined;
+      throw error;
+    }
+  }
+
+  async function listMade(): Promise<Network[]> {
+    const query = { filters: { label: [NETWORK_LABEL] } };
+    if (await engine.isPodman()) return engine.request<Network[]>('GET', `${libpod}/json?`, query);
+    return (await engine.request<DockerNetwork[]>('GET', '/networks?', query)).map(fromDocker);
+  }
+
+  async function make(name: string, { internal, options }: Network): Promise<void> {
+    const copied = Object.fromEntries(
+      Object.entries(options ?? {}).filter(([option]) => COPIED_OPTIONS.includes(option)),
+    );
+    const labels = { [NETWORK_LABEL]: name };
+    try {
+      if (await engine.isPodman())
+        await engine.request('POST', `${libpod}/create`, {
+          ...{ name, driver: 'bridge', internal, labels, dns_enabled: true },
+          options: { ...copied, isolate: 'true' },
+        });
+      else
+        await engine.request('POST', '/networks/create', {
+          ...{ Name: name, Driver: 'bridge', Internal: internal, Labels: labels },
+          ...{ CheckDuplicate: true, Options: copied },
+        });
+    } catch (error) {
+      if (/fully subnetted|non-overlapping|no free.*subnet/i.test(textOf(error))) throw new NoSubnet(textOf(error));
+      throw error;
+    }
+  }
+
+  /** The ids of the running containers in a network. */
+  const attachedTo = async (name: string) =>
+    (await ask('list', (abortSignal) => docker.listContainers({ filters: { network: [name] }, abortSignal }))).map(
+      ({ Id }) => Id,
+    );
+
+  /** Connects the operator's containers that are in the template and not in the network yet, under the same names. */
+  async function connectServices(to: string): Promise<void> {
+    if (DEFAULT_NETWORKS.includes(template)) return;
+    const there = await attachedTo(to);
+    for (const id of (await attachedTo(template)).filter((it) => !there.includes(it))) {
+      const found = (await ask('inspect', (abortSignal) => docker.getContainer(id).inspect({ abortSignal })).catch(
+        () => undefined, // It may have ended.
+      )) as Attached | undefined;
+      // A lease of an earlier release is in the template itself.
+      if (!found || Object.keys(found.Config.Labels ?? {}).some((it) => it.startsWith('purser.'))) continue;
+      const names = found.NetworkSettings.Networks[template]?.Aliases ?? [];
+      const Aliases = [...new Set([found.Name.replace(/^\//, ''), ...names])].filter((it) => !id.startsWith(it));
+      // The operator's container keeps its way out.
+      const EndpointConfig = { Aliases, GwPriority: -1 };
+      await engine.request('POST', `/networks/${to}/connect`, { Container: id, EndpointConfig });
+    }
+  }
+
+  async function prepare(name: string): Promise<string> {
+    const from = await look(template);
+    // A bridge is all that can be made again: others are bound to a device, or span machines. `check` names them.
+    if (from?.driver !== 'bridge') return template;
+    if (!(await look(name))) await make(name, from);
+    await connectServices(name);
+    return name;
+  }
+
+  const members = (name?: string) =>
+    ask('list', (abortSignal) =>
+      docker.listContainers({
+        all: true,
+        filters: { label: [name === undefined ? NETWORK_LABEL : `${NETWORK_LABEL}=${name}`] },
+        abortSignal,
+      }),
+    );
+
+  return {
+    within: (name, make) =>
+      template === 'none' ? make(template) : serially(name, async () => make(await prepare(name))),
+
+    release: (name) =>
+      serially(name, async () => {
+        const found = await look(name);
+        if (found?.labels?.[NETWORK_LABEL] !== name || (await members(name)).length) return;
+        const network = docker.getNetwork(name);
+        for (const Container of await attachedTo(name))
+          await ask('disconnect', (abortSignal) => network.disconnect({ Container, Force: true, abortSignal }));
+        await ask('network', (abortSignal) => network.remove({ abortSignal }));
+      }),
+
+    async listUnused(prefix) {
+      const ours = (await listMade()).filter(
+        ({ name, labels }) => name.startsWith(prefix) && labels?.[NETWORK_LABEL] === name,
+      );
+      if (!ours.length) return [];
+      const used = new Set((await members()).map(({ Labels }) => Labels[NETWORK_LABEL]));
+      return ours
+        .filter(({ name }) => !used.has(name))
+        .map(({ name, created }) => ({ name, createdAt: Math.floor(Date.parse(created) / 1000) }));
+    },
+  };
+}
+
+/** Runs what has the same name one after the other. */
+function createQueues() {
+  const last = new Map<string, Promise<unknown>>();
+  return <T>(name: string, work: () => Promise<T>): Promise<T> => {
+    const mine = (last.get(name) ?? Promise.resolve()).then(work);
+    const settled = mine
+      .catch(() => {})
+      .then(() => {
+        if (last.get(name) === settled) last.delete(name);
+      });
+    last.set(name, settled);
+    return mine;
+  };
+}

@@ -1,0 +1,16 @@
+import type { Created } from '../backend.ts';
+
+/**
+ * The outcome of a create that made nothing for certain. `reason` is a sentence without its full stop, for the caller; `words`
+ * are the provider's, for the operator and the log.
+ */
+export const refused = (
+  reason: string,
+  words?: string,
+  code: 'provider_unavailable' | 'capacity_unavailable' = 'provider_unavailable',
+): Created & { kind: 'refused' } => ({
+  kind: 'refused',
+  code,
+  reason: `${reason}. Nothing was charged.`,
+  ...(words === undefined ? {} : { words }),
+});

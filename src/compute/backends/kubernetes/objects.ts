@@ -1,0 +1,45 @@
+/** The parts of Kubernetes' objects that are used (its API reference, batch/v1 and v1). */
+
+export type Meta = {
+  name: string;
+  uid: string;
+  creationTimestamp: string;
+  deletionTimestamp?: string;
+  labels?: Record<string, string>;
+  annotations?: Record<string, string>;
+};
+type Condition = { type: string; status: string; reason?: string; message?: string };
+export type Job = {
+  metadata: Meta;
+  spec: { activeDeadlineSeconds?: number };
+  status?: { startTime?: string; conditions?: Condition[] };
+};
+type ContainerState = {
+  waiting?: { reason?: string; message?: string };
+  running?: object;
+  terminated?: { exitCode: number; reason?: string; message?: string };
+};
+export type Pod = {
+  metadata: Meta;
+  spec?: { containers?: { name: string; resources?: { limits?: Record<string, string> } }[] };
+  status?: {
+    phase?: string;
+    reason?: string;
+    message?: string;
+    conditions?: Condition[];
+    containerStatuses?: { name: string; state?: ContainerState; lastState?: ContainerState }[];
+  };
+};
+export type Event = { reason?: string; message?: string; lastTimestamp?: string; eventTime?: string };
+export type AccessReview = { status?: { allowed?: boolean; reason?: string } };
+
+export const secondsOf = (timestamp: string) => Math.floor(Date.parse(timestamp) / 1000);
+
+/** The paths of a namespace's objects. */
+export const pathsOf = (namespace: string) => ({
+  jobs: `/apis/batch/v1/namespaces/${namespace}/jobs`,
+  pods: `/api/v1/namespaces/${namespace}/pods`,
+  events: `/api/v1/namespaces/${namespace}/events`,
+  policies: `/apis/networking.k8s.io/v1/namespaces/${namespace}/networkpolicies`,
+});
+export type Paths = ReturnType<typeof pathsOf>;

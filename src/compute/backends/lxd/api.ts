@@ -1,0 +1,177 @@
+import { randomBytes } from 'node:crypto';
+import type { Duplex } from 'node:stream';
+import type { Dispatcher } from 'undici';
+import { contain } from '../../../net/contain.ts';
+import { readAnswerText } from '../../../net/read-bounded.ts';
+import { openWatchedPool } from '../../../net/watched-pool.ts';
+import { type LxdAddress, originOf } from './address.ts';
+import { lxdConnector } from './connection.ts';
+import { MessageStream } from './websocket.ts';
+
+const CONNECT_MILLISECONDS = 10_000;
+const CALL_MILLISECONDS = 30_000;
+/** The server is asked again after so long, so that a connection that died is noticed. */
+const WAIT_SECONDS = 20;
+const WORDS_MAX = 500;
+const ANSWER_BYTES_MAX = 64 * 1024 * 1024;
+
+/** The states of an operation, and of an instance (LXD, REST API, status codes). */
+export const STATUS = { running: 103, success: 200, stopped: 102, error: 112 } as const;
+
+/** LXD answered with an error, or its operation failed: what was asked for has not been done. */
+export class LxdRefusal extends Error {
+  readonly status: number;
+  constructor(message: string, status: number) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** LXD cannot be reached: it received nothing of the request. */
+export class LxdUnreachable extends Error {}
+
+/** Returns an operation that succeeded. Throws LxdRefusal for another. */
+export function succeeded(operation: Operation): Operation {
+  if (operation.status_code === STATUS.success) return operation;
+  throw new LxdRefusal(operation.err.slice(0, WORDS_MAX) || 'the operation failed', operation.status_code);
+}
+
+export const isAbsent = (error: unknown) => error instanceof LxdRefusal && error.status === 404;
+export const textOf = (error: unknown) => (error as Error).message.trim();
+
+/** Work that LXD does in the background, as its answer shows it. */
+export type Operation = {
+  id: string;
+  status_code: number;
+  err: string;
+  metadata: Record<string, unknown> | null;
+};
+
+type Answer = { type: string; error?: string; error_code?: number; metadata: unknown };
+type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+type Options = { headers?: Record<string, string>; milliseconds?: number };
+
+/** The HTTP API of LXD and Incus, in one project. A call that throws anything but a refusal may have been received. */
+export type LxdApi = {
+  socket: string;
+  /** Makes one call. Throws LxdRefusal and LxdUnreachable. A Buffer is sent as it is, anything else as JSON. */
+  ask<T>(method: Method, path: string, body?: object, options?: Options): Promise<T>;
+  /**
+   * Makes a call that starts an operation, and waits for its end. Throws LxdRefusal when the operation failed, and another
+   * error when its end is not known after `milliseconds`.
+   */
+  run(method: Method, path: string, body: object | undefined, milliseconds: number): Promise<Operation>;
+  /** Waits for the end of an operation, however long that takes, and however it ended. */
+  wait(id: string, signal?: AbortSignal): Promise<Operation>;
+  /** Connects to one of the WebSockets of an operation. */
+  connect(operation: string, secret: string): Promise<MessageStream>;
+  close(): Promise<void>;
+};
+
+export function openLxdApi(address: LxdAddress, project: string): LxdApi {
+  const { socket } = address;
+  const pool = openWatchedPool(originOf(address), {
+    pipelining: 0, // A connection that was kept open may have died, and would leave an outcome unknown.
+    connectMilliseconds: CONNECT_MILLISECONDS,
+    connect: lxdConnector(address, CONNECT_MILLISECONDS),
+  });
+  const inProject = (path: string) => `${path}${path.includes('?') ? '&' : '?'}project=${encodeURIComponent(project)}`;
+
+  async function send<R>(milliseconds: number, what: string, call: (signal: AbortSignal) => Promise<R>): Promise<R> {
+    const signal = AbortSignal.timeout(milliseconds);
+    try {
+      return await call(signal);
+    } catch (error) {
+      const why = signal.aborted ? `${what} took longer than ${milliseconds / 1000} s` : textOf(error);
+      if (pool.wasSent(signal)) throw new Error(`${socket}: ${why}`, { cause: error });
+      throw new LxdUnreachable(why, { cause: error });
+    }
+  }
+
+  async function exchange(method: Method, path: string, body?: object, options: Options = {}): Promise<Answer> {
+    const { headers = {}, milliseconds = CALL_MILLISECONDS } = options;
+    const isFile = Buffer.isBuffer(body);
+    const { status, text } = await send(milliseconds, `${method} ${path}`, async (signal) => {
+      const response = await pool.dispatcher.request({
+        path: inProject(path),
+        method: method as Dispatcher.HttpMethod,
+        headers: { ...(body && !isFile ? { 'content-type': 'application/json' } : {}), ...headers },
+        body: isFile ? body : body ? JSON.stringify(body) : null,
+        idempotent: false, // undici repeats nothing by itself.
+        signal,
+        headersTimeout: 0, // One limit for the whole call, above.
+        bodyTimeout: 0,
+      });
+      return { status: response.statusCode, text: await readAnswerText(response.body, ANSWER_BYTES_MAX) };
+    });
+    const answer = parse(text);
+    if (!answer) throw new Error(`${socket}: ${status} is no answer of LXD: ${text.slice(0, WORDS_MAX)}`);
+    if (answer.type === 'error' || status >= 400)
+      throw new LxdRefusal((answer.error ?? text).slice(0, WORDS_MAX), answer.error_code ?? status);
+    return answer;
+  }
+
+  async function ask<T>(...call: Parameters<LxdApi['ask']>): Promise<T> {
+    return (await exchange(...call)).metadata as T;
+  }
+
+  /** The operation, ended or still running after the server's own limit. */
+  const waitOnce = (id: string, seconds: number) =>
+    ask<Operation>('GET', `/1.0/operations/${id}/wait?timeout=${seconds}`, undefined, {
+      milliseconds: seconds * 1000 + CALL_MILLISECONDS,
+    }).catch((error) => {
+      // A finished operation is forgotten after some seconds, and all of them when the daemon restarts.
+      if (isAbsent(error)) throw new Error(`${socket}: the operation ${id} is not known any more`);
+      throw error;
+    });
+
+  const hasEnded = ({ status_code: code }: Operation) => code >= STATUS.success;
+
+  return {
+    socket,
+    ask,
+    close: () => pool.close(),
+
+    async run(method, path, body, milliseconds) {
+      const until = performance.now() + milliseconds;
+      let operation = await ask<Operation>(method, path, body);
+      while (!hasEnded(operation)) {
+        const left = Math.ceil((until - performance.now()) / 1000);
+        if (left <= 0) throw new Error(`${socket}: ${method} ${path} was not done within ${milliseconds / 1000} s`);
+        operation = await waitOnce(operation.id, Math.min(left, WAIT_SECONDS));
+      }
+      return succeeded(operation);
+    },
+
+    async wait(id, signal) {
+      for (;;) {
+        const operation = await waitOnce(id, WAIT_SECONDS);
+        if (hasEnded(operation)) return operation;
+        signal?.throwIfAborted();
+      }
+    },
+
+    async connect(operation, secret) {
+      const upgraded = await send(CALL_MILLISECONDS, 'a WebSocket', (signal) =>
+        pool.dispatcher.upgrade({
+          path: inProject(`/1.0/operations/${operation}/websocket?secret=${encodeURIComponent(secret)}`),
+          protocol: 'websocket',
+          headers: { 'sec-websocket-version': '13', 'sec-websocket-key': randomBytes(16).toString('base64') },
+          signal,
+        }),
+      );
+      const connection = upgraded.socket as Duplex;
+      contain(connection, (fault) => connection.destroy(fault));
+      return new MessageStream(connection);
+    },
+  };
+}
+
+function parse(text: string): Answer | undefined {
+  try {
+    const answer = JSON.parse(text) as Answer | null;
+    return answer && typeof answer === 'object' && 'type' in answer ? answer : undefined;
+  } catch {
+    return undefined;
+  }
+}

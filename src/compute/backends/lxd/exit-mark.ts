@@ -1,0 +1,51 @@
+import { Transform } from 'node:stream';
+
+/**
+ * LXD before 5.21 says that a command has ended only when nobody holds its output any more: a process that it left in the
+ * background would hold up its answer. So a shell around each command prints its exit code behind a mark, as the last on
+ * standard error.
+ */
+export const WITH_EXIT_MARK =
+  'cd "$1" 2>/dev/null; mark=$2; shift 2; "$@"; code=$?; echo "$mark$code" >&2; exit "$code"';
+
+const CODE_BYTES_MAX = 4; // Three digits and a line feed.
+
+/** Passes a stream on without the mark and its code, and says the code. */
+export function withoutMark(mark: string, found: (code: number) => void): Transform {
+  const wanted = Buffer.from(mark);
+  let held: Buffer = Buffer.alloc(0);
+  let isFound = false;
+
+  /** How many of the last bytes may be the beginning of the mark. */
+  function suspect(bytes: Buffer): number {
+    for (let count = Math.min(wanted.length - 1, bytes.length); count > 0; count--)
+      if (bytes.subarray(bytes.length - count).equals(wanted.subarray(0, count))) return count;
+    return 0;
+  }
+
+  return new Transform({
+    transform(chunk: Buffer, _, done) {
+      if (isFound) return done(null, chunk);
+      const bytes = held.length ? Buffer.concat([held, chunk]) : chunk;
+      const at = bytes.indexOf(wanted);
+      if (at < 0) {
+        const plain = bytes.length - suspect(bytes);
+        held = bytes.subarray(plain);
+        return plain ? done(null, bytes.subarray(0, plain)) : done();
+      }
+      if (at > 0) this.push(bytes.subarray(0, at));
+      held = bytes.subarray(at);
+      const code = held.subarray(wanted.length, wanted.length + CODE_BYTES_MAX);
+      const end = code.indexOf('\n');
+      if (end < 0) return done();
+      isFound = true;
+      found(Number(code.subarray(0, end).toString()));
+      const rest = held.subarray(wanted.length + end + 1);
+      held = Buffer.alloc(0);
+      return rest.length ? done(null, rest) : done();
+    },
+    flush(done) {
+      done(null, held.length && !isFound ? held : null);
+    },
+  });
+}

@@ -1,0 +1,45 @@
+import { deadline } from '../../net/deadline.ts';
+
+/** Offers are asked for often, and asking an engine takes a process or a connection. */
+const KEPT_MILLISECONDS = 3000;
+/** Whoever asks for offers waits at most this long for the engine; then an earlier answer counts, if it is not too old. */
+const WAIT_MILLISECONDS = 2000;
+const OLDEST_MILLISECONDS = 15_000;
+
+/** What an engine said a few seconds ago, for offers. */
+export type Recent<T> = {
+  /** Asks the engine unless that was done just now. Undefined if it fails, or has not answered for too long. */
+  get(): Promise<T | undefined>;
+  /** Forgets the answer: something has changed that it would not show. */
+  forget(): void;
+};
+
+/** Concurrent callers share one question, and no other is asked while it hangs. */
+export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
+  let asked: Promise<T | undefined> | undefined;
+  let last: { answer: T | undefined; at: number } | undefined;
+  const age = () => (last ? performance.now() - last.at : Number.POSITIVE_INFINITY);
+
+  function begin(): Promise<T | undefined> {
+    const mine = ask()
+      .catch(() => undefined)
+      .then((answer) => {
+        if (asked !== mine) return answer; // It was forgotten meanwhile.
+        last = { answer, at: performance.now() };
+        asked = undefined;
+        return answer;
+      });
+    return mine;
+  }
+  return {
+    async get() {
+      if (age() < KEPT_MILLISECONDS) return last?.answer;
+      asked ??= begin();
+      return deadline(asked, WAIT_MILLISECONDS, () => (age() < OLDEST_MILLISECONDS ? last?.answer : undefined));
+    },
+    forget() {
+      asked = undefined;
+      last = undefined;
+    },
+  };
+}

@@ -1,0 +1,47 @@
+import { Refusal } from '../refusal.ts';
+import type { Backend } from './backend.ts';
+
+/** Hears of every call of a backend: `ok`, `failed`, the kind of another outcome, or the code of a refusal. */
+export type BackendCalled = (call: string, code: string, seconds: number) => void;
+
+const CALLS = new Set<string | symbol>([
+  'quote',
+  'create',
+  'find',
+  'inspect',
+  'extend',
+  'destroy',
+  'listOwned',
+  'prove',
+  'exec',
+  'upload',
+  'session',
+] satisfies (keyof Backend)[]);
+
+/** Returns a backend that does what this one does, and tells how each call ended and how long it took. */
+export function countedBackend(backend: Backend, called: BackendCalled): Backend {
+  return new Proxy(backend, {
+    get(target, name) {
+      const value: unknown = Reflect.get(target, name, target);
+      if (typeof value !== 'function' || !CALLS.has(name)) return value;
+      return async (...args: unknown[]) => {
+        const began = performance.now();
+        const tell = (code: string) => called(name as string, code, (performance.now() - began) / 1000);
+        try {
+          const result: unknown = await Reflect.apply(value, target, args);
+          tell(codeOf(name, result));
+          return result;
+        } catch (error) {
+          tell(error instanceof Refusal ? error.code : 'failed');
+          throw error;
+        }
+      };
+    },
+  });
+}
+
+/** The outcomes of `create` and `extend` that are no error of the call. */
+function codeOf(name: string | symbol, result: unknown): string {
+  const { kind } = (name === 'create' || name === 'extend' ? result : {}) as { kind?: string };
+  return kind === undefined || kind === 'created' || kind === 'done' ? 'ok' : kind;
+}

@@ -1,0 +1,44 @@
+import { deadline } from '../net/deadline.ts';
+import type { Backend, Offer, Spec, SpecOne, SpecThree, SpecTwo } from './backend.ts';
+import type { Fill } from './settings.ts';
+
+/** How long a backend has to say what is free. */
+const ASK_MILLISECONDS = 2000;
+
+/**
+ * Returns the candidates for a new machine in the order in which they are asked. `in_order` is the order of the settings;
+ * with `most_free` the one comes first where the most machines of this spec still fit. One that cannot say has none, and
+ * where they are equal the settings decide. One that fails at the moment comes last.
+ */
+export async function ordered<C extends { backend: Backend }>(
+  candidates: readonly [C, ...C[]],
+  fill: Fill,
+  spec: Spec,
+  isFailing: (candidate: C) => boolean,
+): Promise<[C, ...C[]]> {
+  if (candidates.length === 1) return [candidates[0]];
+  const counted = await Promise.all(
+    candidates.map(async (it) => ({ it, free: fill === 'most_free' ? await freeFor(it.backend, spec) : 0 })),
+  );
+  return counted
+    .sort((a, b) => Number(isFailing(a.it)) - Number(isFailing(b.it)) || b.free - a.free)
+    .map(({ it }) => it) as [C, ...C[]];
+}
+
+/** Returns how many more machines of the spec the backend has room for; 0 when it does not say so in time. */
+async function freeFor(backend: Backend, spec: Spec): Promise<number> {
+  const asked = backend.freeFor
+    ? backend.freeFor(spec)
+    : backend.offers().then((offers) => offers.filter((it) => it.available && isOf(it, spec)).length);
+  return deadline(
+    asked.catch(() => 0),
+    ASK_MILLISECONDS,
+    () => 0,
+  );
+}
+
+/** Whether an offer is of the kind that the spec asks for. */
+function isOf({ spec: offered }: Offer, spec: Spec): boolean {
+  const kind = (it: Spec) => (it as SpecThree).offer_id ?? (it as SpecTwo).chip ?? (it as SpecOne).gpu;
+  return kind(offered) === kind(spec);
+}

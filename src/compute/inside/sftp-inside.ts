@@ -1,0 +1,126 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import type { Readable } from 'node:stream';
+import { collectPieces } from '../../net/pieces.ts';
+import type { Session } from '../backend.ts';
+import { faultOf } from './sftp-fault.ts';
+
+/** Milliseconds without a byte from the machine after which a request fails. Generous, as 1 MiB takes a while on a slow line. */
+const SILENCE_MILLISECONDS = 120_000;
+const WORDS_BYTES_MAX = 4096;
+/** Bytes kept to match the last line of an answer; that line is shorter. */
+const END_BYTES = 64;
+
+/** The session in the machine has ended or does not respond. The last request may or may not have taken effect. */
+export class InsideLost extends Error {}
+
+export type Question = {
+  verb: string;
+  words?: (Buffer | string | number)[];
+  /** Data that follows the request on standard input; the verb reads exactly these bytes. */
+  input?: Buffer[];
+  /** The longest answer; a longer one is discarded and throws SftpFault. */
+  answerBytesMax?: number;
+  /** Counts bytes of the answer. When it returns false, the answer is discarded like one that is too long. */
+  take?: (bytes: number) => boolean;
+};
+
+export type Inside = {
+  /** Runs a verb. Returns its standard output and the token of the request. Throws SftpFault and InsideLost. */
+  ask(question: Question): Promise<{ output: Buffer; token: string }>;
+};
+
+/** Opens a client of `SFTP_SCRIPT` in a machine. Requests are sent one at a time. */
+export function createInside({ stdin, stdout, stderr, ended, kill }: Session): Inside {
+  let lost: InsideLost | undefined;
+  /** Rejects the pending request, if there is one. */
+  let giveUp: ((lost: InsideLost) => void) | undefined;
+  function lose(reason: string) {
+    lost ??= new InsideLost(reason);
+    giveUp?.(lost);
+  }
+  void ended.then(
+    () => lose('the session in the machine has ended'),
+    (error: Error) => lose(error.message),
+  );
+  stdin.on('error', () => lose('the session in the machine takes no more input'));
+  const out = createListener(stdout, lose);
+  const err = createListener(stderr as Readable, lose);
+
+  async function ask({ verb, words = [], input, answerBytesMax = WORDS_BYTES_MAX, take }: Question) {
+    assert(!giveUp, 'the script is asked one thing at a time');
+    if (lost) throw lost;
+    const { promise: loss, reject } = Promise.withResolvers<never>();
+    giveUp = reject;
+    const token = randomBytes(16).toString('hex');
+    const silence = setTimeout(() => {
+      lose(`the machine was silent for ${SILENCE_MILLISECONDS / 1000} s`);
+      kill();
+    }, SILENCE_MILLISECONDS);
+    try {
+      const answered = Promise.all([
+        out.until(new RegExp(`${token} (\\d{1,3})\\n$`), answerBytesMax, () => silence.refresh(), take),
+        err.until(new RegExp(`${token}\\n$`), WORDS_BYTES_MAX, () => silence.refresh()),
+      ]);
+      stdin.write(`${[token, verb, ...words.map(wordOf)].join(' ')}\n`);
+      for (const piece of input ?? []) stdin.write(piece);
+      const [output, errors] = await Promise.race([answered, loss]);
+      if (output.end[1] === '0') {
+        if (output.isCut) throw faultOf('the answer is too large');
+        return { output: output.bytes, token };
+      }
+      if (input) stdin.write(`\n${token}\n`);
+      throw faultOf(errors.bytes.toString());
+    } finally {
+      clearTimeout(silence);
+      giveUp = undefined;
+    }
+  }
+  return { ask };
+}
+
+/** Encodes an argument: all but plainly harmless characters become octal escapes of `printf %b`. */
+function wordOf(it: Buffer | string | number): string {
+  const bytes = Buffer.isBuffer(it) ? it : Buffer.from(String(it));
+  return bytes
+    .toString('latin1')
+    .replace(/[^A-Za-z0-9/._:=+-]/g, (one) => `\\0${one.charCodeAt(0).toString(8).padStart(3, '0')}`);
+}
+
+type Heard = { bytes: Buffer; end: RegExpExecArray; isCut: boolean };
+
+/** Reads answers from a stream, each up to an expected end. Unexpected output breaks the session. */
+function createListener(stream: Readable, lose: (reason: string) => void) {
+  let listen: ((chunk: Buffer) => void) | undefined;
+  stream.on('error', () => {}); // `ended` reports the error.
+  stream.on('data', (chunk: Buffer) => {
+    if (listen) listen(chunk);
+    else lose('the session in the machine speaks without being asked');
+  });
+  return {
+    until: (end: RegExp, bytesMax: number, active: () => void, take = (_bytes: number) => true) =>
+      new Promise<Heard>((resolve) => {
+        const pieces = collectPieces();
+        let length = 0;
+        let isCut = false;
+        let last: Buffer = Buffer.alloc(0);
+        listen = (chunk) => {
+          active();
+          last = Buffer.concat([last, chunk.subarray(-END_BYTES)]).subarray(-END_BYTES);
+          length += chunk.length;
+          if (!isCut && !take(chunk.length)) {
+            isCut = true;
+            pieces.clear();
+          }
+          isCut ||= length > bytesMax + END_BYTES;
+          if (!isCut) pieces.add(chunk);
+          const found = end.exec(last.toString('latin1'));
+          if (!found) return;
+          listen = undefined;
+          const whole = pieces.whole();
+          isCut ||= length - found[0].length > bytesMax;
+          resolve({ bytes: isCut ? whole : whole.subarray(0, -found[0].length), end: found, isCut });
+        };
+      }),
+  };
+}

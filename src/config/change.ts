@@ -1,0 +1,99 @@
+import { Refusal } from '../refusal.ts';
+import type { Config, Secrets } from './config.ts';
+
+/** Reads the settings again and applies them, all or nothing. Throws `conflict`, saying why nothing was changed. */
+export type Reload = () => Promise<Change>;
+
+export type Settings = { config: Config; secrets: Secrets };
+/** What a reload changes, by name. */
+export type Change = { models: ListChange; upstreams: ListChange; receivers: ListChange; settings: string[] };
+type ListChange = { added: string[]; removed: string[]; changed: string[] };
+
+/** Settings that a reload changes, beside models, upstreams and receivers of events, with their names in purser.yaml. */
+const CHANGEABLE = {
+  limits: 'limits',
+  backup: 'backup',
+  closeWaitSeconds: 'close_wait_seconds',
+  drainSeconds: 'drain_seconds',
+  childWallets: 'child_wallets',
+  keep: 'keep',
+  trustedProxies: 'trusted_proxies',
+  logLevel: 'log_level',
+} as const satisfies Partial<Record<keyof Config, string>>;
+
+/** Settings that only a start changes. */
+const FIXED = {
+  listen: 'listen',
+  publicUrl: 'public_url',
+  metrics: 'metrics',
+  opentelemetry: 'opentelemetry',
+  ui: 'ui',
+  ssh: 'ssh',
+  ports: 'ports',
+  compute: 'compute',
+  identity: 'identity',
+  billing: 'billing',
+  transfer: 'transfer',
+} as const satisfies Record<
+  Exclude<keyof Config, keyof typeof CHANGEABLE | 'dataDirectory' | 'file' | 'router' | 'events'>,
+  string
+>;
+
+/** Returns what is different. Throws `conflict` when a setting is that only a start changes, with the names of all such. */
+export function changeOf(before: Settings, after: Settings): Change {
+  const isOther = (read: (it: Settings) => unknown) => !isSame(read(before), read(after));
+  const fixed = Object.entries(FIXED).flatMap(([key, name]) => {
+    const read = (it: Settings) => [it.config[key as keyof typeof FIXED], secretsOf(key as keyof typeof FIXED, it)];
+    return isOther(read) ? [name] : [];
+  });
+  if (fixed.length) {
+    const [verb, them] = fixed.length > 1 ? ['need', 'them'] : ['needs', 'it'];
+    throw new Refusal(
+      'conflict',
+      `Nothing was changed: a change of ${fixed.join(', ')} ${verb} a restart. Restart Purser, or put ${them} back and reload.`,
+    );
+  }
+  const upstream = ({ config, secrets }: Settings) =>
+    config.router.upstreams.map((it) => [it.name, [it, secrets.upstreamKeys.get(it.name)]] as const);
+  const model = ({ config }: Settings) => config.router.models.map((it) => [it.id, it] as const);
+  const receiver = ({ config, secrets }: Settings) =>
+    config.events.receivers.map((it) => [it.name, [it, secrets.receivers.get(it.name)]] as const);
+  const settings = Object.entries(CHANGEABLE).flatMap(([key, name]) =>
+    isOther(({ config }) => config[key as keyof typeof CHANGEABLE]) ? [name] : [],
+  );
+  return {
+    models: listChange(model(before), model(after)),
+    upstreams: listChange(upstream(before), upstream(after)),
+    receivers: listChange(receiver(before), receiver(after)),
+    settings: [
+      ...settings,
+      ...(isOther(({ config }) => config.router.uncertain) ? ['router.uncertain'] : []),
+      ...(isOther(({ config }) => config.events.accountLowCents) ? ['events.account_low_cents'] : []),
+    ],
+  };
+}
+
+function secretsOf(key: keyof typeof FIXED, { secrets }: Settings): unknown {
+  if (key === 'compute') return [...secrets.slotKeys];
+  if (key === 'billing') return secrets.billingKeys;
+  if (key === 'opentelemetry') return secrets.collectorHeaders;
+  if (key === 'identity') return secrets.clientSecret;
+  return key === 'transfer' ? secrets.transferKeys : undefined;
+}
+
+function listChange(
+  before: (readonly [name: string, value: unknown])[],
+  after: (readonly [name: string, value: unknown])[],
+): ListChange {
+  const [was, is] = [new Map(before), new Map(after)];
+  return {
+    added: [...is.keys()].filter((name) => !was.has(name)),
+    removed: [...was.keys()].filter((name) => !is.has(name)),
+    changed: [...is].filter(([name, value]) => was.has(name) && !isSame(was.get(name), value)).map(([name]) => name),
+  };
+}
+
+function isSame(a: unknown, b: unknown): boolean {
+  const text = (it: unknown) => JSON.stringify(it, (_, value) => (typeof value === 'bigint' ? `${value}n` : value));
+  return text(a) === text(b);
+}

@@ -1,0 +1,116 @@
+import * as v from 'valibot';
+import { wholeSeconds } from './router.ts';
+
+/** Everything that Purser tells to receivers (docs/events.md). */
+export const EVENT_TYPES = [
+  'wallet.threshold',
+  'wallet.closed',
+  'wallet.refilled',
+  'account.low',
+  'operation.uncertain',
+  'lease.ended',
+  'lease.trouble',
+  'upstream.down',
+  'upstream.up',
+  'disk.low',
+  'frozen',
+  'test',
+] as const;
+export type EventType = (typeof EVENT_TYPES)[number];
+
+/** The shortest signing secret, in bytes. */
+const SECRET_BYTES_MIN = 16;
+const BASE64 = /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
+const PREFIX = 'whsec_';
+
+/** Returns the key that a secret stands for: base64 after `whsec_` (Standard Webhooks), otherwise its own bytes. */
+export function signingKey(secret: string): Buffer {
+  return secret.startsWith(PREFIX) ? Buffer.from(secret.slice(PREFIX.length), 'base64') : Buffer.from(secret);
+}
+
+const endpoint = v.pipe(
+  v.string(),
+  v.check(
+    (text) => /^https?:\/\/[^\s#]+$/.test(text) && URL.canParse(text),
+    'not an http:// or https:// address without a fragment',
+  ),
+  v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password, which would not be sent'),
+);
+
+const Receiver = v.pipe(
+  v.strictObject({
+    url: endpoint,
+    /** Its name in lists, logs and metrics; the host of its address unless given. */
+    name: v.optional(v.pipe(v.string(), v.regex(/^[\w.:-]{1,60}$/, 'must be 1 to 60 letters, digits or . : _ -'))),
+    secret: v.optional(
+      v.pipe(
+        v.string(),
+        v.check(
+          (text) => !text.startsWith(PREFIX) || BASE64.test(text.slice(PREFIX.length)),
+          'is no base64 after whsec_',
+        ),
+        v.check(
+          (text) => signingKey(text).length >= SECRET_BYTES_MIN,
+          `must stand for ${SECRET_BYTES_MIN} bytes or more`,
+        ),
+      ),
+    ),
+    /** The types that it gets; all unless given. */
+    types: v.optional(v.pipe(v.array(v.picklist(EVENT_TYPES)), v.minLength(1, 'must name at least one type'))),
+    /** `json` is the event itself; `slack` is `{"text": sentence}`, and `text` the sentence alone. */
+    format: v.optional(v.picklist(['json', 'slack', 'text']), 'json'),
+    /** How long an answer may take. */
+    timeout_seconds: v.optional(wholeSeconds(1, 60), 10),
+  }),
+  v.forward(
+    v.partialCheck(
+      [['secret'], ['format']],
+      ({ secret, format }) => format !== 'json' || secret !== undefined,
+      'is required: without it the receiver cannot tell who sent an event',
+    ),
+    ['secret'],
+  ),
+  v.transform((it) => ({ ...it, name: it.name ?? new URL(it.url).host })),
+);
+
+/** Receivers of signed events (design, section 13). */
+export const EventSettings = v.strictObject({
+  receivers: v.optional(
+    v.pipe(
+      v.array(Receiver),
+      v.check(
+        (list) => new Set(list.map(({ name }) => name)).size === list.length,
+        'two receivers have the same name: give each a name of its own',
+      ),
+    ),
+    [],
+  ),
+  /** An account whose available credit falls below this is told as `account.low`; never if unset. */
+  account_low_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(100_000_000_000))),
+});
+type Parsed = v.InferOutput<typeof EventSettings>;
+
+/**
+ * A receiver without its secrets. The path and the query of its address are among them: whoever knows those of a chat
+ * service may post there. `origin` is the rest.
+ */
+export type ReceiverConfig = Omit<Parsed['receivers'][number], 'url' | 'secret'> & { origin: string };
+export type ReceiverSecrets = Pick<Parsed['receivers'][number], 'url' | 'secret'>;
+export type EventConfig = { receivers: readonly ReceiverConfig[]; accountLowCents: number | undefined };
+
+/** Separates the receivers from their secrets, by name. */
+export function splitReceivers(parsed: Parsed): {
+  events: EventConfig;
+  receivers: ReadonlyMap<string, ReceiverSecrets>;
+} {
+  return {
+    events: {
+      receivers: parsed.receivers.map(({ url, secret: _, ...receiver }) => ({
+        ...receiver,
+        origin: new URL(url).origin,
+      })),
+      accountLowCents: parsed.account_low_cents,
+    },
+    receivers: new Map(parsed.receivers.map(({ name, url, secret }) => [name, { url, secret }])),
+  };
+}

@@ -1,0 +1,145 @@
+import { isMap, isSeq, parseDocument, type Scalar, type YAMLMap } from 'yaml';
+import { formatUsd, Nanos, parseDecimal } from '../money.ts';
+import { ConfigurationFault } from './fault.ts';
+import type { ListedModel } from './price-list.ts';
+import { hideVariables, showVariables } from './variables.ts';
+import { createEdits } from './yaml-edits.ts';
+
+/** A price that differs from the list's, in USD: of a million tokens, or of a request or an image. */
+export type PriceChange = {
+  model: string;
+  upstream: string;
+  price: string;
+  before_usd: string | null;
+  after_usd: string;
+};
+export type ImportedPrices = {
+  /** The file as it would be: comments stay. */
+  text: string;
+  changes: PriceChange[];
+  /** Models that the list does not have, or has under several names at different prices. */
+  unmatched: { model: string; upstream: string; candidates: string[] }[];
+  /** Models whose long prompts cost more by the list: their tiers have to be written by hand. */
+  tiered: string[];
+};
+export type ImportOrder = {
+  list: ReadonlyMap<string, ListedModel>;
+  /** Names in the list by the ids of models that go by another name there. */
+  names: ReadonlyMap<string, string>;
+  /** Models of the list to be added, all at this upstream. */
+  add: { names: readonly string[]; upstream: string | undefined };
+};
+
+const TOKEN_DECIMALS = 15;
+const OUTPUT_TOKENS_MAX = 8192;
+const EACH = new Set(['request', 'image']);
+
+/**
+ * Compares the prices of a settings file with a price list, and writes the list's into a copy of its text. `file` is only
+ * named in faults. Throws ConfigurationFault for a file that cannot be edited, and for models or an upstream to be added that
+ * are not there.
+ */
+export function importPrices(file: string, source: string, { list, names, add }: ImportOrder): ImportedPrices {
+  const hidden = hideVariables(source);
+  const document = parseDocument(hidden, { prettyErrors: false });
+  const edits = createEdits(hidden);
+  const fault = (text: string) => new ConfigurationFault([`${file}: ${text}`]);
+  if (document.errors.length) throw fault('it is not YAML: purser config check');
+  const router = document.get('router');
+  const models = itemsOf(router, 'models');
+  const found: ImportedPrices = { text: source, changes: [], unmatched: [], tiered: [] };
+  for (const model of models) {
+    const id = String(model.get('id'));
+    const fallbacks = itemsOf(model, 'fallbacks').filter(pricingOf); // Without a price a fallback has the model's.
+    for (const route of [model, ...fallbacks])
+      compare(route, id, names.get(id) ?? String(route.get('upstream_model') ?? model.get('upstream_model') ?? id));
+  }
+  const added = add.names.map(modelOf);
+  if (added.length) edits.addItems(router as YAMLMap, 'models', added);
+  if (found.changes.length) found.text = showVariables(edits.apply());
+  return found;
+
+  function compare(route: YAMLMap, id: string, name: string): void {
+    const upstream = String(route.get('upstream'));
+    const candidates = candidatesFor(list, name);
+    const listed = list.get(candidates[0] ?? '');
+    if (!listed || candidates.length > 1) {
+      found.unmatched.push({ model: id, upstream, candidates });
+      return;
+    }
+    if (listed.hasTiers) found.tiered.push(id);
+    const key = pricingOf(route);
+    const pricing = key && route.get(key);
+    if (key && (!isMap(pricing) || !pricing.items.length))
+      throw fault(`the price of ${id} is not written as a map: change it by hand`);
+    const fresh: Record<string, string> = {};
+    for (const [price, { usd, perToken }] of pricesOf(listed)) {
+      const node = isMap(pricing) ? (pricing.get(price, true) as Scalar | undefined) : undefined;
+      const isPerToken = key === 'pricing' && !EACH.has(price);
+      const before = node && usdOf(node.source ?? String(node.value), isPerToken);
+      if (before === usd) continue;
+      found.changes.push({ model: id, upstream, price, before_usd: before ?? null, after_usd: usd });
+      const after = isPerToken ? perToken : usd;
+      if (node) edits.replace(node, JSON.stringify(after));
+      else if (isMap(pricing)) edits.addPair(pricing, price, after);
+      else fresh[price] = after;
+    }
+    if (!key) edits.addPair(route, 'pricing_per_million', fresh);
+  }
+
+  function modelOf(name: string): Record<string, unknown> {
+    const listed = list.get(name);
+    if (!listed) throw new ConfigurationFault([`the list has no ${JSON.stringify(name)} with a price of a token`]);
+    const { upstream } = add;
+    if (!isMap(router) || !itemsOf(router, 'upstreams').some((it) => it.get('name') === upstream))
+      throw fault(`there is no upstream ${JSON.stringify(upstream)} to add ${name} at: name one with --upstream`);
+    const { contextLength, maxOutputTokens, kind, upstreamModel: id } = listed;
+    if (!contextLength) throw fault(`the list does not say the context length of ${name}: add it by hand`);
+    if (models.some((it) => String(it.get('id')) === id)) throw fault(`it has a model ${id} already`);
+    const prices = pricesOf(listed);
+    for (const [price, { usd }] of prices)
+      found.changes.push({ model: id, upstream: upstream as string, price, before_usd: null, after_usd: usd });
+    if (listed.hasTiers) found.tiered.push(id);
+    return {
+      id,
+      ...(kind === 'chat' ? {} : { kind }),
+      upstream,
+      context_length: contextLength,
+      ...(kind === 'chat' ? { max_output_tokens: maxOutputTokens ?? Math.min(OUTPUT_TOKENS_MAX, contextLength) } : {}),
+      pricing_per_million: Object.fromEntries(prices.map(([price, { usd }]) => [price, usd])),
+    };
+  }
+}
+
+const itemsOf = (map: unknown, key: string): YAMLMap[] => {
+  const list = isMap(map) ? map.get(key) : undefined;
+  return isSeq(list) ? list.items.filter((it): it is YAMLMap => isMap(it)) : [];
+};
+
+/** The prices of a list as they are told and written: USD of a million tokens, a request, an image; and USD of one token. */
+const pricesOf = ({ prices }: ListedModel) =>
+  Object.entries(prices).map(
+    ([price, perToken]) => [price, { perToken, usd: usdOf(perToken, !EACH.has(price)) }] as const,
+  );
+
+const pricingOf = (route: YAMLMap) => (['pricing', 'pricing_per_million'] as const).find((it) => route.has(it));
+
+/** A price as USD of a million tokens, or of one request; as it is where it is no price. */
+function usdOf(text: string, isPerToken: boolean): string {
+  try {
+    return formatUsd(Nanos(parseDecimal(text, isPerToken ? TOKEN_DECIMALS : 9)));
+  } catch {
+    return text;
+  }
+}
+
+/**
+ * Returns the name of a model in the list: its own, else the one that ends in it after a provider's name. Names that differ
+ * in no price count as one; of several that do, all are returned.
+ */
+function candidatesFor(list: ReadonlyMap<string, ListedModel>, name: string): string[] {
+  if (list.has(name)) return [name];
+  const ending = [...list.keys()].filter((it) => it.endsWith(`/${name}`));
+  const prices = new Set(ending.map((it) => JSON.stringify(list.get(it)?.prices)));
+  return prices.size === 1 ? ending.slice(0, 1) : ending;
+}

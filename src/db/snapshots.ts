@@ -1,0 +1,34 @@
+import type { Database as Client, Statement } from 'better-sqlite3';
+
+/**
+ * Has all reads of one turn of the event loop see the same rows, though another thread writes meanwhile: the first read of a
+ * turn begins a transaction, which ends with the turn. Returns what ends it early: called when a write is known to be on
+ * disk, so that whoever waited for it reads it.
+ */
+export function holdSnapshots(client: Client): () => void {
+  const begin = client.prepare('begin');
+  const commit = client.prepare('commit');
+  const prepare = client.prepare.bind(client) as (sql: string) => Statement;
+  const end = () => {
+    if (client.open && client.inTransaction) commit.run();
+  };
+  const hold = () => {
+    if (client.inTransaction) return;
+    begin.run();
+    setImmediate(end);
+  };
+  client.prepare = ((sql: string) => {
+    const statement = prepare(sql);
+    for (const name of ['get', 'all', 'iterate'] as const) {
+      const read = statement[name].bind(statement) as (...values: unknown[]) => unknown;
+      Object.assign(statement, {
+        [name](...values: unknown[]) {
+          hold();
+          return read(...values);
+        },
+      });
+    }
+    return statement;
+  }) as Client['prepare'];
+  return end;
+}

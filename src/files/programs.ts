@@ -1,0 +1,29 @@
+import { execFile } from 'node:child_process';
+import { accessSync, constants, realpathSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+
+const run = promisify(execFile);
+const RUN_MILLISECONDS = 5000;
+
+/** Returns what a program prints, whatever its exit code. Undefined if it is missing, hangs or prints nothing. */
+export async function outputOf(program: string, ...args: string[]): Promise<string | undefined> {
+  const output = await run(program, args, { timeout: RUN_MILLISECONDS, killSignal: 'SIGKILL', env: {} }).catch(
+    (error: { stdout?: string }) => ({ stdout: error.stdout ?? '' }),
+  );
+  return output.stdout.trim() || undefined;
+}
+
+/** Returns every program of this name on the search path, each once. */
+export function findPrograms(name: string, searchPath: readonly string[]): string[] {
+  const found = searchPath.flatMap((directory) => {
+    try {
+      const file = realpathSync(join(directory, name));
+      accessSync(file, constants.X_OK);
+      return [[file, join(directory, name)] as const];
+    } catch {
+      return [];
+    }
+  });
+  return [...new Map(found.reverse()).values()].reverse();
+}

@@ -1,0 +1,13 @@
+const CHARACTER_BYTES_MAX = 4;
+
+/** How many bytes of UTF-8 there are without a character that is cut at the end. */
+export function completeLength(bytes: Buffer): number {
+  for (let back = 1; back < CHARACTER_BYTES_MAX && back <= bytes.length; back++) {
+    const byte = bytes[bytes.length - back] as number;
+    if (byte < 0x80) break;
+    if (byte < 0xc0) continue; // It continues a character.
+    const length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    return length > back ? bytes.length - back : bytes.length;
+  }
+  return bytes.length;
+}

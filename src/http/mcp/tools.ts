@@ -1,0 +1,197 @@
+import type { ToolAnnotations } from '@modelcontextprotocol/server';
+import * as v from 'valibot';
+import { Id } from '../../wire/parts.ts';
+import type { Endpoint } from '../endpoint.ts';
+import { type JsonObject, jsonSchema } from '../openapi.ts';
+import { readBudget } from '../routes/budget.ts';
+import * as compute from '../routes/compute.ts';
+import * as inside from '../routes/inside.ts';
+import * as processes from '../routes/process.ts';
+import * as run from '../routes/run.ts';
+
+/** A tool, and the endpoint that a call of it is. */
+export type Tool = {
+  description: string;
+  endpoint: Endpoint;
+  /** The endpoint when the argument `id` is left out. */
+  withoutId?: Endpoint;
+  annotations: ToolAnnotations;
+};
+
+/** What clients may assume of a tool. Nothing that a wallet does reaches beyond this installation's own providers. */
+const READS: ToolAnnotations = { readOnlyHint: true, openWorldHint: false };
+const ADDS: ToolAnnotations = {
+  readOnlyHint: false,
+  destructiveHint: false,
+  idempotentHint: true,
+  openWorldHint: false,
+};
+const ENDS: ToolAnnotations = {
+  readOnlyHint: false,
+  destructiveHint: true,
+  idempotentHint: true,
+  openWorldHint: false,
+};
+
+/** The tools by name (design, section 14). */
+export const TOOLS: Record<string, Tool> = {
+  wallet_budget: {
+    description:
+      'Read how much money is left. Free. Returns US dollars as exact decimal strings: budget_usd (given in all), used_usd (spent), held_usd (set aside for what is running), delegated_usd (handed to child wallets) and available_usd, which is what new calls can spend; also expires_at (Unix seconds), when the wallet ends and everything it rented is stopped.',
+    endpoint: readBudget,
+    annotations: READS,
+  },
+  compute_offers: {
+    description:
+      'List the machines that can be rented. Free. Each offer has provider, spec, price_hourly_usd (US dollars an hour), min_seconds, max_seconds, supports_extension, and available (false: there is no capacity at the moment). To rent one, pass its provider and spec to compute_create; lower spec.max_seconds to pay for less time.',
+    endpoint: compute.listOffers,
+    annotations: READS,
+  },
+  compute_create: {
+    description:
+      'Rent a machine for a fixed time and pay for all of it in advance: price_hourly_usd of the offer × spec.max_seconds / 3600. The price is set aside at once and charged when the machine is ready; nothing is charged if it cannot be made. Stopping early refunds nothing, so rent no longer than needed. Take provider and spec from compute_offers. Returns the resource: id (for the other tools), status (provisioning until it is ready, then running: ask compute_status), charged_usd, reserved_usd, expires_at (Unix seconds, when the machine is destroyed with everything on it).',
+    endpoint: compute.createCompute,
+    annotations: ADDS,
+  },
+  compute_extend: {
+    description:
+      'Buy additional_seconds for a running machine, at its hourly price and paid in advance, so that expires_at moves further. Only for resources with supports_extension. Returns the resource.',
+    endpoint: compute.extendCompute,
+    annotations: ADDS,
+  },
+  compute_keep: {
+    description:
+      'Have a running machine extended by itself while it is busy, so that long work does not meet its deadline. Once asked, each step of extend_seconds (60 to 3600) is bought at the hourly price a minute before expires_at, if the machine uses its processor or a command, an upload or an ssh session is open; an idle machine runs out. At most max_seconds are bought in all. Call it again to replace it, with extend_seconds 0 to end it; stopping the machine ends it as well. Only for resources with supports_extension. Returns the resource, with keep: state, bought_seconds and reason.',
+    endpoint: compute.keepCompute,
+    annotations: ADDS,
+  },
+  compute_exec: {
+    description:
+      'Run a shell command (sh -c) inside a running machine and wait for its end. Free: the time is already paid. timeout is in seconds (1 to 3600, default 300). Returns exit_code, stdout and stderr, each cut at 1 MiB (stdout_truncated, stderr_truncated), timed_out and duration_ms. Optional: cwd (where it starts), env (an object of variables), stdin (text) or stdin_base64. Many clients give up waiting after 60 seconds, and the command is not repeated for you: start longer work with compute_process_start. Print only what you need.',
+    endpoint: inside.execCompute,
+    annotations: { ...ENDS, idempotentHint: false, openWorldHint: true },
+  },
+  compute_upload: {
+    description:
+      'Write a file of at most 8 MiB into a running machine, over an existing one. Free. path is absolute or relative to the home directory; content_base64 is the content in base64. Returns path, bytes and sha256 of what was written.',
+    endpoint: inside.uploadCompute,
+    annotations: ENDS,
+  },
+  compute_download: {
+    description:
+      'Read a file of a running machine, up to 8 MiB a call. Free. Returns content_base64 (the content in base64), bytes, sha256, and size (of the whole file); a larger file is fetched in parts with offset and length (both in bytes). For text that you want to read, compute_exec with cat, head or grep is shorter.',
+    endpoint: inside.downloadCompute,
+    annotations: READS,
+  },
+  compute_files: {
+    description:
+      'Look at a path of a running machine (default: the directory in which commands start). Free. Returns type (file, directory, link, …), size in bytes, mode (octal) and modified (Unix seconds) and, of a directory, entries with the same of each name.',
+    endpoint: inside.listComputeFiles,
+    annotations: READS,
+  },
+  compute_process_start: {
+    description:
+      'Start a shell command in the background of a running machine and return at once: for builds, trainings and servers that outlast a call. Free. Optional: cwd and env. Returns process_id, status (running or ended) and log_path. Its output (both streams, at most 64 MiB) goes to a log: read it with compute_process_log. It ends with the machine.',
+    endpoint: processes.startComputeProcess,
+    annotations: { ...ENDS, idempotentHint: false, openWorldHint: true },
+  },
+  compute_process_list: {
+    description:
+      'List the commands that compute_process_start began on a machine, the newest first, also those that have ended. Free. Each has process_id, command, status, exit_code (null while it runs), started_at, ended_at and log_bytes.',
+    endpoint: processes.listComputeProcesses,
+    annotations: READS,
+  },
+  compute_process_log: {
+    description:
+      'Read the output of a background command. Free. offset is in bytes from the beginning of the log, or negative from its end (-2000: the last 2,000 bytes); length is at most 1 MiB. Returns output, next_offset (pass it as offset in the next call to read on), status and exit_code.',
+    endpoint: processes.readComputeProcessLog,
+    annotations: READS,
+  },
+  compute_process_kill: {
+    description:
+      'Kill a background command together with everything that it started. Free. Its log stays. Returns the command as it is afterwards; one that has ended before keeps its exit_code.',
+    endpoint: processes.killComputeProcess,
+    annotations: ENDS,
+  },
+  compute_status: {
+    description:
+      'Read a machine by its id, or list all machines of this wallet and its child wallets when id is left out. Free. status is provisioning, running, stopping, stopped, failed or unknown; end_reason tells why it ended; charged_usd is what it cost.',
+    endpoint: compute.readCompute,
+    withoutId: compute.listCompute,
+    annotations: READS,
+  },
+  compute_stop: {
+    description:
+      'Stop a machine and destroy everything on it. Free, and without a refund for the time that is left. Returns the resource; it may be stopping for a moment.',
+    endpoint: compute.stopCompute,
+    annotations: ENDS,
+  },
+  wallet_delegate: {
+    description:
+      'Hand part of this wallet’s money to a child wallet with a credential of its own, for example for a sub-agent. budget_usd is in US dollars as a decimal string ("1.50"), expires_in_seconds is how long it lasts, at most as long as this wallet. What the child does not spend comes back when it is closed or expires. Returns id, agent_token (a secret: whoever has it can spend that money) and env, the variables that a sub-agent needs.',
+    endpoint: run.createChild,
+    annotations: ADDS,
+  },
+  wallet_close: {
+    description:
+      'Close a wallet for good: stops every machine that it and its child wallets rented, ends all spending, and returns the unspent money to where it came from. With id: closes that child wallet. WITHOUT id: closes this wallet itself, and only reading and closing still work afterwards. If it is refused with cleanup_pending, call it again after retry_after_seconds until it is done.',
+    endpoint: run.closeChild,
+    withoutId: run.closeRun,
+    annotations: ENDS,
+  },
+};
+
+const IDEMPOTENCY_KEY = {
+  type: 'string',
+  minLength: 1,
+  maxLength: 128,
+  pattern: '^[\\x20-\\x7e]+$',
+  description:
+    'A new random text (such as a UUID) for each new purchase. After a timeout, or a refusal that is worth a retry, call again with the same idempotency_key and the same arguments: it is paid only once.',
+};
+
+/** Returns the tools as `tools/list` answers them. */
+export function listTools() {
+  return Object.entries(TOOLS).map(([name, { description, annotations, ...tool }]) => ({
+    name,
+    description,
+    inputSchema: inputSchema(tool),
+    annotations,
+  }));
+}
+
+/** Returns the schema of a tool's arguments: the body of its endpoint, `id` where the path has it, and the key. */
+function inputSchema({ endpoint, withoutId }: Pick<Tool, 'endpoint' | 'withoutId'>) {
+  const ofBody = jsonSchema(endpoint.body ?? (withoutId ? v.object({ id: Id }) : v.object({})), 'input');
+  const { properties, required } = asOneObject(ofBody);
+  return {
+    type: 'object' as const,
+    properties: { ...properties, ...(endpoint.idempotent ? { idempotency_key: IDEMPOTENCY_KEY } : {}) },
+    required: [
+      ...required.filter((name) => name !== 'id' || !withoutId),
+      ...(endpoint.idempotent ? ['idempotency_key'] : []),
+    ],
+    additionalProperties: false,
+  };
+}
+
+type ObjectSchema = { properties: Record<string, JsonObject>; required: string[] };
+
+/**
+ * Returns the properties of a schema. Those of alternatives are put together, as a tool's schema must be one object: the
+ * APIs of models refuse alternatives at its top.
+ */
+function asOneObject(schema: JsonObject): ObjectSchema {
+  const alternatives = (schema.anyOf ?? schema.oneOf ?? [schema]) as Partial<ObjectSchema>[];
+  const names = new Set(alternatives.flatMap((it) => Object.keys(it.properties ?? {})));
+  const propertyOf = (name: string): JsonObject => {
+    const all: JsonObject[] = alternatives.flatMap<JsonObject>((it) => it.properties?.[name] ?? []);
+    if (all.length === 1) return all[0] as JsonObject;
+    const isEnum = all.every((it) => it.const !== undefined);
+    return isEnum ? { type: 'string', enum: all.map((it) => it.const) } : { anyOf: all };
+  };
+  return {
+    properties: Object.fromEntries([...names].map((name) => [name, propertyOf(name)])),
+    required: [...names].filter((name) => alternatives.every((it) => it.required?.includes(name))),
+  };
+}

@@ -1,0 +1,60 @@
+import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
+
+/** What a link or a session opens: one port of one resource. */
+export type PortAccess = { resourceId: string; port: number };
+
+/** How long a link is good for, and how long a browser that has used one stays in, in seconds. */
+const LINK_SECONDS = 300;
+const SESSION_SECONDS = 12 * 3600;
+const NONCE_BYTES = 12;
+
+type Kind = 'link' | 'session';
+
+export type PortLinks = {
+  /** Signs a link. It is good once, for five minutes, and not after `until`, the end of the lease in Unix seconds. */
+  mint(to: PortAccess, until: number): { code: string; expiresAt: number };
+  /** Exchanges a link for the session of a browser. Returns undefined for one that is not good any more, or of another port. */
+  redeem(code: string, to: PortAccess, until: number): { session: string; seconds: number } | undefined;
+  /** Whether a session opens this port now. */
+  opens(session: string, to: PortAccess): boolean;
+};
+
+/**
+ * Creates the links with which a browser opens ports. They are signed and not stored, so a session outlives a restart; what
+ * was used is remembered until it would have ended. `masterKey` returns the current master key; `now` Unix seconds.
+ */
+export function createPortLinks(masterKey: () => Buffer, now: () => number): PortLinks {
+  /** By what is signed: the signature itself can be written in several ways, as base64 ignores what is not of it. */
+  const used = new Map<string, number>();
+
+  const macOf = (payload: string) =>
+    createHmac('sha256', masterKey()).update(`purser/port-access/v1\0${payload}`).digest();
+  function sign(kind: Kind, { resourceId, port }: PortAccess, expiresAt: number): string {
+    const payload = [kind, resourceId, port, expiresAt, randomBytes(NONCE_BYTES).toString('base64url')].join('.');
+    return `${payload}.${macOf(payload).toString('base64url')}`;
+  }
+  const payloadOf = (signed: string) => signed.slice(0, Math.max(0, signed.lastIndexOf('.')));
+  function isGood(signed: string, kind: Kind, { resourceId, port }: PortAccess): boolean {
+    const payload = payloadOf(signed);
+    const [given, wanted] = [Buffer.from(signed.slice(payload.length + 1), 'base64url'), macOf(payload)];
+    if (given.length !== wanted.length || !timingSafeEqual(given, wanted)) return false;
+    const [kindThere, resourceThere, portThere, expiresAt] = payload.split('.');
+    const isSame = kindThere === kind && resourceThere === resourceId && portThere === String(port);
+    return isSame && now() < Number(expiresAt);
+  }
+
+  return {
+    mint(to, until) {
+      const expiresAt = Math.min(now() + LINK_SECONDS, until);
+      return { code: sign('link', to, expiresAt), expiresAt };
+    },
+    redeem(code, to, until) {
+      for (const [it, expiresAt] of used) if (expiresAt <= now()) used.delete(it);
+      if (used.has(payloadOf(code)) || !isGood(code, 'link', to)) return undefined;
+      used.set(payloadOf(code), now() + LINK_SECONDS);
+      const seconds = Math.min(SESSION_SECONDS, until - now());
+      return { session: sign('session', to, now() + seconds), seconds };
+    },
+    opens: (session, to) => isGood(session, 'session', to),
+  };
+}

@@ -1,0 +1,223 @@
+import { hash } from 'node:crypto';
+import type { ExecResult as CommandResult } from '../../compute/backend.ts';
+import { refusePath } from '../../compute/backends/shell.ts';
+import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/inside/command.ts';
+import { listFiles, readPart } from '../../compute/inside/files.ts';
+import { Refusal } from '../../refusal.ts';
+import { ExecRequest, ExecResult, UploadRequest, UploadResult } from '../../wire/compute.ts';
+import {
+  CONTENT_BYTES_MAX,
+  DownloadRequest,
+  DownloadResult,
+  entryOf,
+  FilesRequest,
+  FilesResult,
+  factsOf,
+} from '../../wire/inside.ts';
+import { endpoint } from '../endpoint.ts';
+import { accepts, errorEvent, namedEvents, textOf } from '../named-events.ts';
+import { active, ID } from './compute.ts';
+import { countOutput, explainFailure, INSIDE_REFUSALS, reachInside, wasCutShort } from './inside-call.ts';
+
+/** Commands and files in a lease. */
+
+const UPLOAD_BYTES_MAX = 12 * 1024 * 1024;
+/** Standard output and standard error of a command are each truncated at 1 MiB (design, section 3). */
+const STREAM_BYTES_MAX = 1024 * 1024;
+/** Limits one upload, one part of a download, one listing. */
+const FILE_SECONDS = 120;
+
+/** Returns the standard input that a request gives, if any. */
+function inputOf({ stdin, stdin_base64: base64 }: { stdin?: string | undefined; stdin_base64?: string | undefined }) {
+  if (stdin !== undefined && base64 !== undefined)
+    throw new Refusal('invalid_request', 'stdin_base64: leave it out where stdin is given.');
+  if (base64 !== undefined) return Buffer.from(base64, 'base64');
+  return stdin === undefined ? undefined : Buffer.from(stdin);
+}
+
+export const execCompute = endpoint({
+  summary: 'Run a command inside a resource, with its output at the end or as it comes',
+  scope: 'wallet',
+  body: ExecRequest,
+  answer: ExecResult,
+  otherAnswers: {
+    'text/event-stream':
+      'the events `stdout` and `stderr` with a `text` each, as the output comes, then `exit` with the members of the JSON answer, or `error`; where the request accepts no JSON',
+  },
+  refusals: INSIDE_REFUSALS,
+  example: {
+    body: { id: ID, command: 'uname -s', timeout: 60 },
+    answer: {
+      id: ID,
+      exit_code: 0,
+      stdout: 'Linux\n',
+      stderr: '',
+      stdout_truncated: false,
+      stderr_truncated: false,
+      timed_out: false,
+      duration_ms: 12,
+    },
+  },
+  run(app, { principal: { wallet }, body, headers, whenGone }) {
+    const { id, command, timeout: timeoutSeconds, cwd, env } = body;
+    const input = inputOf(body);
+    const { resource, backend, ref } = active(app, wallet, id);
+    const isStream = accepts(headers, 'text/event-stream');
+    const isPlain = !isStream && input === undefined && cwd === undefined && env === undefined;
+    const started = performance.now();
+    const { budget, letGo } = countOutput(app.memory.open(wallet.id));
+    whenGone(letGo);
+    const order = { command, timeoutSeconds, streamBytesMax: STREAM_BYTES_MAX, budget };
+
+    async function exec(more: Partial<CommandOrder> = {}, unreadSeconds = 0) {
+      const call = () =>
+        isPlain ? backend.exec(ref, order) : runCommand(backend, ref, { ...order, input, cwd, env, ...more });
+      const it = await reachInside(app, resource, timeoutSeconds + unreadSeconds, call)
+        .finally(letGo)
+        .catch(async (error) => {
+          throw more.signal?.aborted ? error : await explainFailure(app, id, error);
+        });
+      return answerOf(it, !more.signal?.aborted && (await wasCutShort(app, { id, backend, ref }, it)));
+    }
+    const answerOf = (it: CommandResult, wasCut: boolean) => ({
+      id,
+      exit_code: it.exitCode,
+      stdout: it.stdout.toString('utf8'),
+      stderr: it.stderr.toString('utf8'),
+      stdout_truncated: it.stdoutTruncated,
+      stderr_truncated: it.stderrTruncated,
+      timed_out: it.timedOut,
+      ...(wasCut ? { ended_by: 'lease' as const } : {}),
+      duration_ms: Math.round(performance.now() - started),
+    });
+    if (!isStream) return exec().then((answer) => ({ body: answer }));
+
+    const gone = new AbortController();
+    whenGone(() => gone.abort());
+    return {
+      errorEvent,
+      async stream(stream) {
+        const events = namedEvents(stream);
+        const [stdout, stderr] = (['stdout', 'stderr'] as const).map((name) =>
+          textOf((text) => events.send(name, { text })),
+        ) as [ReturnType<typeof textOf>, ReturnType<typeof textOf>];
+        try {
+          const answer = await exec(
+            { begun: events.begin, tell: { stdout: stdout.add, stderr: stderr.add }, signal: gone.signal },
+            UNREAD_SECONDS,
+          );
+          await stdout.end();
+          await stderr.end();
+          await events.send('exit', answer);
+        } catch (error) {
+          if (!gone.signal.aborted) throw error; // Nobody is left to be told.
+        } finally {
+          events.end();
+        }
+      },
+    };
+  },
+});
+
+export const uploadCompute = endpoint({
+  summary: 'Upload a file of at most 8 MiB to a resource',
+  scope: 'wallet',
+  body: UploadRequest,
+  bodyBytesMax: UPLOAD_BYTES_MAX,
+  answer: UploadResult,
+  refusals: INSIDE_REFUSALS,
+  example: {
+    body: { id: ID, path: 'work/hello.txt', content_base64: 'aGVsbG8K' },
+    answer: {
+      id: ID,
+      path: 'work/hello.txt',
+      bytes: 6,
+      sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
+    },
+  },
+  async run(app, { principal, body, share }) {
+    const content = Buffer.from(body.content_base64, 'base64');
+    if (content.length > CONTENT_BYTES_MAX)
+      throw new Refusal('payload_too_large', `At most ${CONTENT_BYTES_MAX} bytes of content may be uploaded.`);
+    refusePath(body.path); // Before the machine is asked: a connection to it may cost a while.
+    const { resource, backend, ref } = active(app, principal.wallet, body.id);
+    share.take(content.length);
+    await reachInside(app, resource, FILE_SECONDS, () => backend.upload(ref, body.path, content)).catch(
+      async (error) => {
+        throw await explainFailure(app, body.id, error);
+      },
+    );
+    return { body: { id: body.id, path: body.path, bytes: content.length, sha256: hash('sha256', content, 'hex') } };
+  },
+});
+
+const UPLOADED = { size: 6, modified: 1795000300 };
+
+export const downloadCompute = endpoint({
+  summary: 'Download a file of a resource, or a part of at most 8 MiB of one',
+  scope: 'wallet',
+  body: DownloadRequest,
+  answer: DownloadResult,
+  otherAnswers: {
+    'application/octet-stream':
+      'the bytes themselves, and the size of the whole file in X-Purser-File-Size; where the request accepts no JSON',
+  },
+  refusals: INSIDE_REFUSALS,
+  example: {
+    body: { id: ID, path: 'work/hello.txt' },
+    answer: {
+      id: ID,
+      path: 'work/hello.txt',
+      offset: 0,
+      bytes: 6,
+      ...UPLOADED,
+      sha256: '5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03',
+      content_base64: 'aGVsbG8K',
+    },
+  },
+  async run(app, { principal, body: { id, path, offset, length }, headers, share }) {
+    const { resource, backend, ref } = active(app, principal.wallet, id);
+    const order = { path, offset, length, bytesMax: CONTENT_BYTES_MAX, take: share.tryTake };
+    const read = () => readPart(backend, ref, order);
+    const { bytes, size, modified } = await reachInside(app, resource, FILE_SECONDS, read).catch(async (error) => {
+      throw await explainFailure(app, id, error);
+    });
+    if (accepts(headers, 'application/octet-stream')) {
+      const own = { 'content-type': 'application/octet-stream', 'x-purser-file-size': String(size) };
+      return { body: bytes, headers: own };
+    }
+    share.take(2 * bytes.length); // As base64, alone and in the answer.
+    const sha256 = hash('sha256', bytes, 'hex');
+    const content = bytes.toString('base64');
+    return { body: { id, path, offset, bytes: bytes.length, size, modified, sha256, content_base64: content } };
+  },
+});
+
+export const listComputeFiles = endpoint({
+  summary: 'Say what is at a path of a resource, and list it where it is a directory',
+  scope: 'wallet',
+  body: FilesRequest,
+  answer: FilesResult,
+  refusals: INSIDE_REFUSALS,
+  example: {
+    body: { id: ID, path: 'work' },
+    answer: {
+      id: ID,
+      path: 'work',
+      ...{ type: 'directory', size: 4096, mode: '0755', modified: 1795000300 },
+      entries: [{ name: 'hello.txt', type: 'file', mode: '0644', ...UPLOADED }],
+      truncated: false,
+    },
+  },
+  async run(app, { principal, body: { id, path }, share }) {
+    const { resource, backend, ref } = active(app, principal.wallet, id);
+    const list = () => listFiles(backend, ref, { path, take: share.tryTake });
+    const { facts, entries, isTruncated } = await reachInside(app, resource, FILE_SECONDS, list).catch(
+      async (error) => {
+        throw await explainFailure(app, id, error);
+      },
+    );
+    const listing = entries && { entries: entries.map(entryOf), truncated: isTruncated };
+    return { body: { id, path, ...factsOf(facts), ...listing } };
+  },
+});

@@ -1,0 +1,171 @@
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
+import { type Context, type Handler, Hono } from 'hono';
+import { admit } from '../../access/principal.ts';
+import { accessible } from '../../lease/ports.ts';
+import { Refusal } from '../../refusal.ts';
+import { PortLink, PortRequest } from '../../wire/port.ts';
+import { authenticateAndLimit, type Env, endpoint, type HttpApp, onError } from '../endpoint.ts';
+import type { PortAccess } from '../port-links.ts';
+import { hasBody, hasOwnToken } from '../port-proxy.ts';
+import { ACTIVE_REFUSALS, active } from './compute.ts';
+
+export const PORT_PATH = '/v1/compute/:id/port/:port';
+/** The path of a request to a port: what comes before it is for Purser, what follows for the server inside. */
+const IN_PATH = /^(?:https?:\/\/[^/?#]*)?(\/v1\/compute\/[^/?#]+\/port\/[^/?#]+)([/?#].*)?$/;
+/** A host name of a port begins with the port and the resource's id. */
+const LABEL = /^(\d{1,5})-([0-9a-z]{26})\.(.+)$/;
+const OPEN_PATH = '/.purser/open';
+const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\])$/;
+const PORT_MAX = 65_535;
+
+const portOf = (text: string) => (/^[1-9]\d{0,4}$/.test(text) && Number(text) <= PORT_MAX ? Number(text) : undefined);
+
+/** Where browsers reach ports: scheme, and what follows the first label of their host names. */
+type Hosts = { scheme: string; suffix: string };
+
+/**
+ * Returns the host names of ports: those of `ports.host`, or below `localhost` where Purser is reached by loopback; browsers
+ * resolve these themselves. Undefined where there are none.
+ */
+function hostsOf({ state, portHost }: Pick<HttpApp, 'state' | 'portHost'>): Hosts | undefined {
+  const { protocol, hostname, port } = new URL(state.baseUrl);
+  const name = portHost ?? (LOOPBACK.test(hostname) ? 'localhost' : undefined);
+  if (name === undefined) return undefined;
+  return { scheme: protocol, suffix: port && !/:\d+$/.test(name) ? `${name}:${port}` : name };
+}
+
+/** Returns the port that a request's host name stands for, if it is one of those. */
+function portAtHost(app: Pick<HttpApp, 'state' | 'portHost'>, request: IncomingMessage): PortAccess | undefined {
+  const [, digits = '', id = '', rest] = LABEL.exec(request.headers.host?.toLowerCase() ?? '') ?? [];
+  if (rest === undefined) return undefined;
+  const port = portOf(digits);
+  return port !== undefined && hostsOf(app)?.suffix === rest ? { resourceId: `res_${id}`, port } : undefined;
+}
+
+/**
+ * Whether a request may upgrade its protocol: one to a port, and without a body, which Node leaves in what follows the
+ * request.
+ */
+export const mayUpgrade = (app: Pick<HttpApp, 'state' | 'portHost'>, request: IncomingMessage): boolean =>
+  !hasBody(request) && (portAtHost(app, request) !== undefined || IN_PATH.test(request.url ?? ''));
+
+export const openPort = endpoint({
+  summary: 'Get a link with which a browser opens an HTTP port of a resource: good once, for five minutes',
+  scope: 'wallet',
+  body: PortRequest,
+  answer: PortLink,
+  refusals: ACTIVE_REFUSALS,
+  example: {
+    body: { id: 'res_01k9v3c2mq8r5t7w1x4z6b0d2f', port: 8888 },
+    answer: {
+      id: 'res_01k9v3c2mq8r5t7w1x4z6b0d2f',
+      port: 8888,
+      url: 'http://8888-01k9v3c2mq8r5t7w1x4z6b0d2f.localhost:7420/.purser/open?code=link.…',
+      expires_at: 1795000300,
+    },
+  },
+  run(app, { principal, body: { id, port } }) {
+    const { resource } = active(app, principal.wallet, id);
+    const hosts = hostsOf(app);
+    if (!hosts)
+      throw new Refusal(
+        'provider_not_configured',
+        `This installation has no host names for ports (the setting ports.host). Forward the port by ssh instead, with -L ${port}:127.0.0.1:${port} and what POST /v1/compute/ssh answers.`,
+      );
+    const { code, expiresAt } = app.portLinks.mint({ resourceId: id, port }, resource.expiresAt);
+    const url = `${hosts.scheme}//${port}-${id.slice('res_'.length)}.${hosts.suffix}${OPEN_PATH}?code=${code}`;
+    return { body: { id, port, url, expires_at: expiresAt } };
+  },
+});
+
+function refuseFault({ health }: Pick<HttpApp, 'health'>): void {
+  if (health.fault) throw new Refusal('read_only', `This installation is not served: ${health.fault}`);
+}
+
+/** Serves a port under Purser's own origin, to whoever shows the wallet's token. */
+export function servePortPath(app: HttpApp): Handler<Env> {
+  return async (c) => {
+    refuseFault(app);
+    const { wallet } = admit(await authenticateAndLimit(app, c), 'wallet');
+    const { incoming, outgoing } = c.env;
+    const [, base = '', rest = ''] = IN_PATH.exec(incoming.url as string) ?? [];
+    const port = portOf(c.req.param('port') as string);
+    if (port === undefined) throw new Refusal('invalid_request', `port: must be a number from 1 to ${PORT_MAX}.`);
+    if (hasOwnToken(decoded(rest)))
+      throw new Refusal('invalid_request', 'Send the token in the header "Authorization" and never in the address.');
+    const { resource } = active(app, wallet, c.req.param('id') as string);
+    const target = { resourceId: resource.id, port, path: pathOf(rest), base, origin: undefined, cookie: '' };
+    await app.portProxy.forward(incoming, outgoing as ServerResponse, target);
+    return RESPONSE_ALREADY_SENT;
+  };
+}
+
+const pathOf = (rest: string) => (rest.startsWith('/') ? rest : `/${rest}`);
+/** Each escape for itself: one that is malformed hides no other. */
+const decoded = (text: string) =>
+  text.replace(/%([0-9a-f]{2})/gi, (_, digits: string) => String.fromCharCode(Number.parseInt(digits, 16)));
+
+/**
+ * Builds the application of the ports' own host names, for browsers. A link sets a cookie, and the cookie opens the port.
+ * None of Purser's own paths is answered there.
+ */
+export function createPortPages(app: HttpApp): {
+  isFor(request: IncomingMessage): boolean;
+  fetch: Hono<Env>['fetch'];
+} {
+  const hono = new Hono<Env>();
+  hono.onError(onError(app));
+  hono.all('*', (c) => servePortPage(app, c));
+  return { isFor: (request) => portAtHost(app, request) !== undefined, fetch: hono.fetch };
+}
+
+async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
+  refuseFault(app);
+  const { incoming, outgoing } = c.env;
+  const { scheme } = hostsOf(app) as Hosts;
+  const access = portAtHost(app, incoming) as PortAccess;
+  const isSecure = scheme === 'https:';
+  // Browsers take the prefix, which holds a cookie to its host name, by TLS only.
+  const cookie = `${isSecure ? '__Host-' : ''}purser-port`;
+  const origin = `${scheme}//${incoming.headers.host?.toLowerCase()}`;
+  const resource = accessible(app, access.resourceId)?.resource;
+
+  if (c.req.path === OPEN_PATH && c.req.method === 'GET') {
+    const found = resource && app.portLinks.redeem(c.req.query('code') ?? '', access, resource.expiresAt);
+    if (!found) throw unauthenticated('This link was used already, is too old, or is not for this address.');
+    const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${found.seconds}${isSecure ? '; Secure' : ''}`;
+    const headers = {
+      location: '/',
+      'set-cookie': `${cookie}=${found.session}; ${attributes}`,
+      'cache-control': 'no-store',
+      'referrer-policy': 'no-referrer',
+    };
+    return new Response(null, { status: 303, headers });
+  }
+  const shown = (incoming.headers.cookie ?? '').split(';').map((it) => it.trim());
+  const sessions = shown.filter((it) => it.startsWith(`${cookie}=`)).map((it) => it.slice(cookie.length + 1));
+  if (!sessions.some((it) => app.portLinks.opens(it, access))) throw unauthenticated('This port was not opened here.');
+  refuseOtherSites(incoming, origin);
+  if (!resource) throw new Refusal('resource_not_active', 'The lease is over, and with it whatever ran in it.');
+  app.authenticated.add(incoming.socket);
+  const path = pathOf((incoming.url as string).replace(/^https?:\/\/[^/?#]*/i, ''));
+  await app.portProxy.forward(incoming, outgoing as ServerResponse, { ...access, path, base: '', origin, cookie });
+  return RESPONSE_ALREADY_SENT;
+}
+
+const unauthenticated = (what: string) =>
+  new Refusal('unauthenticated', `${what} Ask for a new link with POST /v1/compute/port.`);
+
+/**
+ * Throws `wrong_token_scope` for a request that the page of another origin makes, that of another lease above all: a browser
+ * counts its host name to the same site, and sends the cookie. To follow a link from elsewhere is allowed.
+ */
+function refuseOtherSites({ headers, method }: IncomingMessage, origin: string): void {
+  const site = headers['sec-fetch-site'] ?? 'none';
+  const isFollowed =
+    headers['sec-fetch-mode'] === 'navigate' && headers['sec-fetch-dest'] === 'document' && method === 'GET';
+  const isOwn = headers.origin === undefined || headers.origin === origin;
+  if (isOwn && (site === 'same-origin' || site === 'none' || isFollowed)) return;
+  throw new Refusal('wrong_token_scope', 'This request was made by a page of another address.');
+}

@@ -1,0 +1,108 @@
+import type { Json } from './json.ts';
+
+/** A piece of what one side says: text, or a part with an image or with a mark for a prompt cache. */
+export type Said = string | Json;
+
+/** The messages of a chat completion, built in the order in which another API tells them. */
+export type Conversation = {
+  /** What stands before the first other message becomes one system message: many templates allow no second one. */
+  system(said: readonly Said[]): void;
+  user(said: readonly Said[]): void;
+  /** What the model said, thought or called, in one message until somebody else speaks. */
+  assistant(more: { said?: Said; refusal?: string; reasoning?: string; call?: Call }): void;
+  /**
+   * The result of a call. Its images are shown by the user after the results: a tool message holds only text. `marks` are
+   * those of the result as a whole.
+   */
+  result(callId: string, said: readonly Said[], marks?: Json): void;
+  /** Returns the messages once all has been said. */
+  finish(): Json[];
+};
+/** `arguments` is JSON. */
+export type Call = { id: string; name: string; arguments: string; marks?: Json };
+
+const SEPARATOR = '\n\n';
+
+export function createConversation(): Conversation {
+  const messages: { message: Json; said: Said[] | undefined }[] = [];
+  let images: Json[] = [];
+  const add = (message: Json, said?: readonly Said[]) => {
+    const added = { message, said: said && [...said] };
+    messages.push(added);
+    return added;
+  };
+  /** Shows the images of the results before anything else is said. */
+  const showImages = () => {
+    if (!images.length) return;
+    add({ role: 'user' }, images);
+    images = [];
+  };
+  const append = (message: Json, member: string, text: string) => {
+    message[member] = typeof message[member] === 'string' ? `${message[member]}${SEPARATOR}${text}` : text;
+  };
+  return {
+    system(said) {
+      showImages();
+      const [first] = messages;
+      if (first?.message.role === 'system' && messages.length === 1) first.said?.push(...said);
+      else add({ role: 'system' }, said);
+    },
+    user(said) {
+      showImages();
+      if (said.length) add({ role: 'user' }, said);
+    },
+    assistant({ said, refusal, reasoning, call }) {
+      showImages();
+      let last = messages.at(-1);
+      if (last?.message.role !== 'assistant') last = add({ role: 'assistant' });
+      const { message } = last;
+      if (reasoning !== undefined) append(message, 'reasoning_content', reasoning);
+      if (said !== undefined) last.said = [...(last.said ?? []), said];
+      if (refusal !== undefined) append(message, 'refusal', refusal);
+      if (!call) return;
+      const { id, marks, ...called } = call;
+      message.tool_calls = [
+        ...((message.tool_calls as Json[] | undefined) ?? []),
+        { id, type: 'function', function: called, ...marks },
+      ];
+    },
+    result(callId, said, marks = {}) {
+      const shown = said.filter((it) => typeof it !== 'string' && it.type !== 'text') as Json[];
+      if (shown.length) images.push(textPart(`Images in the result of the call ${callId}:`), ...shown);
+      const texts = said.filter((it) => !shown.includes(it as Json));
+      add({ role: 'tool', tool_call_id: callId, ...marks }, texts);
+    },
+    finish() {
+      showImages();
+      return messages.map(({ message: { role, ...rest }, said }) => ({
+        role,
+        content: said ? contentOf(said) : null,
+        ...rest,
+      }));
+    },
+  };
+}
+
+const textPart = (text: string): Json => ({ type: 'text', text });
+
+/** Returns the mark for a prompt cache that a part of a request has, as a member for another. */
+export const marksOf = ({ cache_control: mark }: Json): Json => (mark ? { cache_control: mark } : {});
+
+/** A text with the marks of what it came in. */
+export const markedText = (text: string, from: Json): Said => {
+  const marks = marksOf(from);
+  return Object.keys(marks).length ? { ...textPart(text), ...marks } : text;
+};
+
+/** Text alone is a string, which every model server takes; with images it is a list of parts. */
+function contentOf(said: readonly Said[]): string | Json[] {
+  if (said.every((it) => typeof it === 'string')) return said.join(SEPARATOR);
+  return said.map((it) => (typeof it === 'string' ? textPart(it) : it));
+}
+
+/** A part with an image, by its address or as a data URL. */
+export const imagePart = (url: string, marks: Json = {}, detail?: unknown): Json => ({
+  type: 'image_url',
+  image_url: { url, ...(typeof detail === 'string' ? { detail } : {}) },
+  ...marks,
+});

@@ -1,0 +1,58 @@
+import { Refusal } from '../../refusal.ts';
+
+export type Json = Record<string, unknown>;
+
+export const isObject = (value: unknown): value is Json =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** Returns the value as an object; an empty one for anything else. For what a model server sent, which is not refused. */
+export const objectOf = (value: unknown): Json => (isObject(value) ? value : {});
+
+export function invalid(param: string, what: string): Refusal {
+  return new Refusal('invalid_request', `${param}: ${what}.`, { param });
+}
+
+/** The refusal of something that is not offered. `why` is a whole sentence. */
+export function notOffered(param: string, why: string): Refusal {
+  const name = param.slice(0, 80);
+  return new Refusal('unsupported_parameter', `${name}: ${why}`, { param: name });
+}
+
+/** Returns a list of objects. Throws `invalid_request` for anything else. */
+export function objectsOf(value: unknown, param: string): Json[] {
+  if (!Array.isArray(value)) throw invalid(param, 'must be an array');
+  const at = value.findIndex((it) => !isObject(it));
+  if (at !== -1) throw invalid(`${param}.${at}`, 'must be an object');
+  return value;
+}
+
+/** Returns a string. Throws `invalid_request` for anything else. */
+export function textOf(value: unknown, param: string): string {
+  if (typeof value !== 'string') throw invalid(param, 'must be a string');
+  return value;
+}
+
+/** Returns the members that are set, without those of these names. */
+export const givenBut = (members: Json, names: ReadonlySet<string>): Json =>
+  given(Object.fromEntries(Object.entries(members).filter(([name]) => !names.has(name))));
+
+/** Returns the members of these names. */
+export const pick = (members: Json, names: readonly string[]): Json =>
+  Object.fromEntries(names.map((name) => [name, members[name]]));
+
+/** Returns those of the names that are set. */
+export const namesGiven = (members: Json, names: readonly string[]): string[] =>
+  names.filter((name) => members[name] !== undefined && members[name] !== null);
+
+/** Returns the members that are set, without null and undefined. */
+export const given = (members: Json): Json =>
+  Object.fromEntries(Object.entries(members).filter(([, value]) => value !== undefined && value !== null));
+
+export function parseObject(text: string): Json | undefined {
+  try {
+    const value: unknown = JSON.parse(text);
+    return isObject(value) ? value : undefined;
+  } catch {
+    return undefined;
+  }
+}

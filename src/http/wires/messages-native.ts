@@ -1,0 +1,73 @@
+import type { IncomingHttpHeaders } from 'node:http';
+import { isObject, type Json, namesGiven, objectOf } from './json.ts';
+import { FREE } from './messages-request.ts';
+import type { NativeRequest } from './wire.ts';
+
+/**
+ * Features in beta that cost nothing but tokens and need nothing on the server, without their dates. Others are not asked
+ * for: one may change a price or the context length by its name alone.
+ */
+const BETAS = new Set([
+  ...['claude-code', 'interleaved-thinking', 'fine-grained-tool-streaming', 'context-management', 'extended-cache-ttl'],
+  ...['prompt-caching', 'prompt-caching-scope', 'token-efficient-tools', 'structured-outputs', 'effort', 'output-128k'],
+  ...['adaptive-thinking', 'redact-thinking', 'tool-examples', 'task-budgets'],
+]);
+/** Members that are passed on whatever they say. Marks for prompt caches go with them where they have a price. */
+const PASSED = [
+  ...['messages', 'system', 'tools', 'tool_choice', 'stop_sequences'],
+  ...['temperature', 'top_p', 'top_k', 'output_config', 'output_format'],
+];
+/** The smallest thinking budget that Anthropic takes. */
+const THINKING_TOKENS_MIN = 1024;
+
+/** Says how a request of Anthropic's Messages API is passed on to a server that speaks it. */
+export function nativeMessages(raw: Json, headers: IncomingHttpHeaders): NativeRequest {
+  const { stream, max_tokens: named, thinking } = raw;
+  // The budget of thinking has to be below a limit that is cut to fit.
+  const budgeted = isObject(thinking) && typeof thinking.budget_tokens === 'number' ? thinking : undefined;
+  const names = namesGiven(raw, [...PASSED, ...FREE]);
+  if (thinking && !budgeted) names.push('thinking');
+  // Beside the user's id, metadata may choose where a request goes.
+  if (Object.keys(objectOf(raw.metadata)).join() === 'user_id') names.push('metadata');
+  if (raw.service_tier === 'auto' || raw.service_tier === 'standard_only') names.push('service_tier');
+  if (clears(raw.context_management)) names.push('context_management');
+  return {
+    value: raw,
+    names,
+    parts: ['messages', 'content'],
+    headers: headersFrom(headers),
+    written(outputTokens) {
+      const isCut = typeof named === 'number' && outputTokens < named;
+      return {
+        max_tokens: outputTokens,
+        stream: stream === true,
+        ...(budgeted ? { thinking: isCut ? thinkingWithin(outputTokens, budgeted) : budgeted } : {}),
+      };
+    },
+  };
+}
+
+function thinkingWithin(outputTokens: number, thinking: Json): Json {
+  if ((thinking.budget_tokens as number) < outputTokens) return thinking;
+  const budget = Math.floor(outputTokens / 2);
+  return budget < THINKING_TOKENS_MIN ? { type: 'disabled' } : { ...thinking, budget_tokens: budget };
+}
+
+/** Tells whether the server would only drop parts of the conversation: summing it up is an answer that nobody has a limit for. */
+function clears(management: unknown): boolean {
+  const { edits, ...others } = objectOf(management);
+  if (!Array.isArray(edits) || Object.keys(others).length > 0) return false;
+  return edits.every((it) => String(objectOf(it).type).startsWith('clear_'));
+}
+
+function headersFrom(headers: IncomingHttpHeaders): Record<string, string> {
+  const { 'anthropic-version': version, 'anthropic-beta': betas } = headers;
+  const known = String(betas ?? '')
+    .split(',')
+    .map((it) => it.trim())
+    .filter((it) => BETAS.has(it.replace(/-\d{4}-?\d{2}-?\d{2}$/, '')));
+  return {
+    ...(typeof version === 'string' && /^\d{4}-\d{2}-\d{2}$/.test(version) ? { 'anthropic-version': version } : {}),
+    ...(known.length ? { 'anthropic-beta': known.join(',') } : {}),
+  };
+}

@@ -1,0 +1,197 @@
+import { FREE_MEMBERS } from '../../router/free-members.ts';
+import { createConversation, imagePart, markedText, marksOf, type Said } from './conversation.ts';
+import {
+  given,
+  givenBut,
+  invalid,
+  isObject,
+  type Json,
+  notOffered,
+  objectOf,
+  objectsOf,
+  pick,
+  textOf,
+} from './json.ts';
+import type { Translated } from './wire.ts';
+
+/** Members without effect here: hints for Anthropic's own context, and a thinking budget, which chat completions do not have. */
+const LEFT_OUT = ['metadata', 'thinking', 'context_management', 'service_tier', 'betas', 'anthropic_version'];
+/** What the server would run by itself. */
+const RUN_THERE = ['mcp_servers', 'container'];
+/** Members that are read here. */
+const READ = [
+  ...['model', 'messages', 'system', 'max_tokens', 'stream', 'tools', 'tool_choice', 'stop_sequences'],
+  ...['temperature', 'top_p', 'top_k', 'output_config', 'output_format', 'cache_control', ...RUN_THERE],
+];
+/** Members beside those of the API that model servers understand and that cost nothing but their bytes. */
+export const FREE = FREE_MEMBERS.filter((name) => ![...READ, ...LEFT_OUT].includes(name));
+const TRANSLATED = new Set([...READ, ...FREE]);
+const SERVER_SIDE = 'the model server would run this itself, which is not offered here';
+/** The efforts of chat completions that every model server knows. */
+const EFFORTS: Record<string, string> = { low: 'low', medium: 'medium', high: 'high', xhigh: 'high', max: 'high' };
+
+/**
+ * Translates a request of Anthropic's Messages API to a chat completion. Its marks for prompt caches go along. Throws
+ * `invalid_request` and `unsupported_parameter`.
+ */
+export function chatOfMessages(raw: Json): Translated {
+  for (const name of RUN_THERE) if (hasContent(raw[name])) throw notOffered(name, `${SERVER_SIDE}. Leave it out.`);
+  const tools = toolsOf(raw.tools);
+  const chat = {
+    model: textOf(raw.model, 'model'),
+    messages: messagesOf(raw),
+    ...given({
+      ...pick(raw, FREE),
+      max_tokens: raw.max_tokens,
+      temperature: raw.temperature,
+      top_p: raw.top_p,
+      top_k: raw.top_k,
+      stop: Array.isArray(raw.stop_sequences) && !raw.stop_sequences.length ? undefined : raw.stop_sequences,
+      ...(tools.length ? { tools, ...choiceOfTools(raw.tool_choice) } : {}),
+      response_format: formatOf(objectOf(raw.output_config).format ?? raw.output_format),
+      reasoning_effort: effortOf(objectOf(raw.output_config).effort),
+      cache_control: raw.cache_control,
+    }),
+  };
+  return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT } };
+}
+
+const hasContent = (value: unknown) =>
+  value !== undefined && value !== null && !(Array.isArray(value) && value.length === 0);
+
+function messagesOf({ system, messages }: Json): Json[] {
+  const told = createConversation();
+  const instructions = system === undefined || system === null ? [] : textsOf(system, 'system');
+  if (instructions.some((it) => it !== '')) told.system(instructions);
+  for (const [i, { role, content }] of objectsOf(messages, 'messages').entries()) {
+    const where = `messages.${i}`;
+    // Claude Code tells of changes in its surroundings this way.
+    if (role === 'system') {
+      told.system(textsOf(content, `${where}.content`));
+      continue;
+    }
+    if (role !== 'user' && role !== 'assistant') throw invalid(`${where}.role`, 'must be user, assistant or system');
+    const blocks =
+      typeof content === 'string' ? [{ type: 'text', text: content }] : objectsOf(content, `${where}.content`);
+    const at = (k: number) => `${where}.content.${k}`;
+    if (role === 'assistant') for (const [k, block] of blocks.entries()) told.assistant(assistantBlock(block, at(k)));
+    else {
+      const said: Said[] = [];
+      for (const [k, block] of blocks.entries()) {
+        // Results come first, as chat completions want them: next to their calls.
+        if (block.type === 'tool_result')
+          told.result(textOf(block.tool_use_id, `${at(k)}.tool_use_id`), resultOf(block, at(k)), marksOf(block));
+        else said.push(userBlock(block, at(k)));
+      }
+      told.user(said);
+    }
+  }
+  return told.finish();
+}
+
+/** Returns a text, or the texts of a list of text blocks. */
+function textsOf(content: unknown, where: string): Said[] {
+  if (typeof content === 'string') return [content];
+  return objectsOf(content, where).map((block, i) => {
+    if (block.type !== 'text') throw notOffered(`${where}.${i}`, 'only text can stand here.');
+    return markedText(textOf(block.text, `${where}.${i}.text`), block);
+  });
+}
+
+function assistantBlock(block: Json, where: string): Parameters<ReturnType<typeof createConversation>['assistant']>[0] {
+  switch (block.type) {
+    case 'text':
+      return { said: markedText(textOf(block.text, `${where}.text`), block) };
+    case 'thinking':
+      return { reasoning: textOf(block.thinking, `${where}.thinking`) };
+    case 'redacted_thinking': // Only Anthropic can read it, and no answer from here has one.
+      return {};
+    case 'tool_use': {
+      if (!isObject(block.input ?? {})) throw invalid(`${where}.input`, 'must be an object');
+      const call = {
+        id: textOf(block.id, `${where}.id`),
+        name: textOf(block.name, `${where}.name`),
+        arguments: JSON.stringify(block.input ?? {}),
+        marks: marksOf(block),
+      };
+      return { call };
+    }
+    default:
+      throw unknownBlock(block, where);
+  }
+}
+
+function userBlock(block: Json, where: string): Said {
+  if (block.type === 'text') return markedText(textOf(block.text, `${where}.text`), block);
+  const source = objectOf(block.source);
+  if (block.type === 'image') {
+    if (source.type === 'base64')
+      return imagePart(
+        `data:${textOf(source.media_type, `${where}.source.media_type`)};base64,${textOf(source.data, `${where}.source.data`)}`,
+        marksOf(block),
+      );
+    if (source.type === 'url') return imagePart(textOf(source.url, `${where}.source.url`), marksOf(block));
+  }
+  if (block.type === 'document' && source.type === 'text') {
+    const head = [block.title, block.context].filter((it) => typeof it === 'string' && it);
+    return markedText([...head, textOf(source.data, `${where}.source.data`)].join('\n\n'), block);
+  }
+  if (source.type !== undefined && (block.type === 'image' || block.type === 'document'))
+    throw notOffered(`${where}.source`, `a source of the type ${named(source.type)} is not offered here.`);
+  throw unknownBlock(block, where);
+}
+
+/** The content of a tool's result. Chat completions have no mark for a failure, so it is said in words. */
+function resultOf({ content, is_error: isError }: Json, where: string): Said[] {
+  const said =
+    content === undefined || content === null
+      ? []
+      : typeof content === 'string'
+        ? [content]
+        : objectsOf(content, `${where}.content`).map((it, i) => userBlock(it, `${where}.content.${i}`));
+  return isError === true ? ['The tool failed:', ...said] : said;
+}
+
+const named = (type: unknown) => JSON.stringify(String(type).slice(0, 40));
+
+const unknownBlock = ({ type }: Json, where: string) =>
+  notOffered(where, `a block of the type ${named(type)} is not offered here.`);
+
+function toolsOf(value: unknown): Json[] {
+  if (value === undefined || value === null) return [];
+  return objectsOf(value, 'tools').map((tool, i) => {
+    const { type, name, description, input_schema: schema, strict } = tool;
+    if (type !== undefined && type !== null && type !== 'custom')
+      throw notOffered(`tools.${i}`, `${named(type)}: ${SERVER_SIDE}, or comes without a schema. Leave it out.`);
+    const called = { name: textOf(name, `tools.${i}.name`), ...given({ description, parameters: schema, strict }) };
+    return { type: 'function', function: called, ...marksOf(tool) };
+  });
+}
+
+function choiceOfTools(choice: unknown): Json {
+  if (choice === undefined || choice === null) return {};
+  const { type, name, disable_parallel_tool_use: isSingle } = objectOf(choice);
+  const simple = { auto: 'auto', any: 'required', none: 'none' }[String(type)];
+  if (!simple && type !== 'tool') throw invalid('tool_choice.type', 'must be auto, any, tool or none');
+  return {
+    tool_choice: simple ?? { type: 'function', function: { name: textOf(name, 'tool_choice.name') } },
+    ...(isSingle === true ? { parallel_tool_calls: false } : {}),
+  };
+}
+
+function formatOf(format: unknown): Json | undefined {
+  if (format === undefined || format === null) return undefined;
+  const { type, schema, name } = objectOf(format);
+  if (type !== 'json_schema') throw notOffered('output_config.format', 'only json_schema is offered here.');
+  return {
+    type: 'json_schema',
+    json_schema: { name: typeof name === 'string' ? name : 'answer', strict: true, schema },
+  };
+}
+
+function effortOf(effort: unknown): string | undefined {
+  if (effort === undefined || effort === null) return undefined;
+  const known = EFFORTS[String(effort)];
+  if (known === undefined) throw invalid('output_config.effort', 'must be low, medium, high, xhigh or max');
+  return known;
+}

@@ -1,0 +1,154 @@
+import { REFUSALS, type Refusal } from '../../refusal.ts';
+import { readUsage, type Usage } from '../../router/usage.ts';
+import { gatewayStatus } from '../openai-error.ts';
+import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { type Json, objectOf, parseObject } from './json.ts';
+import { nativeMessages } from './messages-native.ts';
+import { chatOfMessages } from './messages-request.ts';
+import { type Answers, idFrom, namedEvent, type StreamTranslator, type Wire } from './wire.ts';
+
+/** Anthropic's Messages API (docs.anthropic.com/en/api/messages), as of anthropic-version 2023-06-01. */
+export const messagesWire: Wire = {
+  name: 'messages',
+  native: nativeMessages,
+  route: 'router/messages',
+  translate(raw, seed) {
+    const { chat, others } = chatOfMessages(raw);
+    const stops = Array.isArray(raw.stop_sequences) ? raw.stop_sequences.filter((it) => typeof it === 'string') : [];
+    return { chat, others, isStream: raw.stream === true, answers: answersOf(chat.model, stops, seed) };
+  },
+};
+
+function answersOf(model: string, stops: readonly string[], seed: string): Answers {
+  const message = (upstreamId: unknown, rest: Json) => ({
+    id: idFrom('msg', upstreamId, seed),
+    type: 'message',
+    role: 'assistant',
+    model,
+    ...rest,
+  });
+  return {
+    whole(completion) {
+      const choice = choiceOf(completion);
+      const blocks = blocksOf(choice.message);
+      const { id } = objectOf(completion);
+      return message(id, {
+        content: blocks.map((block) => contentOf(block, seed)),
+        ...stopOf(choice, blocks, stops),
+        usage: usageOf(readUsage(completion, 'chat')),
+      });
+    },
+    stream(): StreamTranslator {
+      const reader = createBlockReader();
+      let hasBegun = false;
+      let last: Json = {};
+      let usage: Usage | undefined;
+      const begin = (id: unknown) => {
+        if (hasBegun) return '';
+        hasBegun = true;
+        const empty = { content: [], stop_reason: null, stop_sequence: null, usage: usageOf(undefined) };
+        const start = namedEvent({ type: 'message_start', message: message(id, empty) });
+        return start + namedEvent({ type: 'ping' });
+      };
+      const render = (events: readonly BlockEvent[]) => events.map((it) => eventOf(it, seed)).join('');
+      return {
+        chunk(chunk) {
+          usage = readUsage(chunk, 'chat') ?? usage;
+          const choice = choiceOf(chunk);
+          if (choice.finish_reason) last = choice;
+          const { id } = objectOf(chunk);
+          return begin(id) + render(reader.read(choice.delta));
+        },
+        end() {
+          const closed = begin(undefined) + render(reader.end());
+          const delta = stopOf(last, reader.blocks, stops);
+          return (
+            closed +
+            namedEvent({ type: 'message_delta', delta, usage: usageOf(usage) }) +
+            namedEvent({ type: 'message_stop' })
+          );
+        },
+        fail: (refusal, text, requestId) => namedEvent(messagesError(refusal, text, requestId)),
+      };
+    },
+  };
+}
+
+/** The id of a call, which the next request sends back. */
+const callId = ({ id, index }: Block, seed: string) => id ?? idFrom('toolu', undefined, `${seed}_${index}`);
+
+/** What a client gets whose arguments are not a JSON object, as Anthropic advises for input that cannot be parsed. */
+const inputOf = (text: string): Json => (text.trim() ? (parseObject(text) ?? { INVALID_JSON: text }) : {});
+
+function contentOf(block: Block, seed: string): Json {
+  switch (block.kind) {
+    case 'reasoning':
+      return { type: 'thinking', thinking: block.text, signature: '' };
+    case 'call':
+      return { type: 'tool_use', id: callId(block, seed), name: block.name, input: inputOf(block.text) };
+    default:
+      return { type: 'text', text: block.text };
+  }
+}
+
+function eventOf(event: BlockEvent, seed: string): string {
+  const { block } = event;
+  const { kind, index } = block;
+  if (event.type === 'stop') return namedEvent({ type: 'content_block_stop', index });
+  if (event.type === 'start') {
+    const empty = contentOf({ ...block, text: '' }, seed);
+    return namedEvent({ type: 'content_block_start', index, content_block: empty });
+  }
+  const { text } = event;
+  const delta =
+    kind === 'call'
+      ? { type: 'input_json_delta', partial_json: text }
+      : kind === 'reasoning'
+        ? { type: 'thinking_delta', thinking: text }
+        : { type: 'text_delta', text };
+  return namedEvent({ type: 'content_block_delta', index, delta });
+}
+
+function stopOf(
+  { finish_reason: reason, stop_reason: stop }: Json,
+  blocks: readonly Block[],
+  stops: readonly string[],
+) {
+  const is = (name: string) => ({ stop_reason: name, stop_sequence: null });
+  if (reason === 'length') return is('max_tokens');
+  if (reason === 'content_filter' || blocks.some(({ kind }) => kind === 'refusal')) return is('refusal');
+  // Some servers name "stop" as the reason for a call, too.
+  if (blocks.some(({ kind }) => kind === 'call')) return is('tool_use');
+  // vLLM and SGLang name the text that stopped them.
+  if (typeof stop === 'string' && stops.includes(stop)) return { stop_reason: 'stop_sequence', stop_sequence: stop };
+  return is('end_turn');
+}
+
+/** Cached and written tokens are counted apart from the others here. */
+function usageOf(usage: Usage | undefined): Json {
+  const { promptTokens = 0, completionTokens = 0, cacheReadTokens = 0, cacheWriteTokens = 0 } = usage ?? {};
+  return {
+    input_tokens: promptTokens - cacheReadTokens - cacheWriteTokens,
+    cache_creation_input_tokens: cacheWriteTokens,
+    cache_read_input_tokens: cacheReadTokens,
+    output_tokens: completionTokens,
+  };
+}
+
+const TYPES: Record<number, string> = {
+  401: 'authentication_error',
+  402: 'billing_error',
+  403: 'permission_error',
+  404: 'not_found_error',
+  413: 'request_too_large',
+  429: 'rate_limit_error',
+};
+
+/** Builds an error body in Anthropic's shape. It has no place for the code, so a program goes by type and status. */
+export function messagesError({ code }: Refusal, message: string, requestId: string) {
+  const status = gatewayStatus(code);
+  const isOverloaded = REFUSALS[code].status === REFUSALS.gateway_unavailable.status && code !== 'operation_uncertain';
+  const type =
+    TYPES[status] ?? (isOverloaded ? 'overloaded_error' : status < 500 ? 'invalid_request_error' : 'api_error');
+  return { type: 'error' as const, error: { type, message }, request_id: requestId };
+}

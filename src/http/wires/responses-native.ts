@@ -1,0 +1,38 @@
+import { type Json, namesGiven, objectOf } from './json.ts';
+import { FREE, isLeftOut } from './responses-request.ts';
+import type { NativeRequest } from './wire.ts';
+
+/** Members that are passed on whatever they say. */
+const PASSED = [
+  ...['input', 'instructions', 'text', 'reasoning'],
+  ...['temperature', 'top_p', 'user', 'safety_identifier', 'include', 'prompt_cache_key', 'client_metadata'],
+  ...['truncation', 'stream_options', 'max_tool_calls', ...FREE],
+];
+/** Members that go with a tool at least. */
+const OF_TOOLS = ['tools', 'tool_choice', 'parallel_tool_calls'];
+
+/** Says how a request of OpenAI's Responses API is passed on to a server that speaks it. Nothing is stored there. */
+export function nativeResponses(raw: Json): NativeRequest {
+  const { stream, service_tier: tier } = raw;
+  const input = without(raw.input, isReference);
+  const tools = without(raw.tools, isLeftOut);
+  return {
+    value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
+    names: namesGiven(raw, Array.isArray(tools) && tools.length ? [...PASSED, ...OF_TOOLS] : PASSED),
+    parts: ['input', 'content', 'output'],
+    headers: {},
+    written: (outputTokens) => ({
+      max_output_tokens: outputTokens,
+      stream: stream === true,
+      store: false,
+      ...(tier === 'default' ? { service_tier: tier } : {}),
+    }),
+  };
+}
+
+/** Returns a list without those of its entries: the same list if there are none of them. */
+const without = (list: unknown, isOne: (it: unknown) => boolean): unknown =>
+  Array.isArray(list) && list.some(isOne) ? list.filter((it) => !isOne(it)) : list;
+
+/** What it refers to is not stored. Only reasoning gets here: other references are refused. */
+const isReference = (item: unknown) => objectOf(item).type === 'item_reference';

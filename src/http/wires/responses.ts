@@ -1,0 +1,243 @@
+import { readUsage, type Usage } from '../../router/usage.ts';
+import { openAiBody } from '../openai-error.ts';
+import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { given, type Json, objectOf, parseObject } from './json.ts';
+import { nativeResponses } from './responses-native.ts';
+import { chatOfResponses, type SpecialTools } from './responses-request.ts';
+import { type Answers, idFrom, namedEvent, type StreamTranslator, type Wire } from './wire.ts';
+
+/** OpenAI's Responses API (platform.openai.com/docs/api-reference/responses), without what it stores or runs itself. */
+export const responsesWire: Wire = {
+  name: 'responses',
+  native: nativeResponses,
+  route: 'router/responses',
+  translate(raw, seed) {
+    const { chat, others, special } = chatOfResponses(raw);
+    const { temperature = null, top_p = null, max_output_tokens = null, parallel_tool_calls, user } = raw;
+    const echoed = {
+      model: chat.model,
+      temperature,
+      top_p,
+      max_output_tokens,
+      parallel_tool_calls: parallel_tool_calls ?? true,
+      ...given({ user }),
+    };
+    return { chat, others, isStream: raw.stream === true, answers: answersOf(echoed, special, seed) };
+  },
+};
+
+/** How a response stands. */
+type State = { status: string; error?: Json; incomplete_details?: Json };
+
+function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
+  /** Builds the response object. What the request said of tools and instructions is not kept for a stream, nor said again. */
+  const response = (head: Json, state: State, output: Json[], usage: Usage | undefined): Json => ({
+    id: idFrom('resp', head.id, seed),
+    object: 'response',
+    created_at: typeof head.created === 'number' ? head.created : 0,
+    error: null,
+    incomplete_details: null,
+    instructions: null,
+    ...echoed,
+    ...state,
+    output,
+    previous_response_id: null,
+    store: false,
+    background: false,
+    metadata: {},
+    tool_choice: 'auto',
+    tools: [],
+    truncation: 'disabled',
+    usage: usage ? usageOf(usage) : null,
+  });
+  return {
+    whole(completion) {
+      const head = objectOf(completion);
+      const choice = choiceOf(completion);
+      const state = stateOf(choice);
+      const blocks = blocksOf(choice.message);
+      const output = blocks.map((block) => {
+        const isCut = state.status === 'incomplete' && block.index === blocks.length - 1;
+        return itemOf(block, head.id, isCut ? 'incomplete' : 'completed', special, seed);
+      });
+      return response(head, state, output, readUsage(completion, 'chat'));
+    },
+    stream(): StreamTranslator {
+      const reader = createBlockReader();
+      const output: Json[] = [];
+      let head: Json | undefined;
+      let last: Json = {};
+      let usage: Usage | undefined;
+      let number = 0;
+      /** What the model server said of its response when it began, where it speaks this API itself. */
+      let own: Json | undefined;
+      const event = ({ type, ...data }: Json & { type: string }) =>
+        namedEvent({ type, sequence_number: number++, ...data });
+      const begin = (chunk: Json) => {
+        if (head) return '';
+        head = { id: chunk.id, created: chunk.created };
+        const now = response(head, { status: 'in_progress' }, [], undefined);
+        return (
+          event({ type: 'response.created', response: now }) + event({ type: 'response.in_progress', response: now })
+        );
+      };
+      const render = (events: readonly BlockEvent[], status = 'completed') =>
+        events
+          .flatMap((it) => {
+            const isLast = it.block.index === reader.blocks.length - 1;
+            if (it.type === 'delta') return deltaOf(it, itemId(it.block, head?.id, special, seed), special);
+            const end = isLast ? status : 'completed';
+            const item = itemOf(it.block, head?.id, it.type === 'stop' ? end : 'in_progress', special, seed);
+            if (it.type === 'start') return startOf(it.block, item);
+            output[it.block.index] = item;
+            return stopOf(it.block, item);
+          })
+          .map(event)
+          .join('');
+      return {
+        chunk(chunk) {
+          usage = readUsage(chunk, 'chat') ?? usage;
+          const choice = choiceOf(chunk);
+          if (choice.finish_reason) last = choice;
+          const begun = begin(objectOf(chunk));
+          return begun + render(reader.read(choice.delta));
+        },
+        end() {
+          const state = stateOf(last);
+          const closed = begin({}) + render(reader.end(), state.status);
+          const whole = response(head as Json, state, output, usage);
+          return closed + event({ type: `response.${state.status}`, response: whole });
+        },
+        passed(json) {
+          own ??= objectOf(objectOf(json).response);
+          number++;
+        },
+        fail(refusal, message, requestId) {
+          const { error } = openAiBody(refusal, message, requestId);
+          const state = { status: 'failed', error: { code: error.code, message } };
+          const begun = own ? '' : begin({});
+          const whole = own ? { ...own, ...state } : response(head as Json, state, output, usage);
+          const failed = begun + event({ type: 'response.failed', response: whole });
+          return failed + event({ type: 'error', code: error.code, message, param: error.param, error });
+        },
+      };
+    },
+  };
+}
+
+function stateOf({ finish_reason: reason }: Json): State {
+  if (reason === 'length') return { status: 'incomplete', incomplete_details: { reason: 'max_output_tokens' } };
+  if (reason === 'content_filter') return { status: 'incomplete', incomplete_details: { reason: 'content_filter' } };
+  return { status: 'completed' };
+}
+
+function usageOf({ promptTokens, completionTokens, cacheReadTokens, reasoningTokens }: Usage): Json {
+  return {
+    input_tokens: promptTokens,
+    input_tokens_details: { cached_tokens: cacheReadTokens },
+    output_tokens: completionTokens,
+    output_tokens_details: { reasoning_tokens: reasoningTokens },
+    total_tokens: promptTokens + completionTokens,
+  };
+}
+
+const PREFIX = { reasoning: 'rs', text: 'msg', refusal: 'msg', call: 'fc' } as const;
+
+function itemId({ kind, index, name }: Block, upstreamId: unknown, special: SpecialTools, seed: string): string {
+  const prefix = kind === 'call' && special.get(name)?.isCustom ? 'ctc' : PREFIX[kind];
+  return `${idFrom(prefix, upstreamId, seed)}_${index}`;
+}
+
+/** The text that a custom tool was given, out of the JSON that it has here. */
+function inputOf(text: string): string {
+  const input = parseObject(text)?.input;
+  return typeof input === 'string' ? input : text;
+}
+
+function itemOf(block: Block, upstreamId: unknown, status: string, special: SpecialTools, seed: string): Json {
+  const { kind, index, text } = block;
+  const id = itemId(block, upstreamId, special, seed);
+  if (kind === 'reasoning')
+    return { id, type: 'reasoning', summary: text ? [summaryOf(text)] : [], encrypted_content: null };
+  if (kind !== 'call') return { id, type: 'message', role: 'assistant', status, content: text ? [partOf(block)] : [] };
+  const tool = special.get(block.name);
+  const call = {
+    call_id: block.id ?? idFrom('call', undefined, `${seed}_${index}`),
+    name: tool?.name ?? block.name,
+    status,
+  };
+  if (tool?.isCustom)
+    return { id, type: 'custom_tool_call', ...call, ...given({ namespace: tool.namespace }), input: inputOf(text) };
+  return { id, type: 'function_call', ...call, ...given({ namespace: tool?.namespace }), arguments: text };
+}
+
+const summaryOf = (text: string) => ({ type: 'summary_text', text });
+const partOf = ({ kind, text }: Block): Json =>
+  kind === 'refusal'
+    ? { type: 'refusal', refusal: text }
+    : { type: 'output_text', text, annotations: [], logprobs: [] };
+
+type Event = Json & { type: string };
+const REASONING = 'response.reasoning_summary';
+const textEvent = ({ kind }: Block) => (kind === 'refusal' ? 'response.refusal' : 'response.output_text');
+
+/** What the events inside an item have in common. */
+const inside = ({ kind, index }: Block, id: unknown): Json => ({
+  item_id: id,
+  output_index: index,
+  ...(kind === 'call' ? {} : kind === 'reasoning' ? { summary_index: 0 } : { content_index: 0 }),
+});
+
+function startOf(block: Block, item: Json): Event[] {
+  const empty = { summary: [], arguments: '', input: '', content: [] };
+  const started = Object.fromEntries(Object.entries({ ...item, ...empty }).filter(([name]) => name in item));
+  const added = { type: 'response.output_item.added', output_index: block.index, item: started };
+  const at = inside(block, item.id);
+  if (block.kind === 'call') return [added];
+  if (block.kind === 'reasoning') return [added, { type: `${REASONING}_part.added`, ...at, part: summaryOf('') }];
+  return [added, { type: 'response.content_part.added', ...at, part: partOf({ ...block, text: '' }) }];
+}
+
+function deltaOf({ block, text }: Extract<BlockEvent, { text: string }>, id: string, special: SpecialTools): Event[] {
+  const delta = { ...inside(block, id), delta: text };
+  switch (block.kind) {
+    case 'call':
+      // The input of a custom tool is inside JSON: it is told once that is complete.
+      if (special.get(block.name)?.isCustom) return [];
+      return [{ type: 'response.function_call_arguments.delta', ...delta }];
+    case 'reasoning':
+      return [{ type: `${REASONING}_text.delta`, ...delta }];
+    case 'text':
+      return [{ type: `${textEvent(block)}.delta`, ...delta, logprobs: [] }];
+    case 'refusal':
+      return [{ type: `${textEvent(block)}.delta`, ...delta }];
+  }
+}
+
+function stopOf(block: Block, item: Json): Event[] {
+  const { text } = block;
+  const at = inside(block, item.id);
+  const done = { type: 'response.output_item.done', output_index: block.index, item };
+  if (item.type === 'custom_tool_call') {
+    const name = 'response.custom_tool_call_input';
+    return [
+      { type: `${name}.delta`, ...at, delta: item.input },
+      { type: `${name}.done`, ...at, input: item.input },
+      done,
+    ];
+  }
+  if (block.kind === 'call')
+    return [{ type: 'response.function_call_arguments.done', ...at, name: item.name, arguments: text }, done];
+  if (block.kind === 'reasoning')
+    return [
+      { type: `${REASONING}_text.done`, ...at, text },
+      { type: `${REASONING}_part.done`, ...at, part: summaryOf(text) },
+      done,
+    ];
+  const whole = block.kind === 'refusal' ? { refusal: text } : { text, logprobs: [] };
+  return [
+    { type: `${textEvent(block)}.done`, ...at, ...whole },
+    { type: 'response.content_part.done', ...at, part: partOf(block) },
+    done,
+  ];
+}

@@ -1,0 +1,72 @@
+import type { IncomingHttpHeaders } from 'node:http';
+import type { NativeWire } from '../../config/router.ts';
+import type { Refusal } from '../../refusal.ts';
+import type { ChatBody, Others } from '../../router/measure.ts';
+import type { Json } from './json.ts';
+
+/**
+ * An API under the gateway's base URL beside chat completions. It is translated to one chat completion and back by pure
+ * functions, so that holding, calling and settling know one shape (design, section 14).
+ */
+export type Wire = {
+  name: NativeWire;
+  /** The path below the base URL; with the wallet and the key, the scope of idempotency. */
+  route: string;
+  /**
+   * Translates a request. `seed` stands in where the model server names no id: the same for a replay, another for any
+   * other request. Throws `invalid_request` for what is malformed and `unsupported_parameter` for what is not offered.
+   */
+  translate(raw: Json, seed: string): Translation;
+  /** Says how a request that can be translated is passed on to a model server that speaks this API. */
+  native(raw: Json, headers: IncomingHttpHeaders): NativeRequest;
+};
+
+/** A request as it is passed on. */
+export type NativeRequest = {
+  /** The request without what is left out of its inner parts: the same object if nothing is. */
+  value: Json;
+  /** Its members that are passed on as they are. */
+  names: string[];
+  /** Returns the members that are written anew. Must hold nothing large: it is kept for the length of a stream. */
+  written(outputTokens: number): Json;
+  /** Members through which the parts with images are reached. */
+  parts: readonly string[];
+  /** Sent beside those of every request. */
+  headers: Record<string, string>;
+};
+
+export type Translation = Translated & {
+  isStream: boolean;
+  answers: Answers;
+};
+
+export type Translated = { chat: ChatBody; others: Others };
+
+/** The way back. Holds nothing of the request but a few names: a stream may last for an hour. */
+export type Answers = {
+  /** Translates a complete chat completion. */
+  whole(completion: unknown): object;
+  /** Begins the translation of a stream of chat completion chunks. */
+  stream(): StreamTranslator;
+};
+
+/** The text of server-sent events for each step of a stream. */
+export type StreamTranslator = {
+  chunk(chunk: unknown): string;
+  /** The events at the end of a complete stream. */
+  end(): string;
+  /** The events at the end of a stream that broke off. */
+  fail(refusal: Refusal, message: string, requestId: string): string;
+  /** Takes note of an event that the model server sent in this API itself, and that is passed on as it came. */
+  passed?(event: unknown): void;
+};
+
+/** Returns a server-sent event whose name is the type of its data. */
+export const namedEvent = (data: Json & { type: string }): string =>
+  `event: ${data.type}\ndata: ${JSON.stringify(data)}\n\n`;
+
+/** Returns an id derived from the model server's, so that a replay gets the same. */
+export function idFrom(prefix: string, upstreamId: unknown, seed: string): string {
+  const given = typeof upstreamId === 'string' && upstreamId ? upstreamId : seed;
+  return `${prefix}_${given.replace(/[^A-Za-z0-9_-]/g, '').slice(0, 100)}`;
+}

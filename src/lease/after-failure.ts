@@ -1,0 +1,55 @@
+import { setTimeout as pause } from 'node:timers/promises';
+import type { Backend } from '../compute/backend.ts';
+import type { EndReason } from '../ledger/resource.ts';
+import type { LeaseApp } from './create.ts';
+import { advance } from './step.ts';
+import { whyOver } from './why.ts';
+
+/** When a machine dies, much may fail at once: within this time of a check no other is begun. */
+const APART_MILLISECONDS = 2000;
+/** How long whoever was failed waits for the check. It goes on by itself. */
+const WAIT_SECONDS = 5;
+/** A machine that takes no command is looked at this often until it is known to have ended. */
+const AGAIN_MILLISECONDS = 100;
+
+/**
+ * Checks a lease because a call into its machine failed: if the machine is gone, the lease begins to end now and not at its
+ * next step. Returns why the lease has ended, or is being ended; null if it lives on as far as anybody knows.
+ */
+export async function checkAfterFailure(app: LeaseApp, id: string): Promise<EndReason | null> {
+  if (whyOver(app, id) === null) await app.inFlight.waitFor(checkOnce(app, id), WAIT_SECONDS);
+  return whyOver(app, id);
+}
+
+/**
+ * Checks a lease because a command in it was ended as the end of a machine ends it. An engine tells of the command first
+ * and of the machine a moment later, so the machine is asked for another command: one that takes none is looked at until
+ * it is known to have ended, for at most 5 s. Returns as `checkAfterFailure` does.
+ */
+export async function checkAfterKill(
+  app: LeaseApp,
+  { id, backend, ref }: { id: string; backend: Backend; ref: string },
+): Promise<EndReason | null> {
+  const giveUpAt = performance.now() + WAIT_SECONDS * 1000;
+  const trial = { command: 'true', timeoutSeconds: WAIT_SECONDS, streamBytesMax: 0 };
+  if (whyOver(app, id) !== null) return whyOver(app, id);
+  const lives = backend.exec(ref, trial).then(
+    ({ exitCode }) => exitCode === 0,
+    () => false,
+  );
+  if (await app.inFlight.waitFor(lives, WAIT_SECONDS)) return null;
+  while (whyOver(app, id) === null && performance.now() < giveUpAt && !app.inFlight.isCutOff()) {
+    await app.inFlight.waitFor(advance(app, id), WAIT_SECONDS);
+    if (whyOver(app, id) === null) await pause(AGAIN_MILLISECONDS);
+  }
+  return whyOver(app, id);
+}
+
+function checkOnce(app: LeaseApp, id: string): Promise<unknown> {
+  const begun = app.leaseChecks.get(id);
+  if (begun) return begun;
+  const check = advance(app, id);
+  app.leaseChecks.set(id, check);
+  setTimeout(() => app.leaseChecks.delete(id), APART_MILLISECONDS).unref();
+  return check;
+}

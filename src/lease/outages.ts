@@ -1,0 +1,72 @@
+/** While a backend fails, one of its leases is tried this often, so that its return is noticed; the others back off. */
+const PROBE_SECONDS = 10;
+/** Shortest time between two wake-ups, and from the first failure: until then the back-off is short by itself. */
+const WAKE_APART_SECONDS = 10;
+/** A failure that lasts is logged again after this long. */
+const LOG_APART_SECONDS = 600;
+
+/**
+ * What this process knows of backends that fail. A `place` is a backend, or the part of it that fails by itself (see
+ * `Backend.partOf`). Times are Unix seconds.
+ */
+export type Outages = {
+  /**
+   * Records a failed step of a lease that would be retried after `delay` seconds. Returns the delay to use, and whether
+   * the failure is worth a log line: the first of a place, then one every ten minutes or when twice as many leases fail.
+   */
+  failed(place: string, id: string, delay: number, now: number): { delay: number; isNews: boolean };
+  /**
+   * Records that the backend answered for a lease. Returns whether leases of that place that back off are to be woken, and
+   * for how long it had failed if no lease fails any more.
+   */
+  answered(place: string, id: string, now: number): { wake: boolean; failedSeconds?: number };
+  /** Returns where leases fail, since when, and how many; with `at`, only there and at its parts. */
+  list(at?: string): { place: string; since: number; leases: number }[];
+  /** Forgets a lease that has ended. */
+  forget(id: string): void;
+};
+
+type Outage = { failing: Set<string>; since: number; loggedAt: number; loggedCount: number; probeAt: number };
+
+export function createOutages(): Outages {
+  const outages = new Map<string, Outage>();
+  /** When leases of a place were woken last. A place that is missing has not answered since the start. */
+  const wokenAt = new Map<string, number>();
+
+  return {
+    failed(place, id, delay, now) {
+      let it = outages.get(place);
+      if (!it) {
+        it = { failing: new Set(), since: now, loggedAt: Number.NEGATIVE_INFINITY, loggedCount: 0, probeAt: 0 };
+        outages.set(place, it);
+      }
+      it.failing.add(id);
+      const isNews = now - it.loggedAt >= LOG_APART_SECONDS || it.failing.size >= 2 * it.loggedCount;
+      if (isNews) Object.assign(it, { loggedAt: now, loggedCount: it.failing.size });
+      if (it.probeAt > now) return { delay, isNews };
+      it.probeAt = now + Math.min(delay, PROBE_SECONDS);
+      return { delay: it.probeAt - now, isNews };
+    },
+
+    answered(place, id, now) {
+      const it = outages.get(place);
+      it?.failing.delete(id);
+      if (it && !it.failing.size) outages.delete(place);
+      const last = wokenAt.get(place);
+      const isLong =
+        it !== undefined && it.failing.size > 0 && now - Math.max(it.since, last ?? 0) >= WAKE_APART_SECONDS;
+      const wake = last === undefined || isLong;
+      if (wake) wokenAt.set(place, now);
+      return { wake, ...(it && !it.failing.size ? { failedSeconds: now - it.since } : {}) };
+    },
+
+    list: (at) =>
+      [...outages]
+        .filter(([place]) => at === undefined || place === at || place.startsWith(`${at} `))
+        .map(([place, { since, failing }]) => ({ place, since, leases: failing.size })),
+
+    forget(id) {
+      for (const [place, it] of outages) if (it.failing.delete(id) && !it.failing.size) outages.delete(place);
+    },
+  };
+}

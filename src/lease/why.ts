@@ -1,0 +1,23 @@
+import { type EndReason, findResource, type Resource } from '../ledger/resource.ts';
+import type { LeaseApp } from './create.ts';
+import { whyToEnd } from './step.ts';
+
+/**
+ * Why a lease has ended or has to end; null while it lives. Paid time that is over is over for its tenant even while the
+ * clock is in doubt and nothing is destroyed.
+ */
+export function whyOver(app: LeaseApp, id: string): EndReason | null {
+  const row = findResource(app.ledger.read, id) as Resource;
+  if (row.endedAt !== null) return row.endReason;
+  const isOver = row.readyAt !== null && row.expiresAt <= app.clock.now();
+  return whyToEnd(app, row) ?? (isOver ? 'lease_expired' : null);
+}
+
+/** Says in plain words why a lease is not ready yet; undefined if it is, or if nobody knows. */
+export function whyProvisioning(
+  { waitingFor }: Pick<LeaseApp, 'waitingFor'>,
+  { id, status, attempts }: Resource,
+): string | undefined {
+  if (status !== 'provisioning') return undefined;
+  return attempts > 0 ? 'the provider does not answer at the moment; it is asked again' : waitingFor.get(id);
+}

@@ -1,0 +1,93 @@
+import { and, eq, gt, sql } from 'drizzle-orm';
+import { periodAt } from '../calendar.ts';
+import { withNewChecksum } from '../db/checksum.ts';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { checkouts, deliveries, entries, operations, wallets } from '../db/schema.ts';
+import { beginEpoch, currentEpoch, findInstallation } from './installation.ts';
+import { journalHead } from './journal.ts';
+import { findFeed, setFeed } from './payment-events.ts';
+import { refillOf } from './refill.ts';
+import { allLiveResources, updateResource } from './resource.ts';
+
+const reads = prepare((read: Reader) => ({
+  at: read
+    .select({ at: entries.at })
+    .from(entries)
+    .where(eq(entries.seq, sql.placeholder('seq')))
+    .prepare(),
+  uncertainAfter: read
+    .select()
+    .from(operations)
+    .where(and(sql`${operations.state} = 'uncertain'`, gt(operations.uncertainAt, sql.placeholder('now'))))
+    .prepare(),
+  refilledAfter: read
+    .select()
+    .from(wallets)
+    .where(
+      and(
+        sql`${wallets.status} = 'active' and ${wallets.refillAt} is not null`,
+        gt(wallets.refillAt, sql.placeholder('now')),
+      ),
+    )
+    .prepare(),
+  checkoutsAfter: read
+    .select()
+    .from(checkouts)
+    .where(gt(checkouts.dueAt, sql.placeholder('after')))
+    .prepare(),
+}));
+
+/** A checkout is due at its expiry at the latest, which is within a day. */
+const CHECKOUT_SECONDS = 86_400;
+
+/**
+ * Returns the newest time that the books know, in Unix seconds; 0 in empty ones. It is that of the newest entry, except
+ * after `goBackTo`: the entries since then have the time of the one before them, until the clock is past that time again.
+ */
+export function newestTime(read: Reader): number {
+  const head = journalHead(read);
+  if (!findInstallation(read)) return head.at;
+  const { afterSeq, startedAt } = currentEpoch(read);
+  const before = reads(read).at.get({ seq: afterSeq })?.at ?? 0;
+  return head.at > before ? head.at : startedAt;
+}
+
+/**
+ * Goes back to an earlier time (docs/decisions/0047): begins a new epoch, and brings back what was put off by the later
+ * time. The time of the journal's entries stays where it is until the clock has reached it. What has ended stays ended.
+ */
+export function goBackTo(tx: Tx, reason: string, now: number): void {
+  const back = Math.max(0, newestTime(tx) - now);
+  const { acceptedFaults } = currentEpoch(tx);
+  beginEpoch(tx, { afterSeq: journalHead(tx).seq, reason, acceptedFaults }, now);
+  const earlier = (at: number) => Math.max(now, at - back);
+  for (const it of allLiveResources(tx))
+    updateResource(tx, it.id, {
+      dueAt: Math.min(it.dueAt, now),
+      absentSince: it.absentSince && Math.min(it.absentSince, now),
+      // A lease of the later time keeps its length.
+      ...(it.createdAt > now ? { expiresAt: earlier(it.expiresAt), readyBy: earlier(it.readyBy) } : {}),
+    });
+  for (const row of reads(tx).uncertainAfter.all({ now }))
+    tx.update(operations)
+      .set(withNewChecksum(operations, row, { uncertainAt: now }))
+      .where(eq(operations.id, row.id))
+      .run();
+  for (const wallet of reads(tx).refilledAfter.all({ now })) {
+    const refill = refillOf(wallet);
+    const next = refill && periodAt(refill.every, refill.zone, now).next;
+    if (next !== null && next < (wallet.refillAt as number))
+      tx.update(wallets)
+        .set(withNewChecksum(wallets, wallet, { refillAt: next }))
+        .where(eq(wallets.id, wallet.id))
+        .run();
+  }
+  for (const row of reads(tx).checkoutsAfter.all({ after: now + CHECKOUT_SECONDS }))
+    tx.update(checkouts)
+      .set(withNewChecksum(checkouts, row, { dueAt: now + CHECKOUT_SECONDS }))
+      .where(eq(checkouts.id, row.id))
+      .run();
+  tx.update(deliveries).set({ dueAt: now }).where(gt(deliveries.dueAt, now)).run();
+  const feed = findFeed(tx);
+  if (feed && feed.dueAt > now) setFeed(tx, { readTo: feed.readTo, dueAt: now });
+}

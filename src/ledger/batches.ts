@@ -1,0 +1,42 @@
+import { attachReserve, type DiskReserve } from '../db/disk-reserve.ts';
+import type { Database } from '../db/open.ts';
+import { createWriter, type Writer } from '../db/writer.ts';
+import { type CommitMark, headOf } from './head.ts';
+import { countQuietCommit } from './installation.ts';
+import { journalHead } from './journal.ts';
+import { attachOutbox, type Outbox } from './outbox.ts';
+
+export type WriterOptions = {
+  /** Disk space reserved for settlements; starting new work requires more than that. */
+  diskReserve?: Pick<DiskReserve, 'shortage' | 'release' | 'isReadOnly'>;
+  /** Receivers of events. Without it nobody is told of what happens. */
+  outbox?: Outbox | undefined;
+  /** Called after each commit, before its promises resolve. `newest` returns what the head file should say now. */
+  committed?: (newest: () => CommitMark) => void;
+  /** Called when the writes of a batch have been told how they ended. */
+  told?: () => void;
+  /** Called when a COMMIT or fsync failed: must stop the process without answering. */
+  fatal: (error: unknown) => void;
+};
+
+/** Opens the one writer of the books: every commit posts an entry or is counted (docs/decisions/0013). */
+export function openWriter({ client, read, tx }: Database, options: WriterOptions): Writer {
+  const { diskReserve, outbox } = options;
+  if (diskReserve) attachReserve(tx, diskReserve);
+  if (outbox) attachOutbox(tx, outbox);
+  let newest = journalHead(read).seq;
+  let next = newest;
+  return createWriter(client, tx, {
+    fatal: options.fatal,
+    ...(options.told ? { told: options.told } : {}),
+    ...(diskReserve ? { releaseReserve: diskReserve.release, isReadOnly: diskReserve.isReadOnly } : {}),
+    committing() {
+      next = journalHead(tx).seq;
+      if (next === newest) countQuietCommit(tx);
+    },
+    committed() {
+      newest = next;
+      options.committed?.(() => headOf(read));
+    },
+  });
+}

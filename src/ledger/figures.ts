@@ -1,0 +1,101 @@
+import { count, min, ne, sql } from 'drizzle-orm';
+import { prepare, type Reader } from '../db/handle.ts';
+import { accounts, operations, resources, wallets } from '../db/schema.ts';
+import { centsToNanos, Nanos } from '../money.ts';
+
+const sum = (column: unknown) => sql<bigint>`coalesce(sum(${column}), 0)`.mapWith(BigInt);
+
+const reads = prepare((read: Reader) => ({
+  accounts: read
+    .select({
+      count: count(),
+      available: sum(accounts.availableCents),
+      reserved: sum(accounts.reservedCents),
+      spent: sum(accounts.spentCents),
+      owed: sum(accounts.owedCents),
+    })
+    .from(accounts)
+    .prepare(),
+  wallets: read
+    .select({
+      count: count(),
+      budget: sum(wallets.budget),
+      spent: sum(wallets.spent),
+      held: sum(wallets.held),
+      delegated: sum(wallets.delegated),
+    })
+    .from(wallets)
+    .where(ne(wallets.status, 'closed'))
+    .prepare(),
+  open: read
+    .select({
+      state: operations.state,
+      count: count(),
+      amount: sum(operations.hold),
+      oldest: min(operations.createdAt),
+    })
+    .from(operations)
+    .where(sql`${operations.state} <> 'settled'`) // must match the partial index's condition
+    .groupBy(operations.state)
+    .prepare(),
+  leases: read
+    .select({ status: resources.status, count: count() })
+    .from(resources)
+    .where(sql`${resources.endedAt} is null`)
+    .groupBy(resources.status)
+    .prepare(),
+  spentOpen: read
+    .select({ accountId: wallets.accountId, spent: sum(wallets.spent) })
+    .from(wallets)
+    .where(ne(wallets.status, 'closed'))
+    .groupBy(wallets.accountId)
+    .prepare(),
+}));
+
+/** Money on hold: how many operations hold it, and since when the oldest does (Unix seconds). */
+export type Holds = { count: number; amount: Nanos; oldestAt: number | null };
+
+/** Sums what the books hold at the moment. */
+export function figures(read: Reader) {
+  const ofAccounts = reads(read).accounts.get();
+  const ofWallets = reads(read).wallets.get();
+  const open = reads(read).open.all();
+  const holds = (state: 'reserved' | 'uncertain'): Holds => {
+    const it = open.find((row) => row.state === state);
+    return { count: Number(it?.count ?? 0), amount: Nanos(it?.amount ?? 0n), oldestAt: it?.oldest ?? null };
+  };
+  const cents = (amount = 0n) => centsToNanos(Number(amount));
+  return {
+    accounts: {
+      count: Number(ofAccounts?.count ?? 0),
+      available: cents(ofAccounts?.available),
+      reserved: cents(ofAccounts?.reserved),
+      spent: cents(ofAccounts?.spent),
+      owed: cents(ofAccounts?.owed),
+    },
+    /** Those that are not closed. */
+    wallets: {
+      count: Number(ofWallets?.count ?? 0),
+      budget: Nanos(ofWallets?.budget ?? 0n),
+      spent: Nanos(ofWallets?.spent ?? 0n),
+      held: Nanos(ofWallets?.held ?? 0n),
+      delegated: Nanos(ofWallets?.delegated ?? 0n),
+    },
+    reserved: holds('reserved'),
+    uncertain: holds('uncertain'),
+    leases: Object.fromEntries(
+      reads(read)
+        .leases.all()
+        .map((it) => [it.status, Number(it.count)]),
+    ),
+  };
+}
+
+/** Returns what the wallets of each account that are not closed have spent, by account. */
+export function spentByOpenWallets(read: Reader): Map<string, Nanos> {
+  return new Map(
+    reads(read)
+      .spentOpen.all()
+      .map((it) => [it.accountId, Nanos(it.spent)]),
+  );
+}

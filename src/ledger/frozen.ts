@@ -1,0 +1,49 @@
+import { count, min, sql } from 'drizzle-orm';
+import { prepare, type Reader } from '../db/handle.ts';
+import { accounts, wallets } from '../db/schema.ts';
+import { installationOf } from './installation.ts';
+
+const reads = prepare((read: Reader) => ({
+  accounts: read
+    .select({ count: count(), since: min(accounts.suspendedAt) })
+    .from(accounts)
+    .where(sql`${accounts.suspendedAt} is not null`)
+    .prepare(),
+  wallets: read
+    .select({ count: count(), since: min(wallets.frozenAt) })
+    .from(wallets)
+    .where(sql`${wallets.frozenAt} is not null and ${wallets.status} = 'active'`)
+    .prepare(),
+}));
+
+/** What takes no new holds: 1 for the installation, suspended accounts, and active wallets that are frozen. */
+export type FrozenCounts = { installation: 0 | 1; account: number; wallet: number };
+
+/** Counts what takes no new holds (design, section 13). */
+export function countFrozen(read: Reader): FrozenCounts {
+  return {
+    installation: installationOf(read).frozenAt === null ? 0 : 1,
+    account: Number(reads(read).accounts.get()?.count),
+    wallet: Number(reads(read).wallets.get()?.count),
+  };
+}
+
+/** Returns since when the installation is frozen, and the first account and wallet, in Unix seconds; null where none is. */
+export const frozenSince = (read: Reader) => ({
+  installation: installationOf(read).frozenAt,
+  accounts: reads(read).accounts.get()?.since ?? null,
+  wallets: reads(read).wallets.get()?.since ?? null,
+});
+
+/** Returns a sentence that says what takes no new holds, since when and why; undefined while nothing is stopped. */
+export function describeFrozen(read: Reader): string | undefined {
+  const { installation, account, wallet } = countFrozen(read);
+  const { frozenAt, freezeReason } = installationOf(read);
+  const since = frozenAt === null ? '' : new Date(frozenAt * 1000).toISOString().replace('.000', '');
+  const parts = [
+    installation ? `the installation is frozen since ${since}${freezeReason === null ? '' : ` (${freezeReason})`}` : '',
+    account ? `${account} ${account === 1 ? 'account is' : 'accounts are'} suspended` : '',
+    wallet ? `${wallet} ${wallet === 1 ? 'wallet is' : 'wallets are'} frozen` : '',
+  ].filter(Boolean);
+  return parts.length ? `${parts.join(', ')}: no new holds` : undefined;
+}

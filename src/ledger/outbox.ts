@@ -1,0 +1,260 @@
+import { and, asc, count, desc, eq, gt, gte, lt, lte, sql } from 'drizzle-orm';
+import type { EventConfig, EventType } from '../config/events.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { deliveries, events } from '../db/schema.ts';
+import { newId } from '../id.ts';
+import { Refusal } from '../refusal.ts';
+import { LIST_COUNT_MAX, type Page } from './wallet.ts';
+
+/**
+ * The outbox of events for receivers (docs/decisions/0037): what happened is written in the transaction that caused it,
+ * with one delivery for each receiver that wants it. The notifier sends what is waiting (src/notify).
+ */
+
+export type Event = typeof events.$inferSelect;
+export type Delivery = typeof deliveries.$inferSelect;
+
+/** Seconds for which events are kept. */
+export const EVENT_KEPT_SECONDS = 30 * 86_400;
+
+/** What the ledger knows of the configured receivers. */
+export type Outbox = EventConfig & {
+  /** Called inside the transaction that writes an event: it may still be rolled back. */
+  recorded(): void;
+};
+
+const outboxes = new WeakMap<object, Outbox>();
+
+/** Sets who is told about what happens in this database. */
+export function attachOutbox(tx: Tx, outbox: Outbox): void {
+  outboxes.set(tx, outbox);
+}
+
+/** Returns the cents below which the available credit of an account is low; undefined where nobody asked. */
+export const accountLowCents = (tx: Tx): number | undefined => outboxes.get(tx)?.accountLowCents;
+
+const WAITING = sql`${deliveries.deliveredAt} is null and ${deliveries.gaveUpAt} is null`;
+/** No earlier event of the same subject waits for the same receiver. */
+const FIRST_OF_SUBJECT = sql`not exists (
+  select 1 from delivery d
+  where d.receiver = ${deliveries.receiver} and d.subject = ${deliveries.subject} and d.event_seq < ${deliveries.eventSeq}
+    and d.delivered_at is null and d.gave_up_at is null)`;
+
+const reads = prepare((read: Reader) => ({
+  byId: read
+    .select()
+    .from(events)
+    .where(eq(events.id, sql.placeholder('id')))
+    .prepare(),
+  newest: read.select({ seq: events.seq }).from(events).orderBy(desc(events.seq)).limit(1).prepare(),
+  latestOf: read
+    .select()
+    .from(events)
+    .where(eq(events.subject, sql.placeholder('subject')))
+    .orderBy(desc(events.seq))
+    .limit(1)
+    .prepare(),
+  deliveries: read
+    .select()
+    .from(deliveries)
+    .where(eq(deliveries.eventSeq, sql.placeholder('seq')))
+    .orderBy(asc(deliveries.receiver))
+    .prepare(),
+  due: read
+    .select({ event: events, delivery: deliveries })
+    .from(deliveries)
+    .innerJoin(events, eq(events.seq, deliveries.eventSeq))
+    .where(
+      and(
+        eq(deliveries.receiver, sql.placeholder('receiver')),
+        WAITING,
+        lte(deliveries.dueAt, sql.placeholder('now')),
+        FIRST_OF_SUBJECT,
+      ),
+    )
+    .orderBy(asc(deliveries.eventSeq))
+    .limit(1)
+    .prepare(),
+  nextDue: read
+    .select({ at: sql<number | null>`min(${deliveries.dueAt})`.mapWith(Number) })
+    .from(deliveries)
+    .where(
+      and(eq(deliveries.receiver, sql.placeholder('receiver')), WAITING, gt(deliveries.dueAt, sql.placeholder('now'))),
+    )
+    .prepare(),
+  waiting: read
+    .select({
+      count: sql`count(*)`.mapWith(Number),
+      oldestAt: sql<number | null>`min(${deliveries.queuedAt})`.mapWith(deliveries.queuedAt),
+    })
+    .from(deliveries)
+    .where(and(eq(deliveries.receiver, sql.placeholder('receiver')), WAITING))
+    .prepare(),
+  oldest: read.select({ at: events.createdAt }).from(events).orderBy(asc(events.createdAt)).limit(1).prepare(),
+  stale: read
+    .select({ seq: events.seq })
+    .from(events)
+    .where(lte(events.createdAt, sql.placeholder('until')))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+}));
+
+/** Writes an event and a delivery of it for each receiver that wants its type. `data` holds no secret and no prompt. */
+export function record(tx: Tx, type: EventType, subject: string, data: Record<string, unknown>, now: number): void {
+  const outbox = outboxes.get(tx);
+  const row = withChecksum(events, {
+    seq: (reads(tx).newest.get()?.seq ?? 0) + 1,
+    id: newId('msg'),
+    type,
+    subject,
+    data: JSON.stringify(data),
+    createdAt: now,
+  });
+  tx.insert(events).values(row).run();
+  for (const { name } of wanting(tx, type)) enqueue(tx, row, name, now);
+  outbox?.recorded();
+}
+
+/** Returns the receivers that want events of a type. Every one wants a test. */
+const wanting = (tx: Tx, type: EventType) =>
+  (outboxes.get(tx)?.receivers ?? []).filter(({ types }) => type === 'test' || (types?.includes(type) ?? true));
+
+function enqueue(tx: Tx, { seq, subject }: Pick<Event, 'seq' | 'subject'>, receiver: string, now: number): void {
+  const times = { queuedAt: now, deliveredAt: null, gaveUpAt: null, dueAt: now };
+  const row = withChecksum(deliveries, { eventSeq: seq, receiver, subject, ...times, attempts: 0, lastError: null });
+  tx.insert(deliveries)
+    .values(row)
+    .onConflictDoUpdate({ target: [deliveries.eventSeq, deliveries.receiver], set: row })
+    .run();
+}
+
+/** Returns the event with this id. Throws `not_found`. */
+export function eventOf(read: Reader, id: string): Event {
+  const event = reads(read).byId.get({ id });
+  if (!event) throw new Refusal('not_found', `There is no event ${id}. Events are kept for 30 days.`);
+  return event;
+}
+
+/** Returns the newest event about a subject. */
+export const latestEventOf = (read: Reader, subject: string): Event | undefined =>
+  reads(read).latestOf.get({ subject });
+
+/** `since` is in Unix seconds. */
+export type EventFilter = { type?: EventType | undefined; subject?: string | undefined; since?: number | undefined };
+
+const matching = ({ type, subject, since }: EventFilter) =>
+  and(
+    type === undefined ? undefined : eq(events.type, type),
+    subject === undefined ? undefined : eq(events.subject, subject),
+    since === undefined ? undefined : gte(events.createdAt, since),
+  );
+
+/** Returns the events that fit, newest first, before the id `before`, at most `limit`. Throws `not_found` for `before`. */
+export function listEvents(read: Reader, filter: EventFilter, { before, limit = LIST_COUNT_MAX }: Page = {}): Event[] {
+  return read
+    .select()
+    .from(events)
+    .where(and(matching(filter), before === undefined ? undefined : lt(events.seq, eventOf(read, before).seq)))
+    .orderBy(desc(events.seq))
+    .limit(limit)
+    .all();
+}
+
+/** Counts the events that `listEvents` pages through. */
+export function countEvents(read: Reader, filter: EventFilter): number {
+  return Number(read.select({ count: count() }).from(events).where(matching(filter)).get()?.count);
+}
+
+/** Returns the deliveries of an event, by receiver. */
+export const deliveriesOf = (read: Reader, { seq }: Event): Delivery[] => reads(read).deliveries.all({ seq });
+
+/**
+ * Queues an event again, with its id, for every configured receiver that wants its type. It is sent before what waits of
+ * the same subject and is younger. Returns how many receivers get it. Throws `not_found`.
+ */
+export function resend(tx: Tx, id: string, now: number): number {
+  const event = eventOf(tx, id);
+  const outbox = outboxes.get(tx);
+  const receivers = wanting(tx, event.type);
+  for (const { name } of receivers) enqueue(tx, event, name, now);
+  if (receivers.length) outbox?.recorded();
+  return receivers.length;
+}
+
+/** Returns the next delivery to a receiver: the oldest that is due and has nothing of its subject before it. */
+export function nextDelivery(
+  read: Reader,
+  receiver: string,
+  now: number,
+): { event: Event; delivery: Delivery } | undefined {
+  return reads(read).due.get({ receiver, now });
+}
+
+/**
+ * Returns the Unix seconds after `now` at which something may be due for this receiver. What is due already and was not
+ * returned by `nextDelivery` waits for something of its subject.
+ */
+export function nextDeliveryAt(read: Reader, receiver: string, now: number): number | undefined {
+  return reads(read).nextDue.get({ receiver, now })?.at || undefined;
+}
+
+/** Returns how many events wait for this receiver, and since when the oldest does (Unix seconds). */
+export const waitingOf = (read: Reader, receiver: string): { count: number; oldestAt: number | null } =>
+  reads(read).waiting.get({ receiver }) ?? { count: 0, oldestAt: null };
+
+export const waitingCount = (read: Reader, receiver: string): number => waitingOf(read, receiver).count;
+
+export type Attempt =
+  | { kind: 'delivered' }
+  | { kind: 'failed'; error: string; dueAt: number }
+  | { kind: 'gave_up'; error: string };
+
+/** Records how an attempt ended. Returns false where the delivery was queued again meanwhile, or is gone. */
+export function recordAttempt(
+  tx: Tx,
+  { eventSeq, receiver, queuedAt }: Delivery,
+  attempt: Attempt,
+  now: number,
+): boolean {
+  const row = reads(tx)
+    .deliveries.all({ seq: eventSeq })
+    .find((it) => it.receiver === receiver);
+  if (row?.queuedAt !== queuedAt || row.deliveredAt !== null || row.gaveUpAt !== null) return false;
+  const attempts = row.attempts + (attempt.kind === 'delivered' ? 0 : 1);
+  const change = {
+    delivered: { deliveredAt: now, lastError: null },
+    failed: { attempts, dueAt: attempt.kind === 'failed' ? attempt.dueAt : now },
+    gave_up: { attempts, gaveUpAt: now },
+  }[attempt.kind];
+  const lastError = attempt.kind === 'delivered' ? null : attempt.error;
+  tx.update(deliveries)
+    .set(withNewChecksum(deliveries, row, { ...change, lastError }))
+    .where(and(eq(deliveries.eventSeq, eventSeq), eq(deliveries.receiver, receiver)))
+    .run();
+  return true;
+}
+
+/** Makes everything due that waits for a receiver: it is back. */
+export function hurry(tx: Tx, receiver: string, now: number): void {
+  tx.update(deliveries)
+    .set({ dueAt: now })
+    .where(and(eq(deliveries.receiver, receiver), WAITING))
+    .run();
+}
+
+/** Deletes events older than 30 days, at most 100. Returns how many were deleted. */
+export function pruneEvents(tx: Tx, now: number): number {
+  const stale = reads(tx).stale.all({ until: now - EVENT_KEPT_SECONDS });
+  for (const { seq } of stale) {
+    tx.delete(deliveries).where(eq(deliveries.eventSeq, seq)).run();
+    tx.delete(events).where(eq(events.seq, seq)).run();
+  }
+  return stale.length;
+}
+
+/** Returns the Unix seconds at which the oldest event is pruned. */
+export function nextStaleEvent(read: Reader): number | undefined {
+  const at = reads(read).oldest.get()?.at;
+  return at === undefined ? undefined : at + EVENT_KEPT_SECONDS;
+}

@@ -1,0 +1,140 @@
+import { and, asc, eq, gt, isNull, lte, or, sql } from 'drizzle-orm';
+import { type Period, periodAt } from '../calendar.ts';
+import { withNewChecksum } from '../db/checksum.ts';
+import { prepare, type Reader, type Tx } from '../db/handle.ts';
+import { walletChanges, wallets } from '../db/schema.ts';
+import { newId } from '../id.ts';
+import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
+import { Refusal } from '../refusal.ts';
+import { tellRefilled, tellRefillShort } from './notices.ts';
+import { refuseNewBudget } from './open-wallet.ts';
+import { available, LIST_COUNT_MAX, refuseInactive, statusAt, type Wallet } from './wallet.ts';
+import { insertChange, moveBudget, type WalletChange } from './wallet-change.ts';
+
+/** What a wallet gets at each boundary of its period (design, section 13). */
+export type Refill = {
+  /** US cents, above 0. */
+  cents: number;
+  every: Period;
+  /** The time zone whose midnights, Mondays and firsts are the boundaries. */
+  zone: string;
+  /** `none` sets what is available to `cents`, `all` adds them, a number of cents adds them to at most that much. */
+  carry: 'none' | 'all' | number;
+};
+
+/** Seconds until a refill that the account could not pay is tried again. */
+const RETRY_SECONDS = 60;
+
+const reads = prepare((read: Reader) => ({
+  due: read
+    .select({ id: wallets.id })
+    .from(wallets)
+    .where(
+      and(
+        sql`${wallets.status} = 'active' and ${wallets.refillAt} is not null`,
+        lte(wallets.refillAt, sql.placeholder('now')),
+        // One that is over but not marked as expired yet stays due: a caller that pages would never come to an end.
+        or(isNull(wallets.expiresAt), gt(wallets.expiresAt, sql.placeholder('now'))),
+      ),
+    )
+    .orderBy(asc(wallets.refillAt))
+    .limit(LIST_COUNT_MAX)
+    .prepare(),
+  next: read
+    .select({ at: wallets.refillAt })
+    .from(wallets)
+    .where(sql`${wallets.status} = 'active' and ${wallets.refillAt} is not null`)
+    .orderBy(asc(wallets.refillAt))
+    .limit(1)
+    .prepare(),
+  ofPeriod: read
+    .select({ id: walletChanges.id })
+    .from(walletChanges)
+    .where(
+      and(
+        eq(walletChanges.walletId, sql.placeholder('walletId')),
+        eq(walletChanges.period, sql.placeholder('period')),
+        sql`${walletChanges.period} is not null`,
+      ),
+    )
+    .prepare(),
+}));
+
+/** Returns the refill of a wallet, or null. */
+export const refillOf = ({ refill }: Pick<Wallet, 'refill'>): Refill | null =>
+  refill === null ? null : (JSON.parse(refill) as Refill);
+
+/** Returns at most 100 wallets that may spend and whose refill is due at `now`, the longest due first. */
+export function dueRefills(read: Reader, now: number): { id: string }[] {
+  return reads(read).due.all({ now });
+}
+
+/** Returns the Unix seconds at which the next refill is due. */
+export function nextRefill(read: Reader): number | undefined {
+  return reads(read).next.get()?.at ?? undefined;
+}
+
+/**
+ * Sets the refill of a wallet, whose first one happens at the next boundary, or ends it with null. Throws
+ * `wallet_closed`, `wallet_expired`, and `invalid_request` for a child, whose budget comes from its parent.
+ */
+export function setRefill(tx: Tx, wallet: Wallet, refill: Refill | null, now: number): Wallet {
+  refuseInactive(wallet, now);
+  if (refill && wallet.parentId !== null)
+    throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
+  return write(tx, wallet, {
+    refill: refill && JSON.stringify(refill),
+    refillAt: refill && periodAt(refill.every, refill.zone, now).next,
+  });
+}
+
+export type Refilled =
+  | { kind: 'refilled'; wallet: Wallet; change: WalletChange }
+  /** The account cannot give what is needed: tried again, for the period that is current then. */
+  | { kind: 'short'; wallet: Wallet; period: string; reason: string };
+
+/**
+ * Refills a wallet whose boundary has passed, once for the current period, however many have passed (design, section
+ * 13). Whole cents move: what is available afterwards is the amount, or less than a cent above it. Returns undefined
+ * where nothing is due.
+ */
+export function refillIfDue(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
+  const refill = refillOf(wallet);
+  if (!refill || wallet.refillAt === null || wallet.refillAt > now || statusAt(wallet, now) !== 'active') return;
+  if (blocked) return; // The clock is doubted: a boundary may not have passed.
+  const { date: period, next } = periodAt(refill.every, refill.zone, now);
+  if (reads(tx).ofPeriod.get({ walletId: wallet.id, period })) {
+    write(tx, wallet, { refillAt: next });
+    return;
+  }
+  const amount = amountOf(refill, available(wallet));
+  try {
+    if (amount > 0n) refuseNewBudget(tx, wallet.accountId);
+    const id = newId('chg');
+    moveBudget(tx, wallet, { id, amount }, now); // Refuses before it writes, so that nothing of a short refill stays.
+    const change = insertChange(tx, { id, walletId: wallet.id, kind: 'refill', amount, period }, now);
+    tellRefilled(tx, wallet, change, now);
+    const budget = Nanos(wallet.budget + amount);
+    return { kind: 'refilled', wallet: write(tx, { ...wallet, budget }, { refillAt: next }), change };
+  } catch (error) {
+    if (!(error instanceof Refusal)) throw error;
+    if (error.code === 'insufficient_funds') tellRefillShort(tx, wallet, period, now);
+    const later = write(tx, wallet, { refillAt: Math.min(next, now + RETRY_SECONDS) });
+    return { kind: 'short', wallet: later, period, reason: error.message };
+  }
+}
+
+/** Returns what a refill moves, in whole cents; below 0 where more than its amount is left over. */
+export function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, left: Nanos): Nanos {
+  if (carry === 'all') return centsToNanos(cents);
+  const cap = carry === 'none' ? 0n : centsToNanos(carry);
+  const carried = left < cap ? left : cap;
+  const missing = centsToNanos(cents) + carried - left;
+  return centsToNanos(missing >= 0n ? nanosToCentsUp(Nanos(missing)) : -nanosToCentsDown(Nanos(-missing)));
+}
+
+function write(tx: Tx, wallet: Wallet, values: Partial<Pick<Wallet, 'refill' | 'refillAt'>>): Wallet {
+  const change = withNewChecksum(wallets, wallet, values);
+  tx.update(wallets).set(change).where(eq(wallets.id, wallet.id)).run();
+  return { ...wallet, ...change };
+}

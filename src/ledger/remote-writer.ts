@@ -1,0 +1,153 @@
+import type { Write } from '../db/write.ts';
+import { openWorker } from '../files/worker.ts';
+import type { WriterOptions } from './batches.ts';
+import { errorOf, pack, unpack } from './crossing.ts';
+import type { CommitMark } from './head.ts';
+import type { Order, Report, WorkerSettings } from './writer-worker.ts';
+
+/**
+ * A message waits for at most this many turns of the event loop, until it has so many writes, and no longer than each turn
+ * brings more: a write that is alone waits for none. Under load fewer and larger commits are made; but were all requests in
+ * one message, the thread that writes and the one that answers would wait for each other in turn.
+ */
+const GATHER_TURNS_MAX = 8;
+const GATHER_COUNT_MAX = 20;
+
+type Waiting = { resolve(value: unknown): void; reject(error: unknown): void };
+
+/** The writer in its thread, as the others see it. */
+export type RemoteWriter = {
+  write<D, R>(write: Write<D, R>, data: NoInfer<D>): Promise<R>;
+  commitCount(): number;
+  failure(): string | undefined;
+  /** Resolves when everything asked for has ended. Nothing may be written afterwards. */
+  drain(): Promise<void>;
+  /** Closes the database and ends the thread. */
+  close(): Promise<void>;
+};
+
+export type RemoteOptions = Omit<WriterOptions, 'committed' | 'told'> & {
+  /** Called after each commit, before its promises resolve; with what the head file should say, unless it is empty. */
+  committed: (newest: CommitMark | undefined) => void;
+};
+
+/**
+ * Starts the thread that writes to this file. What is asked for in one turn of the event loop goes to it as one message, and
+ * a few turns later while each brings more. The end of the thread is the end of the process: it calls `fatal`.
+ */
+export function startWriter(file: string, options: RemoteOptions): RemoteWriter {
+  const { diskReserve, outbox } = options;
+  const reserve = diskReserve ? new SharedArrayBuffer(8) : undefined;
+  const worker = openWorker('write', { file, reserve } satisfies WorkerSettings);
+  const waiting = new Map<number, Waiting>();
+  const ended = Promise.withResolvers<void>();
+  let idle = Promise.withResolvers<void>();
+  let queued: Order['writes'][number][] = [];
+  let sent: Order['outbox'];
+  let count = 0;
+  let [commits, failure]: [number, string | undefined] = [0, undefined];
+  let isClosed = false;
+  let isEnding = false; // By itself, or because it is told to.
+  let isClosing = false;
+
+  worker.unref(); // Whoever waits for a write keeps the process alive.
+  worker.on('message', (bytes: Uint8Array) => take(unpack<Report>(bytes)));
+  worker.on('error', (error) => {
+    if (isClosing) ended.reject(error);
+    fail(error);
+  });
+  worker.on('exit', () => {
+    ended.resolve();
+    if (!isEnding) fail(new Error('the thread that writes has ended'));
+  });
+
+  function fail(error: unknown): void {
+    if (isEnding) return;
+    isClosed = true;
+    isEnding = true;
+    idle.resolve();
+    options.fatal(error);
+  }
+
+  function take(report: Report): void {
+    if (report.kind === 'fatal') fail(errorOf(report.why));
+    else if (report.kind === 'full') release();
+    else takeEnded(report);
+  }
+
+  function takeEnded(report: Report & { kind: 'ended' }): void {
+    const hasCommitted = report.commits > commits;
+    ({ commits, failure } = report);
+    if (hasCommitted) options.committed(report.mark);
+    if (report.isRecorded) outbox?.recorded();
+    for (const [id, value, thrown] of report.results) {
+      const it = waiting.get(id) as Waiting;
+      waiting.delete(id);
+      if (thrown) it.reject(errorOf(thrown));
+      else it.resolve(value);
+    }
+    if (waiting.size) return;
+    worker.unref();
+    idle.resolve();
+  }
+
+  /** Answers the thread, which waits with the rest of its batch. */
+  function release(): void {
+    const answer = new Int32Array(reserve as SharedArrayBuffer);
+    Atomics.store(answer, 1, diskReserve?.release() ? 1 : 0);
+    Atomics.store(answer, 0, 1);
+    Atomics.notify(answer, 0);
+  }
+
+  /**
+   * Sends what is queued once a turn of the event loop brings nothing more. The thread hears nothing of these turns, so it
+   * could not wait for what they bring.
+   */
+  function gather(seen: number, turnsLeft: number): void {
+    const hasMore = queued.length > seen && queued.length < GATHER_COUNT_MAX;
+    if (hasMore && turnsLeft > 1) setImmediate(gather, queued.length, turnsLeft - 1);
+    else send();
+  }
+
+  function send(): void {
+    const shortage = diskReserve?.shortage(); // May ask for a write itself.
+    const writes = queued;
+    queued = [];
+    worker.postMessage(pack({ writes, shortage, outbox: changedOutbox() } satisfies Order));
+  }
+
+  /** Returns the settings of the outbox; undefined where they are those of the message before. */
+  function changedOutbox(): Order['outbox'] {
+    if (!outbox) return undefined;
+    const { receivers, accountLowCents } = outbox;
+    if (receivers === sent?.receivers && accountLowCents === sent.accountLowCents) return undefined;
+    sent = { receivers, accountLowCents };
+    return sent;
+  }
+
+  return {
+    write(write, data) {
+      if (isClosed) return Promise.reject(new Error('the ledger is closed'));
+      const id = count++;
+      if (!waiting.size) {
+        worker.ref();
+        idle = Promise.withResolvers();
+      }
+      if (queued.push([id, write.name, data]) === 1) setImmediate(gather, 1, GATHER_TURNS_MAX);
+      return new Promise((resolve, reject) => waiting.set(id, { resolve, reject } as Waiting));
+    },
+    commitCount: () => commits,
+    failure: () => failure,
+    async drain() {
+      while (waiting.size && !isEnding) await idle.promise;
+      isClosed = true;
+    },
+    async close() {
+      isEnding = true;
+      isClosing = true;
+      worker.ref();
+      worker.postMessage(pack('close'));
+      await ended.promise;
+    },
+  };
+}

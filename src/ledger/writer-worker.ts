@@ -1,0 +1,114 @@
+import { dirname } from 'node:path';
+import type { MessagePort } from 'node:worker_threads';
+import type { EventConfig } from '../config/events.ts';
+import { openDatabase } from '../db/open.ts';
+import { writeOf } from '../db/write.ts';
+import { isReadOnly } from '../files/data-directory.ts';
+import { openWriter } from './batches.ts';
+import { pack, type Thrown, thrownFrom, unpack } from './crossing.ts';
+import type { CommitMark } from './head.ts';
+import { findInstallation } from './installation.ts';
+import type { Outbox } from './outbox.ts';
+
+/** Settings of the thread that writes, from its start on. */
+export type WorkerSettings = {
+  file: string;
+  /** Undefined where there is none. Its two numbers are whether the question has been answered, and the answer. */
+  reserve: SharedArrayBuffer | undefined;
+};
+
+/** Writes to run, in this order. */
+export type Order = {
+  writes: readonly (readonly [id: number, name: string, data: unknown])[];
+  /** Why no new work may be started. */
+  shortage: string | undefined;
+  /** The receivers of events, with the first order and where a reload has changed them since the last one. */
+  outbox: EventConfig | undefined;
+};
+export type Result = readonly [id: number, value: unknown, thrown?: Thrown];
+export type Report =
+  /** What became of writes: they are on disk, or undone. */
+  | {
+      kind: 'ended';
+      results: Result[];
+      /** The newest commit, if there was one. */
+      mark: CommitMark | undefined;
+      commits: number;
+      failure: string | undefined;
+      /** Events for receivers were written. */
+      isRecorded: boolean;
+    }
+  /** The disk is full: asks for the reserve and waits for the answer in shared memory. */
+  | { kind: 'full' }
+  /** A commit failed. Nothing is written any more. */
+  | { kind: 'fatal'; why: Thrown };
+
+/**
+ * Runs the writes that come through `port`, in the one thread that owns the writing connection, until 'close' comes. It
+ * sends one report for each batch.
+ */
+export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings): void {
+  const database = openDatabase(file, { migrate: false });
+  const directory = dirname(file);
+  let shortage: string | undefined;
+  let results: Result[] = [];
+  let mark: CommitMark | undefined;
+  let isRecorded = false;
+  let isInstalled = false;
+  const send = (report: Report) => port.postMessage(pack(report));
+
+  function release(answer: Int32Array): boolean {
+    Atomics.store(answer, 0, 0);
+    send({ kind: 'full' });
+    Atomics.wait(answer, 0, 0);
+    return Atomics.load(answer, 1) === 1;
+  }
+  const answer = reserve && new Int32Array(reserve);
+  const outbox: Outbox = {
+    receivers: [],
+    accountLowCents: undefined,
+    recorded() {
+      isRecorded = true;
+    },
+  };
+  const writer = openWriter(database, {
+    ...(answer
+      ? {
+          diskReserve: {
+            shortage: () => shortage,
+            release: () => release(answer),
+            isReadOnly: () => isReadOnly(directory),
+          },
+        }
+      : {}),
+    outbox,
+    committed(newest) {
+      isInstalled ||= findInstallation(database.read) !== undefined;
+      if (isInstalled) mark = newest();
+    },
+    told() {
+      const [commits, failure] = [writer.commitCount(), writer.failure()];
+      send({ kind: 'ended', results, mark, commits, failure, isRecorded });
+      [results, mark, isRecorded] = [[], undefined, false];
+    },
+    fatal: (error) => send({ kind: 'fatal', why: thrownFrom(error) }),
+  });
+
+  port.on('message', async (bytes: Uint8Array) => {
+    const order = unpack<Order | 'close'>(bytes);
+    if (order === 'close') {
+      await writer.close();
+      database.client.close();
+      port.close();
+      return;
+    }
+    ({ shortage } = order);
+    Object.assign(outbox, order.outbox);
+    for (const [id, name, data] of order.writes)
+      writer.queue({
+        run: (tx) => writeOf(name).run(tx, data),
+        resolve: (value) => results.push([id, value]),
+        reject: (error) => results.push([id, undefined, thrownFrom(error)]),
+      });
+  });
+}

@@ -1,0 +1,52 @@
+import { createHmac } from 'node:crypto';
+import { type ReceiverConfig, signingKey } from '../config/events.ts';
+import type { Event } from '../ledger/outbox.ts';
+import { sentenceOf } from './sentence.ts';
+
+/** Returns an event as receivers and lists show it. */
+export const eventRecord = ({ id, type, createdAt, data }: Event) => ({
+  id,
+  type,
+  created_at: createdAt,
+  data: JSON.parse(data) as Record<string, unknown>,
+});
+
+export type Message = { headers: Record<string, string>; body: Buffer };
+
+const TYPES = { json: 'application/json', slack: 'application/json', text: 'text/plain; charset=utf-8' };
+
+/**
+ * Returns the request that tells an event to a receiver, signed as the Standard Webhooks specification says: the id
+ * stays the same when it is sent again, the time (Unix seconds) is that of the attempt.
+ */
+export function messageOf(
+  event: Event,
+  { format }: Pick<ReceiverConfig, 'format'>,
+  secret: string | undefined,
+  now: number,
+): Message {
+  const body = Buffer.from(bodyOf(event, format));
+  const signed = Buffer.concat([Buffer.from(`${event.id}.${now}.`), body]);
+  return {
+    body,
+    headers: {
+      'content-type': TYPES[format],
+      'user-agent': 'purser',
+      'webhook-id': event.id,
+      'webhook-timestamp': String(now),
+      ...(secret === undefined
+        ? {}
+        : { 'webhook-signature': `v1,${createHmac('sha256', signingKey(secret)).update(signed).digest('base64')}` }),
+    },
+  };
+}
+
+function bodyOf(event: Event, format: ReceiverConfig['format']): string {
+  const record = eventRecord(event);
+  if (format === 'json') return JSON.stringify(record);
+  const sentence = sentenceOf(record.type, record.data);
+  return format === 'slack' ? JSON.stringify({ text: escaped(sentence) }) : sentence;
+}
+
+/** Names are an agent's own words: in Slack's markup they would mention everybody, or be a link. */
+const escaped = (text: string) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');

@@ -1,0 +1,244 @@
+import type { Clock } from '../clock.ts';
+import type { EventConfig, ReceiverConfig, ReceiverSecrets } from '../config/events.ts';
+import type { Events } from '../events.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import {
+  type Attempt,
+  type Delivery,
+  type Event,
+  nextDelivery,
+  nextDeliveryAt,
+  waitingCount,
+} from '../ledger/outbox.ts';
+import { recordAttempt } from '../ledger/writes.ts';
+import { messageOf } from './message.ts';
+import type { Sender, Sent } from './sender.ts';
+
+/** Seconds until a failed delivery is tried again; they double from the first to the last. */
+const AGAIN_SECONDS = { min: 5, max: 3600 };
+/** Seconds for which a receiver that is down is left alone, whatever else waits for it; they double, too. */
+const PAUSE_SECONDS = { min: 1, max: 60 };
+/** A delivery that failed for this long is given up. */
+const GIVEN_UP_SECONDS = 3 * 86_400;
+/** Longest sleep: the wall clock may have moved. */
+const SLEEP_SECONDS_MAX = 60;
+/** Milliseconds until the outcome of an attempt is written again, where it could not be: on a full disk, for example. */
+const WRITE_AGAIN_MILLISECONDS = 2000;
+
+type NotifierApp = { ledger: Ledger; clock: Clock; events: Events };
+
+export type Notifier = {
+  start(): void;
+  /** Looks for what is due. Safe to call at any time. */
+  wake(): void;
+  /** Ends what is being sent, which is sent again after the next start. Safe to call before `start`, and twice. */
+  stop(): Promise<void>;
+  /** Returns how many deliveries wait for receivers that are configured. */
+  waiting(): number;
+  /**
+   * Opens what other receivers need, and returns what puts them in force, in one turn. A receiver that did not change goes
+   * on; one that changed or went first has the answer to what it is being sent.
+   */
+  prepare(config: EventConfig, secrets: ReadonlyMap<string, ReceiverSecrets>): Promise<() => void>;
+};
+
+/**
+ * Creates what sends the events of the outbox: one queue for each receiver, so that one which is slow or down delays no
+ * other. A delivery is recorded after the receiver has accepted it, so a crash in between sends it again.
+ */
+export async function createNotifier(
+  app: NotifierApp,
+  config: EventConfig,
+  secrets: ReadonlyMap<string, ReceiverSecrets>,
+): Promise<Notifier> {
+  let opened = new Map<string, { queue: Queue; settings: string }>();
+  /** Queues that end once what they are sending is answered. */
+  const retiring = new Set<Queue>();
+  let isStarted = false;
+  let isStopped = false;
+
+  async function retire(queue: Queue): Promise<void> {
+    retiring.add(queue);
+    await queue.retire();
+    retiring.delete(queue);
+  }
+
+  async function prepare({ receivers }: EventConfig, secrets: ReadonlyMap<string, ReceiverSecrets>) {
+    // The HTTP client is loaded only when there is somebody to tell.
+    const { openSender } = receivers.length ? await import('./sender.ts') : { openSender: undefined };
+    return () => {
+      if (isStopped) return;
+      const former = opened;
+      opened = new Map();
+      for (const receiver of receivers) {
+        const own = secrets.get(receiver.name) as ReceiverSecrets;
+        const settings = JSON.stringify([receiver, own]);
+        const before = former.get(receiver.name);
+        former.delete(receiver.name);
+        if (before?.settings === settings) {
+          opened.set(receiver.name, before);
+          continue;
+        }
+        const queue = createQueue(app, receiver, own.secret, (openSender as OpenSender)(receiver, own));
+        opened.set(receiver.name, { queue, settings });
+        // Not before the former has its answer: nothing is sent twice at a time, and the order stays.
+        const over = before ? retire(before.queue) : Promise.resolve();
+        if (isStarted) void over.then(queue.start);
+      }
+      for (const { queue } of former.values()) void retire(queue);
+    };
+  }
+
+  const notifier: Notifier = {
+    start() {
+      isStarted = true;
+      for (const { queue } of opened.values()) queue.start();
+    },
+    wake() {
+      for (const { queue } of opened.values()) queue.wake();
+    },
+    async stop() {
+      isStopped = true;
+      const queues = [...[...opened.values()].map(({ queue }) => queue), ...retiring];
+      await Promise.all(queues.map((queue) => queue.stop()));
+    },
+    waiting: () => [...opened.keys()].reduce((sum, name) => sum + waitingCount(app.ledger.read, name), 0),
+    prepare,
+  };
+  const apply = await prepare(config, secrets);
+  apply();
+  return notifier;
+}
+
+type Queue = Pick<Notifier, 'start' | 'wake' | 'stop'> & {
+  /** Ends once what is being sent is answered. */
+  retire(): Promise<void>;
+};
+type OpenSender = typeof import('./sender.ts').openSender;
+
+const doubled = ({ min, max }: { min: number; max: number }, times: number) => Math.min(max, min * 2 ** times);
+
+/** Sends one delivery after the other to one receiver. */
+function createQueue(app: NotifierApp, receiver: ReceiverConfig, secret: string | undefined, sender: Sender): Queue {
+  const { name } = receiver;
+  const stopping = Promise.withResolvers<void>();
+  let isStarted = false;
+  let isStopped = false;
+  let running: Promise<void> | undefined;
+  let isWanted = false;
+  let timer: NodeJS.Timeout | undefined;
+  let isFailing = false;
+  let failuresInARow = 0;
+  let pausedUntil = 0;
+
+  /** Sends all that is due. Returns the Unix seconds at which there may be more. */
+  async function drain(): Promise<number> {
+    while (!isStopped) {
+      const now = app.clock.now();
+      if (pausedUntil > now) return pausedUntil;
+      const next = nextDelivery(app.ledger.read, name, now);
+      if (!next) return nextDeliveryAt(app.ledger.read, name, now) ?? Number.POSITIVE_INFINITY;
+      await deliver(next);
+    }
+    return Number.POSITIVE_INFINITY;
+  }
+
+  async function deliver({ event, delivery }: { event: Event; delivery: Delivery }): Promise<void> {
+    const sent = await sender.send(messageOf(event, receiver, secret, app.clock.now()));
+    if (isStopped && sent.kind === 'failed') return; // The stop ended it: no fault of the receiver.
+    const now = app.clock.now();
+    const attempt = attemptOf(sent, delivery, now);
+    const isBack = sent.kind === 'accepted' && failuresInARow > 0;
+    if (!(await recorded(delivery, attempt, isBack, now))) return;
+    note(sent);
+    if (attempt.kind === 'gave_up') app.events.gaveUpEvent(name, event.id, event.type, attempt.error);
+  }
+
+  function attemptOf(sent: Sent, { queuedAt, attempts }: Delivery, now: number): Attempt {
+    if (sent.kind === 'accepted') return { kind: 'delivered' };
+    const { error } = sent;
+    if (now - queuedAt >= GIVEN_UP_SECONDS) return { kind: 'gave_up', error };
+    return { kind: 'failed', error, dueAt: now + doubled(AGAIN_SECONDS, attempts) };
+  }
+
+  /** Writes how an attempt ended, as often as it takes: what was accepted is not sent again. Returns false at a stop. */
+  async function recorded(delivery: Delivery, attempt: Attempt, isBack: boolean, now: number): Promise<boolean> {
+    for (let isFirst = true; ; isFirst = false) {
+      try {
+        await app.ledger.write(recordAttempt, { delivery, attempt, isBack, now });
+        return true;
+      } catch (error) {
+        if (isFirst) app.events.failed('event_outcome', error, { receiver: name });
+      }
+      await Promise.race([stopping.promise, wait(WRITE_AGAIN_MILLISECONDS)]);
+      if (isStopped) return false;
+    }
+  }
+
+  function note(sent: Sent): void {
+    if (sent.kind === 'accepted') {
+      app.events.eventDelivered(name);
+      if (isFailing) app.events.receiverBack(name);
+      isFailing = false;
+      failuresInARow = 0;
+      return;
+    }
+    app.events.eventFailed(name);
+    if (!isFailing) app.events.receiverFailing(name, sent.error);
+    isFailing = true;
+    if (sent.isDown) pausedUntil = app.clock.now() + doubled(PAUSE_SECONDS, failuresInARow++);
+  }
+
+  function pass(): void {
+    timer = undefined;
+    isWanted = false;
+    running = drain()
+      .catch((error) => {
+        app.events.failed('notify', error, { receiver: name });
+        return app.clock.now() + PAUSE_SECONDS.max;
+      })
+      .then((at) => {
+        running = undefined;
+        if (isStopped) return;
+        if (isWanted) return pass();
+        if (at === Number.POSITIVE_INFINITY) return;
+        const seconds = Math.min(Math.max(at - app.clock.now(), 1), SLEEP_SECONDS_MAX);
+        timer = setTimeout(pass, seconds * 1000);
+        timer.unref();
+      });
+  }
+
+  function wake(): void {
+    if (!isStarted || isStopped) return;
+    isWanted = true;
+    if (running) return;
+    clearTimeout(timer);
+    timer = setTimeout(pass, 0); // After the commit of what was recorded.
+  }
+
+  return {
+    start() {
+      isStarted = true;
+      wake();
+    },
+    wake,
+    async stop() {
+      end();
+      await sender.close();
+      await running;
+    },
+    async retire() {
+      end();
+      await running;
+      await sender.close();
+    },
+  };
+
+  function end(): void {
+    isStopped = true;
+    clearTimeout(timer);
+    stopping.resolve();
+  }
+}
+
+const wait = (milliseconds: number) => new Promise<void>((resolve) => setTimeout(resolve, milliseconds).unref());

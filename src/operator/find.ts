@@ -1,0 +1,177 @@
+import { and, asc, eq, gte, lt, ne } from 'drizzle-orm';
+import type { Reader } from '../db/handle.ts';
+import { accounts, checkouts, events, keys, operations, resources, routerKeys, wallets } from '../db/schema.ts';
+import { type Account, findAccount } from '../ledger/account.ts';
+import { type Checkout, findCheckout } from '../ledger/checkout.ts';
+import { findOperation, type Operation } from '../ledger/operation.ts';
+import { type Event, eventOf } from '../ledger/outbox.ts';
+import { findResource, type Resource } from '../ledger/resource.ts';
+import { findWallet, type Wallet } from '../ledger/wallet.ts';
+import { Refusal } from '../refusal.ts';
+
+// Whoever types an id may also type a unique beginning of it, or a name. Over HTTP only whole ids are taken.
+
+/** Rows that are read to tell whether a beginning or a name is unique, and named if it is not. */
+const CANDIDATE_COUNT = 4;
+/** An operation begins after its request was accepted; its body may have come slowly, and its price been asked for. */
+const REQUEST_MILLISECONDS = 10 * 60_000;
+const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz';
+const TIME_CHARACTERS = 10;
+
+type Table =
+  | typeof accounts
+  | typeof wallets
+  | typeof operations
+  | typeof resources
+  | typeof checkouts
+  | typeof events
+  | typeof keys
+  | typeof routerKeys;
+
+const beginningOf = (read: Reader, table: Table, prefix: string, text: string): { id: string }[] =>
+  new RegExp(`^${prefix}_[0-9a-z]+$`).test(text)
+    ? read
+        .select({ id: table.id })
+        .from(table)
+        .where(and(gte(table.id, text), lt(table.id, `${text}~`)))
+        .orderBy(asc(table.id))
+        .limit(CANDIDATE_COUNT)
+        .all()
+    : [];
+
+/** Returns the only candidate, or undefined if there is none. Throws `conflict` where there are more. */
+function onlyOne(what: string, text: string, [first, ...others]: { id: string }[]): string | undefined {
+  if (first && others.length)
+    throw new Refusal(
+      'conflict',
+      `${JSON.stringify(text)} may be more than one ${what}: ${[first, ...others].map((it) => it.id).join(', ')}. Give more of the id.`,
+    );
+  return first?.id;
+}
+
+const none = (what: string, text: string) => new Refusal('not_found', `There is no ${what} ${text}.`);
+
+/** Returns the ids of a wallet and an account that a list is limited to, each by id, beginning or name. Throws like those. */
+export const limitedTo = (
+  read: Reader,
+  { wallet, account }: { wallet?: string | undefined; account?: string | undefined },
+) => ({
+  walletId: wallet === undefined ? undefined : walletWith(read, wallet).id,
+  accountId: account === undefined ? undefined : accountWith(read, account).id,
+});
+
+/** Returns where a page of a list begins: after the row that `find` finds. Throws as that does. */
+export const pageAfter = <P extends { before?: string | undefined }>(
+  read: Reader,
+  page: P,
+  find: (read: Reader, text: string) => { id: string },
+): P => (page.before === undefined ? page : { ...page, before: find(read, page.before).id });
+
+/** Returns the account with this id, unique beginning of an id, or name. Throws `not_found` and `conflict`. */
+export function accountWith(read: Reader, text: string): Account {
+  const whole = findAccount(read, text);
+  if (whole) return whole;
+  const named = read.select({ id: accounts.id }).from(accounts).where(eq(accounts.name, text)).all();
+  const id = onlyOne('account', text, named.length ? named : beginningOf(read, accounts, 'acct', text));
+  const found = id === undefined ? undefined : findAccount(read, id);
+  if (!found) throw none('account', text);
+  return found;
+}
+
+/**
+ * Returns the wallet with this id, unique beginning of an id, or name; of several of a name, the only one that is not
+ * closed. Throws `not_found` and `conflict`.
+ */
+export function walletWith(read: Reader, text: string): Wallet {
+  const whole = findWallet(read, text);
+  if (whole) return whole;
+  const named = (open: boolean) =>
+    read
+      .select({ id: wallets.id })
+      .from(wallets)
+      .where(and(eq(wallets.name, text), open ? ne(wallets.status, 'closed') : undefined))
+      .limit(CANDIDATE_COUNT)
+      .all();
+  const open = named(true);
+  const candidates = open.length ? open : named(false);
+  const id = onlyOne('wallet', text, candidates.length ? candidates : beginningOf(read, wallets, 'wal', text));
+  const found = id === undefined ? undefined : findWallet(read, id);
+  if (!found) throw none('wallet', text);
+  return found;
+}
+
+/** Returns the resource with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
+export function resourceWith(read: Reader, text: string): Resource {
+  const whole = findResource(read, text);
+  if (whole) return whole;
+  const id = onlyOne('resource', text, beginningOf(read, resources, 'res', text));
+  const found = id === undefined ? undefined : findResource(read, id);
+  if (!found) throw none('resource', text);
+  return found;
+}
+
+/** Returns the checkout with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
+export function checkoutWith(read: Reader, text: string): Checkout {
+  const id = onlyOne('checkout', text, beginningOf(read, checkouts, 'chk', text));
+  const found = id === undefined ? undefined : findCheckout(read, id);
+  if (!found) throw none('checkout', text);
+  return found;
+}
+
+/** Returns the event with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
+export function eventWith(read: Reader, text: string): Event {
+  return eventOf(read, onlyOne('event', text, beginningOf(read, events, 'msg', text)) ?? text);
+}
+
+/** Returns the account key with this id or unique beginning of an id. Throws `not_found` and `conflict`. */
+export function keyWith(read: Reader, text: string): { id: string } {
+  const id = onlyOne('key', text, beginningOf(read, keys, 'key', text));
+  if (id === undefined) throw none('key', text);
+  return { id };
+}
+
+/** Returns the id of the account, operator or gateway key that begins so; the text itself if none does. Throws `conflict`. */
+export function keyIdWith(read: Reader, text: string): string {
+  const found = [keys, routerKeys].flatMap((table) => beginningOf(read, table, 'key', text));
+  return onlyOne('key', text, found) ?? text;
+}
+
+/**
+ * Returns the operation with this id, unique beginning of an id, or id of the request that began it, which is what an agent
+ * gets to see. Throws `not_found` and `conflict`.
+ */
+export function operationWith(read: Reader, text: string): Operation {
+  const whole = findOperation(read, text);
+  if (whole) return whole;
+  const candidates = text.startsWith('req_') ? ofRequest(read, text) : beginningOf(read, operations, 'op', text);
+  const id = onlyOne('operation', text, candidates);
+  const found = id === undefined ? undefined : findOperation(read, id);
+  if (!found) throw none('operation', text);
+  return found;
+}
+
+/** There is no index by request: ids begin with their time, so only the operations of a few minutes are read. */
+function ofRequest(read: Reader, requestId: string): { id: string }[] {
+  const stamp = requestId.slice('req_'.length, 'req_'.length + TIME_CHARACTERS);
+  if (!/^[0-9a-hjkmnp-tv-z]{10}$/.test(stamp)) return [];
+  const at = [...stamp].reduce((sum, character) => sum * 32 + ALPHABET.indexOf(character), 0);
+  return read
+    .select({ id: operations.id })
+    .from(operations)
+    .where(
+      and(
+        gte(operations.id, `op_${stamp}`),
+        lt(operations.id, `op_${stampOf(at + REQUEST_MILLISECONDS)}`),
+        eq(operations.requestId, requestId),
+      ),
+    )
+    .limit(CANDIDATE_COUNT)
+    .all();
+}
+
+function stampOf(milliseconds: number): string {
+  let stamp = '';
+  for (let rest = milliseconds; stamp.length < TIME_CHARACTERS; rest = Math.floor(rest / 32))
+    stamp = ALPHABET[rest % 32] + stamp;
+  return stamp;
+}

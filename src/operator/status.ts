@@ -1,0 +1,127 @@
+import { readFileSync } from 'node:fs';
+import { unreadyReason } from '../books/readiness.ts';
+import { files } from '../files/data-directory.ts';
+import { VERSION } from '../files/version.ts';
+import { figures, type Holds } from '../ledger/figures.ts';
+import { countFrozen, describeFrozen, frozenSince } from '../ledger/frozen.ts';
+import { waitingOf } from '../ledger/outbox.ts';
+import { formatUsd, Nanos } from '../money.ts';
+import { whyUnreachable } from '../net/reach.ts';
+import { command, NOTHING, type OperatorApp } from './command.ts';
+
+const NO_SERVER = 'no server is running on this data directory';
+
+const holdsBody = ({ count, amount, oldestAt }: Holds) => ({
+  count,
+  amount_usd: formatUsd(amount),
+  oldest_at: oldestAt,
+});
+
+export const status = {
+  /** What is going on, in one answer (design, section 16). Without a server it says so, and what the books say. */
+  status: command(NOTHING, async (app) => {
+    const { ledger, health, clock, config } = app;
+    const now = clock.now();
+    const reason = health.serving ? unreadyReason(app) : (health.fault ?? NO_SERVER);
+    const { accounts, wallets, reserved, uncertain, leases } = figures(ledger.read);
+    const frozen = countFrozen(ledger.read);
+    return {
+      version: VERSION,
+      uptime_seconds: health.serving ? Math.floor(process.uptime()) : null,
+      ready: reason === undefined,
+      reason: reason ?? null,
+      frozen: {
+        installation: frozen.installation === 1,
+        accounts: frozen.account,
+        wallets: frozen.wallet,
+        sentence: describeFrozen(ledger.read) ?? null,
+        since: frozenSince(ledger.read),
+      },
+      clock: { now, holds_blocked: clock.holdsBlocked() ?? null, expiry_blocked: clock.expiryBlocked() },
+      disk: {
+        free_bytes: app.diskReserve.freeBytes(),
+        shortage: app.diskReserve.shortage() ?? null,
+        short_since: shortSince(app, now),
+      },
+      backup: lastBackup(config.dataDirectory),
+      accounts: {
+        count: accounts.count,
+        available_usd: formatUsd(accounts.available),
+        reserved_usd: formatUsd(accounts.reserved),
+        spent_usd: formatUsd(accounts.spent),
+        owed_usd: formatUsd(accounts.owed),
+      },
+      wallets: {
+        open: wallets.count,
+        budget_usd: formatUsd(wallets.budget),
+        used_usd: formatUsd(wallets.spent),
+        held_usd: formatUsd(wallets.held),
+        available_usd: formatUsd(Nanos(wallets.budget - wallets.spent - wallets.held - wallets.delegated)),
+      },
+      holds: holdsBody(reserved),
+      uncertain: holdsBody(uncertain),
+      leases: { live: Object.values(leases).reduce((sum, it) => sum + it, 0), by_status: leases },
+      upstreams: await upstreamsOf(app),
+      backends: backendsOf(app),
+      events: eventsOf(app),
+    };
+  }),
+};
+
+/**
+ * Whether something listens where the model servers are configured, and since when they are down as far as is known. Asks
+ * nothing of them: one that listens may still have failed when it was last called.
+ */
+function upstreamsOf({ config, upstreamOutages }: OperatorApp) {
+  return Promise.all(
+    config.router.upstreams.map(async ({ name, base_url: url }) => {
+      const reason = await whyUnreachable(url);
+      const up = reason === undefined;
+      const outage = upstreamOutages.outageOf(name, up);
+      return {
+        name,
+        base_url: url,
+        up,
+        reason: reason ?? null,
+        failing_since: outage?.since ?? null,
+        failure: outage?.reason ?? null,
+      };
+    }),
+  );
+}
+
+/** Since when the disk is low, as far as this process knows: null while it is not. */
+function shortSince({ diskReserve }: OperatorApp, now: number): number | null {
+  const seconds = diskReserve.shortSeconds();
+  return seconds === undefined ? null : now - seconds;
+}
+
+/** How many events wait to be delivered, and since when the oldest does. */
+function eventsOf({ config, ledger }: OperatorApp) {
+  const waiting = config.events.receivers.map(({ name }) => waitingOf(ledger.read, name));
+  const times = waiting.flatMap(({ oldestAt }) => (oldestAt === null ? [] : [oldestAt]));
+  return {
+    waiting: waiting.reduce((sum, it) => sum + it.count, 0),
+    oldest_at: times.length ? Math.min(...times) : null,
+  };
+}
+
+/** Whether leases fail at the backends, as their last steps have found. */
+function backendsOf({ slots, outages }: OperatorApp) {
+  return slots.list.map(({ slot, place, backend }) => {
+    const places = outages.list(place);
+    const since = places.length ? Math.min(...places.map((it) => it.since)) : null;
+    const leases = places.reduce((sum, it) => sum + it.leases, 0);
+    return { slot, backend: backend.name, up: since === null, failing_since: since, failing_leases: leases };
+  });
+}
+
+/** Returns what the last `purser backup` of this data directory noted, or null. */
+function lastBackup(directory: string): { at: number; file: string } | null {
+  try {
+    const { at, file } = JSON.parse(readFileSync(files(directory).lastBackup, 'utf8')) as { at: number; file: string };
+    return { at, file };
+  } catch {
+    return null; // There was none, or the note is damaged.
+  }
+}

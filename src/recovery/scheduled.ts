@@ -1,0 +1,160 @@
+import { execFile } from 'node:child_process';
+import { readdirSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import sea from 'node:sea';
+import { fileURLToPath } from 'node:url';
+import type { Clock } from '../clock.ts';
+import type { Config } from '../config/config.ts';
+import { connect } from '../db/addon.ts';
+import type { Events } from '../events.ts';
+import { readManifest } from './manifest.ts';
+
+/** Interval of the check whether a backup is due. */
+const CHECK_MILLISECONDS = 10_000;
+/** Seconds after which a backup that failed is tried again, or sooner where `every` is shorter. */
+const RETRY_SECONDS = 300;
+const OUTPUT_BYTES_MAX = 1024 * 1024;
+
+type BackupsApp = {
+  /** `backup` may change while the server runs. */
+  readonly config: Pick<Config, 'backup'>;
+  clock: Pick<Clock, 'now'>;
+  events: Pick<Events, 'backupMade' | 'backupFailed' | 'gauge'>;
+  installationId: string;
+};
+/** Makes one backup. The signal ends it. Throws why none was made. */
+type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
+
+export type Backups = {
+  start(): void;
+  /** Ends a backup that is being made. */
+  stop(): Promise<void>;
+  /** Makes a backup if one is due and none is being made, and removes those beyond `keep`. Never throws. */
+  runOnce(): Promise<void>;
+};
+
+/**
+ * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest that lies in the directory,
+ * also over restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of
+ * this installation are removed, and only after a new one was made.
+ */
+export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
+  const ending = new AbortController();
+  let timer: NodeJS.Timeout | undefined;
+  let running: Promise<void> | undefined;
+  let failedAt: number | undefined;
+  let newest: { directory: string; at: number | undefined } | undefined;
+  const name = new RegExp(
+    `^purser-${app.installationId}-(\\d{4})(\\d\\d)(\\d\\d)T(\\d\\d)(\\d\\d)(\\d\\d)Z\\.db(\\.part.*)?$`,
+  );
+
+  app.events.gauge('backup_age_seconds', 'Since the newest backup of `backup`; +Inf when there is none.', () => {
+    if (!app.config.backup) return undefined;
+    const at = newestIn(app.config.backup.directory);
+    return at === undefined ? Number.POSITIVE_INFINITY : app.clock.now() - at;
+  });
+  app.events.gauge('backup_every_seconds', '`backup.every`.', () => app.config.backup?.every);
+
+  /** Returns the Unix seconds of the newest backup: of its file name, looked up once. */
+  function newestIn(directory: string): number | undefined {
+    if (newest?.directory !== directory) newest = { directory, at: timeOf(list(directory).at(-1)) };
+    return newest.at;
+  }
+  function timeOf(file: string | undefined): number | undefined {
+    if (file === undefined) return undefined;
+    const [, year, month, day, hour, minute, second] = name.exec(file) ?? [];
+    return Date.parse(`${year}-${month}-${day}T${hour}:${minute}:${second}Z`) / 1000;
+  }
+  /** Returns the finished backups of this installation, the oldest first. */
+  function list(directory: string): string[] {
+    try {
+      return readdirSync(directory)
+        .filter((it) => name.test(it) && it.endsWith('.db'))
+        .sort();
+    } catch {
+      return []; // The next backup says what is wrong with it.
+    }
+  }
+  function isOurs(file: string): boolean {
+    const client = connect(file, { readonly: true });
+    try {
+      return readManifest(client)?.installation_id === app.installationId;
+    } catch {
+      return false;
+    } finally {
+      client.close();
+    }
+  }
+
+  async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number) {
+    try {
+      const time = new Date(now * 1000).toISOString().replace(/[-:]|\.\d+/g, '');
+      const file = join(directory, `purser-${app.installationId}-${time}.db`);
+      await make(file, ending.signal);
+      newest = { directory, at: now };
+      // Only one backup is made at a time, so what is unfinished was left by one that was killed.
+      for (const it of readdirSync(directory))
+        if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
+      const outdated = list(directory)
+        .slice(0, -keep)
+        .map((it) => join(directory, it))
+        .filter(isOurs);
+      for (const it of outdated) rmSync(it);
+      app.events.backupMade(file, outdated);
+      failedAt = undefined;
+    } catch (error) {
+      if (ending.signal.aborted) return;
+      app.events.backupFailed(error, failedAt === undefined);
+      failedAt = now;
+    }
+  }
+
+  async function runOnce() {
+    const { backup } = app.config;
+    if (!backup || running || ending.signal.aborted) return running;
+    const now = app.clock.now();
+    const madeAt = newestIn(backup.directory);
+    const isDue = madeAt === undefined || now >= madeAt + backup.every;
+    const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
+    if (!isDue || isTried) return;
+    running = backUp(backup, now);
+    await running;
+    running = undefined;
+  }
+
+  return {
+    runOnce,
+    start() {
+      void runOnce();
+      timer = setInterval(runOnce, CHECK_MILLISECONDS);
+      timer.unref();
+    },
+    async stop() {
+      clearInterval(timer);
+      ending.abort();
+      await running;
+    },
+  };
+}
+
+/** Makes backups with `purser backup` in a process of its own, because a copy blocks the thread that makes it. */
+export function runBackup(dataDirectory: string): MakeBackup {
+  const own = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
+  return (file, signal) =>
+    new Promise((resolve, reject) => {
+      const args = [...own, '--data', dataDirectory, '--json', 'backup', file];
+      const options = { env: {}, signal, maxBuffer: OUTPUT_BYTES_MAX };
+      execFile(process.execPath, args, options, (error, stdout) => {
+        if (error) reject(new Error(messageIn(stdout) ?? error.message, { cause: error }));
+        else resolve();
+      });
+    });
+}
+
+function messageIn(stdout: string): string | undefined {
+  try {
+    return (JSON.parse(stdout) as { error?: { message?: string } }).error?.message;
+  } catch {
+    return undefined;
+  }
+}

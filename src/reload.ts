@@ -1,0 +1,102 @@
+import { type App, createLimits, openUpstreams } from './app.ts';
+import { recallBounds } from './chat/learn.ts';
+import { type Change, changeOf, type Reload, type Settings } from './config/change.ts';
+import type { Secrets } from './config/config.ts';
+import { ConfigurationFault } from './config/fault.ts';
+import { OpenToOthersError, refuseOpenToOthers } from './config/strict-modes.ts';
+import { createAddressReader } from './net/address.ts';
+import { Refusal } from './refusal.ts';
+import { createCatalogue } from './router/catalogue.ts';
+import type { Upstream } from './router/upstream.ts';
+
+/**
+ * Creates the reload of a running server. `secrets` are those it was opened with, and `read` reads the settings again.
+ * Everything is checked and opened before anything changes. A request that was priced keeps its model, its price and its
+ * upstreams; upstreams that did not change keep their connections, limits that did not change keep their counts, and
+ * receivers of events that did not change go on.
+ */
+export function createReload(app: App, secrets: Secrets, read: () => Settings): Reload {
+  let inForce: Settings = { config: app.config, secrets };
+  let last: Promise<unknown> = Promise.resolve();
+
+  function refuseStopping() {
+    if (app.health.stopping) throw new Refusal('read_only', 'The server is stopping: nothing was changed.');
+  }
+
+  async function reload(): Promise<Change> {
+    try {
+      refuseStopping();
+      const next = read();
+      refuseOpenToOthers(next.config, next.secrets, () => {});
+      const change = changeOf(inForce, next);
+      const catalogue = createCatalogue(next.config);
+      recallBounds(app.ledger.read, catalogue);
+      const outdated = new Set([...change.upstreams.changed, ...change.upstreams.removed]);
+      const kept = new Map([...app.upstreams].filter(([name]) => !outdated.has(name)));
+      const upstreams = await openUpstreams(next.config, next.secrets, kept);
+      const receivers = await app.notifier.prepare(next.config.events, next.secrets.receivers);
+      refuseStopping();
+      apply(next, change, { catalogue, upstreams, receivers });
+      app.events.reloaded(change);
+      return change;
+    } catch (error) {
+      app.events.reloadRefused(error);
+      if (error instanceof ConfigurationFault || error instanceof OpenToOthersError)
+        throw new Refusal('conflict', `Nothing was changed. ${error.message}`, { cause: error });
+      throw error;
+    }
+  }
+
+  /** In one turn: no request meets half of it. */
+  function apply(
+    next: Settings,
+    change: Change,
+    { catalogue, upstreams, receivers }: Pick<App, 'catalogue' | 'upstreams'> & { receivers: () => void },
+  ) {
+    const { config } = next;
+    const retired = [...app.upstreams.values()].filter((it) => ![...upstreams.values()].includes(it));
+    for (const upstream of upstreams.values()) app.openedUpstreams.add(upstream);
+    const limits = createLimits(config);
+    for (const [name, setting] of Object.entries(LIMITS))
+      if (config.limits[setting] === inForce.config.limits[setting])
+        limits[name as keyof typeof LIMITS] = app.limits[name as keyof typeof LIMITS];
+    Object.assign(app, {
+      config,
+      catalogue,
+      upstreams,
+      limits: { ...limits, webhook: app.limits.webhook },
+      addressOf: createAddressReader(config.trustedProxies),
+    } satisfies Partial<App>);
+    Object.assign(app.outbox, config.events);
+    receivers();
+    for (const name of change.upstreams.removed) app.upstreamOutages.forget(name);
+    if (change.settings.includes('log_level')) app.log.level = config.logLevel;
+    inForce = next;
+    app.wakeAt(app.clock.now()); // The policy for uncertain operations may decide earlier.
+    void close(retired).catch((error) => app.events.failed('reload', error));
+  }
+
+  /** Closes pools once the requests that may use them have ended. */
+  async function close(retired: readonly Upstream[]) {
+    await app.inFlight.whenTheseEnd();
+    if (app.health.stopping) return; // The stop closes all of them.
+    recallBounds(app.ledger.read, app.catalogue); // What they learned of their own catalogue's routes.
+    for (const upstream of retired) {
+      app.openedUpstreams.delete(upstream);
+      await upstream.close();
+    }
+  }
+
+  return () => {
+    const next = last.then(reload, reload);
+    last = next;
+    return next;
+  };
+}
+
+const LIMITS = {
+  wallet: 'wallet_requests_per_minute',
+  account: 'account_requests_per_minute',
+  failedAuth: 'failed_auth_per_minute',
+  released: 'released_per_minute',
+} as const;

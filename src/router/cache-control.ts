@@ -1,0 +1,71 @@
+import type { Route } from './catalogue.ts';
+import { type Forwarded, writtenAgain } from './forwarded.ts';
+import { changeNested, type Json } from './nested.ts';
+
+/**
+ * Members that hold objects which may have a `cache_control`, by where they are. What a tool's schema names, or a text
+ * quotes, is not among them.
+ */
+const MARKED = [
+  'messages',
+  'system',
+  'content',
+  'tools',
+  'functions',
+  'tool_calls',
+  'function_call',
+  'function',
+  'custom',
+  'image_url',
+];
+
+/**
+ * What is forwarded: without marks for prompt caches; with them, as far as they ask for the shortest time, if the request
+ * has any; and as they came if some ask for an hour.
+ */
+export type Forwards = {
+  plain: Forwarded;
+  cached?: Forwarded | undefined;
+  cachedForHour?: Forwarded | undefined;
+};
+
+/** Returns what a route gets: marks only as far as writing to its cache has a price. */
+export const forwardedBy = (
+  { cachesPrompts, cachesForHour }: Pick<Route, 'cachesPrompts' | 'cachesForHour'>,
+  { plain, cached, cachedForHour }: Forwards,
+): Forwarded => (cachesForHour && cachedForHour) || (cachesPrompts && cached) || plain;
+
+/** Returns the request without its marks for prompt caches: the same object where it has none. */
+export const withoutCacheControl = <T extends Json>(request: T): T => marked(request, () => undefined) as T;
+
+/**
+ * Returns the members of these names with their marks, for servers whose cache writes have a price: with marks for the
+ * shortest time alone, and with those for an hour if there are any.
+ */
+export function cachedAs(request: Json, names: readonly string[]): Pick<Forwards, 'cached' | 'cachedForHour'> {
+  let asksForHour = false;
+  const isMark = (mark: unknown): mark is Json => (mark as Json | null)?.type === 'ephemeral';
+  const written = (keep: (mark: Json) => Json) => {
+    const value = marked(request, (mark) => (isMark(mark) ? keep(mark) : undefined));
+    return writtenAgain(value, value.cache_control === undefined ? names : [...names, 'cache_control']);
+  };
+  const cachedForHour = written(({ ttl }) => {
+    if (ttl !== HOUR) return EPHEMERAL;
+    asksForHour = true;
+    return { ...EPHEMERAL, ttl };
+  });
+  if (!asksForHour) return { cached: cachedForHour };
+  return { cached: written(() => EPHEMERAL), cachedForHour };
+}
+
+const HOUR = '1h';
+const EPHEMERAL = { type: 'ephemeral' };
+
+/** Replaces each `cache_control` by what `change` makes of it. Copies only what changes. */
+const marked = (value: Json, change: (mark: unknown) => unknown): Json =>
+  changeNested(value, MARKED, (it) => {
+    if (!Object.hasOwn(it, 'cache_control')) return it;
+    const { cache_control: mark, ...rest } = it;
+    const kept = change(mark);
+    return kept === undefined ? rest : { ...it, cache_control: kept };
+  });

@@ -1,0 +1,50 @@
+import { countMembers, type Member, type ParsedText } from '../json-text.ts';
+
+/**
+ * The members of a request that are forwarded as they came. Each of the `ranges` of `bytes` is one member, or several with
+ * commas between them.
+ */
+export type Forwarded = { bytes: Buffer; ranges: [start: number, end: number][] };
+
+/**
+ * Returns the members of these names where they are in the body. A body that others might read differently from JSON.parse
+ * is written again: one with duplicate names (a server may count the first, and we price the last), with longer numbers or
+ * with more white space than is priced. What is priced is what is sent.
+ */
+export function forwardedFrom(
+  bytes: Buffer,
+  { outline, value }: Pick<ParsedText, 'outline' | 'value'>,
+  names: readonly string[],
+): Forwarded {
+  if (!outline.isPlain || outline.memberCount !== countMembers(value))
+    return writtenAgain(value as Record<string, unknown>, names);
+  const wanted = new Set(names);
+  const ranges: Forwarded['ranges'] = [];
+  let before: Member | undefined;
+  for (const member of outline.members) {
+    if (wanted.has(member.name)) {
+      const last = ranges.at(-1);
+      if (last && before && last[1] === before.end) last[1] = member.end;
+      else ranges.push([member.start, member.end]);
+    }
+    before = member;
+  }
+  return { bytes, ranges };
+}
+
+/** Returns the members of these names, written by JSON.stringify. */
+export function writtenAgain(value: Readonly<Record<string, unknown>>, names: readonly string[]): Forwarded {
+  const text = JSON.stringify(Object.fromEntries(names.map((name) => [name, value[name]])));
+  const bytes = Buffer.from(text);
+  return { bytes, ranges: names.length ? [[1, bytes.length - 1]] : [] };
+}
+
+/** Returns a JSON object of the `written` members, of which there is at least one, and those that are forwarded. */
+export function spliced({ bytes, ranges }: Forwarded, written: Readonly<Record<string, unknown>>): Buffer {
+  const pieces: Buffer[] = [Buffer.from(JSON.stringify(written).slice(0, -1))];
+  for (const [start, end] of ranges) pieces.push(COMMA, bytes.subarray(start, end));
+  return Buffer.concat([...pieces, END]);
+}
+
+const COMMA = Buffer.from(',');
+const END = Buffer.from('}');

@@ -1,0 +1,346 @@
+import { HANDLED_MEMBERS } from '../config/router.ts';
+import { Refusal } from '../refusal.ts';
+import { contextOf, type Model } from './catalogue.ts';
+import { FREE_MEMBERS } from './free-members.ts';
+import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
+
+/** What a template writes around a part of a message's content. */
+const TOKENS_PER_PART = 8;
+const CHOICE_COUNT_MAX = 128;
+
+/**
+ * Fields that may be forwarded and cost nothing but their bytes. All others are refused: a field without a price breaks
+ * the bound.
+ */
+const FORWARDED = new Set([
+  'messages',
+  'tools',
+  'tool_choice',
+  'parallel_tool_calls',
+  'functions',
+  'function_call',
+  'response_format',
+  'temperature',
+  'top_p',
+  'frequency_penalty',
+  'presence_penalty',
+  'stop',
+  'seed',
+  'logit_bias',
+  'logprobs',
+  'top_logprobs',
+  'user',
+  'safety_identifier',
+  'verbosity',
+  'reasoning_effort',
+  ...FREE_MEMBERS,
+]);
+/**
+ * Fields that are read here and written anew, or accepted only with their neutral value. `metadata` is accepted and not
+ * forwarded: a model server may use it to route requests (LiteLLM's tags).
+ */
+const HANDLED = new Set<string>(HANDLED_MEMBERS);
+
+export type ChatBody = Readonly<Record<string, unknown>> & {
+  model: string;
+  messages: readonly Record<string, unknown>[];
+};
+
+/**
+ * Members of a request in another API that have no place in a chat completion. They go only where the settings of an upstream
+ * name them.
+ */
+export type Others = {
+  members: Readonly<Record<string, unknown>>;
+  /** Names of those that are left out where nobody is to get them, instead of being refused. */
+  dispensable: readonly string[];
+};
+const NO_OTHERS: Others = { members: {}, dispensable: [] };
+
+/** What measuring needs to know of a model. */
+export type MeasuredFor = {
+  sellsImages: boolean;
+  imageUrls: boolean;
+  enough: number;
+  /** Whether a route has a price for writing prompts to a cache. */
+  cachesPrompts: boolean;
+  /** Members that the settings of an upstream add to those that are forwarded. */
+  forward: readonly string[];
+};
+
+/** Bytes above `enough` are not counted: no prompt is longer than the context of a route. */
+export const measuredFor = (model: Model): MeasuredFor => ({
+  sellsImages: model.imageTokens !== undefined,
+  imageUrls: model.imageUrls,
+  enough: Math.max(...model.routes.map(contextOf)),
+  cachesPrompts: model.routes.some((route) => route.cachesPrompts),
+  forward: model.routes.flatMap((route) => route.forward),
+});
+
+/**
+ * What is known of a request once its body has been read: enough to price it and to write its body, without its values. Plain
+ * data, so that a worker thread can send it.
+ */
+export type Measured = {
+  /** Bytes and tokens of each prompt: one for a chat, one for each input of embeddings. */
+  prompts: { bytes: number; tokens: number }[];
+  messages: number;
+  tools: number;
+  images: number;
+  choices: number;
+  /** The limit of output tokens that the caller named, if any. */
+  outputTokens: number | undefined;
+  /** Names of the members that are forwarded as they came. */
+  forwarded: string[];
+  /** Members that are written anew whatever the route. */
+  written: Record<string, unknown>;
+  /** Members that are written for those routes alone whose upstream's settings name them. */
+  byRoute: Record<string, unknown>;
+};
+
+/**
+ * Measures a chat completion: the bytes of its prompt as a model server renders it (rendered.ts). With `stream`, the
+ * upstream will be asked to stream, with usage. `others` are those of the request that it is a translation of. Throws
+ * `unsupported_parameter` for what is not priced and `invalid_request` for what is malformed.
+ */
+export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, others: Others = NO_OTHERS): Measured {
+  const own = withoutNulls(raw);
+  const forwarded: string[] = [];
+  const byRoute: Record<string, unknown> = {};
+  for (const [name, value] of Object.entries(others.members)) {
+    // What the translation has written itself is not written twice.
+    if (model.forward.includes(name) && !Object.hasOwn(own, name)) byRoute[name] = value;
+    else if (!others.dispensable.includes(name)) throw notKnown(name);
+  }
+  const request = { ...own, ...byRoute };
+  for (const [name, value] of Object.entries(own)) {
+    if (FORWARDED.has(name)) forwarded.push(name);
+    else if (model.forward.includes(name)) byRoute[name] = value;
+    else if (!HANDLED.has(name) && !(stream && name === 'stream_options')) throw unsupported(name);
+  }
+  const images = refuseContent(request.messages, model);
+  if (request.functions !== undefined && !Array.isArray(request.functions))
+    throw invalid('functions', 'must be an array');
+  const tools = refuseTools(request.tools) + (Array.isArray(request.functions) ? request.functions.length : 0);
+  const written: Record<string, unknown> = {};
+  // Would make the upstream store the request, or changes the price. The neutral value is forwarded, so that it is
+  // obeyed.
+  if (request.store !== undefined && request.store !== false) throw unsupported('store');
+  if (request.service_tier !== undefined && request.service_tier !== 'default') throw unsupported('service_tier');
+  for (const name of ['store', 'service_tier'] as const) if (request[name] !== undefined) written[name] = request[name];
+  if (request.modalities !== undefined && JSON.stringify(request.modalities) !== '["text"]')
+    throw unsupported('modalities');
+
+  const choices = wholeNumber(request, 'n', CHOICE_COUNT_MAX) ?? 1;
+  const named = [wholeNumber(request, 'max_tokens'), wholeNumber(request, 'max_completion_tokens')].filter(
+    (it) => it !== undefined,
+  );
+  const bytes = renderedBytes(request, [...forwarded, ...Object.keys({ ...written, ...byRoute })], model.enough);
+  if (choices > 1) written.n = choices;
+  written.stream = stream;
+  if (stream) written.stream_options = { include_usage: true };
+  return {
+    prompts: [{ bytes, tokens: 0 }],
+    messages: request.messages.length,
+    tools,
+    images,
+    choices,
+    outputTokens: named.length ? Math.min(...named) : undefined,
+    forwarded,
+    written,
+    byRoute,
+  };
+}
+
+/**
+ * Returns the bytes of the rendered prompt: texts as they are, structured values by their parts. Images are counted
+ * apart, because bytes do not bound them.
+ */
+function renderedBytes(request: ChatBody, names: readonly string[], enough: number): number {
+  try {
+    let bytes = 0;
+    for (const name of names) if (name !== 'messages') bytes += name.length + valueBytes(request[name], enough);
+    for (const message of request.messages) {
+      if (bytes >= enough) break;
+      bytes += messageBytes(message, enough);
+    }
+    return bytes;
+  } catch (error) {
+    if (error instanceof TooDeep) throw invalid('messages', 'hold arguments of a call that are nested too deep');
+    throw error;
+  }
+}
+
+function messageBytes({ content, ...rest }: Record<string, unknown>, enough: number): number {
+  let bytes = 0;
+  for (const [name, it] of Object.entries(rest)) {
+    if (typeof it !== 'string') bytes += valueBytes(it, enough);
+    else bytes += name === 'refusal' || REASONING.includes(name) ? textBytes(it, enough) : quotedBytes(it, enough);
+  }
+  // A tool's result may be rendered as text or as JSON.
+  const isOfTool = rest.role === 'tool' || rest.role === 'function';
+  if (typeof content === 'string')
+    return bytes + (isOfTool ? 2 + quotedBytes(content, enough) : textBytes(content, enough));
+  if (!Array.isArray(content)) return bytes;
+  if (isOfTool)
+    bytes += valueBytes(
+      content.filter((part) => part.type !== 'image_url'),
+      enough,
+    );
+  for (const part of content as readonly Record<string, unknown>[]) {
+    if (bytes >= enough) break;
+    for (const it of [part.text, part.refusal])
+      if (it !== undefined)
+        bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
+  }
+  return bytes;
+}
+
+/** Fields of an embeddings request that may be forwarded. */
+const EMBEDDED = new Set(['input', 'encoding_format', 'dimensions', 'user']);
+const INPUT_COUNT_MAX = 2048;
+
+/**
+ * Measures an embeddings request: texts by their bytes, token lists by their length. Throws as `measureChat` does.
+ */
+export function measureEmbeddings({ enough }: MeasuredFor, raw: Readonly<Record<string, unknown>>): Measured {
+  const request = withoutNulls(raw);
+  const forwarded: string[] = [];
+  for (const name of Object.keys(request)) {
+    if (EMBEDDED.has(name)) forwarded.push(name);
+    else if (name !== 'model') throw unsupported(name);
+  }
+  wholeNumber(request, 'dimensions');
+  const prompts = inputsOf(request.input, enough);
+  const none = { messages: 0, tools: 0, images: 0, choices: 1, outputTokens: undefined, written: {}, byRoute: {} };
+  return { ...none, prompts, forwarded };
+}
+
+/** Parses the input: a text, a list of texts, a list of tokens, or a list of such lists. */
+function inputsOf(input: unknown, enough: number): { bytes: number; tokens: number }[] {
+  const isTokens = (it: unknown): it is number[] =>
+    Array.isArray(it) && it.length > 0 && it.every((token) => Number.isSafeInteger(token) && token >= 0);
+  const list = typeof input === 'string' || isTokens(input) ? [input] : input;
+  if (!Array.isArray(list) || list.length === 0)
+    throw invalid('input', 'must be a text, a list of texts, a list of tokens, or a list of such lists');
+  if (list.length > INPUT_COUNT_MAX) throw invalid('input', `must have at most ${INPUT_COUNT_MAX} entries`);
+  return list.map((it, i) => {
+    if (typeof it === 'string') return { bytes: textBytes(it, enough), tokens: 0 };
+    if (isTokens(it)) return { bytes: 0, tokens: it.length };
+    throw invalid(`input.${i}`, 'must be a text or a list of tokens');
+  });
+}
+
+/** A member that is null is left out, as OpenAI does it: some clients send all that they know. */
+const withoutNulls = <T extends object>(raw: T): T =>
+  Object.fromEntries(Object.entries(raw).filter(([, value]) => value !== null)) as T;
+
+function unsupported(name: string): Refusal {
+  return new Refusal(
+    'unsupported_parameter',
+    `"${name.slice(0, 80)}" is not priced here, so it is not forwarded. Leave it out.`,
+    { param: name.slice(0, 80) },
+  );
+}
+
+function notKnown(name: string): Refusal {
+  const param = name.slice(0, 80);
+  return new Refusal('unsupported_parameter', `${param}: this gateway does not know it. Leave it out.`, { param });
+}
+
+function invalid(field: string, what: string): Refusal {
+  return new Refusal('invalid_request', `${field}: ${what}.`, { param: field });
+}
+
+function wholeNumber(
+  request: Readonly<Record<string, unknown>>,
+  name: string,
+  max = Number.MAX_SAFE_INTEGER,
+): number | undefined {
+  const value = request[name];
+  if (value === undefined) return undefined;
+  if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= max) return value as number;
+  throw invalid(name, `must be a whole number from 1${max < 1e6 ? ` to ${max}` : ''}`);
+}
+
+/** Fields in which reasoning models answer besides the content, and which clients send back in tool loops: text. */
+const REASONING = ['reasoning_content', 'reasoning'];
+/**
+ * Allowed members of a message, of a part of its content and of a tool. An answer of a model can be sent back
+ * unchanged.
+ */
+const MESSAGE = new Set([
+  ...['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal'],
+  ...REASONING,
+]);
+const PART = new Set(['type', 'text', 'refusal']);
+const TOOL = new Set(['type', 'function', 'custom']);
+
+/**
+ * Refuses members that are not known to be text: bytes bound only text, not images, audio, files or cache directives.
+ */
+function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: string): void {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw invalid(where, 'must be an object');
+  for (const [name, it] of Object.entries(value)) {
+    const isEmpty = it === null || (Array.isArray(it) && it.length === 0); // Stock clients send answers back this way.
+    if (!allowed.has(name) && !isEmpty) throw unsupported(`${where}.${name}`);
+  }
+}
+
+const IMAGE = new Set(['type', 'image_url']);
+const IMAGE_URL = new Set(['url', 'detail']);
+
+/** Checks every message. Returns the number of images, if images are sold. */
+function refuseContent(messages: readonly Record<string, unknown>[], model: MeasuredFor): number {
+  let images = 0;
+  messages.forEach((message, i) => {
+    refuseMembers(message, MESSAGE, `messages.${i}`);
+    const { role, content } = message;
+    if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
+    for (const name of REASONING)
+      if (typeof (message[name] ?? '') !== 'string') throw unsupported(`messages.${i}.${name}`);
+    if (content === undefined || content === null || typeof content === 'string') return;
+    if (!Array.isArray(content)) throw unsupported(`messages.${i}.content`);
+    content.forEach((part, k) => {
+      const where = `messages.${i}.content.${k}`;
+      if (typeof part !== 'object' || part === null) throw unsupported(where);
+      if (model.sellsImages && part.type === 'image_url') {
+        images++;
+        refuseImage(part, where, model.imageUrls);
+        return;
+      }
+      refuseMembers(part, PART, where);
+      if (part.type !== 'text' && part.type !== 'refusal') throw unsupported(where);
+    });
+  });
+  return images;
+}
+
+/** The image types that model servers accept. The content behind a network URL is unknown here. */
+const DATA_IMAGE = /^data:image\/(png|jpeg|webp|gif)[;,]/;
+
+function refuseImage(part: Record<string, unknown>, where: string, takesUrls: boolean): void {
+  refuseMembers(part, IMAGE, where);
+  const image = part.image_url;
+  refuseMembers(image, IMAGE_URL, `${where}.image_url`);
+  const { url } = image as { url?: unknown };
+  if (typeof url === 'string' && (DATA_IMAGE.test(url) || (takesUrls && /^https?:\/\//.test(url)))) return;
+  const also = takesUrls ? ', or an http(s) address' : '; this model takes no addresses';
+  throw invalid(`${where}.image_url.url`, `must be data:image/png, jpeg, webp or gif${also}`);
+}
+
+/**
+ * Checks the tools and returns their number. Tools run by the caller are text; tools run by the provider have a price
+ * of their own and are refused.
+ */
+function refuseTools(tools: unknown): number {
+  if (tools === undefined) return 0;
+  if (!Array.isArray(tools)) throw invalid('tools', 'must be an array');
+  tools.forEach((tool, i) => {
+    if (typeof tool !== 'object' || tool === null) throw unsupported(`tools.${i}`);
+    refuseMembers(tool, TOOL, `tools.${i}`);
+    const type = (tool as { type?: unknown } | null)?.type;
+    if (type !== 'function' && type !== 'custom') throw unsupported(`tools.${i}`);
+  });
+  return tools.length;
+}

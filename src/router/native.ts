@@ -1,0 +1,213 @@
+import { isWire, type NativeWire } from '../config/router.ts';
+import type { Model } from './catalogue.ts';
+import { bytesOfText } from './generated.ts';
+import { DONE, errorIn, eventOf, type SseEvent } from './sse.ts';
+import type { Heard, Reading, StreamReader } from './stream-reader.ts';
+import { readUsage, type Usage } from './usage.ts';
+
+/**
+ * What the answers of Anthropic's Messages and OpenAI's Responses say of their end, their usage and their errors. They are
+ * passed on as they came; only this is read.
+ */
+
+/** The APIs in which a model server is asked. */
+export type Api = Model['kind'] | NativeWire;
+
+type Json = Record<string, unknown>;
+const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
+
+/** Returns whether a complete answer is one of this API. Tells answers in a store from chat completions, too. */
+export function isAnswerOf(wire: NativeWire, json: unknown): boolean {
+  const { type, content, object, output } = objectOf(json);
+  return wire === 'messages'
+    ? type === 'message' && Array.isArray(content)
+    : object === 'response' && Array.isArray(output);
+}
+
+/** Returns whether an event is one of these APIs, and not a chunk of a chat completion: those have no type. */
+export function isNativeEvent(json: unknown): boolean {
+  const { type, choices } = objectOf(json);
+  return typeof type === 'string' && choices === undefined;
+}
+
+/** Events that come before anything has been generated: an error right after them is a definite refusal. */
+const PREAMBLE = new Set(['message_start', 'ping', 'response.created', 'response.in_progress', 'response.queued']);
+export const isPreamble = (json: unknown): boolean => PREAMBLE.has(String(objectOf(json).type));
+
+/** The events that end a stream. The client gets them once the charge is on disk. */
+const LAST = new Set(['message_stop', 'response.completed', 'response.incomplete']);
+export const isLastEvent = (json: unknown): boolean => LAST.has(String(objectOf(json).type));
+
+/** Names of errors in answers with status 200, and the status that they stand for. */
+const STATUSES: Record<string, number> = {
+  invalid_request_error: 400,
+  invalid_prompt: 400,
+  context_length_exceeded: 400,
+  not_found_error: 404,
+  request_too_large: 413,
+  rate_limit_error: 429,
+  rate_limit_exceeded: 429,
+};
+
+/**
+ * Returns the error in place of an answer or an event, in the shape of a chat completion's; undefined if there is none.
+ * `api` is what the upstream was asked in.
+ */
+export function errorOf(api: Api, json: unknown): object | undefined {
+  if (!isWire(api)) return errorIn(json);
+  const { type, error, response, ...own } = objectOf(json);
+  const told = type === 'response.failed' ? objectOf(response).error : (error ?? (type === 'error' ? own : undefined));
+  if (!told) return undefined;
+  const { type: kind, code, message } = typeof told === 'string' ? ({ message: told } as Json) : objectOf(told);
+  return { error: { message, code: STATUSES[String(kind)] ?? STATUSES[String(code)] ?? code } };
+}
+
+/** The end of a message whose stream ended after its reason to stop, without its last event. */
+const MESSAGE_END = Buffer.from('event: message_stop\ndata: {"type":"message_stop"}\n\n');
+
+/** Reads a stream for its usage and its end. */
+export function createNativeReader(wire: NativeWire): StreamReader {
+  /** Anthropic tells of the prompt at the beginning and of the answer at the end. */
+  let counts: Json = {};
+  let usage: Usage | undefined;
+  let usageSinceError: Usage | undefined;
+  let bytes = 0;
+  let countedBytes = 0;
+  let end: Buffer | undefined;
+  let isStopped = false;
+  let hasFailed = false;
+
+  function count(given: unknown): void {
+    const told = Object.entries(objectOf(given)).filter(([, value]) => value !== null);
+    counts = { ...counts, ...Object.fromEntries(told) };
+    usage = readUsage({ usage: counts }, wire);
+    countedBytes = bytes;
+    if (hasFailed) usageSinceError = usage;
+  }
+
+  return {
+    read(event): Reading {
+      const { data } = event;
+      if (data === undefined) return hasFailed ? 'drop' : 'pass'; // A comment.
+      if (data === DONE) return isStopped || hasFailed ? 'end' : 'drop';
+      const json = objectOf(parse(data));
+      const isError = errorOf(wire, json) !== undefined;
+      if (isError) hasFailed = true;
+      const { type, message, response } = json;
+      if (type === 'message_start') counts = objectOf(objectOf(message).usage);
+      else if (json.usage ?? objectOf(response).usage) count(json.usage ?? objectOf(response).usage);
+      if (hasFailed) return isError ? 'error' : 'drop';
+      if (isLastEvent(json)) {
+        end = event.raw;
+        return 'end';
+      }
+      if (type === 'message_delta' && objectOf(json.delta).stop_reason) isStopped = true;
+      bytes += generatedInEvent(json);
+      return 'pass';
+    },
+    heard(): Heard {
+      const isWhole = end !== undefined || isStopped;
+      const last = bytes > countedBytes ? undefined : usage;
+      return {
+        usage: isWhole ? last : usageSinceError,
+        tokensDelivered: Math.max(bytes, usage?.completionTokens ?? 0),
+        isWhole,
+      };
+    },
+    end: () => end ?? MESSAGE_END,
+  };
+}
+
+/** Members of an answer in which text stands that was generated. A signature holds thinking that is not shown. */
+const GENERATED = [
+  'text',
+  'refusal',
+  'thinking',
+  'partial_json',
+  'signature',
+  'data',
+  'arguments',
+  'encrypted_content',
+];
+/** Members that hold lists of such parts. */
+const PARTS = ['content', 'summary', 'output'];
+
+/** Returns the bytes of text that a model generated in a complete answer, which bound its tokens. */
+export function generatedInAnswer(json: unknown): number {
+  const part = objectOf(json);
+  let bytes = 0;
+  for (const name of GENERATED) bytes += bytesOfText(part[name]);
+  const { input } = part;
+  if (input !== undefined)
+    bytes += typeof input === 'string' ? bytesOfText(input) : Buffer.byteLength(JSON.stringify(input));
+  for (const name of PARTS) if (Array.isArray(part[name])) for (const it of part[name]) bytes += generatedInAnswer(it);
+  return bytes;
+}
+
+/** The same for one event of a stream. What an event says again is not counted again. */
+function generatedInEvent({ type, delta, content_block: block, item }: Json): number {
+  if (type === 'content_block_delta') return generatedInAnswer(delta);
+  if (type === 'content_block_start') return generatedInAnswer(block);
+  if (type === 'response.output_item.done') return bytesOfText(objectOf(item).encrypted_content);
+  return typeof delta === 'string' ? bytesOfText(delta) : 0;
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Converts a complete answer into events, for an upstream that does not stream. */
+export function eventsOfAnswer(wire: NativeWire, answer: unknown): SseEvent[] {
+  const whole = objectOf(answer);
+  const events = wire === 'messages' ? eventsOfMessage(whole) : eventsOfResponse(whole);
+  return events.map((it) => ({
+    raw: Buffer.concat([Buffer.from(`event: ${it.type}\n`), eventOf(it)]),
+    data: JSON.stringify(it),
+  }));
+}
+
+function eventsOfMessage({ content, stop_reason, stop_sequence, usage, ...head }: Json): Json[] {
+  const begun = { ...head, content: [], stop_reason: null, stop_sequence: null, usage };
+  const blocks = (content as unknown[]).flatMap((it, index) => {
+    const block = objectOf(it);
+    const at = { index };
+    const delta = (more: Json) => ({ type: 'content_block_delta', ...at, delta: more });
+    const { text, thinking, signature, input } = block;
+    const [empty, deltas] =
+      block.type === 'text'
+        ? [{ text: '' }, [delta({ type: 'text_delta', text })]]
+        : block.type === 'thinking'
+          ? [
+              { thinking: '', signature: '' },
+              [delta({ type: 'thinking_delta', thinking }), delta({ type: 'signature_delta', signature })],
+            ]
+          : block.type === 'tool_use'
+            ? [{ input: {} }, [delta({ type: 'input_json_delta', partial_json: JSON.stringify(input) })]]
+            : [{}, []];
+    const start = { type: 'content_block_start', ...at, content_block: { ...block, ...empty } };
+    return [start, ...deltas, { type: 'content_block_stop', ...at }];
+  });
+  return [
+    { type: 'message_start', message: begun },
+    ...blocks,
+    { type: 'message_delta', delta: { stop_reason, stop_sequence }, usage },
+    { type: 'message_stop' },
+  ];
+}
+
+function eventsOfResponse(response: Json): Json[] {
+  const begun = { ...response, status: 'in_progress', output: [], usage: null };
+  const items = (response.output as unknown[]).flatMap((item, output_index) => [
+    { type: 'response.output_item.added', output_index, item },
+    { type: 'response.output_item.done', output_index, item },
+  ]);
+  const last = response.status === 'incomplete' ? 'response.incomplete' : 'response.completed';
+  return [{ type: 'response.created', response: begun }, ...items, { type: last, response }].map((it, number) => ({
+    ...it,
+    sequence_number: number,
+  }));
+}

@@ -1,0 +1,40 @@
+export type Json = Readonly<Record<string, unknown>>;
+
+/**
+ * Returns the value with `change` applied to it and to every object below it that is reached by members of these names
+ * alone, in lists or not: the inner ones first. Copies only what changes.
+ */
+export function changeNested(value: Json, names: readonly string[], change: (it: Json) => Json): Json {
+  let copy: Record<string, unknown> | undefined;
+  for (const name of names) {
+    if (!Object.hasOwn(value, name)) continue;
+    const before = value[name];
+    const after = Array.isArray(before)
+      ? changeList(before, names, change)
+      : isObject(before)
+        ? changeNested(before, names, change)
+        : before;
+    if (after === before) continue;
+    copy ??= { ...value };
+    copy[name] = after;
+  }
+  return change(copy ?? value);
+}
+
+function changeList(
+  list: readonly unknown[],
+  names: readonly string[],
+  change: (it: Json) => Json,
+): readonly unknown[] {
+  let copy: unknown[] | undefined;
+  for (const [i, before] of list.entries()) {
+    const after = isObject(before) ? changeNested(before, names, change) : before;
+    if (after === before) continue;
+    copy ??= [...list];
+    copy[i] = after;
+  }
+  return copy ?? list;
+}
+
+const isObject = (value: unknown): value is Json =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);

@@ -1,0 +1,108 @@
+import type { Clock } from '../clock.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { upstreamSubject } from '../ledger/notices.ts';
+import { latestEventOf } from '../ledger/outbox.ts';
+import { tellUpstream } from '../ledger/writes.ts';
+import type { Reply } from './upstream.ts';
+
+/** Calls in a row that brought no answer before an upstream counts as down: one failure may be the request's. */
+const FAILURE_COUNT_MIN = 3;
+
+export type UpstreamOutages = {
+  /** Takes in what came of a call. Tells receivers once when an upstream goes down, and once when it is up again. */
+  report(upstream: string, reply: Reply): void;
+  /** Takes over from before a restart which of these upstreams are down, so that the metrics show it at once. */
+  recall(upstreams: Iterable<string>): void;
+  /** Returns since when an upstream is down, and why; undefined while it is up. `reachable`: whether it was just now. */
+  outageOf(upstream: string, reachable: boolean): Outage | undefined;
+  /** Forgets an upstream that is no longer configured. */
+  forget(upstream: string): void;
+};
+
+/** `since` is in Unix seconds; `reason` is null for an upstream that nobody has called since it cannot be reached. */
+export type Outage = { since: number; reason: string | null };
+
+type OutagesApp = {
+  ledger: Ledger;
+  clock: Clock;
+  /** Told of each change, and of every answer. */
+  events: {
+    failed(where: string, error: unknown): void;
+    upstreamUp(upstream: string): void;
+    upstreamDown(upstream: string, reason: string): void;
+    upstreamBack(upstream: string): void;
+    upstreamRemoved(upstream: string): void;
+  };
+};
+
+/**
+ * Creates the record of which upstreams are down. An upstream is down at once where it cannot be reached or refuses this
+ * gateway's key or address, and after three calls in a row that it did not answer; it is up with its next answer. Knows
+ * from the outbox what was told before a restart.
+ */
+export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
+  type State = { down: Outage | undefined; failureCount: number; unreachableSince?: number | undefined };
+  const states = new Map<string, State>();
+
+  function stateOf(upstream: string) {
+    let state = states.get(upstream);
+    if (!state) {
+      const told = latestEventOf(app.ledger.read, upstreamSubject(upstream));
+      const down =
+        told?.type === 'upstream.down' ? { since: told.createdAt, reason: JSON.parse(told.data).reason } : undefined;
+      state = { down, failureCount: 0 };
+      states.set(upstream, state);
+    }
+    return state;
+  }
+
+  return {
+    report(upstream, reply) {
+      const health = healthOf(reply);
+      if (!health) return;
+      const state = stateOf(upstream);
+      state.failureCount = health.isUp ? 0 : state.failureCount + 1;
+      const wasDown = state.down !== undefined;
+      const isDown = !health.isUp && (wasDown || health.isCertain || state.failureCount >= FAILURE_COUNT_MIN);
+      if (health.isUp && !wasDown) app.events.upstreamUp(upstream);
+      if (isDown === wasDown || (!isDown && !health.isUp)) return;
+      const now = app.clock.now();
+      const down = health.isUp ? undefined : { reason: health.reason };
+      state.down = down && { since: now, ...down };
+      if (down) app.events.upstreamDown(upstream, down.reason);
+      else app.events.upstreamBack(upstream);
+      app.ledger
+        .write(tellUpstream, { name: upstream, down, now })
+        .catch((error) => app.events.failed('upstream_event', error));
+    },
+
+    recall(upstreams) {
+      for (const upstream of upstreams)
+        if (stateOf(upstream).down) app.events.upstreamDown(upstream, 'It was down when the last process ended.');
+    },
+
+    outageOf(upstream, reachable) {
+      const state = stateOf(upstream);
+      state.unreachableSince = reachable ? undefined : (state.unreachableSince ?? app.clock.now());
+      if (state.down) return state.down;
+      return state.unreachableSince === undefined ? undefined : { since: state.unreachableSince, reason: null };
+    },
+
+    forget(upstream) {
+      states.delete(upstream);
+      app.events.upstreamRemoved(upstream);
+    },
+  };
+}
+
+type Health = { isUp: true } | { isUp: false; isCertain: boolean; reason: string };
+
+/** Returns what a reply says about its server; undefined where it says nothing. */
+function healthOf(reply: Reply): Health | undefined {
+  if (reply.kind === 'unknown') return { isUp: false, isCertain: false, reason: reply.reason };
+  if (reply.kind !== 'refused') return { isUp: true };
+  if (reply.code === 'rate_limited') return undefined; // It may not have been asked at all.
+  if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.
+  const { fault, isUnreachable, reason } = reply;
+  return { isUp: false, isCertain: fault !== undefined || isUnreachable === true, reason: fault ?? reason };
+}

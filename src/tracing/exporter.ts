@@ -1,0 +1,138 @@
+import type { OpenTelemetrySettings } from '../config/opentelemetry.ts';
+import { VERSION } from '../files/version.ts';
+import { deadline } from '../net/deadline.ts';
+import type { Collector, Sent } from './collector.ts';
+import { exportRequest, type Span } from './otlp.ts';
+
+/** Spans that wait for the collector; with this many, new ones are dropped. */
+export const WAITING_COUNT_MAX = 2048;
+/** Spans in one request. */
+const BATCH_COUNT_MAX = 256;
+/** Milliseconds that a span waits for others to be sent with. */
+const COLLECT_MILLISECONDS = 1000;
+/** Milliseconds until a failed request is sent again; they double from the first to the last. */
+const AGAIN_MILLISECONDS = { min: 1000, max: 30_000 };
+/** At a stop, what waits is sent for at most this long. */
+const LAST_MILLISECONDS = 2000;
+
+/** Hears what becomes of spans. */
+export type ExporterEvents = {
+  failed(where: string, error: unknown): void;
+  spansSent(count: number): void;
+  spansDropped(reason: DropReason, count: number): void;
+  collectorFailing(reason: string): void;
+  collectorBack(): void;
+};
+/** `full`: too many waited. `refused`: the collector will not take them. `stopped`: Purser stopped before they were sent. */
+export const DROP_REASONS = ['full', 'refused', 'stopped'] as const;
+export type DropReason = (typeof DROP_REASONS)[number];
+
+export type Exporter = {
+  /** Hands over a span. Returns at once; a span too many is dropped and counted. */
+  add(span: Span): void;
+  waitingCount(): number;
+  /** Sends what waits, for at most two seconds and only to a collector that works; the rest is dropped. */
+  stop(): Promise<void>;
+};
+
+/**
+ * Creates what sends spans to the collector: in batches, one request at a time, from a buffer of 2048. Nobody waits for it.
+ */
+export function createExporter(
+  settings: OpenTelemetrySettings,
+  headers: Readonly<Record<string, string>>,
+  installationId: string,
+  events: ExporterEvents,
+): Exporter {
+  const resource = {
+    'service.name': settings.service_name,
+    'service.version': VERSION,
+    'service.instance.id': installationId,
+  };
+  const waiting: Span[] = [];
+  let collector: Collector | undefined;
+  let sending: Promise<void> | undefined;
+  let timer: NodeJS.Timeout | undefined;
+  let failuresInARow = 0;
+  let isStopped = false;
+
+  function later(milliseconds: number): void {
+    if (isStopped) return;
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      timer = undefined;
+      flush();
+    }, milliseconds);
+    timer.unref();
+  }
+
+  function flush(): void {
+    sending ??= sendAll()
+      .catch(dropBatch)
+      .finally(() => {
+        sending = undefined;
+        if (waiting.length && !timer) later(COLLECT_MILLISECONDS); // It came when all others had just been sent.
+      });
+  }
+
+  /** A batch that cannot even be written as JSON would come again for ever. */
+  function dropBatch(error: unknown): void {
+    events.failed('spans', error);
+    events.spansDropped('refused', waiting.splice(0, BATCH_COUNT_MAX).length);
+  }
+
+  async function sendAll(): Promise<void> {
+    // Loaded only when there is something to send: commands and idle starts stay quick.
+    collector ??= (await import('./collector.ts')).openCollector(settings, headers);
+    while (waiting.length) {
+      const batch = waiting.slice(0, BATCH_COUNT_MAX);
+      const sent = await collector.send(exportRequest(batch, resource, VERSION));
+      if (sent.kind === 'failed') {
+        if (failuresInARow++ === 0 && !isStopped) events.collectorFailing(sent.reason);
+        return later(delayAfter(sent));
+      }
+      waiting.splice(0, batch.length);
+      note(sent, batch.length);
+    }
+  }
+
+  function delayAfter({ retryAfterSeconds }: Sent & { kind: 'failed' }): number {
+    const { min, max } = AGAIN_MILLISECONDS;
+    return Math.min(max, Math.max((retryAfterSeconds ?? 0) * 1000, min * 2 ** (failuresInARow - 1)));
+  }
+
+  function note(sent: Exclude<Sent, { kind: 'failed' }>, count: number): void {
+    if (sent.kind === 'refused') {
+      events.spansDropped('refused', count);
+      if (failuresInARow++ === 0) events.collectorFailing(sent.reason);
+      return;
+    }
+    const rejected = Math.min(sent.rejectedCount, count);
+    if (rejected) events.spansDropped('refused', rejected);
+    events.spansSent(count - rejected);
+    if (failuresInARow) events.collectorBack();
+    failuresInARow = 0;
+  }
+
+  return {
+    add(span) {
+      if (isStopped) return events.spansDropped('stopped', 1);
+      if (waiting.length >= WAITING_COUNT_MAX) return events.spansDropped('full', 1);
+      waiting.push(span);
+      if (sending || (timer && (failuresInARow || waiting.length !== BATCH_COUNT_MAX))) return;
+      later(waiting.length >= BATCH_COUNT_MAX ? 0 : COLLECT_MILLISECONDS);
+    },
+    waitingCount: () => waiting.length,
+    async stop() {
+      isStopped = true;
+      clearTimeout(timer);
+      if (waiting.length && !failuresInARow) {
+        flush();
+        if (sending) await deadline(sending, LAST_MILLISECONDS, () => {});
+      }
+      await collector?.close();
+      await sending;
+      if (waiting.length) events.spansDropped('stopped', waiting.length);
+    },
+  };
+}

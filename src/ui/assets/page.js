@@ -1,0 +1,55 @@
+// Everything works without this script. It copies, keeps figures up to date, and adds local times as hints.
+const all = (selector) => document.querySelectorAll(selector);
+
+// 'Copied' stays, so that it is also seen where it is drawn late: until something else is copied.
+for (const button of all('[data-copy]')) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener('click', async () => {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    for (const other of all('[data-copy]')) other.textContent = other === button ? 'Copied' : 'Copy';
+  });
+}
+
+for (const time of all('time[datetime]'))
+  time.title = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'long' });
+
+// A form is sent once.
+for (const form of all('form[method=post]'))
+  form.addEventListener('submit', () => {
+    for (const button of form.querySelectorAll('button')) setTimeout(() => (button.disabled = true));
+  });
+addEventListener('pageshow', () => {
+  for (const button of all('form[method=post] button')) button.disabled = false;
+});
+
+const { stream } = document.body.dataset;
+if (stream) {
+  const mark = document.getElementById('live');
+  const source = new EventSource(stream);
+  const show = (isLive) => {
+    mark.hidden = false;
+    mark.classList.toggle('off', !isLive);
+    mark.textContent = isLive ? 'live' : 'not live';
+  };
+  source.onopen = () => show(true);
+  source.onerror = () => show(false);
+  source.onmessage = ({ data }) => {
+    const values = JSON.parse(data);
+    for (const element of all('[data-live]')) {
+      const value = values[element.dataset.live];
+      if (value === undefined || value === element.textContent) continue;
+      element.textContent = value;
+      element.classList.remove('changed');
+      void element.offsetWidth;
+      element.classList.add('changed');
+    }
+    for (const shape of all('[data-live-bar]')) {
+      const value = values[shape.dataset.liveBar];
+      if (value === undefined) continue;
+      const [x, width] = value.split(' ');
+      shape.setAttribute('x', x);
+      shape.setAttribute('width', width);
+    }
+  };
+  addEventListener('pagehide', () => source.close());
+}

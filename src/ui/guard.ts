@@ -1,0 +1,84 @@
+import type { IncomingMessage } from 'node:http';
+import { Refusal } from '../refusal.ts';
+import type { UiApp } from './visit.ts';
+
+/** Loopback by name or address: what a browser on this machine, or at the end of an SSH tunnel, writes into Host. */
+const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$/i;
+
+/**
+ * Headers of every answer of the page. `same-origin` and not `no-referrer`: with the latter a browser sends `Origin: null`
+ * with a form.
+ */
+export const PAGE_HEADERS = {
+  'content-security-policy': [
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' data:",
+    "connect-src 'self'",
+    "form-action 'self'",
+    "frame-ancestors 'none'",
+    "base-uri 'none'",
+  ].join('; '),
+  'cache-control': 'no-store',
+  'cross-origin-opener-policy': 'same-origin',
+  'cross-origin-resource-policy': 'same-origin',
+  'permissions-policy': 'camera=(), geolocation=(), microphone=(), payment=()',
+  'referrer-policy': 'same-origin',
+  'x-content-type-options': 'nosniff',
+  'x-frame-options': 'DENY',
+} as const;
+
+/** Where a browser reached the page: its origin, and whether by TLS. */
+export type Place = { origin: string; isSecure: boolean };
+
+/**
+ * Returns the place by the Host header. Only the configured address and loopback are answered: the page of somebody else
+ * whose name was made to resolve to this machine sends its own name (DNS rebinding). Throws `not_found`.
+ */
+export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMessage): Place {
+  const host = headers.host ?? '';
+  const own = new URL(state.baseUrl);
+  if (host.toLowerCase() === own.host) return { origin: own.origin, isSecure: own.protocol === 'https:' };
+  if (LOOPBACK.test(host)) return { origin: `http://${host.toLowerCase()}`, isSecure: false };
+  throw new Refusal(
+    'not_found',
+    `There is no page under this host name. It answers at ${own.origin} (public_url) and on loopback, for example through an SSH tunnel.`,
+  );
+}
+
+/**
+ * Throws `wrong_token_scope` for a form that another site sent: a browser says where a form comes from, in Sec-Fetch-Site
+ * and in Origin. A proxy that replaces Host leaves Origin as it is, so the configured address counts as well.
+ */
+export function refuseForeignForm(
+  { state }: Pick<UiApp, 'state'>,
+  { headers }: IncomingMessage,
+  { origin }: Place,
+): void {
+  const site = headers['sec-fetch-site'];
+  const isOwn = headers.origin === origin || headers.origin === new URL(state.baseUrl).origin;
+  if (isOwn && (site === undefined || site === 'same-origin')) return;
+  throw new Refusal('wrong_token_scope', 'This form was not sent by the page itself. Open the page and send it again.');
+}
+
+/** `__Host-` holds a cookie to this host and to TLS. Browsers take that prefix by TLS only, so loopback goes without. */
+const nameOf = ({ isSecure }: Place, name: string) => (isSecure ? `__Host-${name}` : name);
+export const SESSION = 'purser-session';
+export const ATTEMPT = 'purser-sign-in';
+
+/** Returns the value of a cookie, or undefined. */
+export function cookieOf({ headers }: IncomingMessage, place: Place, name: string): string | undefined {
+  const wanted = nameOf(place, name);
+  for (const part of (headers.cookie ?? '').split(';')) {
+    const at = part.indexOf('=');
+    if (at > 0 && part.slice(0, at).trim() === wanted) return part.slice(at + 1).trim();
+  }
+  return undefined;
+}
+
+/** Builds a Set-Cookie header; `seconds` 0 deletes the cookie. `value` is base64url, dots and nothing else. */
+export function cookie(place: Place, name: string, value: string, seconds: number): string {
+  const attributes = `Path=/; HttpOnly; SameSite=Lax; Max-Age=${seconds}${place.isSecure ? '; Secure' : ''}`;
+  return `${nameOf(place, name)}=${value}; ${attributes}`;
+}

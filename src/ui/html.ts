@@ -1,0 +1,14 @@
+import { html as template } from 'hono/html';
+import type { HtmlEscapedString } from 'hono/utils/html';
+
+/** Markup. Only `html` makes it, so that text from outside is always escaped. */
+export type Html = HtmlEscapedString;
+/** What may stand in a template. Neither a promise nor an object: either would be a fault of the page. */
+export type Value = string | number | boolean | null | undefined | Html | readonly Value[];
+
+/** Builds markup from a template; every string in it is escaped, `false`, `null` and `undefined` are left out. */
+export function html(strings: TemplateStringsArray, ...values: Value[]): Html {
+  return template(strings, ...values) as Html;
+}
+
+export const EMPTY = html``;

@@ -1,0 +1,96 @@
+import { VERSION } from '../files/version.ts';
+import { readAssets } from './assets.ts';
+import { EMPTY, type Html, html, type Value } from './html.ts';
+import type { Viewer } from './visit.ts';
+
+export const assets = readAssets();
+
+/** What a page shows, and how it is called. */
+export type Page = {
+  title: string;
+  body: Html;
+  /** Beside the title. */
+  aside?: Value;
+  /** Above the title: the pages that lead here. */
+  path?: readonly (readonly [href: string, text: string])[];
+  /** The stream that keeps the figures of the page up to date. */
+  stream?: string;
+  /** Which entry of the menu this page belongs to. */
+  section?: string;
+  status?: number;
+};
+
+/** Places a page below an entry of the menu: `parents` are the pages between them. */
+export function below(section: string, ...parents: NonNullable<Page['path']>): Pick<Page, 'section' | 'path'> {
+  const entry = OPERATOR_MENU.find(([href]) => href === section);
+  return { section, path: [...(entry ? [entry] : []), ...parents] };
+}
+
+const OPERATOR_MENU: readonly (readonly [href: string, text: string])[] = [
+  ['/', 'Now'],
+  ['/accounts', 'Accounts'],
+  ['/wallets', 'Wallets'],
+  ['/leases', 'Leases'],
+  ['/operations', 'Operations'],
+  ['/spend', 'Spending'],
+  ['/models', 'Models'],
+  ['/journal', 'Journal'],
+  ['/events', 'Events'],
+  ['/settings', 'Settings'],
+];
+const ACCOUNT_MENU: typeof OPERATOR_MENU = [
+  ['/', 'Overview'],
+  ['/wallets', 'Wallets'],
+  ['/leases', 'Leases'],
+  ['/spend', 'Spending'],
+  ['/models', 'Models'],
+  ['/keys', 'Keys'],
+];
+
+/** What was done, by the word in the address after a form: only these sentences can be shown. */
+export const DONE: Record<string, string> = {
+  frozen: 'The wallet is frozen. It spends nothing until you unfreeze it; what is running goes on.',
+  unfrozen: 'The wallet is unfrozen and may spend again.',
+  raised: 'The budget was changed.',
+  extended: 'The expiry was moved.',
+  closed: 'The wallet is closed. What was left went back to where it came from.',
+  closing: 'The wallet spends nothing any more. Its cleanup goes on, and this page shows when it is closed.',
+  stopped: 'The lease was told to end. It is over when the backend confirms that.',
+  resolved: 'The operation is settled as you decided.',
+  credited: 'The account was credited.',
+  debited: 'The account was debited.',
+  suspended: 'The account is suspended: no new wallets, holds or keys.',
+  resumed: 'The account may spend again.',
+  revoked: 'The key was revoked. It opens nothing any more.',
+  'sessions-ended': 'The sessions of this account have ended.',
+  resent: 'The event is sent again.',
+  tested: 'A test was sent to every receiver.',
+  reloaded: 'The settings were read again.',
+  'all-frozen': 'The installation is frozen: no new holds. Settlements, stops and reads go on.',
+  'all-unfrozen': 'The installation takes new holds again.',
+  'signed-out': 'You are signed out.',
+  'signed-out-everywhere': 'All these sessions have ended.',
+};
+
+function menu(viewer: Viewer, section: string | undefined): Html {
+  const entries = viewer.kind === 'operator' ? OPERATOR_MENU : ACCOUNT_MENU;
+  const items = entries.map(
+    ([href, text]) => html`<li><a href="${href}"${href === section && html` aria-current="page"`}>${text}</a></li>`,
+  );
+  const who = viewer.kind === 'operator' ? 'Operator' : 'Account';
+  return html`<header class="side"><a class="brand" href="/"><img src="${assets['icon.svg'].path}" alt="" width="22" height="22">Purser</a><nav aria-label="Main"><ul>${items}</ul></nav><div class="who"><span>${who}</span><form method="post" action="/sign-out" class="inline"><button class="plain">Sign out</button></form></div></header>`;
+}
+
+/** Builds the whole document. `done` is the word for what a form did. */
+export function documentOf(page: Page, viewer: Viewer | undefined, done?: string | null): Html {
+  const { title, body, aside = EMPTY, path = [], stream, section } = page;
+  const crumbs = path.length
+    ? html`<nav class="crumbs" aria-label="Path">${path.map(([href, text]) => html`<a href="${href}">${text}</a> <span aria-hidden="true">/</span> `)}</nav>`
+    : EMPTY;
+  const sentence = done && Object.hasOwn(DONE, done) ? DONE[done] : undefined;
+  const notice = sentence && html`<p class="notice good" role="status">${sentence}</p>`;
+  const liveMark = stream && html`<span class="live" id="live" hidden>live</span>`;
+  return html`<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>${title} · Purser</title><link rel="stylesheet" href="${assets['page.css'].path}"><link rel="icon" href="${assets['icon.svg'].path}"><script src="${assets['page.js'].path}" defer></script></head>
+<body class="${viewer ? 'app' : 'outside'}"${stream && html` data-stream="${stream}"`}><a class="skip" href="#main">Skip to the content</a>${viewer && menu(viewer, section)}<main id="main" tabindex="-1">${notice}${crumbs}<div class="title"><h1>${title}</h1>${liveMark}${aside}</div>${body}<footer>Purser ${VERSION}. Times are UTC, amounts US dollars.</footer></main></body></html>`;
+}

@@ -1,0 +1,113 @@
+import type { ServerResponse } from 'node:http';
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
+import type { Context } from 'hono';
+import type { Env } from '../http/endpoint.ts';
+import { openEventStream } from '../http/event-stream.ts';
+import { Refusal } from '../refusal.ts';
+import { PAGE_HEADERS } from './guard.ts';
+import { homeFigures } from './pages/home.ts';
+import { leaseFigures } from './pages/leases.ts';
+import { nowFigures } from './pages/now.ts';
+import { walletFigures } from './pages/wallet.ts';
+import { operatorOnly, refuseOthers, type Visit } from './visit.ts';
+
+/** Figures by the key of their element on the page. */
+export type Figures = Record<string, string>;
+
+/** The most streams of one person, and of all accounts together: no account takes those of others or of the operator. */
+const STREAM_COUNT_MAX = 20;
+const ACCOUNT_STREAM_COUNT_MAX = 100;
+const RETRY_SECONDS = 10;
+const LOOK_MILLISECONDS = 1000;
+/** Time passes without a commit, too: figures are read again after so long. Also keeps proxies from closing the stream. */
+const QUIET_MILLISECONDS = 10_000;
+
+const OPERATOR = 'operator';
+/** Open streams, by account and of the operator. */
+const streams = new Map<string, number>();
+
+/** Counts a stream and returns what ends it. Throws `rate_limited` when there are too many. */
+function takeStream({ viewer }: Visit): () => void {
+  const who = viewer.kind === 'account' ? viewer.accountId : OPERATOR;
+  const own = streams.get(who) ?? 0;
+  const ofAccounts = [...streams].reduce((sum, [name, count]) => (name === OPERATOR ? sum : sum + count), 0);
+  if (own >= STREAM_COUNT_MAX || (who !== OPERATOR && ofAccounts >= ACCOUNT_STREAM_COUNT_MAX))
+    throw new Refusal('rate_limited', 'Too many pages are open at the moment.', {
+      retryAfterSeconds: RETRY_SECONDS,
+    });
+  streams.set(who, own + 1);
+  return () => {
+    const left = (streams.get(who) ?? 1) - 1;
+    if (left > 0) streams.set(who, left);
+    else streams.delete(who);
+  };
+}
+
+/** Returns the figures of the page that the stream is for. Throws `not_found` for a page of somebody else. */
+function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
+  const { query } = visit;
+  const fresh = () => ({ ...visit, now: visit.app.clock.now() });
+  const walletId = query.get('wallet');
+  if (walletId !== null) {
+    refuseOthers(visit, walletId);
+    return () => walletFigures(fresh(), walletId);
+  }
+  const page = query.get('page');
+  if (page === 'leases') return () => leaseFigures(fresh());
+  if (page === 'home' && visit.viewer.kind === 'account') return () => homeFigures(fresh());
+  if (page !== 'now') throw new Refusal('not_found', 'There is no such stream.');
+  operatorOnly(visit);
+  return () => nowFigures(fresh());
+}
+
+/**
+ * Opens the stream of a page: what changed since it was last told, at most once a second, after commits. Ends when the
+ * session does or the server stops. Throws `rate_limited` beyond twenty streams of one person.
+ */
+export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => boolean): Promise<Response> {
+  const { app } = visit;
+  const read = figuresFor(visit);
+  const giveBack = takeStream(visit);
+  const response = c.env.outgoing as ServerResponse;
+  const events = openEventStream(response, () => ({ ...PAGE_HEADERS }), app.stallMilliseconds);
+  const isGone = () => response.closed || response.destroyed;
+  try {
+    events.begin();
+    const known: Figures = {};
+    let commits = -1;
+    let toldAt = Number.NEGATIVE_INFINITY;
+    while (!isGone() && !app.health.stopping && !app.health.fault && isSignedIn()) {
+      const isQuiet = performance.now() - toldAt >= QUIET_MILLISECONDS;
+      if (app.ledger.commitCount() !== commits || isQuiet) {
+        commits = app.ledger.commitCount();
+        const changed = Object.entries(await read()).filter(([key, value]) => known[key] !== value);
+        Object.assign(known, Object.fromEntries(changed));
+        if (changed.length || isQuiet) {
+          const line = changed.length ? `data: ${JSON.stringify(Object.fromEntries(changed))}` : ':';
+          await events.write(Buffer.from(`${line}\n\n`));
+          toldAt = performance.now();
+        }
+      }
+      await pause(response);
+    }
+  } catch (error) {
+    app.events.failed('live', error);
+  } finally {
+    giveBack();
+    events.end();
+  }
+  return RESPONSE_ALREADY_SENT;
+}
+
+/** Waits for the next look, or until the browser is gone. */
+function pause(response: ServerResponse): Promise<void> {
+  return new Promise((resolve) => {
+    const end = () => {
+      clearTimeout(timer);
+      response.off('close', end);
+      resolve();
+    };
+    const timer = setTimeout(end, LOOK_MILLISECONDS);
+    response.once('close', end);
+  });
+}

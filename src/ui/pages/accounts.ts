@@ -1,0 +1,261 @@
+import { countBrowserSessionsOf } from '../../access/browser-sessions.ts';
+import { type Account, findAccount } from '../../ledger/account.ts';
+import { countWallets, listWallets } from '../../ledger/wallet.ts';
+import { centsToNanos } from '../../money.ts';
+import { Refusal } from '../../refusal.ts';
+import { type Html, html } from '../html.ts';
+import { below, type Page } from '../layout.ts';
+import {
+  ago,
+  badge,
+  buttonLink,
+  card,
+  cents,
+  count,
+  facts,
+  filters,
+  form,
+  id,
+  link,
+  money,
+  outside,
+  pagesOf,
+  plural,
+  table,
+  when,
+} from '../parts.ts';
+import { moneyBar, type Part } from '../pictures.ts';
+import type { Go } from '../sign-in.ts';
+import { run, type Visit } from '../visit.ts';
+import { keysOf, keyTable, newKeyForm, newKeyPage, revokePage } from './keys.ts';
+import { centsIn, walletTable } from './wallets.ts';
+
+const PAGE_COUNT = 100;
+const WALLET_COUNT = 15;
+const LINE_COUNT = 50;
+
+/** The parts of an account's money. */
+export function moneyOf(it: Pick<Account, 'availableCents' | 'reservedCents' | 'spentCents'>): Part[] {
+  return [
+    { name: 'spent', amount: centsToNanos(it.spentCents), tone: 'spent', key: 'account.spent' },
+    { name: 'in wallets', amount: centsToNanos(it.reservedCents), tone: 'reserved', key: 'account.reserved' },
+    { name: 'available', amount: centsToNanos(it.availableCents), tone: 'free', key: 'account.available' },
+  ];
+}
+
+const stateOf = (it: { suspended_at: number | null; disputed_at: number | null }): Html =>
+  it.suspended_at !== null
+    ? badge('suspended', 'warn')
+    : it.disputed_at !== null
+      ? badge('disputed', 'warn')
+      : badge('active', 'good');
+
+/** All accounts, with what their open wallets have spent. */
+export async function listPage(visit: Visit): Promise<Page> {
+  const { query } = visit;
+  const { accounts } = await run(visit, 'account.list', {});
+  const wanted = (query.get('name') ?? '').toLowerCase();
+  const matching = accounts
+    .filter((it) => it.name.toLowerCase().includes(wanted))
+    .filter((it) => query.get('state') !== 'suspended' || it.suspended_at !== null);
+  const { shown, pages } = pagesOf(visit, 'accounts', matching, PAGE_COUNT, ['First', 'More']);
+  const rows = shown.map((it) => [
+    link(`/accounts/${it.id}`, outside(it.name)),
+    stateOf(it),
+    cents(it.available_cents),
+    cents(it.reserved_cents),
+    money(it.open_used_usd),
+    cents(it.spent_cents),
+  ]);
+  const list = table(
+    'Accounts',
+    [
+      { label: 'Name' },
+      { label: 'State' },
+      { label: 'Available', kind: 'money' },
+      { label: 'In wallets', kind: 'money' },
+      { label: 'Spent there', kind: 'money' },
+      { label: 'Spent, closed', kind: 'money' },
+    ],
+    rows,
+    html`No account is like that. ${link('/accounts', 'Show all')}`,
+  );
+  const body = html`
+    ${filters('/accounts', [
+      { name: 'name', label: 'Name', value: query.get('name') ?? '', placeholder: 'part of it' },
+      {
+        name: 'state',
+        label: 'State',
+        value: query.get('state') ?? '',
+        options: [
+          ['', 'any state'],
+          ['suspended', 'suspended'],
+        ],
+      },
+    ])}
+    ${card('Accounts', html`${list}${pages}`, '', 'accounts')}
+    ${card('New account', form({ action: '/accounts', hidden: { key: visit.requestId }, fields: [{ name: 'name', label: 'Name', required: true, placeholder: 'research' }], submit: 'Make the account' }))}`;
+  return { title: 'Accounts', body, section: '/accounts' };
+}
+
+export async function create(visit: Visit): Promise<Go> {
+  const make = () => run(visit, 'account.create', { name: visit.form.get('name') ?? '' });
+  const account = await visit.parts.once(visit, make);
+  return { to: `/accounts/${account.id}` };
+}
+
+function accountIn({ app, params }: Visit): Account {
+  const account = findAccount(app.ledger.read, params.id as string);
+  if (!account) throw new Refusal('not_found', 'There is no such account.');
+  return account;
+}
+
+/** One account: its money as a bar, its statement, its wallets and keys. */
+export async function accountPage(visit: Visit): Promise<Page> {
+  const { app, now } = visit;
+  const { read } = app.ledger;
+  const account = accountIn(visit);
+  const { lines } = await run(visit, 'account.statement', { id: account.id });
+  const wallets = listWallets(read, { accountId: account.id, now }, { limit: WALLET_COUNT });
+  const total = countWallets(read, { accountId: account.id, now });
+  const keys = keysOf(visit, account.id).filter((it) => it.revokedAt === null);
+  const sessions = countBrowserSessionsOf(read, account.id, now);
+  const { shown, pages } = pagesOf(visit, 'statement', lines.toReversed(), LINE_COUNT);
+  const statement = table(
+    'Statement',
+    [{ label: 'Time', kind: 'time' }, { label: 'What' }, { label: 'Reason' }, { label: 'Amount', kind: 'money' }],
+    shown.map((it) => [
+      when(it.at),
+      it.kind,
+      outside(it.reason ?? ''),
+      `${it.amount_cents > 0 ? '+' : ''}${cents(it.amount_cents)}`,
+    ]),
+    'No money came in yet.',
+  );
+  const isSuspended = account.suspendedAt !== null || account.disputedAt !== null;
+  const body = html`
+    ${account.owedCents > 0 && html`<p class="notice bad">It owes ${cents(account.owedCents)}: a payment was taken back after its credit was spent.</p>`}
+    ${account.suspendedAt !== null && html`<p class="notice warn">Suspended ${ago(account.suspendedAt, now)}: no new wallets, holds or keys.</p>`}
+    ${card(
+      'Money',
+      html`${moneyBar('Credit', moneyOf(account))}${facts([
+        ['Opened', when(account.createdAt)],
+        ['Id', id(account.id)],
+      ])}`,
+      link(`/spend?account=${account.id}&by=model`, 'Spending'),
+    )}
+    <div class="two">
+      ${card(
+        'Credit or debit',
+        form({
+          action: `/accounts/${account.id}/credit`,
+          hidden: { key: visit.requestId },
+          fields: [
+            {
+              name: 'amount',
+              label: 'Dollars',
+              required: true,
+              inputmode: 'decimal',
+              placeholder: '20.00',
+              hint: 'A minus takes credit back.',
+            },
+            { name: 'reason', label: 'Reason', required: true, placeholder: 'invoice 17' },
+          ],
+          submit: 'Book it',
+        }),
+      )}
+      ${card(
+        'Keys',
+        html`${keyTable(visit, keys, `/accounts/${account.id}/keys`)}${newKeyForm(visit, `/accounts/${account.id}/keys`)}`,
+        '',
+        'keys',
+      )}
+    </div>
+    ${card('Wallets', walletTable(visit, wallets, 'Wallets', html`It has no wallet yet. ${link(`/wallets/new?account=${account.id}`, 'Make one')}`), total > wallets.length ? link(`/wallets?account=${account.id}`, `All ${count(total)}`) : plural(total, 'wallet'))}
+    ${card('Statement', html`${statement}${pages}`, '', 'statement')}
+    ${card(
+      'Signed in on the page',
+      sessions
+        ? html`<p>${plural(sessions, 'session')} of this account. To keep people out, revoke their keys, or their access at the identity provider, as well: whoever may sign in can do it again.</p>${form({ action: `/accounts/${account.id}/sign-out`, submit: 'End its sessions', tone: 'danger' })}`
+        : html`<p>Nobody is signed in for this account.</p>`,
+    )}
+    ${!isSuspended && html`<p>${buttonLink(`/accounts/${account.id}/suspend`, 'Suspend the account', 'danger')}</p>`}`;
+  return {
+    title: outside(account.name),
+    body,
+    aside: isSuspended
+      ? form({ action: `/accounts/${account.id}/resume`, submit: 'Resume', tone: 'primary', isInline: true })
+      : buttonLink(`/wallets/new?account=${account.id}`, 'New wallet', 'primary'),
+    ...below('/accounts'),
+  };
+}
+
+/** Credits an account, or debits it by a negative amount. */
+export async function credit(visit: Visit): Promise<Go> {
+  const { id: accountId } = accountIn(visit);
+  const amount = centsIn(visit.form.get('amount'));
+  const reason = visit.form.get('reason') ?? '';
+  const order = { id: accountId, cents: Math.abs(amount), reason, key: visit.form.get('key') ?? undefined };
+  await run(visit, amount < 0 ? 'account.debit' : 'account.credit', order);
+  return { to: `/accounts/${accountId}?done=${amount < 0 ? 'debited' : 'credited'}` };
+}
+
+/** Asks before an account is suspended. */
+export function confirmSuspend(visit: Visit): Page {
+  const account = accountIn(visit);
+  const body = card(
+    'Suspend it?',
+    html`<p>No wallet of this account takes a new hold, and no wallet or key is made. Leases run on to their deadlines. You can resume it at any time.</p>${form({ action: `/accounts/${account.id}/suspend`, submit: 'Suspend the account', tone: 'danger' })}`,
+  );
+  return {
+    title: `Suspend ${outside(account.name)}`,
+    body,
+    ...below('/accounts', [`/accounts/${account.id}`, outside(account.name)]),
+  };
+}
+
+export async function suspend(visit: Visit): Promise<Go> {
+  const { id: accountId } = accountIn(visit);
+  await run(visit, 'account.suspend', { id: accountId });
+  return { to: `/accounts/${accountId}?done=suspended` };
+}
+
+export async function resume(visit: Visit): Promise<Go> {
+  const { id: accountId } = accountIn(visit);
+  await run(visit, 'account.resume', { id: accountId });
+  return { to: `/accounts/${accountId}?done=resumed` };
+}
+
+/** Makes an account key and shows it once. */
+export async function createKey(visit: Visit): Promise<Page> {
+  const account = accountIn(visit);
+  const make = () => run(visit, 'key.create', { account: account.id, name: visit.form.get('name') ?? '' });
+  const made = await visit.parts.once(visit, make);
+  return newKeyPage(made.key, [
+    ['/accounts', 'Accounts'],
+    [`/accounts/${account.id}`, outside(account.name)],
+  ]);
+}
+
+/** Asks before a key of the account is revoked. */
+export function confirmRevoke(visit: Visit): Page {
+  const account = accountIn(visit);
+  const at = `/accounts/${account.id}`;
+  return {
+    ...revokePage(visit, account.id, visit.params.key as string, `${at}/keys`),
+    ...below('/accounts', [at, outside(account.name)]),
+  };
+}
+
+export async function revokeKey(visit: Visit): Promise<Go> {
+  const { id: account } = accountIn(visit);
+  await run(visit, 'key.revoke', { id: visit.params.key as string, account });
+  return { to: `/accounts/${account}?done=revoked` };
+}
+
+/** Ends the sessions of the account on the page. */
+export async function signOut(visit: Visit): Promise<Go> {
+  const { id: accountId } = accountIn(visit);
+  await run(visit, 'account.sign-out', { id: accountId });
+  return { to: `/accounts/${accountId}?done=sessions-ended` };
+}

@@ -1,0 +1,103 @@
+import { createCheckout } from '../../http/routes/billing.ts';
+import { newId } from '../../id.ts';
+import { accountOf } from '../../ledger/account.ts';
+import { spendingOverTime } from '../../ledger/spending.ts';
+import { countWallets, listWallets } from '../../ledger/wallet.ts';
+import { Refusal } from '../../refusal.ts';
+import { html } from '../html.ts';
+import type { Page } from '../layout.ts';
+import type { Figures } from '../live.ts';
+import { buttonLink, card, cents, count, dollars, form, link } from '../parts.ts';
+import { barShapes, moneyBar, spendingOver } from '../pictures.ts';
+import { callEndpoint, type Visit } from '../visit.ts';
+import { moneyOf } from './accounts.ts';
+import { centsIn, walletTable } from './wallets.ts';
+
+const WALLET_COUNT = 10;
+const DAY_SECONDS = 86_400;
+const SPEND_DAYS = 30;
+
+function ownAccount({ app, viewer }: Pick<Visit, 'app' | 'viewer'>) {
+  if (viewer.kind !== 'account') throw new Refusal('not_found', 'The operator has no account of their own.');
+  return accountOf(app.ledger.read, viewer.accountId);
+}
+
+/** The first page of the holder of an account: what there is, and where it goes. */
+export async function homePage(visit: Visit): Promise<Page> {
+  const { app, now } = visit;
+  const { read } = app.ledger;
+  const account = ownAccount(visit);
+  const since = now - SPEND_DAYS * DAY_SECONDS;
+  const cells = await spendingOverTime(read, {
+    by: ['model'],
+    scope: { account: account.id },
+    since,
+    seconds: DAY_SECONDS,
+  });
+  const filter = { accountId: account.id, status: 'active' as const, now };
+  const wallets = listWallets(read, filter, { limit: WALLET_COUNT });
+  const total = countWallets(read, filter);
+  const topUpForm = form({
+    action: '/top-up',
+    hidden: { key: newId('req') },
+    fields: [
+      {
+        name: 'amount',
+        label: 'Top up by',
+        required: true,
+        inputmode: 'decimal',
+        placeholder: '20.00',
+        hint: 'Dollars, 5.00 to 1,000.00. You pay on the page of the payment provider.',
+      },
+    ],
+    submit: 'Continue to payment',
+    tone: 'primary',
+  });
+  const body = html`
+    ${account.suspendedAt !== null && html`<p class="notice warn">This account is suspended: it spends nothing until the operator resumes it.</p>`}
+    ${account.owedCents > 0 && html`<p class="notice bad">This account owes ${cents(account.owedCents)} of a payment that was taken back. The next credit pays it first.</p>`}
+    ${card('Balance', moneyBar('Credit', moneyOf(account)))}
+    ${card('Open wallets', walletTable(visit, wallets, 'Open wallets', html`No wallet is open. A wallet is a budget that an agent spends by its token. ${link('/wallets/new', 'Make one')}`), total > wallets.length ? link('/wallets', `All ${count(total)}`) : '')}
+    <div class="two">
+      ${card(
+        'Spending, last 30 days',
+        cells.length
+          ? spendingOver(
+              'Spending by day and model',
+              cells.map((it) => ({ at: it.at, key: it.keys[0] as string, amount: it.charged })),
+              { since, until: now, step: DAY_SECONDS, what: 'Model' },
+            )
+          : html`<div class="empty">Nothing was spent in the last 30 days.</div>`,
+        link('/spend', 'More'),
+      )}
+      ${card('Top up', app.payments ? topUpForm : html`<p>No payment provider is configured here: the operator credits accounts.</p>`)}
+    </div>
+    ${card('Your sessions', html`<p>Ends every session of this account, this one included.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}`;
+  return {
+    title: 'Overview',
+    body,
+    section: '/',
+    stream: '/live?page=home',
+    aside: buttonLink('/wallets/new', 'New wallet', 'primary'),
+  };
+}
+
+/** Returns the figures that the stream keeps up to date. */
+export function homeFigures(visit: Pick<Visit, 'app' | 'viewer'>): Figures {
+  const parts = moneyOf(ownAccount(visit));
+  return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
+}
+
+/** Creates a checkout. The way to the payment is a link: a form may not lead to another site. */
+export async function topUp(visit: Visit): Promise<Page> {
+  ownAccount(visit);
+  const raw = { amount_cents: centsIn(visit.form.get('amount')) };
+  const key = visit.form.get('key') ?? undefined;
+  const checkout = await callEndpoint<{ url: string | null }>(visit, createCheckout, { raw, key });
+  if (checkout.url === null) throw new Refusal('conflict', 'This payment can no longer be made. Begin again.');
+  const body = card(
+    `Pay ${cents(raw.amount_cents)}`,
+    html`<p>The credit is there as soon as the payment provider confirms the payment.</p><p>${buttonLink(checkout.url, 'Go to the payment page', 'primary')}</p>`,
+  );
+  return { title: 'Top up', body, section: '/' };
+}

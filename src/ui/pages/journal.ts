@@ -1,0 +1,108 @@
+import { execFile } from 'node:child_process';
+import sea from 'node:sea';
+import { fileURLToPath } from 'node:url';
+import { headOf } from '../../ledger/head.ts';
+import { latestEntries } from '../../ledger/journal.ts';
+import { Refusal } from '../../refusal.ts';
+import { type Html, html } from '../html.ts';
+import type { Page } from '../layout.ts';
+import { address, card, count, facts, form, id, link, money, outside, table, when } from '../parts.ts';
+import type { Visit } from '../visit.ts';
+
+const ENTRY_COUNT = 100;
+const OUTPUT_BYTES_MAX = 4 * 1024 * 1024;
+const PROBLEM_COUNT = 50;
+
+type Verdict = { ok: boolean; entries: number; problems: string[] };
+
+/** One verification at a time: it reads the whole file. */
+let verifying: Promise<Verdict> | undefined;
+
+/** The journal: its head, its newest entries, and the button that verifies it. */
+export function journalPage(visit: Visit, verdict?: Verdict): Page {
+  const { app, query, path } = visit;
+  const before = Number(query.get('before')) || undefined;
+  const entries = latestEntries(app.ledger.read, ENTRY_COUNT, before);
+  const head = headOf(app.ledger.read);
+  const rows = entries.map((it) => [
+    String(it.seq),
+    when(it.at),
+    book(it.debit),
+    book(it.credit),
+    money(it.amount),
+    causeOf(it.causeId),
+  ]);
+  const last = entries.at(-1);
+  const list = table(
+    'Journal',
+    [
+      { label: 'No', kind: 'number' },
+      { label: 'Time', kind: 'time' },
+      { label: 'From' },
+      { label: 'To' },
+      { label: 'Amount', kind: 'money' },
+      { label: 'Cause' },
+    ],
+    rows,
+    'No money has moved yet.',
+  );
+  const body = html`
+    ${verdict && verdictNotice(verdict)}
+    ${card(
+      'Head',
+      html`${facts([
+        ['Newest entry', count(head.seq)],
+        ['Epoch', String(head.epoch)],
+        ['Hash', id(head.hash)],
+      ])}${form({ action: '/journal/verify', submit: 'Verify the whole journal' })}`,
+      'hash-chained, append-only',
+    )}
+    ${card('Entries', html`${list}<nav class="pager" aria-label="Pages">${before !== undefined && link(address(path, query, { before: undefined }), 'Newest')}${last && last.seq > 1 && link(address(path, query, { before: String(last.seq) }), 'Older')}</nav>`, 'newest first')}`;
+  return { title: 'Journal', body, section: '/journal' };
+}
+
+/** A book of the journal, as a link where it has a page. */
+function book(name: string): Html {
+  const [kind = '', id] = name.split(':');
+  if ((kind === 'wallet' || kind === 'hold') && id) return html`${kind} ${link(`/wallets/${id}`, `…${id.slice(-6)}`)}`;
+  if ((kind === 'account' || kind === 'owed') && id)
+    return html`${kind} ${link(`/accounts/${id}`, `…${id.slice(-6)}`)}`;
+  return html`${outside(name)}`;
+}
+
+function causeOf(causeId: string): Html {
+  const short = `…${causeId.slice(-6)}`;
+  if (causeId.startsWith('op_')) return html`${link(`/operations/${causeId}`, `operation ${short}`)}`;
+  if (causeId.startsWith('wal_')) return html`${link(`/wallets/${causeId}`, `wallet ${short}`)}`;
+  return html`<code title="${causeId}">${short}</code>`;
+}
+
+function verdictNotice({ ok, entries, problems }: Verdict): Html {
+  if (ok)
+    return html`<p class="notice good" role="status">${count(entries)} entries were verified: the chain is whole and every balance agrees.</p>`;
+  return html`<div class="notice bad" role="alert"><p>${count(problems.length)} problems in ${count(entries)} entries:</p><ul>${problems.slice(0, PROBLEM_COUNT).map((it) => html`<li>${outside(it)}</li>`)}</ul>${problems.length > PROBLEM_COUNT && html`<p>These are the first ${PROBLEM_COUNT}; all: <code>purser ledger verify</code></p>`}</div>`;
+}
+
+/** Verifies the journal with `purser ledger verify` in a process of its own: it reads every row, and this one serves. */
+export async function verifyJournal(visit: Visit): Promise<Page> {
+  verifying ??= verify(visit.app.config.dataDirectory).finally(() => {
+    verifying = undefined;
+  });
+  return journalPage(visit, await verifying);
+}
+
+function verify(dataDirectory: string): Promise<Verdict> {
+  const own = sea.isSea() ? [] : [fileURLToPath(new URL('../../../cli/main.ts', import.meta.url))];
+  const args = [...own, '--data', dataDirectory, '--json', 'ledger', 'verify'];
+  return new Promise((resolve, reject) => {
+    execFile(process.execPath, args, { env: {}, maxBuffer: OUTPUT_BYTES_MAX }, (_, stdout) => {
+      try {
+        const said = JSON.parse(stdout) as Verdict & { error?: { message: string } };
+        if (said.error) throw new Refusal('read_only', said.error.message);
+        resolve(said);
+      } catch (error) {
+        reject(error instanceof Refusal ? error : new Error('`ledger verify` printed no verdict', { cause: error }));
+      }
+    });
+  });
+}

@@ -1,0 +1,222 @@
+import { RESOURCE_STATUSES } from '../../db/schema.ts';
+import { keepOf } from '../../ledger/keep.ts';
+import { countResources, findResource, pageResources, type Resource } from '../../ledger/resource.ts';
+import { findWallet } from '../../ledger/wallet.ts';
+import { Refusal } from '../../refusal.ts';
+import { summaryOf } from '../../wire/compute.ts';
+import { type Html, html } from '../html.ts';
+import { below, type Page } from '../layout.ts';
+import type { Figures } from '../live.ts';
+import {
+  address,
+  ago,
+  buttonLink,
+  card,
+  count,
+  dollars,
+  duration,
+  facts,
+  filters,
+  form,
+  id,
+  link,
+  live,
+  money,
+  outside,
+  pager,
+  state,
+  table,
+  when,
+} from '../parts.ts';
+import { ganttOf, type Lease } from '../pictures.ts';
+import type { Go } from '../sign-in.ts';
+import { accountIn, refuseOthers, run, type Visit, walletAsked } from '../visit.ts';
+import { PAGE_COUNT, walletField } from './wallets.ts';
+
+const STRIP_COUNT = 30;
+
+type Keep = NonNullable<ReturnType<typeof summaryOf>['keep']>;
+
+/** What was rented, in a few words. */
+function whatIs({ slot, spec }: Resource): string {
+  const { chip, offer_id: offer, gpu, gpus, cpus } = JSON.parse(spec) as Record<string, unknown>;
+  const what = chip ?? offer ?? (gpu ? `${gpus} × ${gpu}` : cpus === undefined ? undefined : `${cpus} CPU`);
+  return what === undefined ? slot : `${what} at ${slot}`;
+}
+
+/** How much of a lease's time is over, as a bar, and what is left. */
+function timeLeft(it: Resource, now: number): Html {
+  if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
+  if (it.endWanted !== null && it.attempts > 0)
+    return html`<span class="bad">does not stop; tried ${it.attempts} times</span>`;
+  const begun = it.readyAt ?? it.createdAt;
+  const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100)).toFixed(1);
+  const left = `${duration(it.expiresAt - now)} left`;
+  return html`<svg class="time-left" role="img" aria-label="${part}% of the time is over" width="100%" height="8"><rect class="past" x="0" width="${part}%" height="8" data-live-bar="${it.id}.bar"></rect></svg>${live(`${it.id}.left`, left)}`;
+}
+
+/** Returns the figures that the stream of the list keeps up to date. */
+export function leaseFigures({ app, viewer, now }: Pick<Visit, 'app' | 'viewer' | 'now'>): Figures {
+  const accountId = viewer.kind === 'account' ? viewer.accountId : undefined;
+  const { page } = pageResources(app.ledger.read, { isLive: true, accountId });
+  const list: Figures = {};
+  for (const it of page) {
+    const begun = it.readyAt ?? it.createdAt;
+    const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100)).toFixed(1);
+    list[`${it.id}.left`] = `${duration(it.expiresAt - now)} left`;
+    list[`${it.id}.bar`] = `0 ${part}%`;
+  }
+  return list;
+}
+
+/** A table of leases. */
+export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Html): Html {
+  const { app, viewer, now } = visit;
+  const rows = leases.map((it) => {
+    const wallet = findWallet(app.ledger.read, it.walletId);
+    const canStop = viewer.kind === 'operator' && it.endedAt === null && it.endWanted === null;
+    const isKept = it.endedAt === null && keepOf(app.ledger.read, it.id)?.endedAt === null;
+    return [
+      link(`/leases/${it.id}`, outside(whatIs(it))),
+      html`${state(it.status)}${isKept && html` <span class="weak">kept while busy</span>`}`,
+      link(`/wallets/${it.walletId}`, outside(wallet?.name ?? '')),
+      timeLeft(it, now),
+      money(it.charged),
+      canStop ? buttonLink(`/leases/${it.id}/stop`, 'Stop') : '',
+    ];
+  });
+  return table(
+    'Leases',
+    [
+      { label: 'Machine' },
+      { label: 'State' },
+      { label: 'Wallet' },
+      { label: 'Time' },
+      { label: 'Charged', kind: 'money' },
+      { label: '', kind: 'actions' },
+    ],
+    rows,
+    empty,
+  );
+}
+
+/** Leases: the live ones as a strip, and all of them as a list. */
+export function listPage(visit: Visit): Page {
+  const { app, query, now, path } = visit;
+  const { read } = app.ledger;
+  const asked = query.get('state') ?? 'live';
+  const accountId = accountIn(visit);
+  const wallet = walletAsked(visit);
+  const filter = {
+    accountId,
+    walletId: wallet?.id,
+    isLive: asked === 'live',
+    status: RESOURCE_STATUSES.find((it) => it === asked),
+  };
+  const { page, next } = pageResources(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT });
+  const total = countResources(read, filter);
+  const live = { isLive: true, accountId, walletId: wallet?.id };
+  const running = pageResources(read, live, { limit: STRIP_COUNT }).page;
+  const liveCount = countResources(read, live);
+  const strip: Lease[] = running.map((it) => ({
+    id: it.id,
+    label: findWallet(read, it.walletId)?.name ?? it.id,
+    from: it.createdAt,
+    readyAt: it.readyAt,
+    until: it.expiresAt,
+    isLive: true,
+    href: `/leases/${it.id}`,
+  }));
+  const empty = app.slots.list.length
+    ? html`No lease is like that. Agents rent machines with their wallet&rsquo;s token: <code>POST /v1/compute/create</code>.`
+    : html`No machines are on offer here: configure a slot under <code>compute</code> in purser.yaml.`;
+  const body = html`
+    ${strip.length > 0 && card('Running now', ganttOf(strip, now), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
+    ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: asked, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
+    ${card(wallet ? `Leases of ${outside(wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
+  return { title: 'Leases', body, section: '/leases', stream: '/live?page=leases' };
+}
+
+function leaseIn(visit: Visit): Resource {
+  const lease = findResource(visit.app.ledger.read, visit.params.id as string);
+  if (!lease) throw new Refusal('not_found', 'There is no such lease.');
+  refuseOthers(visit, lease.walletId);
+  return lease;
+}
+
+/** What a keep has bought and may buy, and why it has ended or waits. */
+function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...keep }: Keep): Html {
+  const why = keep.message ?? keep.reason?.replaceAll('_', ' ');
+  return html`${state(is)} ${duration(bought)} of ${duration(max)} bought, by ${duration(keep.extend_seconds)}${why !== undefined && html` <span class="weak">${outside(why)}</span>`}`;
+}
+
+/** One lease. */
+export function leasePage(visit: Visit): Page {
+  const { app, viewer, now } = visit;
+  const it = leaseIn(visit);
+  const summary = summaryOf(app, it);
+  const wallet = findWallet(app.ledger.read, it.walletId);
+  const isOperator = viewer.kind === 'operator';
+  const body = html`
+    ${it.endedAt === null && it.lastError !== null && isOperator && html`<p class="notice bad">Attempt ${it.attempts}: ${outside(it.lastError)}</p>`}
+    ${summary.status_reason !== undefined && html`<p class="notice info">${outside(summary.status_reason)}</p>`}
+    ${card(
+      'Time',
+      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, href: `/leases/${it.id}` }], now)}${facts(
+        [
+          ['Ordered', when(it.createdAt)],
+          ['Ready', when(it.readyAt)],
+          ['Deadline', when(it.expiresAt)],
+          it.endedAt !== null && [
+            'Ended',
+            html`${when(it.endedAt)} <span class="weak">${(it.endReason ?? '').replaceAll('_', ' ')}</span>`,
+          ],
+          ['Bought', duration(it.purchasedSeconds)],
+          summary.keep !== undefined && ['Kept while busy', keepSentence(summary.keep)],
+          ['Price per hour', dollars(it.priceHourly)],
+          ['Charged', dollars(it.charged)],
+          ['Reserved', dollars(summary.reserved_usd)],
+        ],
+      )}`,
+    )}
+    ${card(
+      'Machine',
+      facts([
+        ['Wallet', link(`/wallets/${it.walletId}`, outside(wallet?.name ?? it.walletId))],
+        ['Slot', it.slot],
+        isOperator && ['Backend', it.backend],
+        ['Reference', it.ref === null ? '–' : outside(it.ref)],
+        isOperator && ['Tag', id(it.tag)],
+        ['Specification', html`<code>${outside(it.spec)}</code>`],
+        ['Id', id(it.id)],
+      ]),
+    )}`;
+  const canStop = isOperator && it.endedAt === null && it.endWanted === null;
+  return {
+    title: outside(whatIs(it)),
+    body,
+    aside: html`<span class="row">${state(it.status)}${canStop && buttonLink(`/leases/${it.id}/stop`, 'Stop', 'danger')}</span>`,
+    ...below('/leases'),
+  };
+}
+
+/** Asks before a lease is ended. */
+export function confirmStop(visit: Visit): Page {
+  const it = leaseIn(visit);
+  const name = outside(findWallet(visit.app.ledger.read, it.walletId)?.name ?? '');
+  const body = card(
+    'End this machine now?',
+    html`<p>It was rented by ${link(`/wallets/${it.walletId}`, name)} and has ${duration(it.expiresAt - visit.now)} left. What is on it is lost, and paid time is not given back. This cannot be undone.</p>${form({ action: `/leases/${it.id}/stop`, submit: 'Stop the lease', tone: 'danger' })}<p class="actions">${buttonLink(`/leases/${it.id}`, 'Leave it running')}</p>`,
+  );
+  return {
+    title: `Stop ${outside(whatIs(it))}`,
+    body,
+    ...below('/leases', [`/leases/${it.id}`, outside(whatIs(it))]),
+  };
+}
+
+export async function stop(visit: Visit): Promise<Go> {
+  const it = leaseIn(visit);
+  await run(visit, 'resource.stop', { id: it.id });
+  return { to: `/leases/${it.id}?done=stopped` };
+}

@@ -1,0 +1,67 @@
+import { formatDecimal } from '../../money.ts';
+import type { CommandOutput } from '../../operator/commands.ts';
+import { type Html, html, type Value } from '../html.ts';
+import type { Page } from '../layout.ts';
+import { ago, badge, card, count, outside, table } from '../parts.ts';
+import { run, type Visit } from '../visit.ts';
+
+/** Per million tokens: what people compare. The wire has the price of one token, scaled by 10^15. */
+function perMillion(price: string | undefined): Value {
+  if (price === undefined) return '';
+  const [whole = '0', fraction = ''] = price.split('.');
+  const scaled = BigInt(whole + fraction.padEnd(15, '0')) * 1_000_000n;
+  return `$${formatDecimal(scaled, 15, 2)}`;
+}
+
+/** Models with their prices and, for the operator, whether their servers can be reached. */
+export async function modelsPage(visit: Visit): Promise<Page> {
+  const isOperator = visit.viewer.kind === 'operator';
+  const [{ data }, status] = await Promise.all([
+    run(visit, 'models.list', {}),
+    isOperator ? run(visit, 'status', {}) : undefined,
+  ]);
+  const upOf = new Map(status?.upstreams.map((it) => [it.name, it.up]));
+  const rows = data.map((it) => [
+    html`<code>${outside(it.id)}</code>`,
+    perMillion(it.pricing.prompt),
+    perMillion(it.pricing.completion),
+    perMillion(it.pricing.input_cache_read),
+    `$${it.pricing.request}`,
+    count(it.context_length),
+    ...(isOperator
+      ? [it.upstreams.map((name) => html`${badge(name, upOf.get(name) === false ? 'bad' : 'good')} `)]
+      : []),
+  ]);
+  const list = table(
+    'Models',
+    [
+      { label: 'Model' },
+      { label: 'Prompt', kind: 'money' },
+      { label: 'Completion', kind: 'money' },
+      { label: 'Cached prompt', kind: 'money' },
+      { label: 'Request', kind: 'money' },
+      { label: 'Context', kind: 'number' },
+      ...(isOperator ? [{ label: 'Servers' }] : []),
+    ],
+    rows,
+    html`No model is on offer: configure <code>router.models</code> in purser.yaml.`,
+  );
+  const body = html`${card('Prices', list, 'dollars for a million tokens, and for each request')}${status !== undefined && card('Model servers', serverTable(status.upstreams, visit.now))}`;
+  return { title: 'Models', body, section: '/models' };
+}
+
+/** The model servers, and since when those that are down are so. */
+export function serverTable(upstreams: CommandOutput<'status'>['upstreams'], now: number): Html {
+  const rows = upstreams.map((it) => [
+    outside(it.name),
+    it.up ? (it.failing_since === null ? badge('up', 'good') : badge('failing', 'bad')) : badge('down', 'bad'),
+    ago(it.failing_since, now, ''),
+    html`<code>${it.base_url}</code>${!it.up && html` <span class="weak">${it.reason}</span>`}${it.failure !== null && html` <span class="weak">${outside(it.failure)}</span>`}`,
+  ]);
+  return table(
+    'Model servers',
+    [{ label: 'Name' }, { label: 'State' }, { label: 'Since', kind: 'time' }, { label: 'Address' }],
+    rows,
+    html`No model server is configured: <code>router.upstreams</code> in purser.yaml.`,
+  );
+}

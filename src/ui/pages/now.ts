@@ -1,0 +1,232 @@
+import { describeReportOnly } from '../../lease/report-only.ts';
+import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
+import { closingSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
+import { Nanos, ZERO } from '../../money.ts';
+import type { CommandOutput } from '../../operator/commands.ts';
+import { type Html, html, type Value } from '../html.ts';
+import type { Page } from '../layout.ts';
+import type { Figures } from '../live.ts';
+import {
+  ago,
+  brief,
+  buttonLink,
+  card,
+  cents,
+  count,
+  duration,
+  figure,
+  link,
+  live,
+  money,
+  outside,
+  plural,
+  type Tone,
+  table,
+} from '../parts.ts';
+import { spendingOver } from '../pictures.ts';
+import { PULSE_SECONDS, spendersOf } from '../pulse.ts';
+import { run, type Visit } from '../visit.ts';
+import { serverTable } from './models.ts';
+
+type Status = CommandOutput<'status'>;
+type Attention = { tone: Tone; what: Value; since?: number | null; to?: string; act?: string };
+
+const SPENDER_COUNT = 8;
+const STUCK_COUNT = 5;
+const MINUTE = 60;
+/** The rate is that of the last few minutes: one alone jumps. */
+const RATE_MINUTES = 5;
+/** A backup is late when the newest is older than two intervals. */
+const BACKUP_LATE_FACTOR = 2;
+
+/** What is going on, and what needs a person: the operator's first page. */
+export async function nowPage(visit: Visit): Promise<Page> {
+  const { app, parts, now } = visit;
+  const [status, cells] = await Promise.all([run(visit, 'status', {}), parts.pulse.read(now)]);
+  const attention = attentionOf(visit, status);
+  const spenders = spendersOf(cells);
+  const since = now - PULSE_SECONDS;
+  const byModel = cells.map(({ at, keys, charged }) => ({ at, key: keys[1] as string, amount: charged }));
+  const rows = spenders.slice(0, SPENDER_COUNT).map((it) => {
+    const wallet = findWallet(app.ledger.read, it.walletId);
+    const [first, ...others] = it.models;
+    const on = html`${outside(first?.model ?? '')}${others.length > 0 && html` <span class="weak">and ${plural(others.length, 'other')}</span>`}`;
+    const stop = wallet && wallet.status === 'active' && wallet.frozenAt === null;
+    return [
+      link(`/wallets/${it.walletId}`, outside(wallet?.name ?? it.walletId)),
+      on,
+      count(it.operations),
+      money(it.charged),
+      stop ? buttonLink(`/wallets/${it.walletId}/freeze`, 'Stop') : '',
+    ];
+  });
+  const shown = await nowFigures(visit);
+  const spendersTable = table(
+    'Who spent in the last hour',
+    [
+      { label: 'Wallet' },
+      { label: 'Mostly on' },
+      { label: 'Requests', kind: 'number' },
+      { label: 'Charged', kind: 'money' },
+      { label: '', kind: 'actions' },
+    ],
+    rows,
+    html`Nobody spent anything in the last hour. ${link('/spend', 'Spending')} goes further back.`,
+  );
+  const body = html`
+    ${attention.length ? html`<section aria-label="Needs a person"><ul class="attention">${attention.map((it) => attentionItem(it, now))}</ul></section>` : html`<p class="notice good">Nothing needs a person at the moment.</p>`}
+    <div class="figures">
+      ${figure('Spending per minute', live('minute', shown.minute), html`${live('hour', shown.hour)} in the last hour`)}
+      ${figure('Held', live('held', shown.held), html`${live('holds', shown.holds)} open`)}
+      ${figure('Running leases', live('leases', shown.leases), link('/leases', 'Leases'))}
+      ${figure('Open wallets', live('wallets', shown.wallets), html`${live('free', shown.free)} free to spend`)}
+      ${figure('Accounts', count(status.accounts.count), html`${live('available', shown.available)} available`)}
+    </div>
+    ${card('Who spends, last hour', spendersTable, link('/spend?by=wallet&range=1d', 'By day'))}
+    ${card(
+      'Spending by model, last hour',
+      byModel.length
+        ? spendingOver('Spending by minute and model', byModel, { since, until: now, step: MINUTE, what: 'Model' })
+        : html`<div class="empty">No charge in the last hour.</div>`,
+    )}
+    <div class="two">${card('Model servers', serverTable(status.upstreams, now))}${card('Backends', backends(status, now))}</div>`;
+  return { title: 'Now', body, stream: '/live?page=now', section: '/' };
+}
+
+/** Returns the figures that the stream keeps up to date. */
+export async function nowFigures({ parts, now }: Pick<Visit, 'parts' | 'now'>): Promise<Figures> {
+  const { accounts, wallets, reserved, uncertain, leases } = parts.pulse.figures();
+  const cells = await parts.pulse.read(now);
+  const sumSince = (since: number) =>
+    cells.filter(({ at }) => at >= since).reduce((sum, it) => Nanos(sum + it.charged), ZERO);
+  const lately = sumSince(Math.floor((now - RATE_MINUTES * MINUTE) / MINUTE) * MINUTE);
+  return {
+    minute: brief(Nanos(lately / BigInt(RATE_MINUTES))),
+    hour: brief(sumSince(0)),
+    held: brief(Nanos(reserved.amount + uncertain.amount)),
+    holds: plural(reserved.count + uncertain.count, 'hold'),
+    leases: count(Object.values(leases).reduce((sum, it) => sum + it, 0)),
+    wallets: count(wallets.count),
+    free: brief(Nanos(wallets.budget - wallets.spent - wallets.held - wallets.delegated)),
+    available: brief(accounts.available),
+  };
+}
+
+/** Returns what needs a person, the most urgent first. */
+function attentionOf({ app, now }: Visit, status: Status): Attention[] {
+  const { read } = app.ledger;
+  const list: Attention[] = [];
+  const add = (tone: Tone, what: Value, rest: Omit<Attention, 'tone' | 'what'> = {}) =>
+    list.push({ tone, what, ...rest });
+  if (!status.ready) add('bad', `Not ready: ${status.reason}`, { to: '/settings', act: 'Settings' });
+  const { disk } = status;
+  if (disk.shortage !== null) add('bad', `Low disk: ${disk.shortage}`, { since: disk.short_since });
+  if (status.clock.holds_blocked !== null) add('bad', `No new holds: ${status.clock.holds_blocked}`);
+  const { uncertain } = status;
+  if (uncertain.count)
+    add('bad', `${plural(uncertain.count, 'operation')} with an unknown outcome, ${brief(uncertain.amount_usd)} held`, {
+      since: uncertain.oldest_at,
+      to: '/operations?state=uncertain',
+      act: 'Resolve',
+    });
+  for (const it of status.backends.filter(({ up }) => !up))
+    add('bad', `Leases fail at ${it.slot} (${it.backend}): ${plural(it.failing_leases, 'lease')}`, {
+      since: it.failing_since,
+      to: '/leases',
+      act: 'Leases',
+    });
+  for (const { name, up, reason, failing_since: since, failure } of status.upstreams) {
+    const way = { since, to: '/models', act: 'Models' };
+    if (!up) add('bad', html`The model server ${name} cannot be reached (${reason})`, way);
+    else if (since !== null)
+      add('bad', html`The model server ${name} does not answer as it should: ${outside(failure ?? '')}`, way);
+  }
+  const stuck = endingWallets(read)
+    .map(({ id }) => findWallet(read, id) as Wallet)
+    .filter((it) => it.cleanupAttempts > 1);
+  for (const wallet of stuck.slice(0, STUCK_COUNT))
+    add(
+      'warn',
+      html`${outside(wallet.name)} does not close: ${outside(wallet.cleanupError ?? 'requests are in flight')}`,
+      {
+        since: closingSince(wallet),
+        to: `/wallets/${wallet.id}`,
+        act: 'Look',
+      },
+    );
+  if (stuck.length > STUCK_COUNT)
+    add('warn', `${plural(stuck.length - STUCK_COUNT, 'more wallet')} do not close`, {
+      to: `/wallets?state=${stuck.at(-1)?.status}`,
+      act: 'Wallets',
+    });
+  const troubled = countCheckouts(read, { trouble: true });
+  for (const it of listCheckouts(read, { trouble: true }, { limit: STUCK_COUNT }))
+    add('warn', html`A checkout of ${cents(it.amountCents)} is ${it.status}: ${outside(it.lastError ?? '')}`, {
+      since: it.createdAt,
+      to: `/accounts/${it.accountId}`,
+      act: 'Account',
+    });
+  if (troubled > STUCK_COUNT)
+    add(
+      'warn',
+      html`${plural(troubled - STUCK_COUNT, 'more checkout')} in trouble: <code>purser checkout list --trouble</code>`,
+    );
+  const { frozen } = status;
+  if (frozen.installation)
+    add('warn', 'The installation is frozen: no new holds', {
+      since: frozen.since.installation,
+      to: '/settings',
+      act: 'Settings',
+    });
+  if (frozen.accounts)
+    add('warn', `${plural(frozen.accounts, 'account')} suspended`, {
+      since: frozen.since.accounts,
+      to: '/accounts?state=suspended',
+      act: 'Accounts',
+    });
+  if (frozen.wallets)
+    add('warn', `${plural(frozen.wallets, 'wallet')} frozen`, {
+      since: frozen.since.wallets,
+      to: '/wallets?state=frozen',
+      act: 'Wallets',
+    });
+  const reportOnly = describeReportOnly(read);
+  if (reportOnly)
+    add('warn', `Report only: ${outside(reportOnly.reason)}. End it with \`purser resource reconcile --apply\``, {
+      since: reportOnly.since,
+    });
+  if (status.events.waiting)
+    add('info', `${plural(status.events.waiting, 'event')} wait to be delivered`, {
+      since: status.events.oldest_at,
+      to: '/events',
+      act: 'Events',
+    });
+  const { backup } = app.config;
+  const newest = status.backup?.at ?? null;
+  if (backup && (newest === null || now - newest > BACKUP_LATE_FACTOR * backup.every))
+    add('warn', newest === null ? 'There is no backup yet' : 'The newest backup is late', {
+      since: newest,
+      to: '/settings',
+      act: 'Backups',
+    });
+  return list;
+}
+
+function attentionItem({ tone, what, since, to, act }: Attention, now: number): Html {
+  return html`<li class="${tone}"><span class="what">${what}</span><span class="since">${since != null && html`for ${duration(now - since)} `}${to && link(to, act ?? 'Look')}</span></li>`;
+}
+
+function backends(status: Status, now: number): Html {
+  const rows = status.backends.map((it) => [
+    it.slot,
+    it.backend,
+    html`<span class="badge ${it.up ? 'good' : 'bad'}">${it.up ? 'up' : 'failing'}</span>`,
+    it.failing_since === null ? '' : ago(it.failing_since, now),
+  ]);
+  return table(
+    'Backends',
+    [{ label: 'Slot' }, { label: 'Backend' }, { label: 'State' }, { label: 'Since' }],
+    rows,
+    'No backend is configured: compute in purser.yaml.',
+  );
+}

@@ -1,0 +1,201 @@
+import { OPERATION_STATES } from '../../db/schema.ts';
+import {
+  countOperations,
+  findOperation,
+  listOperations,
+  type Operation,
+  type UncertainCursor,
+  uncertainOperations,
+} from '../../ledger/operation.ts';
+import { findWallet, LIST_COUNT_MAX } from '../../ledger/wallet.ts';
+import { Refusal } from '../../refusal.ts';
+import { html } from '../html.ts';
+import { below, type Page } from '../layout.ts';
+import {
+  address,
+  ago,
+  buttonLink,
+  card,
+  dollars,
+  facts,
+  filters,
+  form,
+  id,
+  link,
+  money,
+  outside,
+  pager,
+  state,
+  table,
+  when,
+} from '../parts.ts';
+import type { Go } from '../sign-in.ts';
+import { run, type Visit } from '../visit.ts';
+import { usageOf } from './wallet.ts';
+import { PAGE_COUNT } from './wallets.ts';
+
+/** Operations: what holds money, by age; or all of them, newest first. */
+export function listPage(visit: Visit): Page {
+  const { app, query, now, path } = visit;
+  const { read } = app.ledger;
+  const asked = query.get('state') ?? '';
+  const operationState = OPERATION_STATES.find((it) => it === asked);
+  const filter = { state: operationState };
+  const isUncertain = operationState === 'uncertain';
+  const page = isUncertain
+    ? uncertainOperations(read, Number.MAX_SAFE_INTEGER, cursorIn(query.get('after')))
+    : listOperations(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT });
+  const total = countOperations(read, filter);
+  const last = page.at(-1);
+  const rows = page.map((it) => [
+    link(`/operations/${it.id}`, outside(it.subject)),
+    state(it.outcome ?? it.state),
+    link(`/wallets/${it.walletId}`, outside(findWallet(read, it.walletId)?.name ?? '')),
+    ago(it.uncertainAt ?? it.createdAt, now),
+    money(it.charge ?? it.hold),
+    outside(it.reason ?? ''),
+  ]);
+  const older =
+    !isUncertain && page.length === PAGE_COUNT
+      ? address(path, query, { before: last?.id, after: undefined })
+      : undefined;
+  const goesOn = page.length === LIST_COUNT_MAX ? last : undefined;
+  const more = goesOn && address(path, query, { after: `${goesOn.uncertainAt}.${goesOn.id}` });
+  const first = query.has('before') || query.has('after');
+  const pages = isUncertain
+    ? pager(page.length, total, first ? address(path, query, { after: undefined }) : undefined, more, [
+        'Oldest',
+        'More',
+      ])
+    : pager(page.length, total, first ? address(path, query, { before: undefined }) : undefined, older);
+  const empty = isUncertain ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.';
+  const list = table(
+    'Operations',
+    [
+      { label: 'For' },
+      { label: 'State' },
+      { label: 'Wallet' },
+      { label: isUncertain ? 'Unknown since' : 'When', kind: 'time' },
+      { label: 'Charged or held', kind: 'money' },
+      { label: 'Reason' },
+    ],
+    rows,
+    empty,
+  );
+  const body = html`
+    ${isUncertain && page.length > 0 && html`<p class="notice info">Purser does not know whether these happened. Each keeps its hold until evidence, the policy of its model server, or you decide.</p>`}
+    ${filters('/operations', [
+      {
+        name: 'state',
+        label: 'State',
+        value: asked,
+        options: [
+          ['', 'all'],
+          ['reserved', 'on hold'],
+          ['uncertain', 'unknown outcome'],
+          ['settled', 'settled'],
+        ],
+      },
+    ])}
+    ${card('Operations', html`${list}${(total > 0 || first) && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
+  return { title: 'Operations', body, section: '/operations' };
+}
+
+/** Reads where a list of uncertain operations goes on: the time and the id of the last one before it. */
+function cursorIn(text: string | null): UncertainCursor | undefined {
+  const [, at, id] = /^(\d{1,12})\.(op_\w{1,40})$/.exec(text ?? '') ?? [];
+  return id === undefined ? undefined : { uncertainAt: Number(at), id };
+}
+
+function operationIn({ app, params }: Visit): Operation {
+  const operation = findOperation(app.ledger.read, params.id as string);
+  if (!operation) throw new Refusal('not_found', 'There is no such operation.');
+  return operation;
+}
+
+/** One operation: what was asked, held and charged, and how it can be resolved. */
+export function operationPage(visit: Visit): Page {
+  const { app, now } = visit;
+  const it = operationIn(visit);
+  const wallet = findWallet(app.ledger.read, it.walletId);
+  const tags = it.tags === null ? [] : Object.entries(JSON.parse(it.tags) as Record<string, string>);
+  const at = `/operations/${it.id}/resolve`;
+  const resolution = html`<p class="actions">${buttonLink(`${at}?decision=charge`, 'It happened: charge it')}${buttonLink(`${at}?decision=release`, 'It did not happen: release it')}</p>`;
+  const body = html`
+    ${it.state === 'uncertain' && html`<p class="notice bad">Its outcome is unknown since ${when(it.uncertainAt)}${it.reason !== null && html`: ${outside(it.reason)}`}.</p>`}
+    ${card(
+      'Operation',
+      facts([
+        ['Wallet', link(`/wallets/${it.walletId}`, outside(wallet?.name ?? it.walletId))],
+        ['Kind', it.kind.replaceAll('_', ' ')],
+        ['For', outside(it.subject)],
+        ['Held', money(it.hold)],
+        ['Charged', it.charge === null ? '–' : money(it.charge)],
+        ['Tokens', usageOf(it.usage) || '–'],
+        ['Begun', html`${when(it.createdAt)} <span class="weak">(${ago(it.createdAt, now)})</span>`],
+        [
+          'Settled',
+          it.settledAt === null ? '–' : html`${when(it.settledAt)} <span class="weak">by ${it.settledBy ?? ''}</span>`,
+        ],
+        it.state === 'settled' && it.reason !== null && ['Reason', outside(it.reason)],
+        it.resourceId !== null && ['Lease', link(`/leases/${it.resourceId}`, it.resourceId)],
+        ['Request', id(it.requestId)],
+        ['Idempotency key', html`<code>${outside(it.idempotencyKey)}</code>`],
+        ['Id', id(it.id)],
+        ...tags.map(([name, value]) => [`Tag ${outside(name)}`, outside(value)] as const),
+      ]),
+    )}
+    ${it.state === 'uncertain' && card('Resolve it', html`<p>Did the model server or the backend do it? Look into its log or its bill.</p>${resolution}`)}`;
+  return {
+    title: outside(it.subject),
+    body,
+    aside: state(it.outcome ?? it.state),
+    ...below('/operations'),
+  };
+}
+
+/** Asks before an uncertain operation is settled as the operator decides, and for the reason. */
+export function confirmResolve(visit: Visit): Page {
+  const it = operationIn(visit);
+  if (it.state !== 'uncertain') throw new Refusal('conflict', 'This operation is settled. That is final.');
+  const decision = visit.query.get('decision');
+  if (decision !== 'charge' && decision !== 'release')
+    throw new Refusal('invalid_request', 'Open the operation, and choose whether it is charged or released.');
+  const isCharge = decision === 'charge';
+  const wallet = outside(findWallet(visit.app.ledger.read, it.walletId)?.name ?? it.walletId);
+  const whose = link(`/wallets/${it.walletId}`, wallet);
+  const what = isCharge
+    ? html`${whose} pays the whole hold of ${dollars(it.hold)} for ${outside(it.subject)}.`
+    : html`${whose} gets the hold of ${dollars(it.hold)} for ${outside(it.subject)} back, and pays nothing.`;
+  const resolution = form({
+    action: `/operations/${it.id}/resolve`,
+    hidden: { decision },
+    fields: [
+      {
+        name: 'reason',
+        label: 'How you know',
+        required: true,
+        placeholder: isCharge ? 'the model server has billed it' : 'the model server’s log has no such request',
+      },
+    ],
+    submit: isCharge ? `Charge ${dollars(it.hold)}` : `Release ${dollars(it.hold)}`,
+    tone: 'danger',
+  });
+  const body = card(
+    isCharge ? 'Charge it for good?' : 'Release it for good?',
+    html`<p>${what} Your decision is final and stands in the journal with your reason.</p>${resolution}<p class="actions">${buttonLink(`/operations/${it.id}`, 'Leave it open')}</p>`,
+  );
+  return {
+    title: `${isCharge ? 'Charge' : 'Release'} ${outside(it.subject)}`,
+    body,
+    ...below('/operations', [`/operations/${it.id}`, outside(it.subject)]),
+  };
+}
+
+/** Settles an uncertain operation as the operator decides. */
+export async function resolve(visit: Visit): Promise<Go> {
+  const { id: operationId } = operationIn(visit);
+  const decision = visit.form.get('decision') as 'charge' | 'release'; // The command checks it.
+  await run(visit, 'operation.resolve', { id: operationId, decision, reason: visit.form.get('reason') ?? '' });
+  return { to: `/operations/${operationId}?done=resolved` };
+}

@@ -1,0 +1,85 @@
+import { installationOf } from '../../ledger/installation.ts';
+import { html, type Value } from '../html.ts';
+import { below, type Page } from '../layout.ts';
+import { ago, buttonLink, card, duration, facts, form, id, outside, when } from '../parts.ts';
+import type { Go } from '../sign-in.ts';
+import { run, type Visit } from '../visit.ts';
+
+const GIB = 1024 ** 3;
+
+/** The server, its backups and its settings in force, without secrets. */
+export async function settingsPage(visit: Visit): Promise<Page> {
+  const { app, parts, now } = visit;
+  const status = await run(visit, 'status', {});
+  const installation = installationOf(app.ledger.read);
+  const { backup } = app.config;
+  const isFrozen = installation.frozenAt !== null;
+  const freezing = isFrozen
+    ? html`<p>Frozen ${ago(installation.frozenAt, now)}${installation.freezeReason !== null && html`: ${outside(installation.freezeReason)}`}.</p>${form({ action: '/settings/unfreeze', submit: 'Take new holds again', tone: 'primary' })}`
+    : html`<p>Stops every new hold of every wallet at once. Settlements, stops and reads go on.</p><p class="actions">${buttonLink('/settings/freeze', 'Freeze everything', 'danger')}</p>`;
+  const body = html`
+    ${card(
+      'Server',
+      facts([
+        ['Version', status.version],
+        ['Up for', status.uptime_seconds === null ? '–' : duration(status.uptime_seconds)],
+        ['State', status.ready ? 'ready' : outside(status.reason ?? '')],
+        ['Free on disk', `${(status.disk.free_bytes / GIB).toFixed(1)} GiB`],
+        ['Address', app.state.baseUrl],
+        ['Installation', id(installation.installationId)],
+      ]),
+    )}
+    <div class="two">
+      ${card('Backups', backupFacts(status.backup, backup, now))}
+      ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
+    </div>
+    ${card('Your sessions', html`<p>Ends every session of the operator, this one included, and unused links.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}
+    ${card('Settings in force', html`<pre>${settingsText(parts.settings())}</pre>${app.reload !== undefined && form({ action: '/settings/reload', submit: 'Read purser.yaml again' })}`, 'without secrets')}`;
+  return { title: 'Settings', body, section: '/settings' };
+}
+
+function backupFacts(
+  newest: { at: number; file: string } | null,
+  planned: Visit['app']['config']['backup'],
+  now: number,
+): Value {
+  const latest =
+    newest === null ? 'none yet' : html`${when(newest.at)} <span class="weak">(${ago(newest.at, now)})</span>`;
+  const every = planned
+    ? html`every ${duration(planned.every)}, ${planned.keep} kept in <code>${planned.directory}</code>`
+    : html`none: set <code>backup</code> in purser.yaml, or run <code>purser backup FILE</code>`;
+  return facts([['Newest', latest], newest !== null && ['File', html`<code>${newest.file}</code>`], ['Plan', every]]);
+}
+
+const settingsText = (settings: Record<string, unknown>): string => outside(JSON.stringify(settings, null, 2));
+
+/** Asks before everything is frozen. */
+export function confirmFreeze(): Page {
+  const body = card(
+    'Stop all new spending?',
+    html`<p>Every wallet of every account is refused new holds until you undo this. What is in flight is settled, and leases run on to their deadlines.</p>${form(
+      {
+        action: '/settings/freeze',
+        fields: [{ name: 'reason', label: 'Why', placeholder: 'optional, shown in the status' }],
+        submit: 'Freeze everything',
+        tone: 'danger',
+      },
+    )}`,
+  );
+  return { title: 'Freeze everything', body, ...below('/settings') };
+}
+
+export async function freeze(visit: Visit): Promise<Go> {
+  await run(visit, 'freeze', { reason: visit.form.get('reason')?.trim() || undefined });
+  return { to: '/settings?done=all-frozen' };
+}
+
+export async function unfreeze(visit: Visit): Promise<Go> {
+  await run(visit, 'unfreeze', {});
+  return { to: '/settings?done=all-unfrozen' };
+}
+
+export async function reload(visit: Visit): Promise<Go> {
+  await run(visit, 'reload', {});
+  return { to: '/settings?done=reloaded' };
+}

@@ -1,0 +1,435 @@
+import {
+  changeBudget as changeBudgetEndpoint,
+  closeWallet,
+  extendWallet,
+  freezeWallet,
+  readWalletToken,
+  unfreezeWallet,
+} from '../../http/routes/wallets.ts';
+import { newId } from '../../id.ts';
+import { findAccount } from '../../ledger/account.ts';
+import { countOperations, listOperations, type Operation, openOperations } from '../../ledger/operation.ts';
+import { countResources, pageResources } from '../../ledger/resource.ts';
+import { spendingOverTime, sumSpending } from '../../ledger/spending.ts';
+import { type Step, timeline } from '../../ledger/timeline.ts';
+import { available, closingSince, countWallets, findWallet, listWallets, type Wallet } from '../../ledger/wallet.ts';
+import { formatUsd, Nanos, ZERO } from '../../money.ts';
+import { Refusal } from '../../refusal.ts';
+import { EMPTY, type Html, html, type Value } from '../html.ts';
+import { below, type Page } from '../layout.ts';
+import type { Figures } from '../live.ts';
+import {
+  address,
+  ago,
+  buttonLink,
+  card,
+  count,
+  dollars,
+  facts,
+  form,
+  id,
+  link,
+  money,
+  outside,
+  pager,
+  pagesOf,
+  plural,
+  shortId,
+  state,
+  table,
+  when,
+} from '../parts.ts';
+import { barShapes, type Moment, moneyBar, spendingOver, walletLife } from '../pictures.ts';
+import type { Go } from '../sign-in.ts';
+import { callEndpoint, refuseOthers, run, type Visit } from '../visit.ts';
+import { leaseTable } from './leases.ts';
+import { centsIn, handOver, partsOf, stateOf, walletTable } from './wallets.ts';
+
+/** Beyond this the whole life of a wallet is not read for a page: the latest operations are shown instead. */
+const WHOLE_LIFE_COUNT_MAX = 2000;
+const STEP_COUNT = 50;
+const CHILD_COUNT = 20;
+const LEASE_COUNT = 20;
+const DAY_SECONDS = 86_400;
+const SPEND_DAYS = 30;
+
+const EXTENSIONS: readonly (readonly [string, string])[] = [
+  ['3600', 'by one hour'],
+  [String(DAY_SECONDS), 'by one day'],
+  [String(7 * DAY_SECONDS), 'by a week'],
+];
+
+/** Returns the wallet that the address names. Throws `not_found`, also for somebody else's. */
+function walletIn(visit: Visit): Wallet {
+  const walletId = visit.params.id as string;
+  refuseOthers(visit, walletId);
+  const wallet = findWallet(visit.app.ledger.read, walletId);
+  if (!wallet) throw new Refusal('not_found', 'There is no such wallet.');
+  return wallet;
+}
+
+/** One wallet: where its money is, where it went, and what can be done about it. */
+export async function walletPage(visit: Visit): Promise<Page> {
+  const { app, viewer, now } = visit;
+  const { read } = app.ledger;
+  const wallet = walletIn(visit);
+  const order = { scope: { wallet: wallet.id } };
+  const isWhole = countOperations(read, { walletId: wallet.id }) <= WHOLE_LIFE_COUNT_MAX;
+  const since = Math.max(wallet.createdAt, now - SPEND_DAYS * DAY_SECONDS);
+  const [byModel, byDay] = await Promise.all([
+    sumSpending(read, { ...order, by: 'model' }),
+    spendingOverTime(read, { ...order, by: ['model'], seconds: DAY_SECONDS, since }),
+  ]);
+  const children = listWallets(read, { parentId: wallet.id, now }, { limit: CHILD_COUNT });
+  const childCount = countWallets(read, { parentId: wallet.id, now });
+  const { page: leases } = pageResources(read, { walletId: wallet.id }, { limit: LEASE_COUNT });
+  const leaseCount = countResources(read, { walletId: wallet.id });
+  const held = pagesOf(visit, 'held', openOperations(read, wallet.id), STEP_COUNT, ['Oldest', 'More']);
+  const steps = isWhole ? timeline(read, wallet) : [];
+  const isFull = visit.query.get('steps') === 'all';
+  const moved = pagesOf(visit, 'movements', (isFull ? steps : outcomes(steps)).toReversed(), STEP_COUNT);
+  const account = viewer.kind === 'operator' ? findAccount(read, wallet.accountId) : undefined;
+  const parent = wallet.parentId === null ? undefined : findWallet(read, wallet.parentId);
+  const cells = byDay.map(({ at, keys, charged }) => ({ at, key: keys[0] as string, amount: charged }));
+
+  const body = html`
+    ${stateNotice(wallet, now)}
+    ${card(
+      'Money',
+      html`${moneyBar('Budget', partsOf(wallet))}${facts([
+        ['Budget', dollars(wallet.budget)],
+        ['Opened', when(wallet.createdAt)],
+        [
+          'Expires',
+          wallet.expiresAt === null
+            ? 'never'
+            : html`${when(wallet.expiresAt)} <span class="weak">(${ago(wallet.expiresAt, now)})</span>`,
+        ],
+        wallet.closedAt !== null && ['Closed', when(wallet.closedAt)],
+        wallet.refill !== null && ['Refill', refillSentence(wallet)],
+        account !== undefined && ['Account', link(`/accounts/${wallet.accountId}`, outside(account.name))],
+        parent !== undefined && ['Child of', link(`/wallets/${parent.id}`, outside(parent.name))],
+        ['Id', id(wallet.id)],
+      ])}`,
+    )}
+    ${wallet.status === 'active' && html`<details class="card"><summary>Change it: budget, expiry, token, close</summary>${changes(wallet)}</details>`}
+    ${steps.length > 0 && card('Its life', walletLife(momentsOf(wallet, steps), wallet.closedAt ?? now), 'what it could spend, and what was held')}
+    <div class="two">
+      ${card('Spent by model', spendByModel(byModel.rows, byModel.total), `${dollars(byModel.total)} in all`)}
+      ${card('Spent by day', cells.length ? spendingOver('Spending by day and model', cells, { since, until: now, step: DAY_SECONDS, what: 'Model' }) : html`<div class="empty">Nothing was charged in the last ${SPEND_DAYS} days.</div>`)}
+    </div>
+    ${held.shown.length > 0 && card('On hold now', html`${holdTable(visit, held.shown)}${held.pages}`, 'the most that requests in flight may cost', 'held')}
+    ${isWhole ? card('Where the money went', html`${movements(visit, moved.shown)}${moved.pages}`, movementNote(wallet, isFull), 'movements') : card('Operations', latestOperations(visit, wallet), 'newest first', 'movements')}
+    ${(leases.length > 0 || app.slots.list.length > 0) && card('Leases', leaseTable(visit, leases, html`This wallet has leased nothing.`), leaseCount > leases.length && link(`/leases?wallet=${wallet.id}&state=all`, `All ${count(leaseCount)}`))}
+    ${children.length > 0 && card('Child wallets', walletTable(visit, children, 'Child wallets', html`None.`), childCount > children.length && link(`/wallets?parent=${wallet.id}`, `All ${count(childCount)}`))}`;
+  return {
+    title: outside(wallet.name),
+    body,
+    aside: html`<span class="row">${state(stateOf(wallet, now))}${wallet.status === 'active' && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
+    ...below('/wallets'),
+    ...(wallet.status === 'closed' ? {} : { stream: `/live?wallet=${wallet.id}` }),
+  };
+}
+
+/** Returns the figures that the stream keeps up to date. */
+export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Figures {
+  const wallet = findWallet(app.ledger.read, walletId) as Wallet;
+  const parts = partsOf(wallet);
+  return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
+}
+
+function stateNotice(wallet: Wallet, now: number): Html {
+  if (wallet.frozenAt !== null && wallet.status === 'active')
+    return html`<p class="notice warn">Frozen ${ago(wallet.frozenAt, now)}${wallet.freezeReason !== null && html`: ${outside(wallet.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
+  const since = closingSince(wallet);
+  if (wallet.status === 'closing' || wallet.status === 'expired')
+    return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since)} (${ago(since, now)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
+  return EMPTY;
+}
+
+function refillSentence(wallet: Wallet): Value {
+  const { cents, every } = JSON.parse(wallet.refill as string) as { cents: number; every: string };
+  return html`${dollars(formatUsd(Nanos(BigInt(cents) * 10_000_000n)))} every ${every}, next ${when(wallet.refillAt)}`;
+}
+
+function changes(wallet: Wallet): Html {
+  const at = `/wallets/${wallet.id}`;
+  const budget = form({
+    action: `${at}/budget`,
+    hidden: { key: newId('req') },
+    fields: [
+      {
+        name: 'amount',
+        label: 'Raise the budget by',
+        required: true,
+        inputmode: 'decimal',
+        placeholder: '5.00',
+        hint: 'Dollars; a minus lowers it.',
+      },
+    ],
+    submit: 'Change the budget',
+  });
+  const extend = form({
+    action: `${at}/extend`,
+    hidden: { key: newId('req') },
+    fields: [{ name: 'seconds', label: 'Let it live longer', options: EXTENSIONS }],
+    submit: 'Move the expiry',
+  });
+  const token = form({ action: `${at}/token`, submit: 'Show its token' });
+  const end = html`<div class="stack"><p class="hint">Ends its leases, settles, and returns what is left. This cannot be undone.</p>${buttonLink(`${at}/close`, 'Close the wallet', 'danger')}</div>`;
+  return html`<div class="forms">${wallet.parentId === null && budget}${wallet.expiresAt !== null && extend}<div class="stack"><p class="hint">The agent spends with its token.</p>${token}</div>${end}</div>`;
+}
+
+/** What was available and held after each step. */
+function momentsOf(wallet: Wallet, steps: readonly Step[]): Moment[] {
+  let held = ZERO;
+  const moments: Moment[] = steps.map((step) => {
+    if (step.what === 'held') held = Nanos(held + step.amount);
+    else if (step.operationId !== null) held = Nanos(held > step.amount ? held - step.amount : 0n);
+    return { at: step.at, available: step.available, held };
+  });
+  if (wallet.status !== 'closed')
+    moments.push({ at: steps.at(-1)?.at ?? wallet.createdAt, available: available(wallet), held: wallet.held });
+  return moments;
+}
+
+const OUTWARD = new Set<Step['what']>(['held', 'charged', 'lowered', 'delegated', 'returned', 'rounded']);
+
+/** A step as the page shows it: what an operation cost in the end, in one row, with what was available then. */
+function outcomes(steps: readonly Step[]): Step[] {
+  const rows: Step[] = [];
+  const rowOf = new Map<string, Step>();
+  for (const step of steps) {
+    const row = step.operationId === null ? undefined : rowOf.get(step.operationId);
+    if (row && step.what === 'released' && row.what === 'charged') {
+      row.available = step.available; // The rest of its hold came back in the same moment.
+      continue;
+    }
+    if (row) rows.splice(rows.lastIndexOf(row), 1); // The hold is over: its outcome stands for it.
+    const shown = { ...step };
+    rows.push(shown);
+    if (step.operationId !== null) rowOf.set(step.operationId, shown);
+  }
+  return rows;
+}
+
+/** What a movement was for: a model, a slot, or the wallet on its other side. */
+function subjectOf({ app }: Visit, subject: string | null): Value {
+  if (!subject?.startsWith('wal_')) return subject === null ? '' : outside(subject);
+  return link(`/wallets/${subject}`, outside(findWallet(app.ledger.read, subject)?.name ?? subject));
+}
+
+/** The way to the other view of the movements. */
+const movementNote = ({ id: walletId }: Wallet, isFull: boolean): Html =>
+  isFull
+    ? link(`/wallets/${walletId}#movements`, 'One line for each request')
+    : link(`/wallets/${walletId}?steps=all#movements`, 'With every hold and release');
+
+function movements(visit: Visit, steps: readonly Step[]): Html {
+  const rows = steps.map((step) => [
+    when(step.at),
+    step.what,
+    html`${subjectOf(visit, step.subject)} ${usageOf(step.usage)} ${step.settledBy !== null && step.settledBy !== 'answer' && html`<span class="weak">by ${step.settledBy}</span>`} ${step.reason !== null && html`<span class="weak">${outside(step.reason)}</span>`}`,
+    money(step.amount, OUTWARD.has(step.what) ? '−' : '+'),
+    money(step.available),
+    operationLink(visit, step.operationId),
+  ]);
+  return table(
+    'Movements of money, newest first',
+    [
+      { label: 'Time', kind: 'time' },
+      { label: 'What' },
+      { label: 'For' },
+      { label: 'Amount', kind: 'money' },
+      { label: 'Available after', kind: 'money' },
+      { label: 'Operation' },
+    ],
+    rows,
+    'Nothing moved yet.',
+  );
+}
+
+const operationLink = ({ viewer }: Visit, operationId: string | null): Value => {
+  if (operationId === null) return '';
+  return viewer.kind === 'operator' ? link(`/operations/${operationId}`, shortId(operationId)) : shortId(operationId);
+};
+
+/** The tokens of an operation, as "812 + 240 tokens". */
+export function usageOf(usage: string | null): Value {
+  if (usage === null) return '';
+  const { prompt_tokens: prompt, completion_tokens: completion } = JSON.parse(usage) as Record<string, unknown>;
+  if (typeof prompt !== 'number') return '';
+  return html`<span class="weak">${count(prompt)}${typeof completion === 'number' && ` + ${count(completion)}`} tokens</span>`;
+}
+
+function holdTable(visit: Visit, held: readonly Operation[]): Html {
+  const rows = held.map((it) => [
+    ago(it.createdAt, visit.now),
+    outside(it.subject),
+    state(it.state),
+    money(it.hold),
+    operationLink(visit, it.id),
+  ]);
+  return table(
+    'Holds',
+    [
+      { label: 'Since', kind: 'time' },
+      { label: 'For' },
+      { label: 'State' },
+      { label: 'Held', kind: 'money' },
+      { label: 'Operation' },
+    ],
+    rows,
+  );
+}
+
+function latestOperations(visit: Visit, wallet: Wallet): Html {
+  const { app, path, query } = visit;
+  const { read } = app.ledger;
+  const before = query.get('before') || undefined;
+  const page = listOperations(read, { walletId: wallet.id }, { before, limit: STEP_COUNT });
+  const rows = page.map((it) => [
+    when(it.createdAt),
+    html`${outside(it.subject)} ${usageOf(it.usage)}`,
+    state(it.outcome ?? it.state),
+    money(it.charge ?? it.hold),
+    operationLink(visit, it.id),
+  ]);
+  const list = table(
+    'Operations',
+    [
+      { label: 'Time', kind: 'time' },
+      { label: 'For' },
+      { label: 'State' },
+      { label: 'Charged or held', kind: 'money' },
+      { label: 'Operation' },
+    ],
+    rows,
+  );
+  const to = (id: string | undefined) => `${address(path, query, { before: id })}#movements`;
+  const older = page.length === STEP_COUNT ? to(page.at(-1)?.id) : undefined;
+  return html`${list}${pager(page.length, countOperations(read, { walletId: wallet.id }), before && to(undefined), older)}`;
+}
+
+/** A share in words: what is not nothing is never 0 %. */
+function percentOf(part: Nanos, whole: Nanos): string {
+  const percent = (Number(part) / Number(whole)) * 100;
+  if (whole <= 0n) return '';
+  return part > 0n && percent < 0.5 ? '<1%' : `${percent.toFixed(0)}%`;
+}
+
+function spendByModel(rows: Awaited<ReturnType<typeof sumSpending>>['rows'], total: Nanos): Html {
+  return table(
+    'Spent by model',
+    [
+      { label: 'Model or slot' },
+      { label: 'Requests', kind: 'number' },
+      { label: 'Tokens', kind: 'number' },
+      { label: 'Charged', kind: 'money' },
+      { label: 'Share', kind: 'number' },
+    ],
+    rows.map((it) => [
+      outside(it.key),
+      count(it.operations),
+      count(it.promptTokens + it.completionTokens),
+      money(it.charged),
+      percentOf(it.charged, total),
+    ]),
+    'Nothing was charged yet.',
+  );
+}
+
+/** Asks before a wallet is frozen, and for a reason. */
+export function confirmFreeze(visit: Visit): Page {
+  const wallet = walletIn(visit);
+  const body = card(
+    'Stop its spending now?',
+    html`<p>From now on every new request of this wallet and of the wallets below it is refused. Requests that are in flight are settled, and leases run on to their deadlines. You can unfreeze it at any time.</p>${form(
+      {
+        action: `/wallets/${wallet.id}/freeze`,
+        fields: [{ name: 'reason', label: 'Why', placeholder: 'optional, shown to the agent' }],
+        submit: 'Freeze the wallet',
+        tone: 'danger',
+      },
+    )}`,
+  );
+  return sub(wallet, `Freeze ${outside(wallet.name)}`, body);
+}
+
+const sub = (wallet: Wallet, title: string, body: Html): Page => ({
+  title,
+  body,
+  ...below('/wallets', [`/wallets/${wallet.id}`, outside(wallet.name)]),
+});
+
+export async function freeze(visit: Visit): Promise<Go> {
+  const { id: walletId } = walletIn(visit);
+  const reason = visit.form.get('reason')?.trim() || undefined;
+  if (visit.viewer.kind === 'operator') await run(visit, 'wallet.freeze', { id: walletId, reason });
+  else
+    await callEndpoint(visit, freezeWallet, { raw: reason === undefined ? {} : { reason }, params: { id: walletId } });
+  return { to: `/wallets/${walletId}?done=frozen` };
+}
+
+export async function unfreeze(visit: Visit): Promise<Go> {
+  const { id: walletId } = walletIn(visit);
+  if (visit.viewer.kind === 'operator') await run(visit, 'wallet.unfreeze', { id: walletId });
+  else await callEndpoint(visit, unfreezeWallet, { params: { id: walletId } });
+  return { to: `/wallets/${walletId}?done=unfrozen` };
+}
+
+export async function changeBudget(visit: Visit): Promise<Go> {
+  const { id: walletId } = walletIn(visit);
+  const cents = centsIn(visit.form.get('amount'));
+  const key = visit.form.get('key') ?? undefined;
+  if (visit.viewer.kind === 'operator') await run(visit, 'wallet.budget', { id: walletId, add_cents: cents, key });
+  else await callEndpoint(visit, changeBudgetEndpoint, { raw: { add_cents: cents }, params: { id: walletId }, key });
+  return { to: `/wallets/${walletId}?done=raised` };
+}
+
+export async function extend(visit: Visit): Promise<Go> {
+  const { id: walletId } = walletIn(visit);
+  const seconds = Number(visit.form.get('seconds'));
+  const key = visit.form.get('key') ?? undefined;
+  if (visit.viewer.kind === 'operator') await run(visit, 'wallet.extend', { id: walletId, seconds, key });
+  else await callEndpoint(visit, extendWallet, { raw: { seconds }, params: { id: walletId }, key });
+  return { to: `/wallets/${walletId}?done=extended` };
+}
+
+/** Shows the token of a wallet that may spend. */
+export async function token(visit: Visit): Promise<Page> {
+  const wallet = walletIn(visit);
+  const answer =
+    visit.viewer.kind === 'operator'
+      ? await run(visit, 'wallet.token', { id: wallet.id })
+      : await callEndpoint<{ agent_token: string }>(visit, readWalletToken, { params: { id: wallet.id } });
+  return handOver(wallet.id, outside(wallet.name), answer.agent_token, visit.app.state.baseUrl);
+}
+
+/** Asks before a wallet is closed, and says what that ends. */
+export function confirmClose(visit: Visit): Page {
+  const wallet = walletIn(visit);
+  const { page: leases } = pageResources(
+    visit.app.ledger.read,
+    { walletId: wallet.id, isLive: true },
+    { limit: LEASE_COUNT },
+  );
+  const body = card(
+    'Close it for good?',
+    html`<p>${leases.length > 0 && html`${plural(leases.length, 'running lease')} ends. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
+  );
+  return sub(wallet, `Close ${outside(wallet.name)}`, body);
+}
+
+export async function close(visit: Visit): Promise<Go> {
+  const { id: walletId } = walletIn(visit);
+  try {
+    if (visit.viewer.kind === 'operator') await run(visit, 'wallet.close', { id: walletId });
+    else await callEndpoint(visit, closeWallet, { params: { id: walletId } });
+  } catch (error) {
+    if (error instanceof Refusal && error.code === 'cleanup_pending')
+      return { to: `/wallets/${walletId}?done=closing` };
+    throw error;
+  }
+  return { to: `/wallets/${walletId}?done=closed` };
+}

@@ -1,0 +1,230 @@
+import { WALLET_STATUSES } from '../../db/schema.ts';
+import { createWallet } from '../../http/routes/wallets.ts';
+import { newId } from '../../id.ts';
+import { findAccount, listAccounts } from '../../ledger/account.ts';
+import { available, countWallets, listWallets, statusAt, type Wallet, type WalletFilter } from '../../ledger/wallet.ts';
+import { ZERO } from '../../money.ts';
+import { Refusal } from '../../refusal.ts';
+import { type Html, html } from '../html.ts';
+import { below, type Page } from '../layout.ts';
+import {
+  address,
+  ago,
+  buttonLink,
+  card,
+  copyButton,
+  type Field,
+  filters,
+  form,
+  link,
+  money,
+  outside,
+  pager,
+  state,
+  table,
+} from '../parts.ts';
+import type { Part } from '../pictures.ts';
+import { accountIn, callEndpoint, run, type Visit, walletAsked } from '../visit.ts';
+
+export const PAGE_COUNT = 50;
+const ACCOUNT_COUNT_MAX = 200;
+const DAY_SECONDS = 86_400;
+const LIVES: readonly (readonly [string, string])[] = [
+  [String(DAY_SECONDS), 'one day'],
+  [String(7 * DAY_SECONDS), 'a week'],
+  [String(30 * DAY_SECONDS), '30 days'],
+  ['3600', 'one hour'],
+  ['0', 'until it is closed'],
+];
+
+/** The state of a wallet as people speak of it: its status, or that it is frozen. */
+export const stateOf = (wallet: Wallet, now: number): string => {
+  const status = statusAt(wallet, now);
+  return status === 'active' && wallet.frozenAt !== null ? 'frozen' : status;
+};
+
+/** Parses an amount that somebody typed, as "5" or "5.50", into whole cents. Throws `invalid_request`. */
+export function centsIn(text: string | null): number {
+  const [, minus, whole, fraction = ''] = /^(-?)\$?(\d{1,7})(?:\.(\d{1,2}))?$/.exec((text ?? '').trim()) ?? [];
+  if (whole === undefined) throw new Refusal('invalid_request', 'Write the amount in dollars, as 5 or 5.50.');
+  return Number(`${minus}${whole}${fraction.padEnd(2, '0')}`);
+}
+
+/** A small bar without a legend: how much of the budget is spent, held and delegated. */
+export function miniBar({ budget, spent, held, delegated }: Wallet): Html {
+  const part = (amount: bigint) => (budget === 0n ? 0 : (Number(amount) / Number(budget)) * 100);
+  const [a, b, c] = [part(spent), part(held), part(delegated)];
+  const label = `${a.toFixed(0)}% spent, ${b.toFixed(0)}% held`;
+  return html`<svg class="time-left" role="img" aria-label="${label}" width="100%" height="8"><rect class="spent" width="${a.toFixed(2)}%" height="8"></rect><rect class="held" x="${a.toFixed(2)}%" width="${b.toFixed(2)}%" height="8"></rect><rect class="delegated" x="${(a + b).toFixed(2)}%" width="${c.toFixed(2)}%" height="8"></rect></svg>`;
+}
+
+/** A table of wallets. */
+export function walletTable(
+  visit: Visit,
+  wallets: readonly Wallet[],
+  caption: string,
+  empty: Html,
+  withAccount = false,
+): Html {
+  const { app, now } = visit;
+  const rows = wallets.map((it) => [
+    html`${link(`/wallets/${it.id}`, outside(it.name))}${it.parentId !== null && html` <span class="weak">child</span>`}`,
+    state(stateOf(it, now)),
+    miniBar(it),
+    money(it.spent),
+    money(it.budget),
+    it.status === 'closed' ? '–' : ago(it.expiresAt, now, 'never'),
+    ...(withAccount
+      ? [link(`/accounts/${it.accountId}`, outside(findAccount(app.ledger.read, it.accountId)?.name ?? ''))]
+      : []),
+  ]);
+  return table(
+    caption,
+    [
+      { label: 'Name' },
+      { label: 'State' },
+      { label: 'Budget used' },
+      { label: 'Spent', kind: 'money' },
+      { label: 'Budget', kind: 'money' },
+      { label: 'Expires', kind: 'time' },
+      ...(withAccount ? [{ label: 'Account' }] : []),
+    ],
+    rows,
+    empty,
+  );
+}
+
+/** The field of a filter that keeps a list to one wallet, or lets it go. */
+export const walletField = (wallet: Wallet | undefined, name = 'wallet', label = 'Wallet'): Field[] =>
+  wallet
+    ? [
+        {
+          name,
+          label,
+          value: wallet.id,
+          options: [
+            [wallet.id, outside(wallet.name)],
+            ['', 'all wallets'],
+          ],
+        },
+      ]
+    : [];
+
+/** Wallets, newest first, with filters in the address. */
+export function listPage(visit: Visit): Page {
+  const { app, viewer, query, now, path } = visit;
+  const { read } = app.ledger;
+  const asked = query.get('state') ?? '';
+  const parent = walletAsked(visit, 'parent');
+  const filter: WalletFilter = {
+    accountId: accountIn(visit),
+    parentId: parent?.id,
+    now,
+    named: query.get('name')?.slice(0, 80) || undefined,
+    isFrozen: asked === 'frozen',
+    status: WALLET_STATUSES.find((it) => it === asked),
+  };
+  const page = listWallets(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT });
+  const total = countWallets(read, filter);
+  const last = page.at(-1);
+  const states = [['', 'any state'], ...WALLET_STATUSES.map((it) => [it, it]), ['frozen', 'frozen']] as [
+    string,
+    string,
+  ][];
+  const isFiltered = Boolean(asked || filter.named || parent || (viewer.kind === 'operator' && filter.accountId));
+  const empty = isFiltered
+    ? html`No wallet is like that. ${link('/wallets', 'Show all')}`
+    : html`There is no wallet yet. A wallet is a budget that an agent spends by its token. ${link('/wallets/new', 'Make one')}`;
+  const account = viewer.kind === 'operator' && filter.accountId ? findAccount(read, filter.accountId) : undefined;
+  const body = html`
+    ${filters('/wallets', [
+      ...walletField(parent, 'parent', 'Children of'),
+      { name: 'name', label: 'Name', value: query.get('name') ?? '', placeholder: 'part of it' },
+      { name: 'state', label: 'State', options: states, value: asked },
+    ])}
+    ${card(
+      parent ? `Children of ${outside(parent.name)}` : account ? `Wallets of ${outside(account.name)}` : 'Wallets',
+      html`${walletTable(visit, page, 'Wallets', empty, viewer.kind === 'operator' && !account)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, last && page.length === PAGE_COUNT && total > PAGE_COUNT ? address(path, query, { before: last.id }) : undefined)}`,
+    )}`;
+  return { title: 'Wallets', body, section: '/wallets', aside: buttonLink('/wallets/new', 'New wallet', 'primary') };
+}
+
+/** The form that makes a wallet. */
+export function newPage(visit: Visit): Page {
+  const { app, viewer, query } = visit;
+  const all = viewer.kind === 'operator' ? listAccounts(app.ledger.read) : [];
+  // From the page of an account the way leads here for that account, however many there are.
+  const asked = all.filter((it) => it.id === query.get('account'));
+  const accounts = asked.length ? asked : all.slice(0, ACCOUNT_COUNT_MAX);
+  const body = card(
+    'A budget for an agent',
+    form({
+      action: '/wallets/new',
+      hidden: { key: newId('req') },
+      fields: [
+        { name: 'name', label: 'Name', required: true, placeholder: 'research agent' },
+        {
+          name: 'budget',
+          label: 'Budget in dollars',
+          required: true,
+          inputmode: 'decimal',
+          placeholder: '5.00',
+          hint: 'At least 1.00. It is set aside from the account now.',
+        },
+        { name: 'life', label: 'It lives for', options: LIVES },
+        ...(accounts.length
+          ? [
+              {
+                name: 'account',
+                label: 'Account',
+                options: accounts.map((it) => [it.id, outside(it.name)] as const),
+              },
+            ]
+          : []),
+      ],
+      submit: 'Make the wallet',
+      tone: 'primary',
+    }),
+  );
+  return { title: 'New wallet', body, ...below('/wallets') };
+}
+
+type Opened = { id: string; agent_token: string; env: { SVC_BROKER_URL: string } };
+
+/** Makes a wallet, and hands over its token. */
+export async function create(visit: Visit): Promise<Page> {
+  const { viewer, form: sent } = visit;
+  const raw = {
+    name: sent.get('name') ?? '',
+    budget_cents: centsIn(sent.get('budget')),
+    expires_in_seconds: Number(sent.get('life') ?? DAY_SECONDS),
+  };
+  const key = sent.get('key') ?? undefined;
+  const opened =
+    viewer.kind === 'operator'
+      ? await run(visit, 'wallet.create', { account: sent.get('account') ?? '', key, ...raw })
+      : await callEndpoint<Opened>(visit, createWallet, { raw, key });
+  return handOver(opened.id, outside(raw.name), opened.agent_token, opened.env.SVC_BROKER_URL);
+}
+
+/** Shows the token of a wallet. It is in this answer alone: going back or reloading does not show it. */
+export function handOver(id: string, name: string, token: string, url: string): Page {
+  const env = `SVC_BROKER_URL=${url}\nSVC_BROKER_TOKEN=${token}`;
+  const body = html`
+    <p class="notice good" role="status">Hand this token to the agent. It is in this answer alone: going back does not show it again.</p>
+    ${card('Token', html`<div class="token"><pre>${token}</pre>${copyButton(token, 'the token')}</div>`)}
+    ${card('Environment of the agent', html`<div class="token"><pre>${env}</pre>${copyButton(env, 'the environment')}</div>`)}
+    <p>${buttonLink(`/wallets/${id}`, 'Go to the wallet')}</p>`;
+  return { title: name, body, ...below('/wallets') };
+}
+
+/** The parts of a wallet's budget, as a bar shows them. */
+export function partsOf(wallet: Wallet): Part[] {
+  const { spent, held, delegated } = wallet;
+  return [
+    { name: 'spent', amount: spent, tone: 'spent', key: 'spent' },
+    { name: 'held', amount: held, tone: 'held', key: 'held' },
+    ...(delegated > 0n ? [{ name: 'delegated', amount: delegated, tone: 'delegated', key: 'delegated' } as const] : []),
+    { name: 'free', amount: wallet.status === 'closed' ? ZERO : available(wallet), tone: 'free', key: 'free' },
+  ];
+}

@@ -1,0 +1,253 @@
+import type { Nanos } from '../money.ts';
+import { formatUsd } from '../money.ts';
+import { visible } from '../visible.ts';
+import { EMPTY, type Html, html, type Value } from './html.ts';
+
+/** Text that somebody else wrote: an agent, a model server, a backend. Escapes what would reorder or hide it. */
+export const outside = (text: string): string => visible(text);
+
+/** Writes a time, always with its zone. The script adds the local time as a hint. */
+export function when(at: number | null | undefined, otherwise = '–'): Html | string {
+  if (at == null) return otherwise;
+  const iso = new Date(at * 1000).toISOString();
+  const text = `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
+  return html`<time datetime="${iso}">${text}</time>`;
+}
+
+const UNITS: [seconds: number, unit: string][] = [
+  [86_400, 'd'],
+  [3600, 'h'],
+  [60, 'min'],
+  [1, 's'],
+];
+
+/** Writes a length of time with at most two units: "2 d 3 h", "4 min". */
+export function duration(seconds: number): string {
+  const parts: string[] = [];
+  let rest = Math.max(0, Math.round(seconds));
+  for (const [length, unit] of UNITS) {
+    const count = Math.floor(rest / length);
+    rest -= count * length;
+    if (count || parts.length) parts.push(count ? `${count} ${unit}` : '');
+    if (parts.length === 2) break;
+  }
+  return parts.filter(Boolean).join(' ') || '0 s';
+}
+
+/** Writes how long ago something was, with the time itself as a hint. */
+export function ago(at: number | null | undefined, now: number, otherwise = '–'): Html | string {
+  if (at == null) return otherwise;
+  const iso = new Date(at * 1000).toISOString();
+  const text = at > now ? `in ${duration(at - now)}` : `${duration(now - at)} ago`;
+  return html`<time datetime="${iso}" title="${iso.slice(0, 19).replace('T', ' ')} UTC">${text}</time>`;
+}
+
+const grouped = (whole: string) => whole.replace(/\B(?=(\d{3})+$)/g, ',');
+
+/** Writes an amount to the cent where it is whole cents, else to the nano. */
+export function dollars(amount: string | Nanos): string {
+  const text = typeof amount === 'string' ? amount : formatUsd(amount);
+  const [whole = '0', fraction = '00'] = text.split('.');
+  return whole.startsWith('-') ? `−$${grouped(whole.slice(1))}.${fraction}` : `$${grouped(whole)}.${fraction}`;
+}
+
+const BRIEF_DIGITS = 4;
+
+/** Writes an amount for a glance: to the cent from a cent on, and a smaller one to two digits. Figures that count use `money`. */
+export function brief(amount: string | Nanos): string {
+  const text = typeof amount === 'string' ? amount : formatUsd(amount);
+  const [whole = '0', fraction = ''] = text.split('.');
+  const zeros = /^0*/.exec(fraction)?.[0].length ?? 0;
+  const digits = Number(whole) !== 0 || zeros < 2 ? 2 : Math.min(fraction.length, Math.max(BRIEF_DIGITS, zeros + 2));
+  return dollars(`${whole}.${fraction.slice(0, digits)}`);
+}
+
+/** Writes an amount to the nano, so that a column of them lines up; what is below a cent is in a weaker colour. */
+export function money(amount: string | Nanos, sign = ''): Html {
+  const text = typeof amount === 'string' ? amount : formatUsd(amount);
+  const [whole = '0', fraction = ''] = text.split('.');
+  const digits = fraction.padEnd(9, '0');
+  const isMinus = whole.startsWith('-');
+  const shown = `${isMinus ? '−' : sign}${grouped(isMinus ? whole.slice(1) : whole)}.${digits.slice(0, 2)}`;
+  return html`<data class="money" value="${text}">${shown}<span class="nano">${digits.slice(2)}</span></data>`;
+}
+
+/** Writes whole cents as dollars. */
+export const cents = (amount: number): string => {
+  const digits = String(Math.abs(amount)).padStart(3, '0');
+  return dollars(`${amount < 0 ? '-' : ''}${digits.slice(0, -2)}.${digits.slice(-2)}`);
+};
+
+export const count = (n: number): string => grouped(String(n));
+export const plural = (n: number, one: string, many = `${one}s`): string => `${count(n)} ${n === 1 ? one : many}`;
+
+export type Tone = 'good' | 'warn' | 'bad' | 'quiet' | 'info';
+export const badge = (text: string, tone: Tone = 'quiet'): Html => html`<span class="badge ${tone}">${text}</span>`;
+
+const TONES: Record<string, Tone> = {
+  active: 'good',
+  running: 'good',
+  charged: 'good',
+  delivered: 'good',
+  provisioning: 'info',
+  reserved: 'info',
+  waiting: 'info',
+  settled: 'quiet',
+  uncertain: 'bad',
+  unknown: 'bad',
+  failed: 'bad',
+  given_up: 'bad',
+  closing: 'warn',
+  stopping: 'warn',
+  expired: 'warn',
+  frozen: 'warn',
+  suspended: 'warn',
+};
+export const state = (name: string): Html => badge(name.replaceAll('_', ' '), TONES[name] ?? 'quiet');
+
+/** An element whose text the stream of the page keeps up to date. */
+export const live = (key: string, value: Value): Html => html`<span data-live="${key}">${value}</span>`;
+
+export const copyButton = (text: string, what: string): Html =>
+  html`<button type="button" class="copy" data-copy="${text}" aria-label="Copy ${what}" hidden>Copy</button>`;
+
+/** An id in full, with a button that copies it. */
+export const id = (text: string): Html => html`<code class="id">${text}</code> ${copyButton(text, text)}`;
+
+/** The part of an id that people can tell apart: its end. */
+export const shortId = (text: string): Html => html`<code class="id" title="${text}">&hellip;${text.slice(-6)}</code>`;
+
+export type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'actions' };
+
+/** A table that scrolls by itself on a narrow screen; `empty` says what to do when there is no row. */
+export function table(
+  caption: string,
+  columns: readonly Column[],
+  rows: readonly (readonly Value[])[],
+  empty: Value = 'Nothing here.',
+): Html {
+  if (!rows.length) return html`<div class="empty">${empty}</div>`;
+  const head = columns.map(({ label, kind = 'text' }) =>
+    kind === 'actions' ? html`<td class="actions"></td>` : html`<th scope="col" class="${kind}">${label}</th>`,
+  );
+  const body = rows.map(
+    (row) => html`<tr>${row.map((cell, at) => html`<td class="${columns[at]?.kind ?? 'text'}">${cell}</td>`)}</tr>`,
+  );
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="${caption}"><table><caption class="hidden">${caption}</caption><thead><tr>${head}</tr></thead><tbody>${body}</tbody></table></div>`;
+}
+
+/** Names and values side by side. */
+export const facts = (list: readonly (readonly [name: string, value: Value] | false)[]): Html =>
+  html`<dl class="facts">${list.map((it) => it && html`<div><dt>${it[0]}</dt><dd>${it[1]}</dd></div>`)}</dl>`;
+
+/** A part of a page under a heading. `name` is how an address leads to it. */
+export const card = (title: string, body: Value, aside: Value = EMPTY, name?: string): Html =>
+  html`<section class="card"${name !== undefined && html` id="${name}"`}><header><h2>${title}</h2>${aside !== EMPTY && aside !== '' && html`<span>${aside}</span>`}</header>${body}</section>`;
+
+/** One figure with its name. */
+export const figure = (name: string, value: Value, note: Value = EMPTY, tone: Tone | '' = ''): Html =>
+  html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value">${value}</div><div class="note">${note}</div></div>`;
+
+export const link = (to: string, text: Value): Html => html`<a href="${to}">${text}</a>`;
+export const buttonLink = (to: string, text: string, tone = ''): Html =>
+  html`<a class="button ${tone}" href="${to}">${text}</a>`;
+
+export type Field =
+  | {
+      name: string;
+      label: string;
+      type?: 'text' | 'password';
+      value?: string;
+      hint?: string;
+      required?: boolean;
+      pattern?: string;
+      placeholder?: string;
+      autocomplete?: string;
+      inputmode?: 'decimal' | 'numeric';
+    }
+  | { name: string; label: string; options: readonly (readonly [value: string, text: string])[]; value?: string };
+
+/** Several forms of a page may have a field of the same name. */
+let fieldCount = 0;
+
+function field(it: Field): Html {
+  fieldCount = (fieldCount + 1) % 1_000_000;
+  const fieldId = `f${fieldCount}-${it.name}`;
+  const label = html`<label for="${fieldId}">${it.label}</label>`;
+  if ('options' in it) {
+    const options = it.options.map(
+      ([value, text]) => html`<option value="${value}"${value === it.value && html` selected`}>${text}</option>`,
+    );
+    return html`<div class="field">${label}<select id="${fieldId}" name="${it.name}">${options}</select></div>`;
+  }
+  const hintId = `${fieldId}-hint`;
+  const attributes = html`${it.required && html` required`}${it.pattern && html` pattern="${it.pattern}"`}${it.placeholder && html` placeholder="${it.placeholder}"`}${it.inputmode && html` inputmode="${it.inputmode}"`}${it.hint && html` aria-describedby="${hintId}"`}`;
+  return html`<div class="field">${label}<input id="${fieldId}" name="${it.name}" type="${it.type ?? 'text'}" value="${it.value ?? ''}" autocomplete="${it.autocomplete ?? 'off'}"${attributes}>${it.hint && html`<p class="hint" id="${hintId}">${it.hint}</p>`}</div>`;
+}
+
+export type FormOrder = {
+  action: string;
+  fields?: readonly Field[];
+  submit: string;
+  tone?: 'primary' | 'danger' | '';
+  hidden?: Record<string, string>;
+  isInline?: boolean;
+};
+
+/** A form that changes something: always a POST. */
+export function form({ action, fields = [], submit, tone = '', hidden = {}, isInline = false }: FormOrder): Html {
+  const extra = Object.entries(hidden).map(
+    ([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`,
+  );
+  return html`<form method="post" action="${action}" class="${isInline ? 'inline' : 'stack'}">${extra}${fields.map(field)}<button class="${tone}">${submit}</button></form>`;
+}
+
+/** A form that filters a list: a GET, so that the address has the filter. */
+export function filters(action: string, fields: readonly Field[]): Html {
+  return html`<form method="get" action="${action}" class="filters">${fields.map(field)}<button>Filter</button></form>`;
+}
+
+type Words = readonly [first: string, next: string];
+const NEWEST_FIRST: Words = ['Newest', 'Older'];
+
+/** The ways to the first and the next page of a list, which are addresses; undefined where the way leads nowhere. */
+export const pager = (
+  shown: number,
+  total: number,
+  first: string | undefined,
+  next: string | undefined,
+  words = NEWEST_FIRST,
+): Html =>
+  html`<nav class="pager" aria-label="Pages"><span>${count(shown)} of ${count(total)}</span>${first !== undefined && link(first, words[0])}${next !== undefined && link(next, words[1])}</nav>`;
+
+/**
+ * Returns one page of a list that stands on a page beside others, and the way to its other pages. The parameter `name` of
+ * the address has the index of the first row, and `name` is the card of the list. `words` name the ways.
+ */
+export function pagesOf<T>(
+  { path, query }: { path: string; query: URLSearchParams },
+  name: string,
+  rows: readonly T[],
+  length: number,
+  [first, next] = NEWEST_FIRST,
+): { shown: readonly T[]; pages: Html } {
+  const from = Math.max(0, Math.floor(Number(query.get(name)) || 0));
+  const shown = rows.slice(from, from + length);
+  if (from === 0 && rows.length <= length) return { shown, pages: EMPTY };
+  const to = (at: number) => `${address(path, query, { [name]: at ? String(at) : undefined })}#${name}`;
+  const part = shown.length ? `${count(from + 1)} to ${count(from + shown.length)} of ` : '';
+  const pages = html`<nav class="pager" aria-label="Pages of ${name}"><span>${part}${count(rows.length)}</span>${from > 0 && link(to(0), first)}${from + length < rows.length && link(to(from + length), next)}</nav>`;
+  return { shown, pages };
+}
+
+/** Returns an address with its query changed; an empty value leaves a name out. */
+export function address(path: string, query: URLSearchParams, change: Record<string, string | undefined>): string {
+  const next = new URLSearchParams(query);
+  for (const [name, value] of Object.entries(change)) {
+    if (value) next.set(name, value);
+    else next.delete(name);
+  }
+  next.delete('done');
+  const text = next.toString();
+  return text ? `${path}?${text}` : path;
+}

@@ -1,0 +1,176 @@
+import type { Nanos } from '../money.ts';
+import { EMPTY, type Html, html } from './html.ts';
+import { brief, count, dollars, duration, outside, table, when } from './parts.ts';
+
+// Shapes are SVG, stretched to the width there is; labels are text beside them, which keeps its size. Behind each picture
+// is a table with the same figures.
+
+const WIDTH = 1000;
+const HEIGHT = 160;
+const SERIES_COUNT_MAX = 6;
+/** Rows of the table behind a picture. */
+const ROW_COUNT_MAX = 500;
+const OTHERS = 'others';
+const DAY_SECONDS = 86_400;
+
+const behind = (body: Html): Html => html`<details class="behind"><summary>Show as a table</summary>${body}</details>`;
+/** A number for SVG: nanos are far above what matters to a picture, so a floating-point number does. */
+const scaled = (part: bigint, whole: bigint, length: number): string =>
+  whole === 0n ? '0' : ((Number(part) / Number(whole)) * length).toFixed(1);
+const percent = (part: bigint, whole: bigint): string => `${scaled(part, whole, 100)}%`;
+
+export type Part = {
+  name: string;
+  amount: Nanos;
+  tone: 'spent' | 'held' | 'delegated' | 'free' | 'reserved';
+  key?: string;
+};
+
+/** Money as a bar of its parts, with a legend that has the amounts. */
+export function moneyBar(title: string, parts: readonly Part[]): Html {
+  const whole = parts.reduce((sum, it) => sum + it.amount, 0n);
+  let x = 0n;
+  const shapes = parts.map((it) => {
+    const at = percent(x, whole);
+    x += it.amount;
+    return html`<rect class="${it.tone}" x="${at}" width="${percent(it.amount, whole)}" height="100%"${it.key && html` data-live-bar="${it.key}.bar"`}></rect>`;
+  });
+  const legend = parts.map(
+    (it) =>
+      html`<li><span class="swatch ${it.tone}"></span>${it.name} <b${it.key && html` data-live="${it.key}"`}>${dollars(it.amount)}</b></li>`,
+  );
+  const words = parts.map((it) => `${it.name} ${dollars(it.amount)}`).join(', ');
+  return html`<figure class="bar"><svg role="img" aria-label="${title}: ${words}" width="100%" height="14">${shapes}</svg><ul class="legend">${legend}</ul></figure>`;
+}
+
+export type Cell = { at: number; key: string; amount: Nanos };
+
+function axis(maximum: bigint, from: string, to: string, shapes: Html, title: string): Html {
+  return html`<div class="plot"><div class="y" aria-hidden="true"><span>${brief(maximum as Nanos)}</span><span>${brief((maximum / 2n) as Nanos)}</span><span>$0</span></div><svg role="img" aria-label="${title}" viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none"><path class="grid" d="M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}"></path>${shapes}</svg><div class="x" aria-hidden="true"><span>${from}</span><span>${to}</span></div></div>`;
+}
+
+/** Rounds up to one or two digits, so that the axis has a readable end. */
+function niceMaximum(value: bigint): bigint {
+  if (value <= 0n) return 1n;
+  const step = 10n ** BigInt(Math.max(0, String(value).length - 2));
+  const up = ((value + step - 1n) / step) * step;
+  return up % 2n ? up + 1n : up;
+}
+
+const clock = (at: number) => `${new Date(at * 1000).toISOString().slice(11, 16)} UTC`;
+const day = (at: number) => new Date(at * 1000).toISOString().slice(0, 10);
+
+/** Spending over time as stacked bars, one colour for each of the largest keys. `step` is the length of a bar in seconds. */
+export function spendingOver(
+  title: string,
+  cells: readonly Cell[],
+  { since, until, step, what }: { since: number; until: number; step: number; what: string },
+): Html {
+  const totals = new Map<string, bigint>();
+  for (const { key, amount } of cells) totals.set(key, (totals.get(key) ?? 0n) + amount);
+  const ranked = [...totals].sort((a, b) => (a[1] < b[1] ? 1 : -1)).map(([key]) => key);
+  const names = ranked.slice(0, SERIES_COUNT_MAX);
+  if (ranked.length > names.length) names.push(OTHERS);
+  const seriesOf = (key: string) => (names.includes(key) ? key : OTHERS);
+
+  const first = Math.floor(since / step) * step;
+  const bars = Math.max(1, Math.ceil((until - first) / step));
+  const stacks = new Map<number, Map<string, bigint>>();
+  for (const { at, key, amount } of cells) {
+    const stack = stacks.get(at) ?? new Map<string, bigint>();
+    stack.set(seriesOf(key), (stack.get(seriesOf(key)) ?? 0n) + amount);
+    stacks.set(at, stack);
+  }
+  const heights = [...stacks.values()].map((stack) => [...stack.values()].reduce((a, b) => a + b, 0n));
+  const maximum = niceMaximum(heights.reduce((a, b) => (a > b ? a : b), 0n));
+  const isLong = until - since > DAY_SECONDS;
+  const label = (at: number) => (isLong ? `${day(at)}${step < DAY_SECONDS ? ` ${clock(at)}` : ' UTC'}` : clock(at));
+
+  const shapes = [...stacks].flatMap(([at, stack]) => {
+    let y = HEIGHT;
+    return names.flatMap((name, series) => {
+      const amount = stack.get(name);
+      if (!amount) return [];
+      const height = Number(scaled(amount, maximum, HEIGHT));
+      y -= height;
+      const x = (((at - first) / step) * WIDTH) / bars;
+      const width = Math.max(1, WIDTH / bars - Math.min(2, WIDTH / bars / 5));
+      return [
+        html`<rect class="s${series}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${width.toFixed(1)}" height="${height.toFixed(1)}"><title>${label(at)}: ${outside(name)} ${dollars(amount as Nanos)}</title></rect>`,
+      ];
+    });
+  });
+  const legend = names.map(
+    (name, series) =>
+      html`<li><span class="swatch s${series}"></span>${outside(name)} <b>${brief((name === OTHERS ? ranked.slice(SERIES_COUNT_MAX).reduce((sum, key) => sum + (totals.get(key) ?? 0n), 0n) : (totals.get(name) ?? 0n)) as Nanos)}</b></li>`,
+  );
+  const rows = [...cells]
+    .sort((a, b) => b.at - a.at || (a.key < b.key ? -1 : 1))
+    .slice(0, ROW_COUNT_MAX)
+    .map((it) => [when(it.at), outside(it.key), dollars(it.amount)]);
+  const columns = [{ label: 'From' }, { label: what }, { label: 'Charged', kind: 'money' as const }];
+  return html`<figure class="picture">${axis(maximum, label(first), label(until), html`${shapes}`, title)}<ul class="legend">${legend}</ul>${behind(html`${table(title, columns, rows)}${cells.length > rows.length && html`<p class="weak">The newest ${rows.length} of ${count(cells.length)}. A shorter time shows all of it.</p>`}`)}</figure>`;
+}
+
+export type Moment = { at: number; available: Nanos; held: Nanos };
+
+/** A wallet's life: what was available as a line, and what was held on top of it as a band. */
+export function walletLife(moments: readonly Moment[], until: number): Html {
+  const [first] = moments;
+  const last = moments.at(-1);
+  if (!first || !last) return EMPTY;
+  const length = Math.max(1, until - first.at);
+  const maximum = niceMaximum(moments.map((it) => it.available + it.held).reduce((a, b) => (a > b ? a : b), 0n));
+  const x = (at: number) => (((at - first.at) / length) * WIDTH).toFixed(1);
+  const y = (amount: bigint) => (HEIGHT - Number(scaled(amount, maximum, HEIGHT))).toFixed(1);
+  const line = (of: (it: Moment) => bigint) =>
+    `${moments.map((it, at) => `${at ? 'H' : 'M'}${x(it.at)}${at ? 'V' : ' '}${y(of(it))}`).join('')}H${x(until)}`;
+  // The band goes forward along its upper edge and back along the line.
+  const back = [...moments]
+    .reverse()
+    .map((it) => `V${y(it.available)}H${x(it.at)}`)
+    .join('');
+  const shapes = html`<path class="band" d="${line((it) => it.available + it.held)}${back}Z"></path><path class="line" d="${line((it) => it.available)}"></path>`;
+  const label = length > 2 * DAY_SECONDS ? day : clock;
+  const title = `Available money since the wallet was opened, now ${dollars(last.available)}, and what was held`;
+  return html`<figure class="picture">${axis(maximum, label(first.at), label(until), shapes, title)}<ul class="legend"><li><span class="swatch line"></span>available <b>${dollars(last.available)}</b></li><li><span class="swatch held"></span>held <b>${dollars(last.held)}</b></li></ul></figure>`;
+}
+
+export type Lease = {
+  id: string;
+  label: string;
+  from: number;
+  readyAt: number | null;
+  until: number;
+  isLive: boolean;
+  href: string;
+};
+
+/** Leases as a Gantt strip: from creation to deadline, with a line for now. */
+export function ganttOf(leases: readonly Lease[], now: number): Html {
+  if (!leases.length) return EMPTY;
+  const from = Math.min(...leases.map((it) => it.from));
+  const to = Math.max(now + 60, ...leases.map((it) => it.until));
+  const x = (at: number) => `${(((Math.max(from, Math.min(to, at)) - from) / (to - from)) * 100).toFixed(2)}%`;
+  const width = (start: number, end: number) =>
+    `${((Math.max(0, Math.min(to, end) - Math.max(from, start)) / (to - from)) * 100).toFixed(2)}%`;
+  const rows = leases.map((it) => {
+    const ready = it.readyAt ?? it.until;
+    const left = it.isLive ? `${duration(it.until - now)} left` : 'ended';
+    const shapes = html`<rect class="waiting" x="${x(it.from)}" width="${width(it.from, ready)}" y="4" height="12"></rect><rect class="${it.isLive ? 'used' : 'over'}" x="${x(ready)}" width="${width(ready, it.until)}" y="4" height="12"></rect>${it.isLive && html`<rect class="past" x="${x(ready)}" width="${width(ready, now)}" y="4" height="12"></rect>`}<rect class="now" x="${x(now)}" width="1" height="20"></rect>`;
+    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${left}" width="100%" height="20">${shapes}</svg><span class="left">${left}</span></li>`;
+  });
+  return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${clock(from)}</span><span>${clock(to)}</span></div></figure>`;
+}
+
+/** Returns what the stream sends for the shapes of a `moneyBar`, by the keys of its parts: x and width. */
+export function barShapes(parts: readonly Part[]): Record<string, string> {
+  const whole = parts.reduce((sum, it) => sum + it.amount, 0n);
+  const shapes: Record<string, string> = {};
+  let x = 0n;
+  for (const { key, amount } of parts) {
+    if (key) shapes[`${key}.bar`] = `${percent(x, whole)} ${percent(amount, whole)}`;
+    x += amount;
+  }
+  return shapes;
+}

@@ -1,0 +1,88 @@
+import type { Reader } from '../db/handle.ts';
+import { figures } from '../ledger/figures.ts';
+import { type SpendCell, spendingOverTime } from '../ledger/spending.ts';
+import { Nanos, ZERO } from '../money.ts';
+
+const MINUTE = 60;
+export const PULSE_SECONDS = 3600;
+/** A charge is written within seconds of its time, so what is older than this is not read again. */
+const LATE_SECONDS = 30;
+/** A reading is followed by a pause of so many times its length, so that it takes little of a busy server. */
+const PAUSE_FACTOR = 20;
+const PAUSE_MILLISECONDS_MIN = 500;
+
+/** What every look at the operator's first page needs, read once for all who look. */
+export type Pulse = {
+  /** Returns what was charged in the last hour, in minutes, by wallet and model; reads only what is new. */
+  read(now: number): Promise<readonly SpendCell[]>;
+  /** Returns what the books hold at the moment, or held a moment ago. */
+  figures(): ReturnType<typeof figures>;
+};
+
+export type Spender = {
+  walletId: string;
+  charged: Nanos;
+  operations: number;
+  models: { model: string; charged: Nanos }[];
+};
+
+/** Creates the record of the last hour's spending. `milliseconds` is a monotonic clock. */
+export function createPulse(read: Reader, milliseconds: () => number = () => performance.now()): Pulse {
+  let cells: SpendCell[] = [];
+  let readTo = 0;
+  let restUntil = Number.NEGATIVE_INFINITY;
+  let running: Promise<void> | undefined;
+  let held: { value: ReturnType<typeof figures>; restUntil: number } | undefined;
+  const restAfter = (begun: number) =>
+    milliseconds() + Math.max(PAUSE_MILLISECONDS_MIN, PAUSE_FACTOR * (milliseconds() - begun));
+
+  async function refresh(now: number) {
+    const begun = milliseconds();
+    const oldest = Math.floor((now - PULSE_SECONDS) / MINUTE) * MINUTE;
+    const since = Math.max(oldest, Math.floor((readTo - LATE_SECONDS) / MINUTE) * MINUTE);
+    const fresh = await spendingOverTime(read, { by: ['wallet', 'model'], seconds: MINUTE, since });
+    cells = [...cells.filter(({ at }) => at >= oldest && at < since), ...fresh];
+    readTo = now;
+    restUntil = restAfter(begun);
+  }
+
+  return {
+    async read(now) {
+      if (milliseconds() >= restUntil && !running) {
+        running = refresh(now).finally(() => {
+          running = undefined;
+        });
+      }
+      await running;
+      return cells;
+    },
+    figures() {
+      if (!held || milliseconds() >= held.restUntil) {
+        const begun = milliseconds();
+        held = { value: figures(read), restUntil: restAfter(begun) };
+      }
+      return held.value;
+    },
+  };
+}
+
+/** Returns who spent in these cells, and on what; the largest first. */
+export function spendersOf(cells: readonly SpendCell[]): Spender[] {
+  const spenders = new Map<string, { charged: Nanos; operations: number; models: Map<string, Nanos> }>();
+  for (const { keys, charged, operations } of cells) {
+    const [walletId, model] = keys as [string, string];
+    const it = spenders.get(walletId) ?? { charged: ZERO, operations: 0, models: new Map<string, Nanos>() };
+    it.charged = Nanos(it.charged + charged);
+    it.operations += operations;
+    it.models.set(model, Nanos((it.models.get(model) ?? 0n) + charged));
+    spenders.set(walletId, it);
+  }
+  const byCharge = (a: { charged: Nanos }, b: { charged: Nanos }) => (a.charged < b.charged ? 1 : -1);
+  return [...spenders]
+    .map(([walletId, { models, ...it }]) => ({
+      walletId,
+      ...it,
+      models: [...models].map(([model, charged]) => ({ model, charged })).sort(byCharge),
+    }))
+    .sort(byCharge);
+}

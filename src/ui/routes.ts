@@ -1,0 +1,294 @@
+import type { IncomingMessage } from 'node:http';
+import { type Context, type Handler, Hono } from 'hono';
+import { readBody } from '../http/body.ts';
+import { describeError, type Env, onError, requestIdOf } from '../http/endpoint.ts';
+import { REFUSALS, Refusal } from '../refusal.ts';
+import type { Asset } from './assets.ts';
+import { cookieOf, PAGE_HEADERS, type Place, placeOf, refuseForeignForm, SESSION } from './guard.ts';
+import { EMPTY, type Html, html } from './html.ts';
+import { assets, documentOf, type Page } from './layout.ts';
+import { openLive } from './live.ts';
+import { createOnce } from './once.ts';
+import * as accounts from './pages/accounts.ts';
+import { eventsPage, resendEvent, testEvents } from './pages/events.ts';
+import { homePage, topUp } from './pages/home.ts';
+import { journalPage, verifyJournal } from './pages/journal.ts';
+import * as keys from './pages/keys.ts';
+import * as leases from './pages/leases.ts';
+import { modelsPage } from './pages/models.ts';
+import { nowPage } from './pages/now.ts';
+import * as operations from './pages/operations.ts';
+import * as settings from './pages/settings.ts';
+import { spendPage } from './pages/spend.ts';
+import * as wallet from './pages/wallet.ts';
+import * as wallets from './pages/wallets.ts';
+import { createPulse } from './pulse.ts';
+import {
+  type Arrival,
+  beginSignIn,
+  finishSignIn,
+  type Go,
+  ownPath,
+  signInByKey,
+  signInByLink,
+  signInPage,
+  signOut,
+} from './sign-in.ts';
+import { noteUse, sessionOf, viewerOf } from './viewer.ts';
+import { operatorOnly, type UiApp, type UiParts, type Viewer, type Visit } from './visit.ts';
+
+/** The largest form: a few fields. */
+const FORM_BYTES_MAX = 16 * 1024;
+const ASSET_SECONDS = 365 * 86_400;
+
+type Show = (visit: Visit) => Page | Go | Promise<Page | Go>;
+type Route = readonly [method: 'GET' | 'POST', path: string, show: Show];
+
+/** Lets only the operator in. */
+const operator =
+  (show: Show): Show =>
+  (visit) => {
+    operatorOnly(visit);
+    return show(visit);
+  };
+
+/** The pages, and the forms on them. Whoever is not signed in is sent to /sign-in. */
+const ROUTES: readonly Route[] = [
+  ['GET', '/', (visit) => (visit.viewer.kind === 'operator' ? nowPage(visit) : homePage(visit))],
+  ['POST', '/top-up', topUp],
+
+  ['GET', '/accounts', operator(accounts.listPage)],
+  ['POST', '/accounts', operator(accounts.create)],
+  ['GET', '/accounts/:id', operator(accounts.accountPage)],
+  ['POST', '/accounts/:id/credit', operator(accounts.credit)],
+  ['GET', '/accounts/:id/suspend', operator(accounts.confirmSuspend)],
+  ['POST', '/accounts/:id/suspend', operator(accounts.suspend)],
+  ['POST', '/accounts/:id/resume', operator(accounts.resume)],
+  ['POST', '/accounts/:id/keys', operator(accounts.createKey)],
+  ['GET', '/accounts/:id/keys/:key/revoke', operator(accounts.confirmRevoke)],
+  ['POST', '/accounts/:id/keys/:key/revoke', operator(accounts.revokeKey)],
+  ['POST', '/accounts/:id/sign-out', operator(accounts.signOut)],
+
+  ['GET', '/wallets', wallets.listPage],
+  ['GET', '/wallets/new', wallets.newPage],
+  ['POST', '/wallets/new', wallets.create],
+  ['GET', '/wallets/:id', wallet.walletPage],
+  ['POST', '/wallets/:id/token', wallet.token],
+  ['GET', '/wallets/:id/freeze', wallet.confirmFreeze],
+  ['POST', '/wallets/:id/freeze', wallet.freeze],
+  ['POST', '/wallets/:id/unfreeze', wallet.unfreeze],
+  ['POST', '/wallets/:id/budget', wallet.changeBudget],
+  ['POST', '/wallets/:id/extend', wallet.extend],
+  ['GET', '/wallets/:id/close', wallet.confirmClose],
+  ['POST', '/wallets/:id/close', wallet.close],
+
+  ['GET', '/leases', leases.listPage],
+  ['GET', '/leases/:id', leases.leasePage],
+  ['GET', '/leases/:id/stop', operator(leases.confirmStop)],
+  ['POST', '/leases/:id/stop', operator(leases.stop)],
+
+  ['GET', '/operations', operator(operations.listPage)],
+  ['GET', '/operations/:id', operator(operations.operationPage)],
+  ['GET', '/operations/:id/resolve', operator(operations.confirmResolve)],
+  ['POST', '/operations/:id/resolve', operator(operations.resolve)],
+
+  ['GET', '/spend', spendPage],
+  ['GET', '/models', modelsPage],
+
+  ['GET', '/keys', keys.listPage],
+  ['POST', '/keys', keys.create],
+  ['GET', '/keys/:id/revoke', keys.confirmRevoke],
+  ['POST', '/keys/:id/revoke', keys.revoke],
+
+  ['GET', '/journal', operator(journalPage)],
+  ['POST', '/journal/verify', operator(verifyJournal)],
+  ['GET', '/events', operator(eventsPage)],
+  ['POST', '/events/test', operator(testEvents)],
+  ['POST', '/events/:id/resend', operator(resendEvent)],
+  ['GET', '/settings', operator(settings.settingsPage)],
+  ['POST', '/settings/reload', operator(settings.reload)],
+  ['GET', '/settings/freeze', operator(settings.confirmFreeze)],
+  ['POST', '/settings/freeze', operator(settings.freeze)],
+  ['POST', '/settings/unfreeze', operator(settings.unfreeze)],
+];
+
+/** What somebody does who is not signed in. */
+const ARRIVALS: readonly (readonly ['GET' | 'POST', string, (arrival: Arrival) => Page | Go | Promise<Page | Go>])[] = [
+  ['GET', '/sign-in', (arrival) => signInPage(arrival)],
+  ['POST', '/sign-in/key', signInByKey],
+  ['GET', '/sign-in/link/:code', signInByLink],
+  ['GET', '/sign-in/issuer', beginSignIn],
+  ['GET', '/sign-in/callback', finishSignIn],
+];
+
+/**
+ * Builds the page. It is an application of its own, so that its paths, many of them alike, do not slow down the router of
+ * the API. `printSettings` returns the settings in force without secrets.
+ */
+export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<Env> {
+  const hono = new Hono<Env>();
+  hono.onError(onError(app, loggedPath));
+  hono.notFound(() => {
+    throw new Refusal('not_found', 'There is no such path.');
+  });
+  const parts: UiParts = { settings: printSettings, pulse: createPulse(app.ledger.read), once: createOnce() };
+  for (const asset of Object.values(assets)) hono.get(asset.path, (c) => sendAsset(c, asset));
+  for (const [method, path, arrive] of ARRIVALS) hono.on(method, path, arriving(app, arrive));
+  for (const [path, isEverywhere] of [
+    ['/sign-out', false],
+    ['/sign-out/everywhere', true],
+  ] as const)
+    hono.post(
+      path,
+      handle(app, async (c, place) => {
+        const viewer = signedIn(app, c.env.incoming, place)?.viewer;
+        return viewer ? go(c, await signOut(app, place, viewer, isEverywhere)) : go(c, { to: '/sign-in' });
+      }),
+    );
+  hono.get(
+    '/live',
+    handle(app, (c, place) => {
+      const found = signedIn(app, c.env.incoming, place);
+      if (!found) throw new Refusal('unauthenticated', 'Sign in first.');
+      admitViewer(app, c, found.viewer);
+      if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
+      const visit = visitOf(app, parts, c, found.viewer, new URLSearchParams());
+      return openLive(visit, c, () => signedIn(app, c.env.incoming, place) !== undefined);
+    }),
+  );
+  for (const [method, path, show] of ROUTES) hono.on(method, path, visiting(app, parts, show));
+  return hono;
+}
+
+/** Runs a handler behind the checks of every request to the page; what it throws becomes a page. */
+function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Response> | Response): Handler<Env> {
+  return async (c) => {
+    const { incoming } = c.env;
+    const place = placeOf(app, incoming);
+    try {
+      if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+      if (c.req.method === 'POST') refuseForeignForm(app, incoming, place);
+      return await run(c, place);
+    } catch (error) {
+      const { refusal, message } = describeError(app, requestIdOf(c), loggedPath(c), error);
+      const found = app.health.fault ? undefined : signedIn(app, incoming, place);
+      const { status } = REFUSALS[refusal.code];
+      const page = answer(c, documentOf(faultPage(message, requestIdOf(c)), found?.viewer), status);
+      if (refusal.retryAfterSeconds !== undefined) page.headers.set('retry-after', String(refusal.retryAfterSeconds));
+      return page;
+    }
+  };
+}
+
+/** The path as the log may have it: without the code of a link, which may still be good. */
+const loggedPath = (c: Context<Env>) => c.req.path.replace(/^(\/sign-in\/link\/).*/, '$1…');
+
+const faultPage = (message: string, requestId: string): Page => ({
+  title: 'That did not work',
+  body: html`<p class="notice bad" role="alert">${message}</p><p class="weak">Request <code>${requestId}</code>. Go <a href="/">back to the first page</a>.</p>`,
+});
+
+function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<Page | Go>): Handler<Env> {
+  return handle(app, async (c, place) => {
+    const { incoming } = c.env;
+    const query = queryOf(c);
+    const form = await formOf(app, c);
+    // Programs that preview a link ask with HEAD: that is no arrival, and uses up neither a link nor a code.
+    if (c.req.method === 'HEAD') return answer(c, EMPTY, 200);
+    const arrival: Arrival = { app, incoming, place, params: c.req.param() as Record<string, string>, query, form };
+    try {
+      return result(c, await arrive(arrival), undefined, query);
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.code !== 'unauthenticated') throw error;
+      const { message } = describeError(app, requestIdOf(c), loggedPath(c), error);
+      if (form.has('next')) query.set('next', ownPath(form.get('next')));
+      return result(c, signInPage(arrival, message), undefined, query);
+    }
+  });
+}
+
+function visiting(app: UiApp, parts: UiParts, show: Show): Handler<Env> {
+  return handle(app, async (c, place) => {
+    const found = signedIn(app, c.env.incoming, place);
+    if (!found) {
+      if (c.req.method !== 'GET' && c.req.method !== 'HEAD')
+        throw new Refusal('unauthenticated', 'Your session has ended. Sign in and send the form again.');
+      const next = `${c.req.path}${new URL(c.req.url).search}`;
+      const had = cookieOf(c.env.incoming, place, SESSION) !== undefined || next !== '/';
+      return go(c, { to: had ? `/sign-in?next=${encodeURIComponent(next)}` : '/sign-in' });
+    }
+    const { viewer, session } = found;
+    admitViewer(app, c, viewer);
+    await noteUse(app, session);
+    const visit = visitOf(app, parts, c, viewer, await formOf(app, c));
+    return result(c, await show(visit), viewer, visit.query);
+  });
+}
+
+function visitOf(app: UiApp, parts: UiParts, c: Context<Env>, viewer: Viewer, form: URLSearchParams): Visit {
+  return {
+    app,
+    parts,
+    viewer,
+    now: app.clock.now(),
+    path: c.req.path,
+    params: c.req.param() as Record<string, string>,
+    query: queryOf(c),
+    form,
+    requestId: requestIdOf(c),
+  };
+}
+
+function signedIn(app: UiApp, incoming: IncomingMessage, place: Place) {
+  const session = sessionOf(app, incoming, place);
+  const viewer = session && viewerOf(app, session);
+  return viewer ? { session, viewer } : undefined;
+}
+
+/** Counts a request against the limit of its account. Throws `rate_limited`. */
+function admitViewer(app: UiApp, c: Context<Env>, viewer: Viewer): void {
+  app.authenticated.add(c.env.incoming.socket);
+  if (viewer.kind === 'account') app.limits.account.take(viewer.accountId);
+}
+
+const queryOf = (c: Context<Env>) => new URLSearchParams(new URL(c.req.url).search);
+
+async function formOf(app: UiApp, c: Context<Env>): Promise<URLSearchParams> {
+  if (c.req.method !== 'POST') return new URLSearchParams();
+  const share = app.memory.open('page');
+  try {
+    return new URLSearchParams((await readBody(c.env.incoming, FORM_BYTES_MAX, share)).toString());
+  } finally {
+    share.close();
+  }
+}
+
+function result(c: Context<Env>, shown: Page | Go, viewer: Viewer | undefined, query: URLSearchParams): Response {
+  if ('to' in shown) return go(c, shown);
+  return answer(c, documentOf(shown, viewer, query.get('done')), shown.status ?? 200);
+}
+
+function answer(c: Context<Env>, document: Html, status: number): Response {
+  const headers = { ...PAGE_HEADERS, 'content-type': 'text/html; charset=utf-8', 'x-request-id': requestIdOf(c) };
+  return new Response(document.toString(), { status, headers });
+}
+
+function go(c: Context<Env>, { to, cookies = [] }: Go): Response {
+  const headers = new Headers({ ...PAGE_HEADERS, location: to, 'x-request-id': requestIdOf(c) });
+  for (const it of cookies) headers.append('set-cookie', it);
+  return new Response(null, { status: 303, headers });
+}
+
+function sendAsset(c: Context<Env>, { mime, bytes, gzipped }: Asset): Response {
+  const isGzip = /\bgzip\b/.test(c.req.header('accept-encoding') ?? '');
+  const headers: Record<string, string> = {
+    'content-type': mime,
+    'cache-control': `public, max-age=${ASSET_SECONDS}, immutable`,
+    'x-content-type-options': 'nosniff',
+    'cross-origin-resource-policy': 'same-origin',
+    vary: 'accept-encoding',
+    'x-request-id': requestIdOf(c),
+  };
+  if (isGzip) headers['content-encoding'] = 'gzip';
+  return new Response(isGzip ? gzipped : bytes, { headers });
+}

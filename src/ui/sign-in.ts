@@ -1,0 +1,157 @@
+import type { IncomingMessage } from 'node:http';
+import { type BrowserSessionOrder, findBrowserSession, mintBrowserToken } from '../access/browser-sessions.ts';
+import type { Attempt } from '../access/code-flow.ts';
+import { findKeyByToken } from '../access/keys.ts';
+import { hashToken, kindOfToken } from '../access/token.ts';
+import * as writes from '../access/writes.ts';
+import { callerNetwork } from '../http/endpoint.ts';
+import { Refusal } from '../refusal.ts';
+import { ATTEMPT, cookie, cookieOf, type Place, SESSION } from './guard.ts';
+import { html } from './html.ts';
+import { assets, type Page } from './layout.ts';
+import { buttonLink, card, form } from './parts.ts';
+import { sessionOf } from './viewer.ts';
+import type { UiApp, Viewer } from './visit.ts';
+
+/** A request by somebody who is not signed in yet. */
+export type Arrival = {
+  app: UiApp;
+  incoming: IncomingMessage;
+  place: Place;
+  params: Record<string, string>;
+  query: URLSearchParams;
+  form: URLSearchParams;
+};
+/** Sends the browser elsewhere, with cookies. */
+export type Go = { to: string; cookies?: string[] };
+
+const COOKIE_SECONDS = 7 * 86_400;
+const ATTEMPT_SECONDS = 600;
+const CALLBACK = '/sign-in/callback';
+
+/** Returns a path of ours; what is none is the first page. */
+export const ownPath = (path: string | null): string => (path && /^\/(?![/\\])[\x21-\x7e]*$/.test(path) ? path : '/');
+
+/** The page for whoever is not signed in. */
+export function signInPage({ app, query }: Arrival, fault?: string): Page {
+  const next = ownPath(query.get('next'));
+  const issuer =
+    app.codeFlow && html`<p>${buttonLink('/sign-in/issuer', 'Sign in with your identity provider', 'primary')}</p>`;
+  const body = html`
+    ${fault && html`<p class="notice bad" role="alert">${fault}</p>`}
+    ${issuer && card('Your account', issuer)}
+    ${card(
+      'With an account key',
+      form({
+        action: '/sign-in/key',
+        hidden: { next },
+        fields: [
+          {
+            name: 'key',
+            label: 'Account key',
+            type: 'password',
+            required: true,
+            placeholder: 'cnv_live_…',
+            hint: 'It is exchanged for a session of this browser and not kept.',
+          },
+        ],
+        submit: 'Sign in',
+        tone: app.codeFlow ? '' : 'primary',
+      }),
+    )}
+    ${card('As the operator', html`<p>Run <code>purser ui</code> where Purser runs, and open the link that it prints. Elsewhere, an SSH tunnel to this address leads here.</p>`)}`;
+  const brand = html`<img src="${assets['icon.svg'].path}" alt="" width="32" height="32">`;
+  return { title: 'Sign in to Purser', body, aside: brand, status: fault === undefined ? 200 : 401 };
+}
+
+/** Opens a session and ends the one that the browser had, so that nobody can have chosen it beforehand. */
+async function open(arrival: Arrival, order: Omit<BrowserSessionOrder, 'tokenHash'>): Promise<string> {
+  const { app, incoming, place } = arrival;
+  const token = mintBrowserToken();
+  const earlier = sessionOf(app, incoming, place);
+  const now = app.clock.now();
+  const opened = { ...order, tokenHash: hashToken(token) };
+  await app.ledger.write(writes.openBrowserSession, { order: opened, earlierId: earlier?.id, now });
+  return cookie(place, SESSION, token, COOKIE_SECONDS);
+}
+
+/** Counts a wrong credential against the network that it came from. Throws `rate_limited` and `unauthenticated`. */
+function refuse({ app, incoming }: Arrival, message: string): never {
+  app.limits.failedAuth.take(callerNetwork(app, incoming));
+  throw new Refusal('unauthenticated', message);
+}
+
+/** Signs in with an account key or an operator key, for its account. */
+export async function signInByKey(arrival: Arrival): Promise<Go> {
+  const { app, form } = arrival;
+  const token = (form.get('key') ?? '').trim();
+  const kind = kindOfToken(token);
+  const key = kind === 'account' || kind === 'operator' ? findKeyByToken(app.ledger.read, hashToken(token)) : undefined;
+  if (!key || key.kind !== kind || key.revokedAt !== null)
+    return refuse(arrival, 'This is no account key of this installation, or it was revoked.');
+  app.used(key.id, app.clock.now());
+  const cookies = [await open(arrival, { kind: 'account', accountId: key.accountId, keyId: key.id })];
+  return { to: ownPath(form.get('next')), cookies };
+}
+
+/** Signs in as the operator by a link of `purser ui`. */
+export async function signInByLink(arrival: Arrival): Promise<Go> {
+  const { app, incoming, place, params } = arrival;
+  const token = mintBrowserToken();
+  const linkHash = hashToken(params.code ?? '');
+  const now = app.clock.now();
+  const earlier = sessionOf(app, incoming, place);
+  const isKnown = findBrowserSession(app.ledger.read, linkHash, now)?.kind === 'link'; // A guess costs no write.
+  const isGood =
+    isKnown &&
+    (await app.ledger.write(writes.redeemLink, { linkHash, tokenHash: hashToken(token), earlierId: earlier?.id, now }));
+  if (!isGood) return refuse(arrival, 'This link was used already, or is older than a minute. Run `purser ui` again.');
+  return { to: '/', cookies: [cookie(place, SESSION, token, COOKIE_SECONDS)] };
+}
+
+/** Sends the browser to the identity provider. What has to come back with it waits in a cookie. */
+export async function beginSignIn({ app, place }: Arrival): Promise<Go> {
+  if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
+  const { url, attempt } = await app.codeFlow.begin(`${place.origin}${CALLBACK}`);
+  const kept = [attempt.state, attempt.verifier, attempt.nonce].join('.');
+  return { to: url, cookies: [cookie(place, ATTEMPT, kept, ATTEMPT_SECONDS)] };
+}
+
+/** Takes the browser back from the identity provider. */
+export async function finishSignIn(arrival: Arrival): Promise<Go> {
+  const { app, incoming, place, query } = arrival;
+  if (!app.codeFlow) throw new Refusal('not_found', 'No sign-in is configured (identity.client_id).');
+  const [state, verifier, nonce] = (cookieOf(incoming, place, ATTEMPT) ?? '').split('.');
+  if (!state || !verifier || !nonce)
+    throw new Refusal('unauthenticated', 'This sign-in was begun in another browser, or ten minutes ago. Begin again.');
+  if (query.get('error'))
+    throw new Refusal(
+      'unauthenticated',
+      'The identity provider did not sign you in. Begin again, or ask the operator.',
+    );
+  const attempt: Attempt = { state, verifier, nonce };
+  const back = {
+    state: query.get('state'),
+    code: query.get('code'),
+    issuer: query.get('iss'),
+    redirectUri: `${place.origin}${CALLBACK}`,
+  };
+  const network = callerNetwork(app, incoming);
+  app.limits.failedAuth.check(network); // Each attempt is a call of the identity provider.
+  const { accountId } = await app.codeFlow.finish(back, attempt, app.clock.now()).catch((error) => {
+    if (error instanceof Refusal && error.code === 'unauthenticated') app.limits.failedAuth.count(network);
+    throw error;
+  });
+  const session = await open(arrival, { kind: 'account', accountId, keyId: null });
+  return { to: '/', cookies: [session, cookie(place, ATTEMPT, '', 0)] };
+}
+
+/** Ends the session of this browser, or with `everywhere` all of the same person. */
+export async function signOut(app: UiApp, place: Place, viewer: Viewer, isEverywhere: boolean): Promise<Go> {
+  const { write } = app.ledger;
+  if (isEverywhere)
+    await write(writes.endBrowserSessionsOf, { accountId: viewer.kind === 'account' ? viewer.accountId : null });
+  else await write(writes.endBrowserSession, { id: viewer.sessionId });
+  const done = isEverywhere ? 'signed-out-everywhere' : 'signed-out';
+  return { to: `/sign-in?done=${done}`, cookies: [cookie(place, SESSION, '', 0)] };
+}

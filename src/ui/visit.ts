@@ -1,0 +1,103 @@
+import type { CodeFlow } from '../access/code-flow.ts';
+import { type AccountPrincipal, admit } from '../access/principal.ts';
+import type { Config } from '../config/config.ts';
+import { type Endpoint, type HttpApp, invoke } from '../http/endpoint.ts';
+import { newId } from '../id.ts';
+import { findWallet, type Wallet, walletOf } from '../ledger/wallet.ts';
+import type { OperatorApp } from '../operator/command.ts';
+import { type CommandInput, type CommandName, type CommandOutput, runCommand } from '../operator/commands.ts';
+import { Refusal } from '../refusal.ts';
+import type { Once } from './once.ts';
+import type { Pulse } from './pulse.ts';
+
+/** The part of the App that the page uses. */
+export type UiApp = HttpApp &
+  OperatorApp & {
+    config: Config;
+    codeFlow: CodeFlow | undefined;
+  };
+
+/** What the page has beside the App: the settings without secrets, the spending of the last hour, and forms that were sent. */
+export type UiParts = { settings: () => Record<string, unknown>; pulse: Pulse; once: Once };
+
+/** Who looks at the page. */
+export type Viewer =
+  | { kind: 'operator'; sessionId: string }
+  | { kind: 'account'; sessionId: string; accountId: string; principal: AccountPrincipal };
+
+/** One request for a page, by somebody who is signed in. */
+export type Visit = {
+  app: UiApp;
+  parts: UiParts;
+  viewer: Viewer;
+  /** Unix seconds. */
+  now: number;
+  path: string;
+  params: Record<string, string>;
+  query: URLSearchParams;
+  /** The fields of a form that was sent. */
+  form: URLSearchParams;
+  requestId: string;
+};
+
+/** Runs an operator's command. Throws its refusals. */
+export function run<N extends CommandName>(
+  { app }: { app: OperatorApp },
+  name: N,
+  input: CommandInput<N>,
+): Promise<CommandOutput<N>> {
+  return runCommand(app, name, input) as Promise<CommandOutput<N>>;
+}
+
+/** Calls an endpoint of `/v1` for the holder of an account. Throws its refusals. */
+export async function callEndpoint<A>(
+  visit: Visit,
+  endpoint: Endpoint,
+  { raw = {}, params = {}, key }: { raw?: unknown; params?: Record<string, string>; key?: string | undefined },
+): Promise<A> {
+  const { app, viewer } = visit;
+  if (viewer.kind !== 'account') throw new Error('only the holder of an account calls endpoints');
+  const share = app.memory.open(viewer.accountId);
+  try {
+    const reply = await invoke(app, endpoint, {
+      principal: admit(viewer.principal, endpoint.scope),
+      raw,
+      key: endpoint.idempotent ? (key ?? newId('req')) : undefined,
+      requestId: visit.requestId,
+      params,
+      query: {},
+      headers: {},
+      share,
+      whenGone: () => {},
+    });
+    if (!('body' in reply)) throw new Error('an endpoint of accounts streams');
+    return reply.body as A;
+  } finally {
+    share.close();
+  }
+}
+
+/** Throws `not_found` unless the viewer may see this wallet. */
+export function refuseOthers({ app, viewer }: Visit, walletId: string): void {
+  if (viewer.kind === 'account') walletOf(app.ledger.read, viewer.accountId, walletId);
+}
+
+/** Throws `not_found` for anybody but the operator. */
+export function operatorOnly({ viewer }: Visit): void {
+  if (viewer.kind !== 'operator') throw new Refusal('not_found', 'There is no such page.');
+}
+
+/** The account whose rows a list may show: the viewer's own, or for the operator the one that the query names. */
+export function accountIn({ viewer, query }: Visit): string | undefined {
+  return viewer.kind === 'account' ? viewer.accountId : query.get('account') || undefined;
+}
+
+/** The wallet that a list is limited to by its query, if any. Throws `not_found`, also for somebody else's. */
+export function walletAsked(visit: Visit, name = 'wallet'): Wallet | undefined {
+  const walletId = visit.query.get(name);
+  if (!walletId) return undefined;
+  refuseOthers(visit, walletId);
+  const wallet = findWallet(visit.app.ledger.read, walletId);
+  if (!wallet) throw new Refusal('not_found', 'There is no such wallet.');
+  return wallet;
+}

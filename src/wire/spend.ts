@@ -1,0 +1,45 @@
+import * as v from 'valibot';
+import { SPEND_BY, type SpendRow } from '../ledger/spending.ts';
+import { formatUsd, type Nanos } from '../money.ts';
+import { numberInQuery, Usd } from './parts.ts';
+
+/** What was charged, by one of `SPEND_BY` (design, section 16). */
+export const Spend = v.object({
+  rows: v.array(
+    v.object({
+      key: v.pipe(
+        v.string(),
+        v.description('A model or slot, a wallet, an account, a UTC day, `name=value` (empty for no tag), or a kind'),
+      ),
+      operations: v.number(),
+      prompt_tokens: v.number(),
+      completion_tokens: v.number(),
+      charged_usd: Usd,
+    }),
+  ),
+  total_usd: Usd,
+});
+
+/** Builds the body of a sum of spending. */
+export function spendBody({ rows, total }: { rows: SpendRow[]; total: Nanos }): v.InferOutput<typeof Spend> {
+  return {
+    rows: rows.map((it) => ({
+      key: it.key,
+      operations: it.operations,
+      prompt_tokens: it.promptTokens,
+      completion_tokens: it.completionTokens,
+      charged_usd: formatUsd(it.charged),
+    })),
+    total_usd: formatUsd(total),
+  };
+}
+
+/** A whole number of Unix seconds in a query. */
+const QueryTime = numberInQuery(0, 99_999_999_999, 'must be Unix seconds');
+
+const ONE_OF = `must be one of ${SPEND_BY.join(', ')}`;
+export const SpendQuery = v.strictObject({
+  by: v.optional(v.picklist(SPEND_BY, ONE_OF), 'model'),
+  since: v.optional(QueryTime),
+  until: v.optional(QueryTime),
+});

@@ -1,0 +1,16 @@
+// The thread that writes: it owns the writing connection (docs/decisions/0043). A bundle of its own in the executable.
+import { parentPort, workerData } from 'node:worker_threads';
+import { serveWrites, type WorkerSettings } from './ledger/writer-worker.ts';
+// Every module that defines writes: the thread knows no others. They are as light as the thread is to be.
+import './access/writes.ts';
+import './chat/terms.ts';
+import './lease/create.ts';
+import './lease/extend.ts';
+import './lease/report-only.ts';
+import './lease/step.ts';
+import './ledger/writes.ts';
+import './recovery/writes.ts';
+import './spend/writes.ts';
+import './wallet/close.ts';
+
+if (parentPort) serveWrites(parentPort, workerData as WorkerSettings);

@@ -1,0 +1,121 @@
+import assert from 'node:assert/strict';
+import { describe, type TestContext, test } from 'node:test';
+import { event } from '../helper/sse.ts';
+import { failure, type Handler, reset } from '../helper/upstream.ts';
+import { AGENTS, type Agent } from './agents.ts';
+import { record } from './fixtures.ts';
+import { hasAgent } from './installed.ts';
+import { settingsOf } from './page.ts';
+import { type Fault, type Ran, runAgent } from './run.ts';
+
+// The agents themselves, as npm has them, with the settings that docs/clients.md prints, against the executable.
+
+const run = (t: TestContext, { title, args }: Agent, more: { fault?: Fault; isPoor?: boolean } = {}) =>
+  runAgent(t, { settings: settingsOf('clients.md', title), args, ...more });
+
+/** Does it to the first request of the task. */
+const first =
+  (handler: (models: Parameters<Fault>[0]) => Handler): Fault =>
+  (models) => {
+    let isFirst = true;
+    return (call, response) => {
+      const handle = isFirst ? handler(models) : models.handle;
+      isFirst = false;
+      return handle(call, response);
+    };
+  };
+
+/** The model server leaves after its first answer, and is back when somebody has missed it. */
+const dies: Fault = (models, upstream, serving) => {
+  let isFirst = true;
+  return async (call, response) => {
+    await models.handle(call, response);
+    if (!isFirst) return;
+    isFirst = false;
+    if (!response.writableFinished) await new Promise((resolve) => response.once('finish', resolve));
+    const comeBack = await upstream.leave();
+    await serving.logged('operation.released');
+    await comeBack();
+  };
+};
+
+/** Half an answer, which nobody has counted. */
+const cutOff: Handler = ({ body }, response) => {
+  const choices = [{ index: 0, delta: { role: 'assistant', content: 'Half an ' }, finish_reason: null }];
+  response.writeHead(200, { 'content-type': 'text/event-stream' });
+  response.write(event({ id: 'c', object: 'chat.completion.chunk', created: 1, model: body.model, choices }), () =>
+    response.destroy(),
+  );
+};
+
+/** What only those of `FULLY_TESTED` meet: the others meet the reset, after which a repeated request could cost most. */
+const FAULTS: [name: string, fault: Fault][] = [
+  ['is busy (429)', first(() => failure(429, undefined, { 'retry-after': '1' }))],
+  ['is overloaded (503)', first(() => failure(503))],
+  ['breaks its stream off, and tells what it has counted', first(({ breakOff }) => breakOff)],
+  ['dies, and is back later', dies],
+];
+const FULLY_TESTED: ReadonlySet<string> = new Set(['claude', 'codex']);
+
+function assertDone({ code, said, proof, note, counted, exchanges }: Ran): void {
+  const all = `${said.slice(-4000)}\n${exchanges.map((it) => `${it.method} ${it.path} ${it.status}`).join('\n')}`;
+  assert.equal(proof, note, all);
+  assert.equal(code, 0, all);
+  assert(counted.length >= 3, all);
+}
+
+/** To the nano-dollar, and nothing is held. */
+function assertPaid({ used, cost, held, estimatedCount }: Ran): void {
+  assert.deepEqual({ used, held, estimatedCount }, { used: cost, held: 0n, estimatedCount: 0 });
+}
+
+describe('the agents of the page', { concurrency: 2 }, () => {
+  for (const agent of AGENTS) {
+    test(`${agent.title} does a task with two tools, and pays what the model server counted`, async (t) => {
+      if (!hasAgent(t, agent.program)) return;
+      const ran = await run(t, agent);
+      assertDone(ran);
+      assertPaid(ran);
+      if (process.env.PURSER_TEST_RECORD) record(agent.program, ran.exchanges, ran.directory, ran.note);
+    });
+
+    test(`${agent.title} is told that its wallet cannot pay, says so and stops`, async (t) => {
+      if (!hasAgent(t, agent.program)) return;
+      const ran = await run(t, agent, { isPoor: true });
+      assert.match(ran.said, /insufficient_funds|the wallet has 0\.01 USD available/i);
+      assert(ran.exchanges.some(({ status }) => status === 402));
+      assert.deepEqual([ran.upstream.calls, ran.proof], [[], undefined]);
+      assertPaid(ran);
+    });
+
+    test(`${agent.title} ${agent.whenUncertain} after a reset`, async (t) => {
+      if (!hasAgent(t, agent.program)) return;
+      const ran = await run(t, agent, { fault: first(() => reset) });
+      if (agent.whenUncertain === 'stops') {
+        assert.match(ran.said, /The outcome is not known/);
+        assert.deepEqual([ran.proof, ran.upstream.calls.length], [undefined, 1]);
+      } else assertDone(ran);
+      if (agent.whenUncertain === 'repeats') return assertPaid(ran);
+      // The hold of the first request stays until it is decided.
+      assert.equal(ran.used, ran.cost);
+      assert(ran.held > 0n);
+    });
+
+    if (!FULLY_TESTED.has(agent.program)) continue;
+    for (const [name, fault] of FAULTS)
+      test(`${agent.title} asks again where the model server ${name}, and pays what was counted`, async (t) => {
+        if (!hasAgent(t, agent.program)) return;
+        const ran = await run(t, agent, { fault });
+        assertDone(ran);
+        assertPaid(ran);
+      });
+
+    test(`${agent.title} asks again after a stream that nobody counted, which is estimated`, async (t) => {
+      if (!hasAgent(t, agent.program)) return;
+      const ran = await run(t, agent, { fault: first(() => cutOff) });
+      assertDone(ran);
+      assert.deepEqual([ran.estimatedCount, ran.held], [1, 0n]);
+      assert(ran.used > ran.cost);
+    });
+  }
+});

@@ -1,0 +1,39 @@
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+const DOCS = join(import.meta.dirname, '../../docs');
+
+/** What a page prints for one agent: files with their paths, and shell commands, of which the last starts the agent. */
+export type Settings = { files: { path: string; text: string }[]; script: string };
+
+/** Reads the settings of the agent that `title` begins: a heading, or the first bold words of a paragraph. */
+export function settingsOf(page: 'clients.md' | 'mcp.md', title: string): Settings {
+  const text = readFileSync(join(DOCS, page), 'utf8');
+  const parts = text.split(/^(?=## |\*\*)/m);
+  const part = parts.find((it) => it.startsWith(`## ${title}\n`) || it.startsWith(`**${title}**`));
+  assert(part, `${page} speaks of ${title}`);
+  const settings: Settings = { files: [], script: '' };
+  let path: string | undefined;
+  for (const [, named, language, block] of part.matchAll(
+    /`([~\w./-]+\.(?:json|toml|yaml))`|^```(\w+)\n([\s\S]*?)^```$/gm,
+  ))
+    if (named) path = named;
+    else if (language === 'sh') settings.script += block;
+    else {
+      assert(path, `${title}: the page names the file before it prints it`);
+      settings.files.push({ path, text: block as string });
+    }
+  return settings;
+}
+
+/** Puts together what two pages print for an agent. What starts it comes last. */
+export function together(agent: Settings, server: Settings): Settings {
+  const files = new Map(agent.files.map(({ path, text }) => [path, text]));
+  for (const { path, text } of server.files) {
+    const before = files.get(path) ?? '';
+    const isJson = before !== '' && path.endsWith('.json');
+    files.set(path, isJson ? JSON.stringify({ ...JSON.parse(before), ...JSON.parse(text) }) : before + text);
+  }
+  return { files: [...files].map(([path, text]) => ({ path, text })), script: server.script + agent.script };
+}

@@ -1,0 +1,100 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { createServer, type ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { openEngine } from '../../src/compute/backends/container/engine.ts';
+import { runInside } from '../../src/compute/backends/container/session.ts';
+import { containerSubject } from './engines/subject.ts';
+
+const ID = 'a4e0bc769d01b530c8e1ab636d4625e81b319aa7f6eeea6b632d1f6952de5b39';
+const ORDER = { command: 'sleep 600', timeoutSeconds: 600, streamBytesMax: 1000 };
+const podman = (cause: string, rest = '') => ({
+  cause,
+  message: `retrieving exec session e from container ${ID}: ${rest}${cause}`,
+  response: 500,
+});
+/** What engines answer about a container that was removed while they answer, and about its commands. */
+const REMOVED = {
+  'Podman, whose container is no longer in its database': [
+    500,
+    podman('no such container', `container ${ID} does not exist in database: `),
+  ],
+  'Podman, whose container has no command any more': [500, podman('no such exec session')],
+  Docker: [404, { message: 'No such exec instance: e' }],
+} as const;
+
+type Answer = readonly [status: number, body: object];
+
+/**
+ * An engine with one container, which runs one command. `inspect` answers about the command while its stream is open, and
+ * `container` about the container and its removal.
+ */
+async function openFakeEngine(
+  t: TestContext,
+  { inspect, container }: { inspect?: (stream: Socket) => Answer; container?: Answer },
+): Promise<string> {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-engine-'));
+  let stream: Socket;
+  const send = (response: ServerResponse, [status, body]: Answer) =>
+    response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
+  const server = createServer((request, response) => {
+    const asked = `${request.method} ${request.url?.replace(/\?.*/, '')}`;
+    request.resume();
+    if (asked === 'POST /containers/it/exec') return send(response, [201, { Id: 'e' }]);
+    if (asked === 'GET /exec/e/json' && inspect) return send(response, inspect(stream));
+    if (asked === 'GET /images/i/json') return send(response, [200, { Config: {} }]);
+    if (asked === 'GET /version') return send(response, [200, { Version: '4.3.1', Arch: 'amd64' }]);
+    if (asked.includes('/networks/')) return send(response, [404, { message: 'no such network' }]);
+    return send(response, container ?? [200, { Image: 'i' }]);
+  });
+  server.on('upgrade', (_, socket: Socket) => {
+    stream = socket;
+    socket.resume();
+    socket.write('HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n');
+  });
+  const path = join(directory, 'sock');
+  await once(server.listen(path), 'listening');
+  t.after(() => {
+    stream?.destroy();
+    server.close();
+    server.closeAllConnections();
+    rmSync(directory, { recursive: true, force: true });
+  });
+  return `unix://${path}`;
+}
+
+for (const [name, answer] of Object.entries(REMOVED)) {
+  test(`${name}: the command was killed, and what it said before is whole`, async (t) => {
+    const inspect = (stream: Socket) => {
+      // The end of the stream comes after the answer, as on a busy machine.
+      setTimeout(() => stream.end(Buffer.concat([Buffer.from([1, 0, 0, 0, 0, 0, 0, 5]), Buffer.from('last\n')])), 500);
+      return answer;
+    };
+    const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
+    t.after(() => engine.close());
+    const { exitCode, timedOut, stdout } = await runInside(engine, 'it', ORDER);
+    assert.deepEqual([exitCode, timedOut, stdout.toString()], [137, false, 'last\n']);
+  });
+
+  test(`${name}: the machine is gone`, async (t) => {
+    const { backend } = containerSubject({ socket: await openFakeEngine(t, { container: answer }) });
+    t.after(() => backend.close());
+    assert.equal(await backend.inspect('it'), undefined);
+    await backend.destroy('it');
+  });
+}
+
+test('another error of the engine is no end of a command, nor of a machine', async (t) => {
+  const answer: Answer = [500, { cause: 'database is locked', message: 'database is locked', response: 500 }];
+  const engine = openEngine({ socket: await openFakeEngine(t, { inspect: () => answer }) });
+  t.after(() => engine.close());
+  await assert.rejects(runInside(engine, 'it', ORDER), /database is locked/);
+  const { backend } = containerSubject({ socket: await openFakeEngine(t, { container: answer }) });
+  t.after(() => backend.close());
+  await assert.rejects(backend.inspect('it'), /database is locked/);
+  await assert.rejects(backend.destroy('it'), /database is locked/);
+});

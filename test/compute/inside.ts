@@ -1,0 +1,218 @@
+import assert from 'node:assert/strict';
+import { randomBytes, randomInt } from 'node:crypto';
+import { readdirSync, readFileSync } from 'node:fs';
+import test, { type TestContext } from 'node:test';
+import fc from 'fast-check';
+import { tagOf } from '../../src/compute/backend.ts';
+import { type CommandOrder, runCommand } from '../../src/compute/inside/command.ts';
+import { listFiles, readPart } from '../../src/compute/inside/files.ts';
+import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/inside/process.ts';
+import { type Subject, until } from './conformance.ts';
+
+const now = () => Math.floor(Date.now() / 1000);
+const take = () => true;
+/** What upload takes in a name: all but slashes and control characters. */
+const NAMES = fc.string({
+  minLength: 1,
+  maxLength: 40,
+  unit: fc.constantFrom(...(`'"\\\`$*?[]{}()<>|&;!#~%^=+-_. aZ9ü😀`.match(/./gu) as string[])),
+});
+
+/** The command lines on this machine that have a text, for as long as they are there. */
+const commandLinesWith = (text: string) =>
+  readdirSync('/proc').filter((it) => {
+    try {
+      return /^\d+$/.test(it) && readFileSync(`/proc/${it}/cmdline`, 'utf8').includes(text);
+    } catch {
+      return false; // It has just ended.
+    }
+  });
+
+/** What can be done inside a machine of every backend, by the same generic code: a new one has to let it. */
+export function workInside(name: string, open: (t: TestContext) => Promise<Subject | undefined>): void {
+  const installation = `inst_${randomBytes(13).toString('hex')}`;
+
+  /** A machine of its own, with a directory of its own. */
+  async function machine(t: TestContext) {
+    const subject = await open(t);
+    if (!subject) return undefined;
+    const { backend, spec } = subject;
+    const tag = tagOf(installation, `res_${randomBytes(13).toString('hex')}`);
+    const created = await backend.create({ tag, quote: await backend.quote(spec), deadline: now() + 600 });
+    assert.equal(created.kind, 'created', JSON.stringify(created));
+    const { ref } = created as { ref: string };
+    await until(`${name} runs`, async () => {
+      const it = await backend.inspect(ref);
+      return it?.state === 'running' && (await backend.prove?.(ref)) === undefined && it;
+    });
+    const folder = `/tmp/purser-test-${randomBytes(6).toString('hex')}`; // A machine may be this one.
+    const sh = async (command: string) => {
+      const said = await backend.exec(ref, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
+      return said.stdout.toString();
+    };
+    await sh(`mkdir ${folder}`);
+    const run = async (command: string, order: Partial<CommandOrder> = {}) => {
+      const limits = { timeoutSeconds: 60, streamBytesMax: 1024 * 1024 };
+      const said = await runCommand(backend, ref, { command, ...limits, ...order });
+      return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
+    };
+    const end = async () => {
+      await sh(`rm -rf ${folder}`);
+      await until('it is gone', async () => {
+        await backend.destroy(ref);
+        return (await backend.inspect(ref)) === undefined;
+      });
+    };
+    return { backend, ref, folder, sh, run, end };
+  }
+
+  test(`${name}: a command is given input, a directory and variables, and says all as it comes`, async (t) => {
+    const lease = await machine(t);
+    if (!lease) return;
+    const { run, folder, sh } = lease;
+    const secret = `canary-${randomBytes(8).toString('hex')}`;
+    const env = { SECRET: secret, QUOTED: `it's "$HOME"\nü`, PATH: '/nowhere:/usr/bin:/bin' };
+    const input = randomBytes(200_000);
+    const pieces: string[] = [];
+    const tell = (stream: string) => async (piece: Buffer) => void pieces.push(`${stream}: ${piece}`);
+    const sum = '$(($(wc -c)))';
+    const command = `echo first; sleep 1; echo second >&2; echo "${sum} $PWD $SECRET $QUOTED"; exit 7`;
+    const running = run(command, { cwd: folder, env, input, tell: { stdout: tell('out'), stderr: tell('err') } });
+    await until('the first piece has come', async () => pieces.length > 0);
+    assert.deepEqual(commandLinesWith(secret), [], 'no list of processes has the value of a variable');
+    const said = await running;
+    const output = `first\n200000 ${folder} ${secret} ${env.QUOTED}\n`;
+    assert.deepEqual([said.exitCode, said.stdout, said.stderr], [7, output, 'second\n']);
+    assert.equal(pieces[0], 'out: first\n');
+    assert.deepEqual(
+      pieces
+        .filter((it) => it.startsWith('out: '))
+        .map((it) => it.slice(5))
+        .join(''),
+      output,
+    );
+
+    assert.equal((await run('cat', { input: Buffer.alloc(0) })).stdout, '');
+    assert.equal((await run('cat; pwd', { cwd: '/' })).stdout, '/\n', 'without input there is none');
+    assert.equal((await run('true', { input: Buffer.alloc(500_000) })).exitCode, 0, 'nobody has to read it');
+    for (const cwd of [`${folder}/none`, '-', '--help'])
+      await assert.rejects(run('true', { cwd }), { code: 'invalid_request', message: /^cwd: / }, cwd);
+
+    const marker = `4${randomInt(1e6)}`;
+    const left = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
+    assert.equal((await run(`setsid sleep ${marker} & sleep ${marker}`, { timeoutSeconds: 1 })).timedOut, true);
+    await until('the tree is dead', async () => (await sh(left)) === '');
+    const gone = new AbortController();
+    const begun = Promise.withResolvers<void>();
+    const killed = run(`setsid sleep ${marker} & sleep ${marker}`, { signal: gone.signal, begun: begun.resolve });
+    await begun.promise;
+    gone.abort();
+    await killed.catch(() => {}); // Some lines break with what is killed.
+    await until('the tree of one that is not wanted any more is dead', async () => (await sh(left)) === '');
+    const background = await run(`sleep ${marker} & echo begun`);
+    assert.deepEqual([background.stdout, background.exitCode], ['begun\n', 0], 'nobody waits for the background');
+    await lease.end();
+  });
+
+  test(`${name}: what was uploaded is listed and downloaded, whatever its name`, async (t) => {
+    const lease = await machine(t);
+    if (!lease) return;
+    const { backend, ref, folder, sh, run } = lease;
+    const seed = randomInt(2 ** 31);
+    const random = fc.sample(NAMES, { numRuns: 6, seed }).filter((it) => it !== '.' && it !== '..');
+    const names = [...new Set(['-rf', "it's", '"quoted" \\ $x', 'ünïcode 😀', ...random])];
+    const contents = new Map(names.map((it) => [it, randomBytes(randomInt(200_000))]));
+    for (const [it, content] of contents) await backend.upload(ref, `${folder}/${it}`, content);
+    // Upload refuses control characters. A tenant may use them.
+    const other = 'two\nlines\n';
+    await run(`cat >"$NAME"`, { cwd: folder, env: { NAME: other }, input: Buffer.from('x') });
+    contents.set(other, Buffer.from('x'));
+    const { entries, facts } = await listFiles(backend, ref, { path: folder, take });
+    assert.equal(facts.type, 'directory');
+    const listed = entries?.map((it) => [it.name.toString(), it.type, it.size]);
+    const written = [...contents].map(([it, { length }]) => [it, 'file', length]);
+    const order = ([a]: unknown[], [b]: unknown[]) =>
+      Buffer.compare(Buffer.from(a as string), Buffer.from(b as string));
+    assert.deepEqual(listed, written.sort(order as never), `seed ${seed}`);
+    for (const [it, content] of contents) {
+      const order = { path: `${folder}/${it}`, offset: 0, bytesMax: 8 * 1024 * 1024, take };
+      const { bytes, size } = await readPart(backend, ref, order);
+      assert.ok(bytes.equals(content) && size === content.length, `${JSON.stringify(it)}, seed ${seed}`);
+    }
+
+    const big = randomBytes(3_000_000);
+    await backend.upload(ref, `${folder}/big`, big);
+    const part = (offset: number, length: number) =>
+      readPart(backend, ref, { path: `${folder}/big`, offset, length, bytesMax: 1_000_000, take });
+    for (const [offset, length] of [
+      [0, 1],
+      [1_500_000, 1_000_000],
+      [2_999_999, 100],
+      [3_000_000, 1],
+    ] as const)
+      assert.ok((await part(offset, length)).bytes.equals(big.subarray(offset, offset + length)), `${offset}`);
+    const whole = { path: `${folder}/big`, offset: 0, bytesMax: 1_000_000, take };
+    await assert.rejects(readPart(backend, ref, whole), { code: 'invalid_request', message: /^length: .*3000000/ });
+    await assert.rejects(readPart(backend, ref, { ...whole, path: folder }), { code: 'invalid_request' });
+    await assert.rejects(readPart(backend, ref, { ...whole, path: `${folder}/none` }), { code: 'not_found' });
+
+    await sh(`ln -s ${folder} ${folder}/link; chmod 640 ${folder}/big; touch -d @1700000000 ${folder}/big`);
+    const about = async (path: string) => (await listFiles(backend, ref, { path, take })).facts;
+    assert.deepEqual(await about(`${folder}/big`), { type: 'file', size: 3e6, mode: 0o640, modified: 1_700_000_000 });
+    assert.equal((await about(`${folder}/link`)).type, 'link');
+    assert.equal((await listFiles(backend, ref, { path: `${folder}/link`, take })).entries?.length, contents.size + 2);
+    await lease.end();
+  });
+
+  test(`${name}: a process in the background keeps its log and its exit code, and is killed with all of it`, async (t) => {
+    const lease = await machine(t);
+    if (!lease) return;
+    const { backend, ref, folder, sh, run } = lease;
+    const start = (command: string, setting = {}) => startProcess(backend, ref, { command, ...setting });
+    const secret = `canary-${randomBytes(8).toString('hex')}`;
+    const command = 'echo "$PWD $WORD"; echo err >&2; sleep 2; printf last; exit 9';
+    const first = await start(command, { cwd: folder, env: { WORD: secret } });
+    assert.deepEqual(
+      [first.isRunning, first.exitCode, first.endedAt, first.command],
+      [true, null, null, command],
+      'a start does not wait',
+    );
+    assert.deepEqual(commandLinesWith(secret), []);
+    let heard = '';
+    const log = await readLog(backend, ref, {
+      id: first.id,
+      offset: 0,
+      bytesMax: 0,
+      follow: { timeoutSeconds: 60 },
+      tell: async (piece) => {
+        heard += piece;
+      },
+    });
+    assert.equal(heard, `${folder} ${secret}\nerr\nlast`, 'a log that is followed ends with its process');
+    assert.deepEqual([log.process?.isRunning, log.process?.exitCode], [false, 9]);
+    const part = async (offset: number, bytesMax: number) =>
+      (await readLog(backend, ref, { id: first.id, offset, bytesMax })).bytes.toString();
+    assert.deepEqual([await part(-4, 100), await part(1, 3)], ['last', folder.slice(1, 4)]);
+
+    const marker = `5${randomInt(1e6)}`;
+    const second = await start(`setsid sleep ${marker} & env -i sleep ${marker} & echo begun; sleep ${marker}`);
+    const left = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
+    await until('all of it runs', async () => (await sh(left)).split('\n').length === 4);
+    const list = async () => (await listProcesses(backend, ref)).map((it) => [it.id, it.isRunning, it.exitCode]);
+    assert.deepEqual(await list(), [
+      [second.id, true, null],
+      [first.id, false, 9],
+    ]);
+    const killed = await killProcess(backend, ref, second.id);
+    assert.deepEqual([killed.isRunning, killed.exitCode], [false, 137]);
+    assert.equal(await sh(left), '', 'with what it started');
+    assert.equal((await killProcess(backend, ref, first.id)).exitCode, 9, 'a kill changes no end');
+
+    for (const id of ['proc_01k9v3c2mq8r5t7w1x4z6b0d2f', '../x', '$(id)'])
+      await assert.rejects(killProcess(backend, ref, id), { code: 'not_found' });
+    await assert.rejects(start('true', { cwd: `${folder}/none` }), { code: 'invalid_request', message: /^cwd: / });
+    await run(`rm -rf '${first.logPath.slice(0, -'/log'.length)}'`);
+    assert.deepEqual(await list(), [[second.id, false, 137]]);
+    await lease.end();
+  });
+}

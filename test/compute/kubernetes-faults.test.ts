@@ -1,0 +1,417 @@
+import assert from 'node:assert/strict';
+import { randomBytes, randomInt } from 'node:crypto';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import * as v from 'valibot';
+import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { openKubernetesBackend } from '../../src/compute/backends/kubernetes/kubernetes.ts';
+import { type KubernetesSettings, slots } from '../../src/compute/backends/kubernetes/settings.ts';
+import {
+  doneBut,
+  dropped,
+  type FakeKubernetes,
+  garbled,
+  halved,
+  type KubernetesCall,
+  type KubernetesExec,
+  type KubernetesFault,
+  late,
+  lost,
+  openFakeKubernetes,
+  runHere,
+  says,
+  saysPlain,
+} from './engines/fake-kubernetes.ts';
+
+const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
+const NAMESPACE = 'leases';
+const SPEC = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
+const freshTag = () => tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
+const now = () => Math.floor(Date.now() / 1000);
+
+const isCall = (method: string, path: RegExp) => (it: KubernetesCall) => it.method === method && path.test(it.path);
+const makesJob = isCall('POST', /\/jobs$/);
+const triesPod = isCall('POST', /\/pods$/);
+const removesJob = isCall('DELETE', /\/jobs\//);
+const movesJob = isCall('PATCH', /\/jobs\//);
+const runs = isCall('GET', /\/exec$/);
+const listsPods = isCall('GET', /\/pods$/);
+
+/** A fake of its own, and a backend on it. */
+async function openBench(t: TestContext) {
+  const fake = await openFakeKubernetes(t);
+  const directory = mkdtempSync(join(tmpdir(), 'purser-kubeconfig-'));
+  writeFileSync(join(directory, 'config'), fake.kubeconfig);
+  const settings = v.parse(slots.provider_one, {
+    backend: 'kubernetes',
+    kubeconfig: join(directory, 'config'),
+    namespace: NAMESPACE,
+    image: 'busybox',
+    prices: { cpu_hourly_usd: '0.02', memory_gib_hourly_usd: '0.005' },
+    limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
+  }) as KubernetesSettings;
+  const backend = openKubernetesBackend(settings, { now });
+  t.after(async () => {
+    await backend.close();
+    rmSync(directory, { recursive: true });
+  });
+  return { fake, backend, directory, ...calls(backend) };
+}
+const calls = (backend: Backend) => ({
+  create: async (tag: string = freshTag()) =>
+    backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 }),
+  sh: (ref: string, command: string) => backend.exec(ref, { command, timeoutSeconds: 20, streamBytesMax: 1024 * 1024 }),
+});
+const jobsOf = (fake: FakeKubernetes) => fake.objects('jobs').length;
+
+type Outcome = { kind: string; code?: string };
+const CREATES: [what: string, match: (call: KubernetesCall) => boolean, KubernetesFault, Outcome, jobs: 0 | 1][] = [
+  ['a pod that is forbidden', triesPod, says(403, 'Forbidden'), { kind: 'refused', code: 'provider_unavailable' }, 0],
+  ['a pod that is invalid', triesPod, says(422, 'Invalid'), { kind: 'refused', code: 'provider_unavailable' }, 0],
+  [
+    'a fault before anything was asked for',
+    triesPod,
+    says(500, 'InternalError'),
+    { kind: 'refused', code: 'provider_unavailable' },
+    0,
+  ],
+  [
+    'a connection lost before anything was asked for',
+    triesPod,
+    lost,
+    { kind: 'refused', code: 'provider_unavailable' },
+    0,
+  ],
+  ['a job that is forbidden', makesJob, says(403, 'Forbidden'), { kind: 'refused', code: 'provider_unavailable' }, 0],
+  [
+    'a used-up quota',
+    makesJob,
+    says(403, 'Forbidden: exceeded quota: leases'),
+    { kind: 'refused', code: 'capacity_unavailable' },
+    0,
+  ],
+  ['a job that is invalid', makesJob, says(422, 'Invalid'), { kind: 'refused', code: 'provider_unavailable' }, 0],
+  [
+    'too many requests',
+    makesJob,
+    says(429, 'TooManyRequests', { 'retry-after': '1' }),
+    { kind: 'refused', code: 'provider_unavailable' },
+    0,
+  ],
+  ['a fault of the server', makesJob, says(500, 'InternalError'), { kind: 'unknown' }, 0],
+  ['a time-out of the server, which made it', makesJob, doneBut(504, 'Timeout'), { kind: 'unknown' }, 1],
+  ['a gateway without its server', makesJob, saysPlain(502, 'Bad Gateway'), { kind: 'unknown' }, 0],
+  ['a connection lost before', makesJob, dropped, { kind: 'unknown' }, 0],
+  ['a connection lost after', makesJob, lost, { kind: 'unknown' }, 1],
+  ['half an answer', makesJob, halved, { kind: 'unknown' }, 1],
+  ['an answer that is no JSON', makesJob, garbled, { kind: 'unknown' }, 1],
+  ['a slow answer', makesJob, late(1500), { kind: 'created' }, 1],
+];
+
+for (const [what, match, fault, outcome, jobs] of CREATES)
+  test(`kubernetes: of a create, ${what} is ${outcome.kind}; another create of the tag makes no second machine`, async (t) => {
+    const { fake, create, backend } = await openBench(t);
+    const tag = freshTag();
+    fake.fault(match, fault);
+    const { kind, code } = (await create(tag)) as Outcome;
+    assert.deepEqual({ kind, ...(code ? { code } : {}) }, outcome);
+    assert.equal(jobsOf(fake), jobs);
+    assert.equal((await backend.find(tag)).length, jobs);
+    assert.deepEqual(await create(tag), { kind: 'created', ref: tag });
+    assert.deepEqual([jobsOf(fake), fake.objects('pods').length], [1, 1]);
+  });
+
+test('kubernetes: creates of one tag at the same time make one machine', async (t) => {
+  const { fake, create } = await openBench(t);
+  const tag = freshTag();
+  const made = await Promise.all(Array.from({ length: 8 }, () => create(tag)));
+  assert.deepEqual(
+    made,
+    Array.from({ length: 8 }, () => ({ kind: 'created', ref: tag })),
+  );
+  assert.equal(jobsOf(fake), 1);
+});
+
+test('kubernetes: a job of that name with another tag is nobody’s machine', async (t) => {
+  const { fake, create, backend } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const [job] = fake.objects('jobs');
+  for (const [key, value] of Object.entries(job.metadata.annotations))
+    if (value === tag) job.metadata.annotations[key] = freshTag();
+  assert.equal((await create(tag)).kind, 'unknown');
+  await assert.rejects(backend.find(tag), /is there, and is not/);
+  await assert.rejects(backend.destroy(tag), /is there, and is not/);
+  assert.equal(jobsOf(fake), 1);
+});
+
+test('kubernetes: a server that is not there is refused; one that no longer takes the token is asked with it anew', async (t) => {
+  const { fake, create, directory } = await openBench(t);
+  const config = readFileSync(join(directory, 'config'), 'utf8');
+  await create();
+  writeFileSync(join(directory, 'config'), config.replace('fake-token', 'next-token'));
+  const isOld = ({ headers }: KubernetesCall) => headers.authorization === 'Bearer fake-token';
+  fake.fault(isOld, says(401, 'Unauthorized'), Number.POSITIVE_INFINITY);
+  assert.equal((await create()).kind, 'created');
+  assert.equal(jobsOf(fake), 2);
+  fake.fault(() => true, says(401, 'Unauthorized'), Number.POSITIVE_INFINITY);
+  assert.equal((await create()).kind, 'refused');
+  await fake.close();
+  assert.equal((await create()).kind, 'refused');
+});
+
+test('kubernetes: whatever happens to creates, in any order, a tag has one machine at most and the outcomes are true', async (t) => {
+  const seed = randomInt(2 ** 31);
+  t.diagnostic(`seed ${seed}`);
+  let state = seed;
+  const random = (below: number) => {
+    state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff;
+    return Math.floor((state / 2 ** 31) * below);
+  };
+  const { fake, create, backend } = await openBench(t);
+  const faults = CREATES.map(([, , fault]) => fault).filter((it) => it !== CREATES.at(-1)?.[2]);
+  for (let round = 0; round < 150; round++) {
+    const tag = freshTag();
+    const before = jobsOf(fake);
+    let isMade = false;
+    for (let attempt = 0; attempt < 3; attempt++) {
+      const calls = fake.calls.length + random(3);
+      const fault = faults[random(faults.length)] as KubernetesFault;
+      if (random(4)) fake.fault(() => fake.calls.length > calls, fault);
+      const { kind } = await create(tag);
+      fake.clear();
+      const there = jobsOf(fake) - before;
+      if (kind === 'created') isMade = true;
+      if (isMade) assert.equal(there, 1, `round ${round}: ${kind}`);
+      if (kind === 'refused' && attempt === 0) assert.equal(there, 0, `round ${round}: refused`);
+      assert.ok(there <= 1, `round ${round}: ${there} machines`);
+    }
+    assert.equal((await backend.find(tag)).length, jobsOf(fake) - before);
+  }
+});
+
+test('kubernetes: a list is read to its end, begun anew when the server forgot it, or fails', async (t) => {
+  const { fake, backend, create } = await openBench(t);
+  const tags = Array.from({ length: 7 }, freshTag).sort();
+  for (const tag of tags) await create(tag);
+  const listed = async () => (await backend.listOwned(tagPrefix(INSTALLATION))).map((it) => it.tag).sort();
+  fake.pageMax = 3;
+  assert.deepEqual(await listed(), tags);
+  const continued = ({ query }: KubernetesCall) => query.has('continue');
+  fake.fault(continued, says(410, 'Expired'));
+  assert.deepEqual(await listed(), tags);
+  for (const fault of [
+    says(500, 'InternalError'),
+    says(403, 'Forbidden'),
+    dropped,
+    halved,
+    garbled,
+    saysPlain(200, '{"kind":"Status"}'),
+  ]) {
+    fake.fault(continued, fault);
+    await assert.rejects(listed());
+    fake.fault(listsPods, fault);
+    await assert.rejects(backend.find(tags[0] as string));
+  }
+  fake.fault(continued, says(410, 'Expired'), Number.POSITIVE_INFINITY);
+  await assert.rejects(listed(), /410/);
+});
+
+test('kubernetes: only the API’s own word says that there is no machine', async (t) => {
+  const { fake, backend, create } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const asksJob = isCall('GET', /\/jobs\/./);
+  for (const fault of [
+    saysPlain(404, 'no such page'),
+    says(503, 'ServiceUnavailable'),
+    says(403, 'Forbidden'),
+    dropped,
+    garbled,
+  ]) {
+    fake.fault(asksJob, fault);
+    await assert.rejects(backend.inspect(tag));
+  }
+  assert.equal((await backend.inspect(tag))?.state, 'running');
+  assert.equal(await backend.inspect(freshTag()), undefined);
+});
+
+test('kubernetes: a machine is gone with its pods, and a removal that is not certain is done again', async (t) => {
+  const { fake, backend, create } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  for (const fault of [says(500, 'InternalError'), says(429, 'TooManyRequests', { 'retry-after': '1' }), dropped]) {
+    fake.fault(removesJob, fault);
+    await assert.rejects(backend.destroy(tag));
+    assert.equal((await backend.inspect(tag))?.state, 'running');
+  }
+  fake.podsLinger = true;
+  fake.fault(removesJob, lost);
+  await assert.rejects(backend.destroy(tag));
+  assert.equal(jobsOf(fake), 0);
+  assert.equal((await backend.inspect(tag))?.state, 'ended', 'its pod is still there');
+  await backend.destroy(tag);
+  fake.podsLinger = false;
+  fake.remove('pods');
+  await backend.destroy(tag);
+  assert.equal(await backend.inspect(tag), undefined);
+});
+
+test('kubernetes: another job that got the name meanwhile is not removed', async (t) => {
+  const { fake, backend, create } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const [job] = fake.objects('jobs');
+  fake.fault(removesJob, (response, perform) => {
+    job.metadata.uid = 'another';
+    const { status, body } = perform();
+    response.writeHead(status).end(JSON.stringify(body));
+  });
+  await backend.destroy(tag);
+  assert.equal(jobsOf(fake), 1);
+});
+
+const EXTENDS: [what: string, KubernetesFault, kind: string, isMoved: boolean][] = [
+  ['that is forbidden', says(403, 'Forbidden'), 'refused', false],
+  ['that is invalid', says(422, 'Invalid'), 'refused', false],
+  ['of another job', says(409, 'Conflict'), 'refused', false],
+  ['of no job', says(404, 'NotFound'), 'refused', false],
+  ['too many', says(429, 'TooManyRequests', { 'retry-after': '1' }), 'refused', false],
+  ['with a fault', says(500, 'InternalError'), 'unknown', false],
+  ['whose connection is lost before', dropped, 'unknown', false],
+  ['whose connection is lost after', lost, 'unknown', true],
+  ['with half an answer', halved, 'unknown', true],
+  ['that is answered', late(100), 'done', true],
+];
+test('kubernetes: the outcome of moving a deadline is exact', async (t) => {
+  for (const [what, fault, kind, isMoved] of EXTENDS) {
+    const { fake, backend, create } = await openBench(t);
+    const tag = freshTag();
+    await create(tag);
+    const before = (await backend.inspect(tag))?.deadline as number;
+    fake.fault(movesJob, fault);
+    assert.equal((await backend.extend(tag, before + 300)).kind, kind, what);
+    assert.equal((await backend.inspect(tag))?.deadline, isMoved ? before + 300 : before, what);
+  }
+});
+
+test('kubernetes: a deadline that the watchdog does not take is not sold', async (t) => {
+  const { fake, backend, create } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const before = (await backend.inspect(tag))?.deadline as number;
+  const answering = (code: string) => (exec: KubernetesExec) =>
+    runHere({ ...exec, command: exec.command.map((it) => (it === '/proc/1/exe' ? code : it)) });
+  fake.exec = answering('false');
+  assert.equal((await backend.extend(tag, before + 300)).kind, 'refused');
+  fake.exec = ({ socket }) => socket.terminate();
+  await assert.rejects(backend.extend(tag, before + 300));
+  assert.equal((await backend.inspect(tag))?.deadline, before);
+  assert.equal(fake.count('PATCH', /jobs/), 0);
+});
+
+for (const protocols of [['v5.channel.k8s.io', 'v4.channel.k8s.io'], ['v5.channel.k8s.io'], ['v4.channel.k8s.io']])
+  test(`kubernetes: commands, their output and their input over ${protocols.join(' and ')}`, async (t) => {
+    const { fake, backend, create, sh } = await openBench(t);
+    fake.protocols = protocols;
+    const tag = freshTag();
+    await create(tag);
+    const said = await sh(tag, 'echo out; echo err >&2; exit 7');
+    assert.deepEqual([said.exitCode, said.stdout.toString(), said.stderr.toString()], [7, 'out\n', 'err\n']);
+    const long = await sh(tag, 'head -c 3000000 /dev/zero; head -c 200000 /dev/zero >&2');
+    assert.deepEqual([long.stdout.length, long.stdoutTruncated, long.stderr.length], [1024 * 1024, true, 200_000]);
+    const content = randomBytes(300_000);
+    const open = join(tmpdir(), `purser-upload-${randomBytes(6).toString('hex')}`);
+    t.after(() => rmSync(open, { recursive: true, force: true }));
+    await backend.upload(tag, `${open}/file`, content);
+    assert.ok(readFileSync(`${open}/file`).equals(content));
+  });
+
+test('kubernetes: a server that speaks no protocol of ours, or no longer has the pod, runs nothing', async (t) => {
+  const { fake, create, sh } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  fake.protocols = ['v9.channel.k8s.io'];
+  await assert.rejects(sh(tag, 'true'));
+  fake.protocols = ['v5.channel.k8s.io'];
+  for (const fault of [says(404, 'NotFound'), says(500, 'InternalError'), says(403, 'Forbidden'), dropped]) {
+    fake.fault(runs, fault);
+    await assert.rejects(sh(tag, 'true'));
+  }
+  assert.equal((await sh(tag, 'true')).exitCode, 0);
+});
+
+/** Ends the socket in a way of its own, once the command has said so much. */
+const cutAfter =
+  (bytes: number, end: (exec: KubernetesExec) => void) =>
+  (exec: KubernetesExec): void => {
+    let left = bytes;
+    runHere({
+      ...exec,
+      stdout(data) {
+        const piece = Buffer.from(data as string).subarray(0, left);
+        left -= piece.length;
+        exec.stdout(piece);
+        if (left === 0) end(exec);
+      },
+    });
+  };
+
+test('kubernetes: how a command ended is unknown when its socket ends without saying so', async (t) => {
+  for (const protocol of ['v5.channel.k8s.io', 'v4.channel.k8s.io']) {
+    const { fake, create, sh } = await openBench(t);
+    fake.protocols = [protocol];
+    const tag = freshTag();
+    await create(tag);
+    const ends: [string, (exec: KubernetesExec) => void][] = [
+      ['closes', ({ socket }) => socket.close(1000)],
+      ['breaks', ({ socket }) => socket.terminate()],
+      [
+        'says that it failed',
+        (exec) => void [exec.status({ status: 'Failure', message: 'the node is gone' }), exec.socket.close()],
+      ],
+      ['says what cannot be read', (exec) => void [exec.socket.send(Buffer.from('\x03<html>')), exec.socket.close()]],
+    ];
+    for (const [what, end] of ends) {
+      fake.exec = cutAfter(5000, end);
+      await assert.rejects(
+        sh(tag, 'head -c 10000 /dev/zero; sleep 30'),
+        /nobody knows how it ended/,
+        `${protocol} ${what}`,
+      );
+      fake.exec = end;
+      await assert.rejects(sh(tag, 'true'), Error, `${protocol} ${what} at once`);
+    }
+  }
+});
+
+test('kubernetes: a server may close a stream by itself', async (t) => {
+  const { fake, create, sh } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  fake.exec = (exec) =>
+    runHere({
+      ...exec,
+      exit(code) {
+        for (const stream of [1, 2]) exec.socket.send(Buffer.from([255, stream]));
+        exec.exit(code);
+      },
+    });
+  const said = await sh(tag, 'echo out; exit 3');
+  assert.deepEqual([said.exitCode, said.stdout.toString()], [3, 'out\n']);
+});
+
+test('kubernetes: what Purser may not do in the cluster is said by its checks', async (t) => {
+  const { fake, backend } = await openBench(t);
+  const rights = async () => (await backend.check?.())?.find((it) => it.name === 'rights');
+  fake.denied = new Set(['create pods/exec', 'patch jobs', 'get secrets', 'list secrets', 'create rolebindings']);
+  const missing = await rights();
+  assert.equal(missing?.ok, false);
+  assert.match(missing?.detail ?? '', /may not patch jobs, create pods\/exec in the namespace leases/);
+  fake.denied = new Set(['get secrets', 'list secrets', 'create rolebindings']);
+  assert.deepEqual([(await rights())?.ok], [true]);
+  fake.denied = new Set();
+  assert.match((await rights())?.detail ?? '', /and more: get secrets, list secrets, create rolebindings/);
+});

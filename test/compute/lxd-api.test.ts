@@ -1,0 +1,207 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import http from 'node:http';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { PassThrough } from 'node:stream';
+import test, { type TestContext } from 'node:test';
+import { collect } from '../../src/compute/backends/collect.ts';
+import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
+import { withoutMark } from '../../src/compute/backends/lxd/exit-mark.ts';
+import { frame, MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
+
+/** What a real LXD cannot be made to do: a server that answers as a test says. */
+type Answer = { status?: number; body?: object; drop?: true };
+type Respond = (method: string, path: string, body: unknown) => Answer;
+
+const sync = (metadata: unknown): Answer => ({ body: { type: 'sync', metadata } });
+const refusal = (code: number, error: string): Answer => ({
+  status: code,
+  body: { type: 'error', error_code: code, error },
+});
+const operation = (code: number, err = ''): object => ({
+  id: 'op',
+  status_code: code,
+  err,
+  metadata: null,
+});
+const SERVER = { auth: 'trusted', environment: { server: 'lxd', server_version: '5.0.2', server_clustered: true } };
+const RESOURCES = { cpu: { total: 8 }, memory: { total: 16 * 1024 ** 3 } };
+
+async function openFake(t: TestContext, respond: Respond) {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-fake-lxd-'));
+  const path = join(directory, 'socket');
+  const asked: string[] = [];
+  const server = http.createServer(async (request, response) => {
+    const chunks: Buffer[] = [];
+    for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
+    const text = Buffer.concat(chunks).toString();
+    const where = (request.url ?? '').replace(/[?&]project=default/, '');
+    asked.push(`${request.method} ${where}`);
+    const isJson = request.headers['content-type'] === 'application/json';
+    const answer = respond(request.method ?? '', where, isJson ? JSON.parse(text) : text);
+    if (answer.drop) return request.socket.destroy();
+    response.writeHead(answer.status ?? 200).end(JSON.stringify(answer.body));
+  });
+  await once(server.listen(path), 'listening');
+  const { backend, spec } = lxdSubject(`unix://${path}`);
+  t.after(async () => {
+    await backend.close();
+    server.close();
+    rmSync(directory, { recursive: true, force: true });
+  });
+  return { backend, spec, asked };
+}
+
+const TAG = `${LXD_PREFIX}res-fake`;
+const REF = nameOf(TAG);
+const instance = (change: object = {}) => ({
+  ...{ name: REF, status: 'Running', status_code: 103, architecture: 'x86_64', location: 'one' },
+  created_at: '2026-01-01T00:00:00Z',
+  config: { 'user.purser.tag': TAG, 'user.purser.created': '1000' },
+  ...change,
+});
+const order = async ({ backend, spec }: Awaited<ReturnType<typeof openFake>>) => ({
+  tag: TAG,
+  quote: await backend.quote(spec),
+  deadline: 2_000_000_000,
+});
+
+test('a list with a member that does not answer is no list', async (t) => {
+  let silent: object = instance({ name: nameOf('other'), status_code: 112, status: 'Error', location: 'two' });
+  const fake = await openFake(t, (_, path) =>
+    path.startsWith('/1.0/instances?') ? sync([instance(), silent]) : sync(instance()),
+  );
+  await assert.rejects(fake.backend.listOwned(LXD_PREFIX), /the member two does not answer/);
+  // Whatever else the operator has there is no lease.
+  silent = instance({ name: 'somebodys', status_code: 112, status: 'Error', location: 'two', config: null });
+  assert.deepEqual(await fake.backend.listOwned(LXD_PREFIX), [
+    { ref: REF, tag: TAG, state: 'running', createdAt: 1000 },
+  ]);
+  assert.equal(fake.backend.partOf?.(REF), 'one', 'what fails with one member does not fail with another');
+});
+
+test('a machine whose state its member cannot say is neither there nor gone', async (t) => {
+  const fake = await openFake(t, () => sync(instance({ status_code: 112, status: 'Error' })));
+  await assert.rejects(fake.backend.inspect(REF), /cannot say the state/);
+  await assert.rejects(fake.backend.find(TAG), /cannot say the state/);
+});
+
+/** What a create meets at the server, and its outcome. */
+const CREATES: [what: string, post: Answer, wait: Answer, then: Answer, kind: string][] = [
+  ['an operation that failed', sync(operation(103)), sync(operation(400, 'no')), refusal(404, 'none'), 'refused'],
+  ['an answer that was lost', { drop: true }, sync({}), refusal(404, 'none'), 'unknown'],
+  ['an operation that is forgotten', sync(operation(103)), refusal(404, 'none'), refusal(404, 'none'), 'unknown'],
+  ['an answer of a member that was lost', refusal(503, 'lost'), sync({}), refusal(404, 'none'), 'unknown'],
+  ['something else of this name', refusal(409, 'exists'), sync({}), sync(instance({ config: {} })), 'refused'],
+  ['a lease that runs already', refusal(409, 'exists'), sync({}), sync(instance()), 'created'],
+];
+for (const [what, post, wait, then, kind] of CREATES)
+  test(`a create that meets ${what} is ${kind}`, async (t) => {
+    const fake = await openFake(t, (method, path) => {
+      if (path === '/1.0') return sync(SERVER);
+      if (path.startsWith('/1.0/cluster')) return sync([{ server_name: 'one', status: 'Online', message: '' }]);
+      if (path.startsWith('/1.0/resources')) return sync(RESOURCES);
+      if (path.startsWith('/1.0/operations')) return wait;
+      if (path.startsWith('/1.0/instances?')) return sync([]);
+      return method === 'POST' ? post : then;
+    });
+    const created = await fake.backend.create(await order(fake));
+    assert.equal(created.kind, kind, JSON.stringify([created, fake.asked]));
+  });
+
+test('the capacity of a cluster is that of the members that are online', async (t) => {
+  const members = [
+    { server_name: 'one', status: 'Online', message: '' },
+    { server_name: 'two', status: 'Offline', message: 'no heartbeat' },
+  ];
+  const fake = await openFake(t, (_, path) => {
+    if (path === '/1.0') return sync(SERVER);
+    if (path.startsWith('/1.0/cluster')) return sync(members);
+    if (path.startsWith('/1.0/images/aliases')) return refusal(404, 'none');
+    return sync(path.startsWith('/1.0/projects') ? { config: { restricted: 'true' } } : { driver: 'zfs' });
+  });
+  const findings = new Map(((await fake.backend.check?.()) ?? []).map((it) => [it.name, it]));
+  assert.match(findings.get('members')?.detail ?? '', /two \(Offline\)/);
+  assert.deepEqual([findings.get('project')?.ok, findings.get('image')?.ok], [false, false]);
+  assert.match(findings.get('project')?.detail ?? '', /restricted.containers.lowlevel=allow/);
+  assert.match(findings.get('disk')?.detail ?? '', /enforced by zfs/);
+});
+
+test('an untrusted certificate is named, with what to do', async (t) => {
+  const fake = await openFake(t, () => sync({ auth: 'untrusted' }));
+  const [finding] = (await fake.backend.check?.()) ?? [];
+  assert.ok(finding && !finding.ok && /lxc config trust add/.test(finding.detail), JSON.stringify(finding));
+});
+
+/** A frame as a server sends it: not masked. */
+function served(opcode: number, payload: Buffer, isFinal = true): Buffer {
+  const masked = frame(opcode, Buffer.alloc(payload.length));
+  const head = masked.subarray(0, masked.length - payload.length - 4);
+  head[0] = (isFinal ? 0x80 : 0) | opcode;
+  head[1] = (head[1] as number) & 0x7f;
+  return Buffer.concat([head, payload]);
+}
+
+for (const size of [1, 3, 100_000])
+  test(`messages in pieces of ${size} bytes are one stream, and a text message ends it`, async () => {
+    const payload = Buffer.alloc(70_000, 'payload.');
+    const sent = Buffer.concat([
+      served(2, Buffer.from('a')),
+      served(9, Buffer.from('keepalive')),
+      served(2, Buffer.alloc(0)),
+      served(2, payload.subarray(0, 300), false),
+      served(0, payload.subarray(300)),
+      served(1, Buffer.alloc(0)),
+      served(2, Buffer.from('late')),
+    ]);
+    const socket = new PassThrough();
+    const stream = new MessageStream(socket);
+    const read = collect(stream, 1_000_000);
+    for (let at = 0; at < sent.length; at += size) socket.write(sent.subarray(at, at + size));
+    const { bytes } = await read;
+    assert.ok(bytes.equals(Buffer.concat([Buffer.from('a'), payload])));
+    assert.equal(stream.isWhole, true);
+  });
+
+test('what is written after the end is lost, and breaks nothing', async () => {
+  const socket = new PassThrough();
+  const stream = new MessageStream(socket);
+  const read = collect(stream, 1000);
+  socket.write(served(1, Buffer.alloc(0)));
+  await read;
+  const fault = await new Promise((resolve) => stream.write('late', resolve));
+  assert.ok(fault instanceof Error);
+});
+
+test('a connection that breaks ends the stream, which is not whole then', async () => {
+  const socket = new PassThrough();
+  const stream = new MessageStream(socket);
+  const read = collect(stream, 1000);
+  socket.write(served(2, Buffer.from('half')));
+  setImmediate(() => socket.destroy(new Error('reset')));
+  assert.equal((await read).bytes.toString(), 'half');
+  assert.equal(stream.isWhole, false);
+  await new Promise<void>((resolve) => stream.write('what nobody reads', () => resolve()));
+});
+
+test('an exit code behind its mark is found wherever the pieces are cut', async () => {
+  const mark = 'purser-0123 ';
+  const said = `one purser-01 two ${mark}127\nthree`;
+  for (let size = 1; size <= said.length; size++) {
+    let code: number | undefined;
+    const filter = withoutMark(mark, (found) => {
+      code = found;
+    });
+    const read = collect(filter, 1000);
+    for (let at = 0; at < said.length; at += size) filter.write(said.slice(at, at + size));
+    filter.end();
+    assert.deepEqual([(await read).bytes.toString(), code], ['one purser-01 two three', 127], `pieces of ${size}`);
+  }
+  const filter = withoutMark(mark, () => assert.fail('there is no mark'));
+  const read = collect(filter, 1000);
+  filter.end(`plain ${mark.slice(0, 5)}`);
+  assert.equal((await read).bytes.toString(), `plain ${mark.slice(0, 5)}`);
+});

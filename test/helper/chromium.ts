@@ -1,0 +1,68 @@
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import type { TestContext } from 'node:test';
+import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Page } from 'playwright-core';
+import { hasComponent, hasProgram } from './component.ts';
+
+const CHROMIUM = '/usr/bin/chromium';
+/** Longer than a step in the browser takes on a busy machine. */
+const STEP_MILLISECONDS_MAX = 60_000;
+/** The rules of WCAG 2.2 at the levels A and AA. */
+const RULES = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'];
+const axe = () => readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+/** A browser whose network ends at the origins it is given, and what went wrong in it. */
+export type Chromium = {
+  browser: Browser;
+  /** Opens a window of its own: cookies, size, colours. */
+  open(options?: BrowserContextOptions): Promise<{ page: Page; context: BrowserContext }>;
+  /** Requests to elsewhere, errors of scripts, refusals of the content security policy, and dialogs. */
+  faults: string[];
+};
+
+/** Starts Debian's Chromium; undefined, and the test is skipped, where there is none. */
+export async function openChromium(t: TestContext, ...origins: string[]): Promise<Chromium | undefined> {
+  if (!hasComponent(t, 'chromium', () => hasProgram(CHROMIUM))) return undefined;
+  const browser = await chromium.launch({
+    executablePath: CHROMIUM,
+    args: ['--no-sandbox', '--disable-gpu'],
+    timeout: STEP_MILLISECONDS_MAX,
+  });
+  t.after(() => browser.close());
+  const faults: string[] = [];
+  return {
+    browser,
+    faults,
+    async open(options = {}) {
+      const context = await browser.newContext(options);
+      await context.route('**', (route) => {
+        const { origin } = new URL(route.request().url());
+        if (origins.includes(origin)) return route.continue();
+        faults.push(`asked for ${route.request().url()}`);
+        return route.abort();
+      });
+      context.setDefaultTimeout(STEP_MILLISECONDS_MAX);
+      const page = await context.newPage();
+      page.on('pageerror', (error) => faults.push(`script: ${error.message}`));
+      page.on('dialog', (dialog) => {
+        faults.push(`dialog: ${dialog.message()}`);
+        void dialog.dismiss();
+      });
+      page.on('console', (message) => {
+        if (/Content Security Policy|Refused to/i.test(message.text())) faults.push(`policy: ${message.text()}`);
+      });
+      return { page, context };
+    },
+  };
+}
+
+/** Returns the breaches of WCAG 2.2 AA that axe finds. It is put in by the browser's debugger, past the page's own policy. */
+export async function breachesOn(page: Page): Promise<string[]> {
+  if (await page.evaluate('typeof axe === "undefined"')) await page.evaluate(axe());
+  const found = (await page.evaluate(`axe.run(document, { runOnly: ${JSON.stringify(RULES)} })`)) as {
+    violations: { id: string; nodes: { target: string[]; failureSummary: string }[] }[];
+  };
+  return found.violations.flatMap(({ id, nodes }) =>
+    nodes.slice(0, 3).map((it) => `${id}: ${it.target.join(' ')}: ${it.failureSummary}`),
+  );
+}

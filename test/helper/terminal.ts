@@ -1,0 +1,64 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import type { TestContext } from 'node:test';
+import { within } from './executable.ts';
+
+export type Terminal = {
+  child: ChildProcess;
+  /** All that the terminal was told so far, without carriage returns before line feeds. */
+  screen(): string;
+  type(text: string): void;
+  /** Resolves once the terminal has been told what matches, control sequences aside. */
+  shows(what: RegExp): Promise<RegExpExecArray>;
+  /** Resolves with the exit code. */
+  ended: Promise<number | null>;
+};
+
+const CONTROLS = new RegExp(`${'\u001b'}\\[[\\d;?]*[A-Za-z]`, 'g');
+/** Removes the control sequences of a screen. */
+export const withoutControls = (screen: string) => screen.replaceAll(CONTROLS, '');
+
+const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** Runs a program on a terminal of its own (script(1)) of so many columns. It ends with the test. */
+export function onTerminal(
+  t: Pick<TestContext, 'after'>,
+  command: readonly string[],
+  { columns = 80, env = {} }: { columns?: number; env?: Record<string, string> } = {},
+): Terminal {
+  const line = `stty cols ${columns} rows 40; exec ${command.map(quoted).join(' ')}`;
+  const child = spawn('script', ['--quiet', '--return', '--command', line, '/dev/null'], {
+    env: { PATH: process.env.PATH ?? '/usr/bin:/bin', TERM: 'xterm-256color', SHELL: '/bin/sh', ...env },
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  let told = '';
+  const waiting = new Set<() => void>();
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    told += text;
+    for (const check of [...waiting]) check();
+  });
+  const screen = () => told.replaceAll('\r\n', '\n');
+  const ended = new Promise<number | null>((resolve) => child.once('close', resolve));
+  t.after(async () => {
+    child.kill('SIGKILL'); // Its terminal goes with it, and the program gets SIGHUP.
+    await ended;
+  });
+  return {
+    child,
+    screen,
+    type: (text) => void child.stdin.write(text),
+    shows(what) {
+      const seen = Promise.withResolvers<RegExpExecArray>();
+      const check = () => {
+        const found = what.exec(withoutControls(screen()));
+        if (found) seen.resolve(found);
+      };
+      waiting.add(check);
+      check();
+      return within(
+        seen.promise.finally(() => waiting.delete(check)),
+        () => `the terminal shows ${what}:\n${screen()}`,
+      );
+    },
+    ended,
+  };
+}

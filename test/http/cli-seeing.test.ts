@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import test from 'node:test';
+import { promisify } from 'node:util';
+import { openTestServer } from '../helper/server.ts';
+
+const MAIN = [
+  '--import',
+  join(import.meta.dirname, '../helper/loading.mjs'),
+  join(import.meta.dirname, '../../cli/main.ts'),
+];
+
+test('spend, status, lists and the timeline as an operator types them', async (t) => {
+  const events = { receivers: [{ url: 'http://127.0.0.1:1/', secret: 'a signing secret of a test' }] };
+  const purser = await openTestServer(t, { settings: { events } });
+  await purser.run('events.test', {});
+  const type = async (...args: string[]) =>
+    (await promisify(execFile)(process.execPath, [...MAIN, '--data', purser.directory, ...args])).stdout;
+  const { id, token } = await purser.openWallet({ name: 'agent-7' });
+  await purser.chat(token, { metadata: { team: '=1+1,"x"' } });
+  await purser.chat(token, { model: 'flat' });
+  await purser.openWallet({ name: 'other' });
+
+  assert.deepEqual(JSON.parse(await type('spend', '--json', '--wallet', 'agent-7', '--since', '7d')), {
+    rows: [
+      { key: 'flat', operations: 1, prompt_tokens: 10, completion_tokens: 5, charged_usd: '0.01' },
+      { key: 'chat', operations: 1, prompt_tokens: 10, completion_tokens: 5, charged_usd: '0.00012' },
+    ],
+    total_usd: '0.01012',
+  });
+  assert.equal(
+    await type('spend', '--by', 'tag', '--csv'),
+    'key,operations,prompt_tokens,completion_tokens,charged_usd\n,1,10,5,0.01\n"team==1+1,""x""",1,10,5,0.00012\n',
+  );
+  assert.match(
+    await type('spend', '--by', 'wallet'),
+    /^WALLET +NAME .*\n.*agent-7 +2 +20 +10 +0\.01012\ntotal .*0\.01012$/m,
+  );
+  assert.match(await type('wallet', 'list', '--limit', '1'), /\n1 of 2, --all shows all; older: --before wal_/);
+  assert.equal(JSON.parse(await type('wallet', 'list', '--all', '--json')).wallets.length, 2);
+  for (const list of ['wallet', 'operation', 'checkout', 'events'])
+    assert.doesNotMatch(await type(list, 'list', '--all'), /[\ufdd0\ufdd1]/, 'the marks of headings are not written');
+  const lines = (await type('wallet', 'timeline', 'agent-7')).trimEnd().split('\n');
+  assert.equal(lines.length, 6, 'who, heading, opening, two operations, foot');
+  assert.match(lines[5] as string, /^2 charged 0\.01012 · chat 0\.00012 · flat 0\.01$/);
+  assert.match(await type('wallet', 'timeline', id, '--steps'), /released/);
+  assert.match(await type('status'), /^wallets +2 open: 0\.01012 of 20\.00 USD used/m);
+
+  await purser.close();
+  const alone = JSON.parse(await type('status', '--json'));
+  assert.deepEqual([alone.uptime_seconds, alone.ready, alone.wallets.open], [null, false, 2]);
+  assert.match(alone.reason, /no server is running/);
+});

@@ -1,0 +1,97 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { createMemoryQuota } from '../../src/http/memory-quota.ts';
+import { createModelRequests } from '../../src/http/model-requests.ts';
+import { openGateway } from '../helper/gateway.ts';
+import { openTestServer } from '../helper/server.ts';
+import { completionStream } from '../helper/sse.ts';
+
+/** Enough for a body to be read in the worker thread. */
+const LONG = 'a "quoted" line\n'.repeat(20_000);
+const messages = (content = LONG) => [{ role: 'user', content }];
+
+test('a large body is forwarded, priced, and answered again under its key as a small one is', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const first = await gateway.chat({ messages: messages() }, 'k');
+  assert.equal(first.status, 200, first.text);
+  assert.deepEqual(purser.upstream.calls[0]?.body, {
+    model: 'real/chat',
+    messages: messages(),
+    max_tokens: 100,
+    stream: false,
+  });
+  const again = await gateway.chat({ messages: messages() }, 'k');
+  assert.deepEqual([again.status, again.text], [200, first.text]);
+  const other = await gateway.chat({ messages: messages(`${LONG}.`) }, 'k');
+  assert.equal(other.body.error.code, 'idempotency_conflict');
+  assert.equal(purser.upstream.calls.length, 1);
+});
+
+test('a large body joins the attempt of its key that runs', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const ask = () => gateway.chat({ messages: messages() }, 'k');
+  const answers = await Promise.all([ask(), ask()]);
+  assert.deepEqual(
+    answers.map(({ status, text }) => [status, text]),
+    [
+      [200, answers[0]?.text],
+      [200, answers[0]?.text],
+    ],
+  );
+  assert.equal(purser.upstream.calls.length, 1);
+});
+
+test('a large body is streamed, and beside it small ones', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completionStream();
+  const answers = await Promise.all(
+    Array.from({ length: 12 }, (_, i) => gateway.streamed(i % 2 ? { messages: messages(`${i}${LONG}`) } : {})),
+  );
+  for (const answer of answers) assert.match(answer.text, /\[DONE\]/);
+  const contents = purser.upstream.calls.map(({ body }) => (body.messages as { content: string }[])[0]?.content);
+  const asked = Array.from({ length: 12 }, (_, i) => (i % 2 ? `${i}${LONG}` : 'hi'));
+  assert.deepEqual(contents.sort(), asked.sort());
+});
+
+test('large bodies are refused with the same words as small ones', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const refused = async (body: object) => {
+    const { status, body: answer } = await gateway.chat(body);
+    return [status, answer.error.code, answer.error.param, answer.error.message];
+  };
+  const nested = (levels: number): unknown => (levels ? [nested(levels - 1)] : 0);
+  for (const wrong of [
+    { model: 7 },
+    { model: 'unknown' },
+    { messages: [] },
+    { max_tokens: 0 },
+    { audio: {} },
+    { stop: nested(101) },
+    { stop: Array(50_000).fill(0) },
+  ])
+    assert.deepEqual(
+      await refused({ messages: messages(), ...wrong }),
+      await refused({ messages: messages('a'), ...wrong }),
+    );
+  assert.deepEqual(purser.upstream.calls, []);
+});
+
+test('requests that wait for the thread when it ends are failed, and the next one starts another', async (t) => {
+  const purser = await openTestServer(t);
+  const requests = createModelRequests(() => purser.app.catalogue);
+  t.after(() => requests.close());
+  const read = () => {
+    const body = Buffer.from(JSON.stringify({ model: 'chat', messages: messages() }));
+    return requests.read(body, { kind: 'routerChat', isKeyed: false }, createMemoryQuota().open('a'));
+  };
+  const waiting = Promise.resolve(read());
+  const failed = assert.rejects(waiting, /thread that reads large bodies has ended/);
+  await requests.close();
+  await failed;
+  const { model } = (await read()) as { model: string };
+  assert.equal(model, 'chat');
+});

@@ -1,0 +1,302 @@
+import assert from 'node:assert/strict';
+import { chmodSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { parse, stringify } from 'yaml';
+import { openReceiver, status } from '../helper/receiver.ts';
+import { MODELS, openTestServer, type TestServer } from '../helper/server.ts';
+import { completion, failure, gate, openUpstream } from '../helper/upstream.ts';
+
+type Settings = Record<string, any>;
+
+/** Changes purser.yaml in place. */
+function rewrite(purser: TestServer, change: (settings: Settings) => void): void {
+  const file = join(purser.directory, 'purser.yaml');
+  const settings = parse(readFileSync(file, 'utf8')) as Settings;
+  change(settings);
+  writeFileSync(file, stringify(settings));
+}
+
+const FLAT = { ...MODELS[1], id: 'new', pricing: { request: '0.05' } };
+const NOTHING = { added: [], removed: [], changed: [] };
+
+test('a reload adds, removes and reprices models; a chat in flight keeps its model, its price and its upstream', async (t) => {
+  const purser = await openTestServer(t);
+  const other = await openUpstream(t);
+  const wallet = await purser.openWallet();
+  const late = gate();
+  purser.upstream.handle = late.handler;
+  const inFlight = purser.chat(wallet.token, { model: 'flat' });
+  await purser.upstream.arrived(1);
+
+  rewrite(purser, ({ router }) => {
+    router.upstreams = [{ name: 'other', base_url: other.url, api_key: 'sk-the-new-key-0123456789' }];
+    router.models = [
+      { ...FLAT, upstream: 'other' },
+      { ...MODELS[0], upstream: 'other' },
+    ];
+  });
+  assert.deepEqual(await purser.run('reload', {}), {
+    models: { added: ['new'], removed: ['flat', 'free', 'dear', 'unpriced'], changed: ['chat'] },
+    upstreams: { added: ['other'], removed: ['local'], changed: [] },
+    receivers: NOTHING,
+    settings: [],
+  });
+  assert.equal((await purser.chat(wallet.token, { model: 'new' })).status, 200);
+  assert.equal(other.calls[0]?.headers.authorization, 'Bearer sk-the-new-key-0123456789');
+  assert.equal((await purser.chat(wallet.token, { model: 'flat' })).body.error.code, 'model_not_found');
+
+  late.open();
+  assert.equal((await inFlight).status, 200);
+  assert.equal((await purser.budget(wallet.token)).used_usd, '0.06'); // 0.01 as it was priced, and 0.05.
+  assert.equal(purser.app.openedUpstreams.size, 1); // The one that nobody uses any more is closed.
+  const listed = await purser.ask('GET', '/v1/models', { token: wallet.token });
+  assert.deepEqual(
+    listed.body.data.map((it: { id: string }) => it.id),
+    ['new', 'chat'],
+  );
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a chat in flight falls back to the upstream that it was priced with, though a reload removed it', async (t) => {
+  const second = await openUpstream(t);
+  const purser = await openTestServer(t, {
+    change(settings) {
+      settings.router.upstreams.push({ name: 'second', base_url: second.url });
+      settings.router.models = [{ ...MODELS[1], fallbacks: [{ upstream: 'second' }] }];
+      return settings;
+    },
+  });
+  const wallet = await purser.openWallet();
+  const late = gate(failure(500));
+  purser.upstream.handle = late.handler;
+  const inFlight = purser.chat(wallet.token, { model: 'flat' });
+  await purser.upstream.arrived(1);
+  rewrite(purser, ({ router }) => {
+    router.upstreams = router.upstreams.slice(0, 1);
+    router.models = [{ ...FLAT, id: 'flat' }];
+  });
+  await purser.run('reload', {});
+  late.open();
+  assert.equal((await inFlight).status, 200);
+  assert.equal(second.calls.length, 1);
+  assert.equal((await purser.budget(wallet.token)).used_usd, '0.01');
+});
+
+test('a reload is all or nothing: a broken file and a setting that needs a restart change nothing, by name', async (t) => {
+  const purser = await openTestServer(t);
+  const wallet = await purser.openWallet();
+  const original = readFileSync(join(purser.directory, 'purser.yaml'), 'utf8');
+  const add = ({ router }: Settings) => void router.models.push(FLAT);
+  const reload = () =>
+    purser.run('reload', {}).then(
+      () => assert.fail('it was not refused'),
+      (error) => `${error.code}: ${error.message}`,
+    );
+
+  rewrite(purser, (it) => {
+    add(it);
+    it.lisen = 'x';
+    it.router.models[0].upstream = 'nobody';
+  });
+  assert.match(
+    await reload(),
+    /^conflict: Nothing was changed\. The configuration cannot be used:\n.*purser\.yaml:\d+: router.*no upstream is named "nobody"\n.*purser\.yaml:\d+: lisen: unknown setting\. Did you mean listen\?$/,
+  );
+  writeFileSync(join(purser.directory, 'purser.yaml'), original);
+  rewrite(purser, (it) => {
+    add(it);
+    it.listen = '127.0.0.1:1';
+    it.opentelemetry = { endpoint: 'http://127.0.0.1:1' };
+    it.transfer = {
+      endpoint: 'http://s3.test',
+      region: 'r',
+      bucket: 'bucket',
+      access_key_id: 'i',
+      secret_access_key: 'sss',
+    };
+  });
+  assert.equal(
+    await reload(),
+    'conflict: Nothing was changed: a change of listen, opentelemetry, transfer need a restart. Restart Purser, or put them back and reload.',
+  );
+  assert.equal((await purser.chat(wallet.token, { model: 'new' })).status, 404);
+  assert.equal((await purser.chat(wallet.token)).status, 200);
+  assert.equal(purser.log.filter((line) => line.includes('"reload.refused"')).length, 2);
+
+  writeFileSync(join(purser.directory, 'purser.yaml'), original);
+  assert.deepEqual(await purser.run('reload', {}), {
+    models: NOTHING,
+    upstreams: NOTHING,
+    receivers: NOTHING,
+    settings: [],
+  });
+});
+
+test('a reload keeps the counts of limits that did not change, and the bounds that were learned', async (t) => {
+  const purser = await openTestServer(t, { settings: { limits: { wallet_requests_per_minute: 3 } } });
+  const wallet = await purser.openWallet();
+  purser.upstream.handle = completion({ prompt_tokens: 900, completion_tokens: 1 });
+  const late = gate(completion({ prompt_tokens: 1500, completion_tokens: 1 }));
+  await purser.chat(wallet.token);
+  purser.upstream.handle = late.handler;
+  const inFlight = purser.chat(wallet.token);
+  await purser.upstream.arrived(2);
+  const { learned } = purser.app.catalogue.find('chat').routes[0];
+  assert(learned.permille > 1000);
+
+  rewrite(purser, (it) => {
+    it.limits.account_requests_per_minute = 100;
+    it.log_level = 'warn';
+  });
+  assert.deepEqual((await purser.run('reload', {})).settings, ['limits', 'log_level']);
+  assert.equal(purser.app.log.level, 'warn');
+  assert.deepEqual(purser.app.catalogue.find('chat').routes[0].learned, learned);
+  late.open();
+  assert.equal((await inFlight).status, 200);
+  assert(purser.app.catalogue.find('chat').routes[0].learned.permille > learned.permille); // Learned by the request in flight.
+  assert.equal((await purser.chat(wallet.token)).status, 200);
+  assert.equal((await purser.chat(wallet.token)).body.error.code, 'rate_limited'); // The fourth of this minute.
+
+  rewrite(purser, (it) => {
+    it.limits.wallet_requests_per_minute = 0;
+  });
+  await purser.run('reload', {});
+  assert.equal((await purser.chat(wallet.token)).status, 200);
+});
+
+test('a body that was measured before its model changed is refused, and a retry is measured anew', async (t) => {
+  const purser = await openTestServer(t);
+  const wallet = await purser.openWallet({ budget_cents: 10_000 });
+  const content = 'x'.repeat(300 * 1024); // Read in the worker thread.
+  const send = () => purser.chat(wallet.token, { messages: [{ role: 'user', content }] });
+  const [isRead, isChanged] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+  const { read } = purser.app.modelRequests;
+  purser.app.modelRequests.read = async (...order) => {
+    const request = await read(...order);
+    isRead.resolve();
+    await isChanged.promise;
+    return request;
+  };
+  const reading = send();
+  await isRead.promise;
+  rewrite(purser, ({ router }) => {
+    router.models[0].context_length = 1_000_000;
+  });
+  await purser.run('reload', {});
+  isChanged.resolve();
+  const { status, body } = await reading;
+  assert.equal(`${status} ${body.error.code}`, '503 gateway_unavailable');
+  const late = gate();
+  purser.upstream.handle = late.handler;
+  const retried = send();
+  await purser.upstream.arrived(1);
+  assert((await purser.budget(wallet.token)).held_usd > '0.3', 'all of the prompt is held for, not the former context');
+  late.open();
+  assert.equal((await retried).status, 200);
+});
+
+test('a file that others may write is not read again', async (t) => {
+  const purser = await openTestServer(t);
+  chmodSync(join(purser.directory, 'purser.yaml'), 0o666);
+  await assert.rejects(purser.run('reload', {}), /Nothing was changed\. .*can be changed by other users/);
+});
+
+test('a request that is held for calls the upstream that it was priced with, though a reload came before the call', async (t) => {
+  const purser = await openTestServer(t);
+  const wallet = await purser.openWallet();
+  const { held } = purser.app.events;
+  purser.app.events.held = (operation) => {
+    held(operation);
+    purser.app.upstreams = new Map(); // Between the hold and the call.
+  };
+  assert.equal((await purser.chat(wallet.token)).status, 200);
+});
+
+const SECRET = 'a plain signing secret';
+
+test('a reload changes receivers of events: added, changed and removed, each with what waits for it', async (t) => {
+  const [kept, changed, removed, added] = [
+    await openReceiver(t),
+    await openReceiver(t),
+    await openReceiver(t),
+    await openReceiver(t),
+  ];
+  const receiver = (name: string, { url }: { url: string }) => ({ name, url, secret: SECRET });
+  const purser = await openTestServer(t, {
+    writesHere: false, // The thread that writes has to hear of it.
+    settings: {
+      events: { receivers: [receiver('kept', kept), receiver('changed', changed), receiver('removed', removed)] },
+    },
+  });
+  const closeOne = async () => {
+    const { id } = await purser.openWallet();
+    await purser.run('wallet.close', { id });
+    return id;
+  };
+  const walletsOf = (it: typeof kept) => it.accepted().map(({ data }) => data.wallet_id);
+  // One answers late, over the reload; one does not take what it is sent.
+  const late = Promise.withResolvers<void>();
+  changed.reply = async (got, response) => {
+    await late.promise;
+    return status(204)(got, response);
+  };
+  removed.reply = status(500);
+  const first = await closeOne();
+  await kept.until(() => kept.accepted().length === 1);
+  await changed.until(() => changed.got.length === 1);
+  await removed.until(() => removed.got[0]?.status === 500);
+
+  rewrite(purser, ({ events }) => {
+    events.account_low_cents = 100;
+    events.receivers = [
+      receiver('kept', kept),
+      { ...receiver('changed', changed), url: `${changed.url}/new`, types: ['wallet.closed'] },
+      receiver('added', added),
+    ];
+  });
+  const { receivers, settings } = await purser.run('reload', {});
+  assert.deepEqual(receivers, { added: ['added'], removed: ['removed'], changed: ['changed'] });
+  assert.deepEqual(settings, ['events.account_low_cents']);
+  const second = await closeOne();
+  await kept.until(() => kept.accepted().length === 2);
+  await added.until(() => added.accepted().length === 1);
+  assert.equal(changed.got.length, 1, 'nothing new before the former has its answer');
+  late.resolve();
+  await changed.until(() => changed.accepted().length === 2);
+  assert.deepEqual(
+    [kept, changed, added].map(walletsOf),
+    [[first, second], [first, second], [second]],
+    'in order, and nothing twice',
+  );
+  assert.deepEqual(
+    changed.got.map(({ path }) => path),
+    ['/', '/new'],
+  );
+  assert.equal(removed.got.length, 1);
+
+  // Back again, it gets what waited for it, and nothing of the time in between.
+  removed.reply = status(204);
+  rewrite(purser, ({ events }) => void events.receivers.push(receiver('removed', removed)));
+  assert.deepEqual((await purser.run('reload', {})).receivers.added, ['removed']);
+  purser.clock.advance(60);
+  purser.app.notifier.wake();
+  await removed.until(() => removed.accepted().length === 1);
+  assert.deepEqual(walletsOf(removed), [first]);
+  assert(!purser.log.join('\n').includes(SECRET));
+});
+
+test('a reload that is refused leaves the receivers as they are', async (t) => {
+  const receiver = await openReceiver(t);
+  const purser = await openTestServer(t, {
+    settings: { events: { receivers: [{ name: 'it', url: receiver.url, secret: SECRET }] } },
+  });
+  rewrite(purser, (it) => {
+    it.events.receivers = [];
+    it.listen = '127.0.0.1:1';
+  });
+  await assert.rejects(purser.run('reload', {}), /a change of listen needs a restart/);
+  const { id } = await purser.openWallet();
+  await purser.run('wallet.close', { id });
+  await receiver.until(() => receiver.accepted().length === 1);
+});

@@ -1,0 +1,86 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { tagsOf, tagsOfBody } from '../../src/http/tags.ts';
+import { openTestServer } from '../helper/server.ts';
+import { assertRefused } from './refused.ts';
+
+const parsed = (text: string | null) => (text === null ? {} : JSON.parse(text));
+
+test('tags are the string members of metadata that are valid, at most eight', () => {
+  const metadata = {
+    team: 'red',
+    'Not-A-Name': 'x',
+    n: 3,
+    empty: '',
+    long: 'x'.repeat(129),
+    odd: '\ud800',
+    bell: '\u0007',
+  };
+  assert.deepEqual(tagsOfBody({ metadata }), [['team', 'red']]);
+  assert.deepEqual(parsed(tagsOf({}, tagsOfBody({ metadata: JSON.parse('{"__proto__":"p","constructor":"c"}') }))), {
+    ...JSON.parse('{"__proto__":"p"}'),
+    constructor: 'c',
+  });
+  const many = Object.fromEntries(Array.from({ length: 20 }, (_, i) => [`n${i}`, 'v']));
+  assert.equal(Object.keys(parsed(tagsOf({}, tagsOfBody({ metadata: many })))).length, 8);
+  for (const nothing of [undefined, null, 'text', ['a'], {}]) assert.deepEqual(tagsOfBody({ metadata: nothing }), []);
+});
+
+test('the ids that Claude Code and Codex send become user and session', () => {
+  const hash = 'a'.repeat(64);
+  const older = `user_${hash}_account_8f2c_session_1f0e2d3c-4b5a-6978-8796-a5b4c3d2e1f0`;
+  const newer = JSON.stringify({ device_id: hash, account_uuid: '', session_id: '1f0e2d3c' });
+  assert.deepEqual(parsed(tagsOf({}, tagsOfBody({ metadata: { user_id: older } }))), {
+    user: hash,
+    session: '1f0e2d3c-4b5a-6978-8796-a5b4c3d2e1f0',
+  });
+  assert.deepEqual(parsed(tagsOf({}, tagsOfBody({ metadata: { user_id: newer } }))), {
+    user: hash,
+    session: '1f0e2d3c',
+  });
+  assert.deepEqual(parsed(tagsOf({}, tagsOfBody({ metadata: { user_id: 'anna' } }))), { user_id: 'anna' });
+  assert.deepEqual(parsed(tagsOf({}, tagsOfBody({ prompt_cache_key: 'c1' }))), { session: 'c1' });
+  assert.deepEqual(parsed(tagsOf({ session_id: 'c2' }, tagsOfBody({ metadata: { a: 'b' } }))), {
+    a: 'b',
+    session: 'c2',
+  });
+});
+
+test('tags are stored with the hold, shown, and summed; a header wins over metadata', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const ask = (headers: Record<string, string>, key: string) =>
+    purser.ask('POST', '/v1/chat/completions', {
+      token,
+      key,
+      headers,
+      body: {
+        model: 'flat',
+        messages: [{ role: 'user', content: 'hi' }],
+        max_tokens: 10,
+        metadata: { team: 'red', step: '1' },
+      },
+    });
+  assert.equal((await ask({ 'X-Purser-Tag-Team': 'bl\u00c3\u00bc' }, 'a')).status, 200);
+  const [operation] = (await purser.run('operation.list', {})).operations;
+  assert.deepEqual(operation?.tags, { team: 'blü', step: '1' });
+  assert.deepEqual(
+    (await purser.run('spend', { by: 'tag' })).rows.map((it) => [it.key, it.charged_usd]),
+    [
+      ['step=1', '0.01'],
+      ['team=blü', '0.01'],
+    ],
+  );
+  assert.equal((await purser.run('spend', { by: 'tag' })).total_usd, '0.01');
+  assert.deepEqual(purser.problems(), []);
+
+  const nine = Object.fromEntries(Array.from({ length: 9 }, (_, i) => [`X-Purser-Tag-n${i}`, 'v']));
+  for (const headers of [
+    nine,
+    { 'X-Purser-Tag-a!': 'v' },
+    { 'X-Purser-Tag-a': 'v'.repeat(129) },
+    { 'X-Purser-Tag-a': '' },
+  ])
+    assertRefused(await ask(headers as Record<string, string>, 'b'), 400, 'invalid_request', JSON.stringify(headers));
+  assert.equal((await purser.run('operation.list', {})).operations.length, 1, 'nothing was held');
+});

@@ -1,0 +1,287 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import Anthropic from '@anthropic-ai/sdk';
+import fc from 'fast-check';
+import OpenAI from 'openai';
+import { messagesWire } from '../../src/http/wires/messages.ts';
+import { responsesWire } from '../../src/http/wires/responses.ts';
+import type { Wire } from '../../src/http/wires/wire.ts';
+
+// Both translations as functions: what is said arrives, calls and results pair up, and a stream adds up to the answer
+// that would have come whole.
+
+const seed = Number(process.env.PURSER_TEST_SEED ?? Date.now() % 2 ** 31);
+const check = <T>(property: fc.IProperty<[T]>) => fc.assert(property, { seed, numRuns: 300 });
+const ASKS: Record<string, [Wire, object]> = {
+  messages: [messagesWire, { model: 'm', max_tokens: 9, messages: [{ role: 'user', content: 'hi' }] }],
+  responses: [responsesWire, { model: 'm', input: 'hi', tools: [{ type: 'custom', name: 'patch' }] }],
+};
+
+const text = fc.string({ minLength: 1, maxLength: 12, unit: 'grapheme' });
+const input = fc.dictionary(fc.constantFrom('a', 'b', 'c'), fc.oneof(text, fc.integer(), fc.constant(null)), {
+  noNullPrototype: true,
+});
+const name = fc.constantFrom('look', 'patch', 'write');
+const call = fc.record({ name, input });
+const answer = fc.record({
+  reasoning: fc.option(text, { nil: undefined }),
+  content: fc.option(text, { nil: undefined }),
+  calls: fc.array(call, { maxLength: 4 }),
+  finish: fc.constantFrom('stop', 'length', 'tool_calls'),
+  cuts: fc.array(fc.nat(7), { minLength: 1, maxLength: 20 }),
+  order: fc.array(fc.nat(3), { minLength: 40, maxLength: 40 }),
+});
+
+/** Cuts a text into pieces of the given lengths, over and over. */
+function cut(whole: string, lengths: number[]): string[] {
+  const units = [...whole];
+  const pieces: string[] = [];
+  for (let i = 0; units.length; i++) pieces.push(units.splice(0, 1 + (lengths[i % lengths.length] as number)).join(''));
+  return pieces;
+}
+
+const head = { id: 'chatcmpl-1', created: 1 };
+const usage = { prompt_tokens: 3, completion_tokens: 2, total_tokens: 5 };
+
+function wholeOf({ reasoning, content, calls, finish }: any) {
+  const tool_calls = calls.map(({ name, input }: any, i: number) => ({
+    id: `call_${i}`,
+    type: 'function',
+    function: { name, arguments: JSON.stringify(input) },
+  }));
+  const message = { role: 'assistant', reasoning_content: reasoning, content: content ?? null, tool_calls };
+  return { ...head, choices: [{ index: 0, message, finish_reason: finish }], usage };
+}
+
+/** The chunks of the same answer. The calls begin in their order; the rest of their arguments comes in any. */
+function chunksOf({ reasoning, content, calls, finish, cuts, order }: any): object[] {
+  const chunk = (delta: object, finish_reason: string | null = null) => ({
+    ...head,
+    choices: [{ index: 0, delta, finish_reason }],
+  });
+  const toolDelta = (index: number, it: object) => chunk({ tool_calls: [{ index, ...it }] });
+  const left = calls.map(({ input }: any) => cut(JSON.stringify(input), cuts));
+  const rest: object[] = [];
+  for (let i = 0; left.some((it: string[]) => it.length); i++) {
+    const open = [...left.keys()].filter((at) => left[at].length);
+    const at = open[order[i % order.length] % open.length] as number;
+    rest.push(toolDelta(at, { function: { arguments: left[at].shift() } }));
+  }
+  return [
+    ...cut(reasoning ?? '', cuts).map((it) => chunk({ reasoning_content: it })),
+    ...cut(content ?? '', cuts).map((it) => chunk({ content: it })),
+    ...calls.map(({ name }: any, i: number) => toolDelta(i, { id: `call_${i}`, function: { name, arguments: '' } })),
+    ...rest,
+    chunk({}, finish),
+    { ...head, choices: [], usage },
+  ];
+}
+
+/** Parses the events of a stream. */
+const eventsIn = (stream: string): any[] =>
+  [...stream.matchAll(/event: (\S+)\ndata: ([^\n]*)\n\n/g)].map(([, type, data]) => {
+    const event = JSON.parse(data as string);
+    assert.equal(event.type, type);
+    return event;
+  });
+
+function streamTextOf(wire: Wire, ask: object, chunks: object[]): string {
+  const stream = wire.translate(ask as any, 'seed').answers.stream();
+  return chunks.map((it) => stream.chunk(it)).join('') + stream.end();
+}
+const streamOf = (wire: Wire, ask: object, chunks: object[]) => eventsIn(streamTextOf(wire, ask, chunks));
+
+test(`a streamed message adds up to the whole one (seed ${seed})`, () => {
+  const [wire, ask] = ASKS.messages as [Wire, object];
+  check(
+    fc.property(answer, (it) => {
+      const whole = wire.translate(ask as any, 'seed').answers.whole(wholeOf(it)) as any;
+      const events = streamOf(wire, ask, chunksOf(it));
+      const content: any[] = [];
+      let json = '';
+      for (const { type, index, content_block: block, delta } of events) {
+        if (type === 'content_block_start') {
+          assert.equal(index, content.length);
+          content.push({ ...block });
+          json = '';
+        } else if (type === 'content_block_delta') {
+          assert.equal(index, content.length - 1);
+          const last = content.at(-1);
+          if (delta.type === 'text_delta') last.text += delta.text;
+          else if (delta.type === 'thinking_delta') last.thinking += delta.thinking;
+          else json += delta.partial_json;
+        } else if (type === 'content_block_stop' && json) content.at(-1).input = JSON.parse(json);
+      }
+      assert.deepEqual(content, whole.content);
+      const { delta, usage } = events.at(-2);
+      assert.deepEqual(
+        { ...delta, usage },
+        { stop_reason: whole.stop_reason, stop_sequence: null, usage: whole.usage },
+      );
+      assert.deepEqual(
+        [events[0].type, events[0].message.id, events.at(-1).type],
+        ['message_start', whole.id, 'message_stop'],
+      );
+    }),
+  );
+});
+
+test(`a streamed response adds up to the whole one (seed ${seed})`, () => {
+  const [wire, ask] = ASKS.responses as [Wire, object];
+  check(
+    fc.property(answer, (it) => {
+      const whole = wire.translate(ask as any, 'seed').answers.whole(wholeOf(it)) as any;
+      const events = streamOf(wire, ask, chunksOf(it));
+      assert.deepEqual(
+        events.map(({ sequence_number: number }) => number),
+        [...events.keys()],
+      );
+      assert.deepEqual(events.at(-1).response, whole);
+      const items = events.filter(({ type }) => type === 'response.output_item.done');
+      assert.deepEqual(
+        items.map(({ item }) => item),
+        whole.output,
+      );
+      const said = (type: string) =>
+        events
+          .filter((it) => it.type === type)
+          .map(({ delta }) => delta)
+          .join('');
+      assert.equal(said('response.output_text.delta'), it.content ?? '');
+      assert.equal(said('response.reasoning_summary_text.delta'), it.reasoning ?? '');
+    }),
+  );
+});
+
+const turn = fc.record({
+  asked: text,
+  thought: fc.option(text, { nil: undefined }),
+  said: fc.option(text, { nil: undefined }),
+  calls: fc.array(fc.record({ name, input, result: text }), { minLength: 1, maxLength: 3 }),
+});
+
+/** All texts of a conversation, and the calls with their results. */
+function toldBy(messages: readonly any[]) {
+  const results = new Map(messages.filter(({ role }) => role === 'tool').map((it) => [it.tool_call_id, it.content]));
+  const calls = messages.flatMap(({ tool_calls: list }) => list ?? []);
+  return {
+    asked: messages.filter(({ role }) => role === 'user').map(({ content }) => content),
+    said: messages.filter((it) => it.role === 'assistant' && it.content !== null).map(({ content }) => content),
+    thought: messages.flatMap(({ reasoning_content: it }) => it ?? []),
+    calls: calls.map(({ id, function: it }: any) => [it.name, JSON.parse(it.arguments), results.get(id)]),
+  };
+}
+
+test(`nothing that was said is lost on the way to the model, and results find their calls (seed ${seed})`, () => {
+  check(
+    fc.property(fc.array(turn, { minLength: 1, maxLength: 4 }), (turns) => {
+      const id = (i: number, k: number) => `call_${i}_${k}`;
+      const expected = {
+        asked: turns.map(({ asked }) => asked),
+        said: turns.flatMap(({ said }) => said ?? []),
+        thought: turns.flatMap(({ thought }) => thought ?? []),
+        calls: turns.flatMap(({ calls }) => calls.map(({ name, input, result }) => [name, input, result])),
+      };
+      const messages = turns.flatMap(({ asked, thought, said, calls }, i) => [
+        { role: 'user', content: [{ type: 'text', text: asked }] },
+        {
+          role: 'assistant',
+          content: [
+            ...(thought === undefined ? [] : [{ type: 'thinking', thinking: thought, signature: '' }]),
+            ...(said === undefined ? [] : [{ type: 'text', text: said }]),
+            ...calls.map(({ name, input }, k) => ({ type: 'tool_use', id: id(i, k), name, input })),
+          ],
+        },
+        {
+          role: 'user',
+          content: calls.map(({ result }, k) => ({ type: 'tool_result', tool_use_id: id(i, k), content: result })),
+        },
+      ]);
+      const items = turns.flatMap(({ asked, thought, said, calls }, i) => [
+        { role: 'user', content: asked },
+        ...(thought === undefined ? [] : [{ type: 'reasoning', summary: [{ type: 'summary_text', text: thought }] }]),
+        ...(said === undefined ? [] : [{ role: 'assistant', content: [{ type: 'output_text', text: said }] }]),
+        ...calls.map(({ name, input }, k) => ({
+          type: 'function_call',
+          call_id: id(i, k),
+          name,
+          arguments: JSON.stringify(input),
+        })),
+        ...calls.map(({ result }, k) => ({ type: 'function_call_output', call_id: id(i, k), output: result })),
+      ]);
+      for (const chat of [
+        messagesWire.translate({ model: 'm', messages }, 's').chat,
+        responsesWire.translate({ model: 'm', input: items }, 's').chat,
+      ])
+        assert.deepEqual(toldBy(chat.messages), expected);
+    }),
+  );
+});
+
+/** The settings of a vendor's client that gets this stream, whatever it asks. */
+const answeredWith = (stream: string) => ({
+  apiKey: 'key',
+  baseURL: 'http://127.0.0.1:9',
+  fetch: async () => new Response(stream, { headers: { 'content-type': 'text/event-stream' } }),
+});
+
+test(`each vendor's client reads from a stream what would have come whole (seed ${seed})`, async () => {
+  await fc.assert(
+    fc.asyncProperty(answer, async (it) => {
+      const [messages, ask] = ASKS.messages as [Wire, any];
+      const message = messages.translate(ask, 'seed').answers.whole(wholeOf(it)) as any;
+      const anthropic = new Anthropic(answeredWith(streamTextOf(messages, ask, chunksOf(it))));
+      const read = JSON.parse(JSON.stringify(await anthropic.messages.stream(ask).finalMessage()));
+      assert.deepEqual(
+        [read.id, read.content, read.stop_reason, read.usage],
+        [message.id, message.content, message.stop_reason, message.usage],
+      );
+
+      const [responses, asked] = ASKS.responses as [Wire, any];
+      const response = responses.translate(asked, 'seed').answers.whole(wholeOf(it)) as any;
+      const openai = new OpenAI(answeredWith(streamTextOf(responses, asked, chunksOf(it))));
+      const { output, status, usage } = await openai.responses.stream(asked).finalResponse();
+      const plain = (items: any) =>
+        JSON.parse(JSON.stringify(items), (key, value) => (key.startsWith('parsed') ? undefined : value));
+      assert.deepEqual([plain(output), status, usage], [response.output, response.status, response.usage]);
+    }),
+    { seed, numRuns: 100 },
+  );
+});
+
+test(`what an answer called comes back under its ids, with its results beside it (seed ${seed})`, () => {
+  check(
+    fc.property(answer, (it) => {
+      const [messages, ask] = ASKS.messages as [Wire, any];
+      const { content } = messages.translate(ask, 'seed').answers.whole(wholeOf(it)) as any;
+      const used = content.filter(({ type }: any) => type === 'tool_use');
+      const results = used.map(({ id }: any) => ({ type: 'tool_result', tool_use_id: id, content: `of ${id}` }));
+      const told = messages.translate(
+        { ...ask, messages: [...ask.messages, { role: 'assistant', content }, { role: 'user', content: results }] },
+        's',
+      ).chat;
+
+      const [responses, asked] = ASKS.responses as [Wire, any];
+      const { output } = responses.translate(asked, 'seed').answers.whole(wholeOf(it)) as any;
+      const outputs = output
+        .filter(({ type }: any) => /_call$/.test(type))
+        .map(({ type, call_id }: any) => ({ type: `${type}_output`, call_id, output: `of ${call_id}` }));
+      const input = [{ role: 'user', content: 'hi' }, ...output, ...outputs];
+      const said = responses.translate({ ...asked, input }, 's').chat;
+
+      for (const [chat, isCustom] of [
+        [told, () => false],
+        [said, (name: string) => name === 'patch'],
+      ] as const) {
+        const { calls, thought, said } = toldBy(chat.messages as any);
+        const expected = it.calls.map(({ name, input }, i) => [
+          name,
+          isCustom(name) ? { input: JSON.stringify(input) } : input,
+          `of call_${i}`,
+        ]);
+        assert.deepEqual(calls, expected);
+        assert.deepEqual([thought, said], [it.reasoning ? [it.reasoning] : [], it.content ? [it.content] : []]);
+      }
+    }),
+  );
+});

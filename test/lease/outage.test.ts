@@ -1,0 +1,136 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { until } from '../compute/conformance.ts';
+import { IMAGE, openDocker } from '../compute/engines/docker.ts';
+import { type LeaseServer, LONG, openMemoryServer, openWith } from './leases.ts';
+
+const events = (purser: LeaseServer, name: string) =>
+  purser.log.map((line) => JSON.parse(line)).filter(({ event }) => event === name);
+const failing = () => Promise.reject(new Error('the engine is down'));
+const statusOf = async (purser: LeaseServer, walletId: string) =>
+  (await purser.ask('GET', `/v1/wallets/${walletId}`, { token: purser.accountKey })).body.status;
+
+test('whoever waits for a close adds nothing to its back-off and no line to the log', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { id: walletId, token } = await purser.openWallet(LONG);
+  await purser.lease(token);
+  purser.memory.before.destroy = failing;
+  for (let i = 0; i < 3; i++) assert.equal((await purser.closeWallet(walletId)).body.error.code, 'cleanup_pending');
+  const tried = purser.memory.calls.filter((it) => it === 'destroy').length;
+  assert.ok(tried > 6, `${tried} attempts in three waits of a second`);
+  const [lease] = (await purser.run('resource.list', {})).resources;
+  assert.deepEqual([lease?.attempts, (lease?.due_at ?? 0) - purser.app.clock.now()], [1, 2]);
+  assert.equal(events(purser, 'lease.trouble').length, 1);
+  delete purser.memory.before.destroy;
+  assert.equal((await purser.closeWallet(walletId)).status, 200);
+});
+
+test('after an outage of half an hour every wallet is closed within 20 s of the return, and the log is short', async (t) => {
+  const purser = await openMemoryServer(t);
+  const wallets = await Promise.all(Array.from({ length: 5 }, () => purser.openWallet(LONG)));
+  for (const { token } of wallets) for (let i = 0; i < 2; i++) await purser.lease(token);
+  Object.assign(purser.memory.before, { destroy: failing, inspect: failing });
+  for (const { id } of wallets) assert.equal((await purser.closeWallet(id)).body.error.code, 'cleanup_pending');
+  purser.memory.calls.length = 0;
+  for (let seconds = 0; seconds < 1800; seconds += 5) {
+    await purser.app.reaper.runOnce();
+    purser.clock.advance(5);
+  }
+  const tried = purser.memory.calls.filter((it) => it === 'destroy').length;
+  assert.ok(tried < 320, `${tried} attempts: one lease every ten seconds, the others every five minutes`);
+  const told = events(purser, 'lease.trouble').length;
+  assert.ok(told >= 4 && told <= 8, `${told} lines: the first leases, and one every ten minutes`);
+  assert.equal(events(purser, 'lease.trouble_over').length, 0);
+
+  purser.memory.before = {};
+  for (let seconds = 0; seconds < 20; seconds += 2) {
+    await purser.app.reaper.runOnce();
+    purser.clock.advance(2);
+  }
+  assert.deepEqual(
+    await Promise.all(wallets.map(({ id }) => statusOf(purser, id))),
+    wallets.map(() => 'closed'),
+  );
+  const [over, ...others] = events(purser, 'lease.trouble_over');
+  assert.deepEqual([over?.place, over?.seconds >= 1800, others.length], ['provider_one', true, 0]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a lease that alone cannot be ended does not wake itself by the others, and is logged rarely', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  for (let i = 0; i < 20; i++) await purser.lease(token);
+  purser.memory.before.destroy = (ref: string) => (ref === 'm1' ? failing() : undefined);
+  await purser.stop(token, id);
+  purser.memory.calls.length = 0;
+  for (let seconds = 0; seconds < 300; seconds++) {
+    await purser.app.reaper.runOnce();
+    purser.clock.advance(1);
+  }
+  const tried = purser.memory.calls.filter((it) => it === 'destroy').length;
+  assert.ok(tried >= 20 && tried <= 32, `${tried} attempts in five minutes`);
+  assert.equal(events(purser, 'lease.trouble').length, 1);
+  delete purser.memory.before.destroy;
+  purser.clock.advance(10);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'stopped');
+  assert.equal(events(purser, 'lease.trouble_over').length, 1);
+});
+
+test('a process that starts anew wakes what an earlier one had put off, as soon as the backend answers', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const ids = [(await purser.lease(token)).body.id, (await purser.lease(token)).body.id];
+  purser.memory.before.destroy = failing;
+  for (const id of ids) await purser.stop(token, id);
+  for (let i = 0; i < 16; i++) {
+    await purser.app.reaper.runOnce();
+    purser.clock.advance(10);
+  }
+  const due = (await purser.run('resource.list', {})).resources.map((it) => it.due_at - purser.app.clock.now());
+  assert.ok(Math.max(...due) > 30, `one is put off by ${due} s`);
+  delete purser.memory.before.destroy;
+  await purser.reopen();
+  purser.clock.advance(10);
+  for (let i = 0; i < 2; i++) await purser.app.reaper.runOnce();
+  assert.deepEqual(await Promise.all(ids.map(async (id) => (await purser.status(token, id)).status)), [
+    'stopped',
+    'stopped',
+  ]);
+});
+
+test('Docker is ended and comes back: the wallet that waited is closed within 20 s', async (t) => {
+  const engine = await openDocker(t);
+  if (!engine) return;
+  const purser = await openWith(t, engine.socket, IMAGE, {});
+  const { id: walletId, token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  engine.signal('SIGKILL');
+  await until('the engine has gone', () =>
+    engine.docker.ping().then(
+      () => false,
+      () => true,
+    ),
+  );
+  const refused = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true' } });
+  assert.deepEqual([refused.status, refused.body.error.code], [503, 'provider_unavailable']);
+  const { offers } = (await purser.ask('GET', '/v1/compute/offers', { token })).body;
+  assert.deepEqual(
+    offers.map((it: { available: boolean }) => it.available),
+    [false, false],
+  );
+  assert.equal((await purser.closeWallet(walletId)).body.error.code, 'cleanup_pending');
+  for (let seconds = 0; seconds < 600; seconds += 5) {
+    await purser.app.reaper.runOnce();
+    purser.clock.advance(5);
+  }
+  assert.ok(events(purser, 'lease.trouble').length <= 3);
+  await engine.revive();
+  for (let seconds = 0; seconds < 20; seconds += 2) {
+    await purser.app.reaper.runOnce();
+    purser.clock.advance(2);
+  }
+  assert.equal(await statusOf(purser, walletId), 'closed');
+  assert.equal(events(purser, 'lease.trouble_over').length, 1);
+});

@@ -1,0 +1,195 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer, type RequestListener } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import test, { type TestContext } from 'node:test';
+import { openWatchedPool } from '../../src/net/watched-pool.ts';
+
+const BYTES_MAX = 1000;
+
+/** A pool to a server of its own, and what arrived there. */
+async function openServer(t: TestContext, handle: RequestListener, connections: number | null = null) {
+  const arrived: string[] = [];
+  const heads: number[] = [];
+  const server = createServer((request, response) => {
+    arrived.push(request.url as string);
+    handle(request, response);
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const origin = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const pool = openWatchedPool(origin, { pipelining: 1, connections, connectMilliseconds: 5000 });
+  t.after(async () => {
+    await pool.close();
+    server.closeAllConnections();
+    server.close();
+  });
+  const exchange = (path: string) => {
+    const reading = {
+      onHead() {
+        heads.push(arrived.length);
+      },
+      bytesMax: () => BYTES_MAX,
+    };
+    return pool.exchange({ path, method: 'POST', body: 'x', headersTimeout: 0, bodyTimeout: 0 }, reading);
+  };
+  const open = (path: string) => pool.open({ path, method: 'POST', body: 'x', headersTimeout: 0, bodyTimeout: 0 });
+  return { server, exchange, open, arrived, heads };
+}
+
+const LIMITS = { bytesMax: 1000, milliseconds: 5000 };
+
+test('an answer is read to its end, whatever its pieces, and hints before it are no answer', async (t) => {
+  for (const pieces of [[], ['whole'], ['in ', 'two'], ['x'.repeat(BYTES_MAX)]]) {
+    const { exchange, heads } = await openServer(t, (_, response) => {
+      response.writeEarlyHints({ link: '</a>; rel=preload' });
+      response.writeHead(201, { 'x-a': 'b' });
+      for (const piece of pieces) response.write(piece);
+      response.end();
+    });
+    const call = exchange('/a');
+    const { statusCode, headers, bytes, error } = await call.answer;
+    assert.deepEqual([statusCode, headers['x-a'], String(bytes), error], [201, 'b', pieces.join(''), undefined]);
+    assert.deepEqual([call.wasSent(), heads], [true, [1]]);
+  }
+});
+
+test('an answer that is too long is not read to its end', async (t) => {
+  const { exchange } = await openServer(t, (_, response) => {
+    response.write('x'.repeat(BYTES_MAX + 1)); // And never ends.
+  });
+  const { statusCode, bytes, error } = await exchange('/a').answer;
+  assert.deepEqual([statusCode, bytes, error], [200, undefined, undefined]);
+});
+
+test('an answer that breaks off has its head and the reason', async (t) => {
+  const { exchange } = await openServer(t, (_, response) => {
+    response.writeHead(200, { 'content-length': '10' });
+    response.write('half', () => response.destroy());
+  });
+  const { statusCode, bytes, error } = await exchange('/a').answer;
+  assert.deepEqual([statusCode, bytes, error instanceof Error], [200, undefined, true]);
+});
+
+test('what is ended while it waits for a connection is never written to it', async (t) => {
+  const { exchange, arrived } = await openServer(t, (_, response) => response.end('ok'));
+  const ended = exchange('/ended');
+  ended.abort();
+  await assert.rejects(ended.answer, /ended/);
+  assert.equal(String((await exchange('/later').answer).bytes), 'ok');
+  assert.deepEqual([ended.wasSent(), arrived], [false, ['/later']]);
+});
+
+test('what is ended before its answer began was sent, and its connection is closed', async (t) => {
+  const { server, exchange, arrived } = await openServer(t, () => {});
+  const call = exchange('/a');
+  const [request] = await once(server, 'request');
+  call.abort();
+  await assert.rejects(call.answer, /ended/);
+  assert.deepEqual([call.wasSent(), arrived], [true, ['/a']]);
+  await once(request.socket, 'close');
+});
+
+test('a body is read as it comes: what has come meanwhile is one piece', async (t) => {
+  const written = Promise.withResolvers<void>();
+  const { open } = await openServer(t, async (_, response) => {
+    response.writeEarlyHints({ link: '</a>; rel=preload' });
+    response.writeHead(201, { 'x-a': 'b' });
+    response.write('a');
+    await written.promise;
+    for (const piece of ['b', 'c', 'd']) response.write(piece);
+    response.end();
+  });
+  const call = open('/a');
+  const { statusCode, headers, body } = await call.head;
+  assert.deepEqual([statusCode, headers['x-a'], call.wasSent()], [201, 'b', true]);
+  assert.equal(String(await body.next()), 'a');
+  const next = body.next();
+  written.resolve();
+  assert.equal(String(await next), 'bcd', 'the chunks of one read of the connection');
+  assert.equal(await body.next(), undefined);
+  assert.equal(await body.next(), undefined);
+});
+
+test('while nobody reads a body, its server stands still, and then it comes whole', async (t) => {
+  const PIECE = Buffer.alloc(64 * 1024, 'x');
+  const PIECES = 1000;
+  let sent = 0;
+  const { open } = await openServer(t, async (_, response) => {
+    for (; sent < PIECES; sent++) if (!response.write(PIECE)) await once(response, 'drain');
+    response.end();
+  });
+  const { body } = await open('/a').head;
+  for (let before = -1; before !== sent; ) {
+    before = sent;
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  assert(sent < PIECES / 2, `${sent} of ${PIECES} pieces were sent`);
+  let [length, longest] = [0, 0];
+  for (let bytes = await body.next(); bytes; bytes = await body.next()) {
+    length += bytes.length;
+    longest = Math.max(longest, bytes.length);
+  }
+  assert.equal(length, PIECES * PIECE.length);
+  assert(longest < 4 * PIECE.length, `${longest} bytes waited`);
+});
+
+test('of a body that breaks off, what came is read before the error', async (t) => {
+  const { open } = await openServer(t, (_, response) => {
+    response.writeHead(200, { 'content-length': '10' });
+    response.write('half', () => response.destroy());
+  });
+  const { body } = await open('/a').head;
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  assert.equal(String(await body.next()), 'half');
+  await assert.rejects(body.next());
+  await assert.rejects(body.next());
+});
+
+test('a body that was ended is not read any further, also while somebody waits for it', async (t) => {
+  const { server, open } = await openServer(t, (_, response) => void response.write('a'));
+  const call = open('/a');
+  const [request] = await once(server, 'request');
+  const { body } = await call.head;
+  assert.equal(String(await body.next()), 'a');
+  const waiting = body.next();
+  call.abort();
+  await assert.rejects(waiting, /ended/);
+  await once(request.socket, 'close');
+});
+
+test('the rest of a body that was left is dropped, and its connection used again; a long rest is not waited for', async (t) => {
+  const gates: (() => void)[] = [];
+  const sockets = new Set();
+  const { open } = await openServer(
+    t,
+    async ({ socket, url }, response) => {
+      sockets.add(socket);
+      response.write('begun');
+      await new Promise<void>((resolve) => gates.push(resolve));
+      response.end('x'.repeat(url === '/long' ? 100_000 : 10));
+    },
+    1, // The next request waits for this connection.
+  );
+  const leave = async (path: string) => {
+    const { body } = await open(path).head;
+    await body.next();
+    body.leave(LIMITS);
+    gates.pop()?.();
+  };
+  await leave('/short');
+  await leave('/long');
+  assert.equal(sockets.size, 1, 'used again');
+  await leave('/short');
+  assert.equal(sockets.size, 2, 'closed after too much');
+});
+
+test('a body that was left and goes on for too long is closed', async (t) => {
+  const { server, open } = await openServer(t, (_, response) => void response.write('begun'));
+  const call = open('/a');
+  const [request] = await once(server, 'request');
+  const { body } = await call.head;
+  await body.next();
+  body.leave({ ...LIMITS, milliseconds: 50 });
+  await once(request.socket, 'close');
+});

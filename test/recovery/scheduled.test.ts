@@ -1,0 +1,90 @@
+import assert from 'node:assert/strict';
+import { cpSync, existsSync, mkdirSync, readdirSync, renameSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { backUp } from '../../src/recovery/backup.ts';
+import { createBackups, runBackup } from '../../src/recovery/scheduled.ts';
+import { openTestServer } from '../helper/server.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+
+const DAY = 86_400;
+
+test('backups are made when they are due, over restarts, and only those of this installation are removed', async (t) => {
+  const directory = temporaryDirectory(t);
+  const purser = await openTestServer(t);
+  const config = { backup: { every: DAY, keep: 2, directory } };
+  const app = { ...purser.app, config };
+  const events = { ...purser.app.events, gauge() {} };
+  let made = 0;
+  const make = async (file: string) => {
+    made++;
+    await backUp(purser.directory, file, '1.2.3', purser.clock.wall() / 1000);
+  };
+  const backups = createBackups({ ...app, events }, make);
+  await Promise.all([backups.runOnce(), backups.runOnce()]); // One at a time.
+  await backups.runOnce();
+  assert.equal(made, 1);
+  const [first] = readdirSync(directory) as [string];
+  assert.match(first, new RegExp(`^purser-${purser.app.installationId}-\\d{8}T\\d{6}Z\\.db$`));
+
+  // Like ours by name alone, of another installation, and of no kind.
+  const claimed = first.replace(/\d{8}T/, '20010101T');
+  const foreign = first.replace(purser.app.installationId, 'another');
+  for (const name of ['precious.db', claimed]) writeFileSync(join(directory, name), 'not a database');
+  cpSync(join(directory, first), join(directory, foreign));
+  const left = `${first.replace(/\d{8}T/, '20020202T')}.part`;
+  writeFileSync(join(directory, left), '');
+
+  const again = createBackups({ ...app, events }, make); // As after a restart.
+  await again.runOnce();
+  assert.equal(made, 1);
+  for (let day = 1; day <= 2; day++) {
+    purser.clock.advance(DAY);
+    await again.runOnce();
+  }
+  assert.equal(made, 3);
+  const names = readdirSync(directory);
+  for (const name of ['precious.db', claimed, foreign]) assert(names.includes(name), `${name} is not ours`);
+  assert(!names.includes(first) && !names.includes(left));
+  assert.equal(names.length, 5);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a backup that fails is logged once and retried; the age says since when there is none', async (t) => {
+  const directory = join(temporaryDirectory(t), 'unmounted');
+  const purser = await openTestServer(t);
+  const logged = (event: string) => purser.log.filter((line) => line.includes(`"event":"${event}"`));
+  const gauges: Record<string, () => number | undefined> = {};
+  const config = { backup: { every: 6 * 3600, keep: 1, directory } };
+  const events = {
+    ...purser.app.events,
+    gauge(name: string, _: string, read: () => number | undefined) {
+      gauges[name] = read;
+    },
+  };
+  const backups = createBackups({ ...purser.app, config, events }, runBackup(purser.directory));
+  t.after(() => backups.stop());
+  const before = () => logged('backup.failed').length;
+  await backups.runOnce();
+  assert.equal(before(), 1);
+  assert.match(String(logged('backup.failed').at(-1)), /There is no directory .*unmounted/);
+  await backups.runOnce(); // Not yet again.
+  purser.clock.advance(301);
+  await backups.runOnce();
+  assert.equal(before(), 1);
+  assert.deepEqual(
+    [gauges.backup_age_seconds?.(), gauges.backup_every_seconds?.()],
+    [Number.POSITIVE_INFINITY, 21_600],
+  );
+
+  mkdirSync(directory);
+  purser.clock.advance(301);
+  await backups.runOnce(); // By `purser backup`, in a process of its own.
+  assert.equal(readdirSync(directory).length, 1);
+  assert.equal(logged('backup.made').length, 1);
+  renameSync(directory, `${directory}.gone`);
+  purser.clock.advance(6 * 3600);
+  await backups.runOnce();
+  assert.equal(before(), 2, 'a new failure is news again');
+  assert(existsSync(`${directory}.gone`));
+});

@@ -1,0 +1,126 @@
+import assert from 'node:assert/strict';
+import http from 'node:http';
+import test, { type TestContext } from 'node:test';
+import { openTestServer, type TestServer } from '../helper/server.ts';
+import { asAccount, asOperator, type Browser, openBrowser } from './sample.ts';
+
+type Stream = { next(): Promise<Record<string, string>>; ended: Promise<void> };
+
+/** Opens a stream as a browser does. `next` resolves with the figures of the next event. */
+async function open(t: TestContext, purser: TestServer, browser: Browser, path: string): Promise<Stream> {
+  const cookie = [...browser.cookies].map(([name, value]) => `${name}=${value}`).join('; ');
+  const waiting: ((figures: Record<string, string>) => void)[] = [];
+  const arrived: Record<string, string>[] = [];
+  const ended = Promise.withResolvers<void>();
+  const response = await new Promise<http.IncomingMessage>((resolve, reject) => {
+    const request = http.get(`${purser.url}${path}`, { headers: { cookie }, agent: false }, resolve);
+    request.on('error', reject);
+    t.after(() => request.destroy());
+  });
+  assert.equal(response.statusCode, 200);
+  assert.match(response.headers['content-type'] as string, /^text\/event-stream/);
+  let text = '';
+  response.on('data', (chunk) => {
+    text += chunk;
+    for (let end = text.indexOf('\n\n'); end >= 0; end = text.indexOf('\n\n')) {
+      const [, data] = /^data: (.*)$/.exec(text.slice(0, end)) ?? [];
+      text = text.slice(end + 2);
+      if (data === undefined) continue;
+      const figures = JSON.parse(data) as Record<string, string>;
+      const waiter = waiting.shift();
+      if (waiter) waiter(figures);
+      else arrived.push(figures);
+    }
+  });
+  response.on('end', ended.resolve);
+  response.on('close', ended.resolve);
+  response.on('error', () => ended.resolve());
+  return {
+    next: () =>
+      new Promise((resolve) => {
+        const first = arrived.shift();
+        if (first) resolve(first);
+        else waiting.push(resolve);
+      }),
+    ended: ended.promise,
+  };
+}
+
+test('the figures of a page move with the books, and only those that changed are sent', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const browser = await asOperator(purser);
+  const stream = await open(t, purser, browser, `/live?wallet=${id}`);
+  const first = await stream.next();
+  assert.equal(first.free, '$5.00');
+  assert.equal(first.spent, '$0.00');
+  const { html } = await browser.get(`/wallets/${id}`);
+  for (const key of Object.keys(first).filter((it) => !it.endsWith('.bar')))
+    assert.ok(html.includes(`data-live="${key}">${first[key]}<`), `${key} is on the page as the stream has it`);
+  await purser.chat(token, { model: 'flat' });
+  const known = { ...first };
+  // It may have looked while the money was held.
+  while (known.spent !== '$0.01')
+    for (const [key, value] of Object.entries(await stream.next())) {
+      assert.notEqual(value, known[key], `${key} is sent again`);
+      known[key] = value;
+    }
+  assert.deepEqual([known.free, known.held], ['$4.99', first.held]);
+  assert.notEqual(known['spent.bar'], first['spent.bar']);
+});
+
+test('every figure that a stream sends is on its page', async (t) => {
+  const purser = await openTestServer(t);
+  const [operator, account] = [await asOperator(purser), await asAccount(purser)];
+  for (const [browser, page] of [
+    [operator, 'now'],
+    [account, 'home'],
+  ] as const) {
+    const figures = await (await open(t, purser, browser, `/live?page=${page}`)).next();
+    const { html } = await browser.get('/');
+    assert.ok(Object.keys(figures).length > 3);
+    for (const key of Object.keys(figures))
+      assert.match(html, new RegExp(`data-live(-bar)?="${RegExp.escape(key)}"`), key);
+    for (const [, key] of html.matchAll(/data-live(?:-bar)?="([^"]+)"/g))
+      assert.ok(figures[key as string] !== undefined, key);
+  }
+});
+
+test('a stream ends with its session, and with the server', async (t) => {
+  const purser = await openTestServer(t);
+  const [one, two] = [await asOperator(purser), await asOperator(purser)];
+  const first = await open(t, purser, one, '/live?page=now');
+  const second = await open(t, purser, two, '/live?page=now');
+  await Promise.all([first.next(), second.next()]);
+  await one.post('/sign-out');
+  await first.ended;
+  const begun = performance.now();
+  await purser.close();
+  await second.ended;
+  assert.ok(performance.now() - begun < 20_000, 'an open page does not hold up a stop');
+});
+
+test('one account that opens stream after stream takes neither those of others nor those of the operator', async (t) => {
+  const purser = await openTestServer(t);
+  const [operator, account] = [await asOperator(purser), await asAccount(purser)];
+  for (let i = 0; i < 20; i++) await open(t, purser, account, '/live?page=home');
+  assert.equal((await account.get('/live?page=home')).status, 429);
+  const other = await purser.run('account.create', { name: 'other' });
+  const { key } = await purser.run('key.create', { account: other.id, name: 'k' });
+  const neighbour = openBrowser(purser);
+  await neighbour.post('/sign-in/key', { key });
+  for (const [browser, page] of [
+    [operator, 'now'],
+    [neighbour, 'home'],
+  ] as const)
+    assert.ok(Object.keys(await (await open(t, purser, browser, `/live?page=${page}`)).next()).length > 3);
+});
+
+test('opening streams counts against the limit of the account', async (t) => {
+  const purser = await openTestServer(t, {
+    settings: { limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 3, failed_auth_per_minute: 0 } },
+  });
+  const account = await asAccount(purser);
+  for (let i = 0; i < 3; i++) await open(t, purser, account, '/live?page=home');
+  assert.equal((await account.get('/live?page=home')).status, 429);
+});

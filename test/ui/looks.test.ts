@@ -1,0 +1,148 @@
+import assert from 'node:assert/strict';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { breachesOn, openChromium } from '../helper/chromium.ts';
+import { openSample, type Sample } from './sample.ts';
+
+// Every page in a real browser: in both colour schemes, on a phone and on a desk, with and without script.
+
+const DESK = { width: 1280, height: 860 };
+const PHONE = { width: 390, height: 844 };
+/** The pictures of the documentation are made here, so that they show what there is. */
+const PICTURES = process.env.PURSER_TEST_PICTURES;
+
+/** The pages of the operator and of the holder of the account, with something on each. */
+async function pagesOf(sample: Sample): Promise<{ operator: string[]; account: string[] }> {
+  const [wallet, , frozen] = sample.wallets as [{ id: string }, unknown, { id: string }];
+  const { resources } = await sample.run('resource.list', { all: true });
+  const leases = resources.map(({ id }) => `/leases/${id}`);
+  const [running] = leases as [string];
+  const { operations } = await sample.run('operation.list', { limit: 20 });
+  const { operations: doubtful } = await sample.run('operation.list', { uncertain: true });
+  const settled = operations.find((it) => it.state === 'settled');
+  const [key] = (await sample.run('key.list', { account: sample.accountId })).keys;
+  const account = `/accounts/${sample.accountId}`;
+  const operator = [
+    '/',
+    '/wallets',
+    '/wallets/new',
+    `/wallets/${wallet.id}`,
+    `/wallets/${wallet.id}?steps=all&movements=50`,
+    `/wallets/${frozen.id}`,
+    `/wallets/${sample.evil.id}`,
+    `/wallets/${wallet.id}/freeze`,
+    `/wallets/${wallet.id}/close`,
+    '/leases',
+    ...leases,
+    `${running}/stop`,
+    '/operations?state=uncertain',
+    '/operations',
+    `/operations/${settled?.id}`,
+    `/operations/${doubtful[0]?.id}`,
+    `/operations/${doubtful[0]?.id}/resolve?decision=charge`,
+    `/operations/${doubtful[0]?.id}/resolve?decision=release`,
+    '/accounts',
+    account,
+    `${account}/suspend`,
+    `${account}/keys/${key?.id}/revoke`,
+    '/spend?by=tag',
+    '/models',
+    '/journal',
+    '/events',
+    '/settings',
+    '/settings/freeze',
+  ];
+  const own = ['/', '/wallets', `/wallets/${wallet.id}`, '/leases', ...leases, '/spend', '/keys', '/models'];
+  return { operator, account: own };
+}
+
+test('every page is accessible and fits, in both colour schemes, on a phone and on a desk', {
+  timeout: 600_000,
+}, async (t) => {
+  const sample = await openSample(t);
+  const chromium = await openChromium(t, sample.url);
+  if (!chromium) return;
+  const faults: string[] = [];
+  const { operator, account } = await pagesOf(sample);
+  const { page, context } = await chromium.open();
+  // Each page is loaded once: its style sheet alone depends on the scheme and the size.
+  const look = async (path: string) => {
+    await page.goto(`${sample.url}${path}`);
+    for (const viewport of [DESK, PHONE])
+      for (const colorScheme of ['light', 'dark'] as const) {
+        await page.setViewportSize(viewport);
+        await page.emulateMedia({ colorScheme });
+        const where = `${path}, ${colorScheme}, ${viewport.width} wide`;
+        for (const breach of await breachesOn(page)) faults.push(`${where}: ${breach}`);
+        const width = await page.evaluate('document.documentElement.scrollWidth');
+        if ((width as number) > viewport.width) faults.push(`${where}: scrolls sideways to ${width}`);
+      }
+  };
+  await look('/sign-in');
+  await page.goto((await sample.run('ui.link', {})).url);
+  for (const path of operator) await look(path);
+  await context.clearCookies();
+  await page.goto(`${sample.url}/sign-in`);
+  await page.getByLabel('Account key').fill(sample.accountKey);
+  await page.getByRole('button', { name: 'Sign in' }).click();
+  for (const path of account) await look(path);
+  assert.deepEqual(faults, []);
+  assert.deepEqual(chromium.faults, []);
+});
+
+test('every page has the same words without script', { timeout: 600_000 }, async (t) => {
+  const sample = await openSample(t);
+  const chromium = await openChromium(t, sample.url);
+  if (!chromium) return;
+  const [withScript, without] = [await chromium.open(), await chromium.open({ javaScriptEnabled: false })];
+  for (const { page } of [withScript, without]) await page.goto((await sample.run('ui.link', {})).url);
+  const { operator: paths } = await pagesOf(sample);
+  for (const path of paths) {
+    const texts: string[] = [];
+    for (const { page } of [withScript, without]) {
+      await page.goto(`${sample.url}${path}`);
+      const text = await page.locator('main').innerText();
+      const words = text.replace(/\b(not live|live|Copy)\b/g, '').replace(/\s+/g, ' ');
+      // The server gets older between the two, and others write to the disk.
+      texts.push(words.replace(/(?<=Up for ).*?(?= State)|(?<=Free on disk )[\d.]+ \w+/g, '…'));
+    }
+    assert.equal(texts[0], texts[1], path);
+  }
+  assert.deepEqual(chromium.faults, []);
+});
+
+test('the pictures of the documentation', { timeout: 600_000 }, async (t) => {
+  if (!PICTURES) return t.diagnostic('PURSER_TEST_PICTURES names no folder to put them into');
+  const sample = await openSample(t, {}, 'batch import');
+  const chromium = await openChromium(t, sample.url);
+  if (!chromium) return;
+  mkdirSync(PICTURES, { recursive: true });
+  sample.clock.advance(4 * 60);
+  const [wallet] = sample.wallets as [Sample['wallets'][0], ...Sample['wallets']];
+  const pictures = [
+    ['now', '/'],
+    ['wallet', `/wallets/${wallet.id}`],
+    ['operations', '/operations?state=uncertain'],
+    ['freeze', `/wallets/${wallet.id}/freeze`],
+  ];
+  for (const [kind, colorScheme, viewport] of [
+    ['', 'light', DESK],
+    ['-phone', 'dark', PHONE],
+  ] as const) {
+    const { page } = await chromium.open({ colorScheme, viewport });
+    await page.goto((await sample.run('ui.link', {})).url);
+    for (const [name, path] of pictures) {
+      await page.goto(`${sample.url}${path}`);
+      await page
+        .locator('#live:not([hidden])')
+        .waitFor({ timeout: 5000 })
+        .catch(() => {});
+      if (name === 'wallet')
+        await page
+          .getByRole('heading', { name: 'Where the money went' })
+          .evaluate((it: { scrollIntoView(): void }) => it.scrollIntoView());
+      await page.screenshot({ path: join(PICTURES, `${name}${kind}.png`) });
+    }
+  }
+});

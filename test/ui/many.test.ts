@@ -1,0 +1,61 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { openTestServer } from '../helper/server.ts';
+import { asOperator } from './sample.ts';
+
+/** The fast tests take fewer. */
+const WALLET_COUNT = Number(process.env.PURSER_TEST_WALLETS ?? 10_000);
+const BATCH_COUNT = 500;
+/** Processor time: far above what a page takes (some 20 ms), and far below what reading each wallet by itself would. */
+const PAGE_MILLISECONDS_MAX = 1000;
+
+test(`${WALLET_COUNT} wallets make no page slow or long, and each is found by page, state and name`, {
+  timeout: 600_000,
+}, async (t) => {
+  const purser = await openTestServer(t, { creditCents: 2 * WALLET_COUNT * 100 });
+  for (let at = 0; at < WALLET_COUNT; at += BATCH_COUNT)
+    await Promise.all(
+      Array.from({ length: BATCH_COUNT }, (_, i) =>
+        purser.run('wallet.create', {
+          account: purser.accountId,
+          name: `agent-${at + i}`,
+          budget_cents: 100,
+          expires_in_seconds: 0,
+        }),
+      ),
+    );
+  const browser = await asOperator(purser);
+  for (const path of [
+    '/',
+    '/wallets',
+    '/wallets?state=frozen',
+    '/wallets?name=agent-77',
+    '/accounts',
+    `/accounts/${purser.accountId}`,
+    '/spend',
+    '/journal',
+  ]) {
+    const times: number[] = [];
+    let length = 0;
+    for (let i = 0; i < 3; i++) {
+      const begun = process.cpuUsage();
+      const { status, html } = await browser.get(path);
+      const { user, system } = process.cpuUsage(begun);
+      times.push((user + system) / 1000);
+      assert.equal(status, 200, path);
+      length = html.length;
+    }
+    t.diagnostic(`${path}: ${Math.min(...times).toFixed(0)} ms, ${(length / 1024).toFixed(0)} KB`);
+    assert.ok(Math.min(...times) < PAGE_MILLISECONDS_MAX, `${path} takes ${Math.min(...times)} ms`);
+    assert.ok(length < 150 * 1024, `${path} has ${length} characters`);
+  }
+  const names = (html: string) => [...html.matchAll(/>(agent-\d+)</g)].map(([, name]) => name);
+  const { html: first } = await browser.get('/wallets');
+  assert(first.includes(`50 of ${WALLET_COUNT.toLocaleString('en')}`));
+  const older = /href="([^"]+)">Older</.exec(first)?.[1] as string;
+  const { html: second } = await browser.get(older.replaceAll('&amp;', '&'));
+  assert.equal(names(first).length, 50);
+  assert.deepEqual(names(second).length, 50);
+  assert.ok(!names(second).some((name) => names(first).includes(name)), 'a page repeats another');
+  assert.deepEqual(names((await browser.get('/wallets?name=agent-1234')).html), ['agent-1234']);
+});

@@ -1,0 +1,109 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { asAccount, asOperator, type Browser, EVIL, openSample, type Sample } from './sample.ts';
+
+// Every page as it comes from the server, without a script that would mend it.
+
+/** Pages of both kinds of session, and those of one alone. */
+const BOTH = (sample: Sample) => [
+  '/',
+  '/wallets',
+  '/wallets?state=frozen',
+  '/wallets?name=agent',
+  '/wallets/new',
+  ...[...sample.wallets, sample.evil].map(({ id }) => `/wallets/${id}`),
+  `/wallets/${sample.evil.id}/freeze`,
+  `/wallets/${sample.evil.id}/close`,
+  '/leases',
+  '/leases?state=all',
+  ...['model', 'wallet', 'day', 'tag', 'kind'].map((by) => `/spend?by=${by}&range=30d`),
+  '/models',
+];
+const OPERATOR = (sample: Sample) => [
+  '/accounts',
+  '/accounts?state=suspended',
+  `/accounts/${sample.accountId}`,
+  `/accounts/${sample.accountId}/suspend`,
+  '/operations',
+  '/operations?state=uncertain',
+  '/operations?state=reserved',
+  '/spend?by=account',
+  '/journal',
+  '/events',
+  '/settings',
+  '/settings/freeze',
+];
+
+/** The addresses of one kind on a page. */
+const linksIn = (html: string, pattern: RegExp) => [
+  ...new Set([...html.matchAll(pattern)].map(([, path]) => path as string)),
+];
+
+async function everyPage(sample: Sample, browser: Browser, isOperator: boolean): Promise<string[]> {
+  const paths = [...BOTH(sample), ...(isOperator ? OPERATOR(sample) : ['/keys'])];
+  const { html: leases } = await browser.get('/leases?state=all');
+  paths.push(...linksIn(leases, /"(\/leases\/res_\w+)"/g));
+  if (!isOperator) return paths;
+  const { html: operations } = await browser.get('/operations');
+  const { html: uncertain } = await browser.get('/operations?state=uncertain');
+  paths.push(
+    ...linksIn(operations, /"(\/operations\/op_\w+)"/g).slice(0, 5),
+    ...linksIn(uncertain, /"(\/operations\/op_\w+)"/g),
+  );
+  paths.push(...linksIn(leases, /"(\/leases\/res_\w+\/stop)"/g));
+  const { html: accounts } = await browser.get('/accounts');
+  return [...paths, ...linksIn(accounts, /"(\/accounts\/acct_\w+)"/g)];
+}
+
+/** Elements that never have an end tag. */
+const VOID = new Set(['meta', 'link', 'img', 'input', 'br', '!doctype']);
+
+/** Returns the faults of a document: elements that are not closed in order, ids that stand twice, labels without a field. */
+function faultsOf(html: string): string[] {
+  const faults: string[] = [];
+  const open: string[] = [];
+  for (const [, close, name = ''] of html.matchAll(/<(\/?)([a-z!][a-z0-9]*)\b(?:"[^"]*"|[^">])*>/g)) {
+    if (VOID.has(name)) continue;
+    if (!close) open.push(name);
+    else if (open.pop() !== name) faults.push(`</${name}> closes another element`);
+  }
+  if (open.length) faults.push(`not closed: ${open.join(' ')}`);
+  const ids = [...html.matchAll(/ id="([^"]+)"/g)].map(([, id]) => id as string);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) faults.push(`the id ${id} stands twice`);
+  for (const [, id] of html.matchAll(/ (?:for|aria-describedby)="([^"]+)"/g))
+    if (!ids.includes(id as string)) faults.push(`nothing has the id ${id}`);
+  return faults;
+}
+
+for (const isOperator of [true, false])
+  test(`every page of ${isOperator ? 'the operator' : 'an account holder'} is a whole document, and no text from outside is markup`, async (t) => {
+    const sample = await openSample(t);
+    const browser = await (isOperator ? asOperator(sample) : asAccount(sample));
+    const paths = await everyPage(sample, browser, isOperator);
+    let escaped = 0;
+    for (const path of paths) {
+      const { status, headers, html } = await browser.get(path);
+      assert.equal(status, 200, `${path}: ${html.slice(0, 2000)}`);
+      assert.match(headers['content-type'] as string, /^text\/html/, path);
+      assert.match(headers['content-security-policy'] as string, /^default-src 'none'; script-src 'self';/, path);
+      assert.equal(headers['cache-control'], 'no-store', path);
+      assert.deepEqual(faultsOf(html), [], path);
+      assert.doesNotMatch(html, /<script>|<img src=x|onerror=alert\(2\)>|\bstyle=| on\w+="/, path);
+      assert.doesNotMatch(html, /undefined|NaN|\[object|Infinity/, path);
+      if (html.includes('&lt;script&gt;alert(1)')) escaped++;
+    }
+    assert.ok(
+      escaped >= (isOperator ? 15 : 8),
+      `the script of the sample is shown on ${escaped} of ${paths.length} pages`,
+    );
+    assert.ok(EVIL.length <= 80);
+    assert.deepEqual(sample.problems(), []);
+  });
+
+test('a model with a small share of what a wallet spent is not at 0 %', async (t) => {
+  const sample = await openSample(t);
+  const browser = await asOperator(sample);
+  const { html } = await browser.get(`/wallets/${sample.wallets[0]?.id}`);
+  assert.match(html, />&lt;1%</);
+  assert.doesNotMatch(html, />0%</);
+});

@@ -1,0 +1,346 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { fingerprint } from '../../src/fingerprint.ts';
+import { insertChange, listWalletChanges } from '../../src/ledger/wallet-change.ts';
+import { ZERO } from '../../src/money.ts';
+import { refillWallets } from '../../src/reaper/chores.ts';
+import { writeWith } from '../helper/closures.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
+
+// Budget that moves while a wallet is open: raise, lower, extend, freeze, refill and delegate (design, section 13).
+
+const post = (purser: TestServer, path: string, body: object, key?: string) =>
+  purser.ask('POST', path, { token: purser.accountKey, body, ...(key === undefined ? {} : { key }) });
+const recordOf = async (purser: TestServer, id: string) =>
+  (await purser.ask('GET', `/v1/wallets/${id}`, { token: purser.accountKey })).body;
+const accountOf = async (purser: TestServer) =>
+  (await purser.ask('GET', '/v1/account', { token: purser.accountKey })).body;
+
+test('a raise and a lower move credit between account and wallet, once a key', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 2000 });
+  const { id } = await purser.openWallet({ budget_cents: 1000 });
+  const raised = await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 500 }, 'k1');
+  assert.equal(raised.status, 200, raised.text);
+  assert.equal(raised.body.budget_usd, '15.00');
+  const again = await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 500 }, 'k1');
+  assert.deepEqual([again.body.budget_usd, again.headers['idempotent-replayed']], ['15.00', 'true']);
+  assert.equal(
+    (await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 501 }, 'k1')).body.error.code,
+    'idempotency_conflict',
+  );
+  const tooMuch = await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 501 }, 'k2');
+  assert.deepEqual([tooMuch.status, tooMuch.body.error.code], [402, 'insufficient_funds']);
+  assert.equal((await post(purser, `/v1/wallets/${id}/budget`, { add_cents: -1200 }, 'k3')).body.budget_usd, '3.00');
+  assert.equal((await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 0 }, 'k4')).status, 400);
+  assert.equal(
+    (await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 1 })).body.error.code,
+    'idempotency_key_required',
+  );
+  const account = await accountOf(purser);
+  assert.deepEqual([account.available_cents, account.reserved_cents], [1700, 300]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('the same key may change the budget and the expiry: each endpoint has keys of its own', async (t) => {
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 3600 });
+  const { expires_at } = await recordOf(purser, id);
+  assert.equal((await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 5 }, 'k')).body.budget_usd, '10.05');
+  for (const replayed of [undefined, 'true']) {
+    const extended = await post(purser, `/v1/wallets/${id}/extend`, { seconds: 60 }, 'k');
+    assert.deepEqual([extended.status, extended.headers['idempotent-replayed']], [200, replayed], extended.text);
+    assert.equal(extended.body.expires_at, expires_at + 60);
+  }
+  const other = await post(purser, `/v1/wallets/${id}/extend`, { seconds: 61 }, 'k');
+  assert.equal(other.body.error.code, 'idempotency_conflict');
+  assert.equal((await post(purser, `/v1/wallets/${id}/budget`, { add_cents: 5 }, 'k')).body.budget_usd, '10.05');
+});
+
+test('an extension of an older version, whose key was kept as it came, is not made again', async (t) => {
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet({ expires_in_seconds: 3600 });
+  const { expires_at } = await recordOf(purser, id);
+  const row = { walletId: id, kind: 'extend' as const, amount: ZERO, expiresAt: expires_at, idempotencyKey: 'k' };
+  await writeWith(purser.app.ledger, (tx) =>
+    insertChange(tx, { ...row, fingerprint: fingerprint({ extend: { seconds: 60 } }) }, expires_at - 3600),
+  );
+  const again = await post(purser, `/v1/wallets/${id}/extend`, { seconds: 60 }, 'k');
+  assert.deepEqual([again.body.expires_at, again.headers['idempotent-replayed']], [expires_at, 'true'], again.text);
+});
+
+test('lowering stops at what is spent, held and delegated', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 1000 });
+  assert.equal((await purser.chat(token, { model: 'flat' })).status, 200); // 0.01 USD
+  await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body: { name: 'child', budget_usd: '2.005' } });
+  const lowered = await post(purser, `/v1/wallets/${id}/budget`, { add_cents: -100_000 }, 'k');
+  assert.deepEqual(
+    [lowered.body.budget_usd, lowered.body.used_usd, lowered.body.delegated_usd, lowered.body.available_usd],
+    ['2.02', '0.01', '2.005', '0.005'],
+  );
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('an extended wallet lives longer, with the same token', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ expires_in_seconds: 60 });
+  const { expires_at } = await recordOf(purser, id);
+  const extended = await post(purser, `/v1/wallets/${id}/extend`, { seconds: 3600 }, 'k');
+  assert.equal(extended.body.expires_at, expires_at + 3600);
+  assert.equal(
+    (await post(purser, `/v1/wallets/${id}/extend`, { seconds: 3600 }, 'k')).body.expires_at,
+    expires_at + 3600,
+  );
+  purser.clock.advance(120);
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.chat(token)).status, 200);
+  purser.clock.advance(3600);
+  assert.equal((await purser.chat(token)).body.error.code, 'wallet_expired');
+  assert.equal(
+    (await post(purser, `/v1/wallets/${id}/extend`, { seconds: 60 }, 'k2')).body.error.code,
+    'wallet_expired',
+  );
+  const never = await purser.openWallet({ expires_in_seconds: 0 });
+  assert.equal((await post(purser, `/v1/wallets/${never.id}/extend`, { seconds: 60 }, 'k')).status, 400);
+});
+
+test('a frozen wallet takes no holds, and all below it none; reads go on', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  const child = (await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body: { name: 'c', budget_usd: '1' } }))
+    .body;
+  const frozen = await post(purser, `/v1/wallets/${id}/freeze`, { reason: 'it loops' });
+  assert.equal(frozen.status, 200, frozen.text);
+  assert.equal(frozen.body.frozen_at, Math.floor(purser.clock.wall() / 1000));
+  for (const it of [token, child.agent_token]) {
+    const refused = await purser.chat(it);
+    assert.deepEqual([refused.status, refused.body.error.code], [403, 'wallet_frozen']);
+    assert.match(refused.body.error.message, /it loops/);
+    assert.equal((await purser.ask('GET', '/v1/budget', { token: it })).status, 200);
+  }
+  assert.equal((await post(purser, `/v1/wallets/${id}/unfreeze`, {})).body.frozen_at, null);
+  assert.equal((await purser.chat(child.agent_token)).status, 200);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('freezing again changes the reason, and nothing else', async (t) => {
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet();
+  const since = (await purser.run('wallet.freeze', { id, reason: 'it loops' })).frozen_at;
+  purser.clock.advance(60);
+  const { frozen_at, freeze_reason } = await purser.run('wallet.freeze', { id, reason: 'an audit' });
+  assert.deepEqual([frozen_at, freeze_reason], [since, 'an audit']);
+  assert.equal((await purser.run('wallet.freeze', { id })).freeze_reason, 'an audit');
+  const all = (await purser.run('freeze', { reason: 'one' })).frozen_at;
+  purser.clock.advance(60);
+  assert.equal((await purser.run('freeze', { reason: 'two' })).frozen_at, all);
+  assert.match((await purser.ask('GET', '/readyz', {})).body.frozen, /\(two\)/);
+  assert.equal((await purser.run('wallet.unfreeze', { id })).freeze_reason, null);
+});
+
+test('unfreezing an account reaches the children that were frozen by themselves', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  const asked = { token, key: 'c', body: { name: 'c', budget_usd: '1' } };
+  const child = (await purser.ask('POST', '/v1/run/wallets', asked)).body;
+  await purser.run('wallet.freeze', { id: child.id, reason: 'it loops' });
+  const { wallets } = await purser.run('wallet.unfreeze-account', { account: purser.accountId });
+  assert.deepEqual(
+    wallets.map((it) => [it.id, it.frozen_at]),
+    [[child.id, null]],
+  );
+  await purser.run('wallet.freeze', { id });
+  await purser.run('wallet.unfreeze-account', { account: purser.accountId });
+  assert.equal((await purser.chat(child.agent_token)).status, 200);
+});
+
+test('a child spends its part, and gives back the rest to the nano', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const body = { name: 'sub-agent', budget_usd: '1.000000001', expires_in_seconds: 7200 };
+  const child = await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body });
+  assert.equal(child.status, 201, child.text);
+  const replay = await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body });
+  assert.deepEqual([replay.body.agent_token, replay.body.id], [child.body.agent_token, child.body.id]);
+  const parent = await recordOf(purser, id);
+  assert.deepEqual([parent.delegated_usd, parent.available_usd], ['1.000000001', '3.999999999']);
+  const list = (await purser.ask('GET', '/v1/run/wallets', { token })).body.wallets;
+  assert.deepEqual(
+    list.map((it: any) => [it.id, it.parent_id, it.expires_at]),
+    [[child.body.id, id, parent.expires_at]], // 7,200 s would be past the parent's end
+  );
+  assert.equal((await purser.chat(child.body.agent_token)).status, 200);
+  const spent = (await purser.budget(child.body.agent_token)).used_usd;
+  const seen = (await purser.ask('GET', '/v1/run/operations', { token })).body.operations;
+  assert.deepEqual(
+    seen.map((it: any) => [it.wallet_id, it.kind, it.charge_usd]),
+    [[child.body.id, 'chat', spent]],
+  );
+  const tooMuch = await purser.ask('POST', '/v1/run/wallets', {
+    token,
+    key: 'd',
+    body: { name: 'x', budget_usd: '4' },
+  });
+  assert.equal(tooMuch.body.error.code, 'insufficient_funds');
+  const closed = await purser.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token });
+  assert.deepEqual([closed.status, closed.body.status], [200, 'closed']);
+  const after = await recordOf(purser, id);
+  assert.deepEqual([after.delegated_usd, after.used_usd], ['0.00', spent]);
+  assert.deepEqual(purser.problems(), []);
+  const stranger = await purser.openWallet();
+  const other = await purser.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token: stranger.token });
+  assert.equal(other.status, 404);
+});
+
+test('closing a parent closes its children first, deepest first; the depth has a limit', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  let above = token;
+  const below: string[] = [];
+  for (const dollars of ['4', '3', '2', '1']) {
+    const it = await purser.ask('POST', '/v1/run/wallets', {
+      token: above,
+      key: 'c',
+      body: { name: dollars, budget_usd: dollars },
+    });
+    assert.equal(it.status, 201, it.text);
+    above = it.body.agent_token;
+    below.push(it.body.id);
+    assert.equal((await purser.chat(above)).status, 200);
+  }
+  const tooDeep = await purser.ask('POST', '/v1/run/wallets', {
+    token: above,
+    key: 'c',
+    body: { name: '5', budget_usd: '0.5' },
+  });
+  assert.deepEqual([tooDeep.status, tooDeep.body.error.code], [409, 'wallet_limit_exceeded']);
+  const closed = await post(purser, `/v1/wallets/${id}/close`, {});
+  assert.deepEqual([closed.status, closed.body.status, closed.body.delegated_usd], [200, 'closed', '0.00']);
+  const times = below.map((it) => purser.wallet(it).status);
+  assert.deepEqual(times, ['closed', 'closed', 'closed', 'closed']);
+  const own = below.map((it) => purser.wallet(it).spent);
+  assert.deepEqual(
+    [...own.keys()].map((i) => own[i] === (own[3] as bigint) * BigInt(4 - i)),
+    [true, true, true, true],
+  );
+  assert.equal(purser.wallet(id).spent, own[0]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a daily refill sets what is available back, once a day, however long the server slept', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 3000 });
+  const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  const set = await purser.ask('PUT', `/v1/wallets/${id}/refill`, {
+    token: purser.accountKey,
+    body: { cents: 500, every: 'day', zone: 'Europe/Berlin' },
+  });
+  assert.equal(set.status, 200, set.text);
+  assert.equal((await recordOf(purser, id)).refill.next_at, set.body.refill.next_at);
+  assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  const wait = set.body.refill.next_at - Math.floor(purser.clock.wall() / 1000);
+  purser.clock.advance(wait + 3 * 86_400 + 7200);
+  await purser.app.reaper.runOnce();
+  await purser.app.reaper.runOnce();
+  const after = await recordOf(purser, id);
+  assert.deepEqual([after.available_usd, after.budget_usd], ['5.00', '5.01']);
+  await purser.reopen();
+  await purser.app.reaper.runOnce();
+  assert.equal((await recordOf(purser, id)).available_usd, '5.00');
+  assert.deepEqual(purser.problems(), []);
+  const off = await purser.ask('DELETE', `/v1/wallets/${id}/refill`, { token: purser.accountKey });
+  assert.equal(off.body.refill, null);
+});
+
+test('refills come to an end when a whole page of wallets expires just before them', { timeout: 60_000 }, async (t) => {
+  const purser = await openTestServer(t, { creditCents: 1_000_000 });
+  const openOne = async (expires_in_seconds: number) => {
+    const { id } = await purser.openWallet({ expires_in_seconds });
+    await purser.run('wallet.refill', { id, refill: { cents: 500, every: 'day' } });
+    return id;
+  };
+  await Promise.all(Array.from({ length: 100 }, () => openOne(60)));
+  const last = await openOne(0);
+  purser.clock.advance(86_400);
+  const reaped = { refilled: 0, failed: 0 } as Parameters<typeof refillWallets>[1];
+  await refillWallets(purser.app, reaped); // As in a pass whose clock has gone on since it looked for what expires.
+  assert.equal(reaped.failed, 0);
+  const refilled = listWalletChanges(purser.app.ledger.read, last);
+  assert.deepEqual(
+    refilled.map(({ kind }) => kind),
+    ['refill'],
+  );
+});
+
+test('a tree of a thousand spenders never spends a nano more than its root has', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const child = async (above: string, dollars: string, key: string): Promise<string> => {
+    const it = await purser.ask('POST', '/v1/run/wallets', {
+      token: above,
+      key,
+      body: { name: key, budget_usd: dollars },
+    });
+    return it.body.agent_token ?? assert.fail(it.text);
+  };
+  // Ten teams of ten: everything that the root has is handed down, and each agent gets a tenth of a cent over two calls.
+  const teams = await Promise.all(Array.from({ length: 10 }, (_, i) => child(token, '0.5', `team ${i}`)));
+  const agents = (
+    await Promise.all(
+      teams.map((team) => Promise.all(Array.from({ length: 10 }, (_, i) => child(team, '0.021', `${i}`)))),
+    )
+  ).flat();
+  const spenders = Array.from({ length: 1000 }, (_, i) => agents[i % agents.length] as string);
+  const calls = [
+    ...spenders,
+    // Meanwhile the teams spend what they kept, and the root, which kept nothing, nothing.
+    ...teams.flatMap((it) => Array.from({ length: 40 }, () => it)),
+    ...Array.from({ length: 10 }, () => token),
+  ].map((it, i) => ({ it, at: (i * 7919) % 1409 }));
+  calls.sort((a, b) => a.at - b.at); // Everybody at the same time, in the same order every time.
+  const answers: Awaited<ReturnType<typeof purser.chat>>[] = [];
+  // On a busy machine more at once would not all be read before the server's limit for the head of a request.
+  for (let i = 0; i < calls.length; i += 200)
+    answers.push(...(await Promise.all(calls.slice(i, i + 200).map(({ it }) => purser.chat(it, { model: 'flat' })))));
+  const paid = answers.filter(({ status }) => status === 200).length;
+  for (const { status, body } of answers)
+    if (status !== 200) assert(['insufficient_funds', 'funds_held'].includes(body.error.code), body.error.code);
+  // Two calls of a cent each by every agent, and by every team the 29 cents that it kept.
+  assert.equal(paid, 100 * 2 + 10 * 29);
+  assert.equal((await post(purser, `/v1/wallets/${id}/close`, {})).status, 200);
+  assert.equal(purser.wallet(id).spent, BigInt(paid) * 10_000_000n);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a child over HTTP: amounts to the nano, and what is no amount is refused by its field', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const ask = (budget_usd: unknown, key: string) =>
+    purser.ask('POST', '/v1/run/wallets', { token, key, body: { name: 'child', budget_usd } });
+  assert.equal((await ask(0.25, 'a')).status, 201);
+  assert.equal((await ask('0.000000001', 'b')).status, 201);
+  for (const [i, wrong] of ['0', '-1', '1e3', '0.0000000001', 'much', null, '1000000'].entries()) {
+    const refused = await ask(wrong, `w${i}`);
+    assert.deepEqual([refused.status, refused.body.error.code], [400, 'invalid_request'], String(wrong));
+    assert.match(refused.body.error.message, /budget_usd/);
+  }
+});
+
+test('what is frozen is said by readyz, the doctor’s books, the log of every start and the metrics', async (t) => {
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet();
+  const ready = async () => (await purser.ask('GET', '/readyz', {})).body;
+  assert.equal((await ready()).frozen, undefined);
+  await purser.run('wallet.freeze', { id, reason: 'it loops' });
+  assert.deepEqual(await ready(), { ready: true, frozen: '1 wallet is frozen: no new holds' });
+  await purser.run('freeze', { reason: 'an audit' });
+  assert.match((await ready()).frozen, /^the installation is frozen since .*Z \(an audit\), 1 wallet is/);
+  await purser.reopen();
+  const line = purser.log.map((it) => JSON.parse(it)).find((it) => it.event === 'frozen');
+  assert.match(line.reason, /an audit/);
+  const metrics = await purser.app.events.registry.metrics();
+  assert.match(metrics, /^purser_frozen_installations 1$/m);
+  assert.match(metrics, /^purser_frozen_wallets 1$/m);
+  await purser.run('unfreeze', {});
+  await purser.run('wallet.unfreeze', { id });
+  assert.deepEqual(await ready(), { ready: true });
+});
