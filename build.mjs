@@ -17,6 +17,8 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
+import { migratedSchema } from './src/db/known-schema.ts';
+import { knownMigrations } from './src/db/migrate.ts';
 
 const DIST = 'dist';
 const EXECUTABLE = join(DIST, 'purser');
@@ -86,18 +88,26 @@ const THREADS = {
   audit: 'src/ledger/audit-worker.ts',
 };
 
+/** The bundles that every start of a server runs: V8 compiles them when they are built (src/files/build-cache.cjs). */
+const COMPILED = ['purser', 'write'];
+
 /**
- * Packages that our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit.
- * They are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
+ * What our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit, HTTP/2, which
+ * costs a start 20 ms. Packages are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
  */
 const NEVER_REACHED =
-  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs)$|sshcrypto\.node$/;
+  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2)$|sshcrypto\.node$/;
+const STUBS = {
+  // Hono asks of a request whether it is one of these.
+  'node:http2': 'module.exports = { constants: {}, Http2ServerRequest: class {} }',
+};
 const absent = {
   name: 'absent',
   setup(build) {
     build.onResolve({ filter: NEVER_REACHED }, ({ path }) => ({ path, namespace: 'absent' }));
     build.onLoad({ filter: /./, namespace: 'absent' }, ({ path }) => ({
-      contents: /grpc|proto/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')",
+      contents:
+        STUBS[path] ?? (/grpc|proto/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
     }));
   },
 };
@@ -130,12 +140,14 @@ async function uiManifest() {
 }
 
 /**
- * Throws if a bundle has a character beyond Latin-1: V8 would keep all of it at two bytes a character. Everywhere but in
- * tagged templates esbuild writes them as escapes.
+ * Writes a bundle as Latin-1, as src/files/start.ts reads it. Throws if it has a character beyond: V8 would keep all of it at
+ * two bytes a character. Everywhere but in tagged templates esbuild writes them as escapes.
  */
-function refuseWide(bundle) {
-  const [found] = /.{0,60}[^\0-\xff].{0,20}/.exec(readFileSync(bundle, 'utf8')) ?? [];
+function asLatin1(bundle) {
+  const text = readFileSync(bundle, 'utf8');
+  const [found] = /.{0,60}[^\0-\xff].{0,20}/.exec(text) ?? [];
   if (found) throw new Error(`${bundle} has a character beyond Latin-1; use an entity or an escape: ${found}`);
+  writeFileSync(bundle, text, 'latin1');
 }
 
 /** The young generation in MiB, and how the old one grows: half the memory after load (docs/decisions/0058). */
@@ -156,33 +168,38 @@ async function make() {
   };
   const forUrls = {
     define: { 'import.meta.url': '__url' },
-    banner: { js: "const __url = require('node:url').pathToFileURL(__filename).href;" },
+  };
+  const bundled = {
+    ...common,
+    ...forUrls,
+    // What src/files/start.ts calls.
+    banner: {
+      js: "(function (require, module, exports, __filename) {const __url = require('node:url').pathToFileURL(__filename).href;",
+    },
+    footer: { js: '})' },
+    plugins: [absent],
   };
   for (const [name, module] of Object.entries(THREADS))
-    await build({ ...common, ...forUrls, entryPoints: [module], outfile: at(`${name}.cjs`), plugins: [absent] });
+    await build({ ...bundled, entryPoints: [module], outfile: at(`${name}.cjs`) });
   await build({
-    ...common,
+    ...bundled,
     entryPoints: ['cli/main.ts'],
     outfile: at('purser.cjs'),
     sourcemap: 'linked',
     keepNames: true, // ssh2 identifies a class by its name, and the bundle has several of that name.
-    ...forUrls,
-    plugins: [absent],
   });
-  for (const name of ['purser', ...Object.keys(THREADS)]) refuseWide(at(`${name}.cjs`));
-  const names = readdirSync('migrations')
-    .filter((name) => name.endsWith('.sql'))
-    .sort();
-  const migrations = names.map((name) => ({ name, sql: readFileSync(join('migrations', name), 'utf8') }));
-  writeFileSync(at('migrations.json'), JSON.stringify(migrations));
+  await build({ ...common, ...forUrls, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') });
+  const bundles = ['purser', ...Object.keys(THREADS)];
+  for (const name of bundles) asLatin1(at(`${name}.cjs`));
+  writeFileSync(at('migrations.json'), JSON.stringify(knownMigrations()));
+  writeFileSync(at('schema.json'), JSON.stringify([...migratedSchema()]));
   writeFileSync(at('ui.json'), JSON.stringify(await uiManifest()));
   writeFileSync(
     at('sea.json'),
     JSON.stringify({
-      main: at('purser.cjs'),
+      main: at('start.cjs'),
       output: at('purser.blob'),
       disableExperimentalSEAWarning: true,
-      useCodeCache: true,
       execArgv: [
         ...V8_FLAGS,
         '--disable-sigusr1', // Otherwise SIGUSR1 opens the inspector to every user of the machine.
@@ -192,19 +209,19 @@ async function make() {
       assets: {
         'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
         'migrations.json': at('migrations.json'),
+        'schema.json': at('schema.json'),
         'ui.json': at('ui.json'),
-        ...Object.fromEntries(Object.keys(THREADS).map((name) => [`${name}.cjs`, at(`${name}.cjs`)])),
+        ...Object.fromEntries(['start', ...bundles].map((name) => [`${name}.cjs`, at(`${name}.cjs`)])),
+        ...Object.fromEntries(COMPILED.map((name) => [`${name}.cache`, at(`${name}.cache`)])),
         'package.json': 'package.json',
         ...Object.fromEntries(WATCHDOGS.map((name) => [name, name])),
       },
     }),
   );
   strippedRuntime(runtime, at('runtime'));
-  // Run by the runtime that goes into the executable: another version's code cache would crash it. V8 rejects, with a
-  // warning, a cache that was made with other flags.
-  execFileSync(runtime, [...V8_FLAGS, '--experimental-sea-config', at('sea.json')], {
-    stdio: ['ignore', 'ignore', 'inherit'],
-  });
+  // What V8 compiles it rejects, with a warning, where its version or its flags are others.
+  execFileSync(runtime, [...V8_FLAGS, 'src/files/build-cache.cjs'], { stdio: ['ignore', 'ignore', 'pipe'] });
+  execFileSync(runtime, ['--experimental-sea-config', at('sea.json')], { stdio: ['ignore', 'ignore', 'inherit'] });
   const postject = [
     'node_modules/postject/dist/cli.js',
     at('runtime'),
@@ -215,8 +232,9 @@ async function make() {
   ];
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
-  const threads = Object.keys(THREADS).map((name) => `${name}.cjs`);
-  for (const name of ['purser.blob', 'sea.json', 'migrations.json', 'ui.json', ...threads]) rmSync(at(name));
+  // The bundle stays, beside its source map.
+  const parts = readdirSync(DIST).filter((name) => !['purser', 'purser.cjs', 'purser.cjs.map'].includes(name));
+  for (const name of parts) rmSync(at(name));
   console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
 }
 

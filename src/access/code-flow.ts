@@ -1,7 +1,7 @@
 import { createHash, randomBytes } from 'node:crypto';
-import { request } from 'undici';
 import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
+import { request } from '../net/request.ts';
 import { Refusal } from '../refusal.ts';
 import { addressOf, type Claims, type Discovery, type Issuer } from './issuer.ts';
 import type { Sessions } from './sessions.ts';

@@ -1,7 +1,7 @@
 import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
-import { request } from 'undici';
 import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
+import { request } from '../net/request.ts';
 import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 

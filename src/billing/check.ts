@@ -1,4 +1,4 @@
-import { request } from 'undici';
+import { request } from '../net/request.ts';
 
 const CALL_MILLISECONDS = 5000;
 const REMEDY = 'Purser polls Stripe meanwhile. Check public_url, the proxy in front of it, and its certificate.';

@@ -1,6 +1,5 @@
 import type { Database as Client } from 'better-sqlite3';
-import { connect } from './addon.ts';
-import { knownMigrations, migrate } from './migrate.ts';
+import { knownSchema, schemaOf } from './known-schema.ts';
 
 /** Limit of the faults that SQLite reports for one file. */
 const FAULT_COUNT_MAX = 100;
@@ -14,33 +13,11 @@ export function findDamage(client: Client, fault: (text: string) => void): void 
   for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
     if (found !== 'ok') fault(`the file is damaged: ${found}`);
   const there = schemaOf(client);
-  known ??= knownSchema();
+  const known = knownSchema();
   const triggers = client.prepare('select name, tbl_name as "table" from sqlite_schema where type = \'trigger\'').all();
   for (const { name, table } of triggers as { name: string; table: string }[])
     if (!known.has(`trigger ${name}`) && known.has(`table ${table}`))
       fault(`the trigger ${name} on ${table} is not ours`);
   for (const [name, sql] of known)
     if (there.get(name) !== sql) fault(`the ${name} ${there.has(name) ? 'was changed' : 'is missing'}`);
-}
-
-function schemaOf(client: Client): Map<string, string> {
-  const rows = client.prepare('select type, name, sql from sqlite_schema where sql is not null').all() as {
-    type: string;
-    name: string;
-    sql: string;
-  }[];
-  return new Map(rows.map(({ type, name, sql }) => [`${type} ${name}`, sql]));
-}
-
-/** Cached for the life of the process: computing it takes some 30 ms. */
-let known: Map<string, string> | undefined;
-
-function knownSchema(): Map<string, string> {
-  const client = connect(':memory:');
-  try {
-    migrate(client, knownMigrations());
-    return schemaOf(client);
-  } finally {
-    client.close();
-  }
 }

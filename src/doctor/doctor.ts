@@ -238,7 +238,7 @@ async function tryUpstream(
   apiKey: string | undefined,
   onModels: (models: unknown) => void,
 ): Promise<string> {
-  const { request } = await import('undici');
+  const { request } = await import('../net/request.ts');
   try {
     const response = await request(`${baseUrl}/models`, {
       headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},

@@ -9,10 +9,10 @@ const MODULES = {
   audit: 'ledger/audit-worker.ts',
 } as const;
 
-/** Starts a thread: from an asset of the executable, or from the source tree. It gets no environment. */
+/** Starts a thread: from its bundle in the executable (src/files/start.ts), or from the source tree. It gets no environment. */
 export function openWorker(name: keyof typeof MODULES, workerData?: unknown): Worker {
   const options = { env: {}, name, workerData };
   return sea.isSea()
-    ? new Worker(assetText(`${name}.cjs`), { ...options, eval: true })
+    ? new Worker(assetText('start.cjs'), { ...options, eval: true })
     : new Worker(new URL(`../${MODULES[name]}`, import.meta.url), options);
 }

@@ -2,9 +2,16 @@ import type { ConnectionOptions } from 'node:tls';
 import { buildConnector } from 'undici';
 import { contain } from './contain.ts';
 
-/** Creates undici's own connector, but an exception of undici on a socket event ends only that socket. */
+/**
+ * Creates undici's own connector, but an exception of undici on a socket event ends only that socket, and over TLS it offers
+ * HTTP/1.1 alone: what was sent and what certainly was not is known there, and proven by tests (docs/decisions/0062).
+ */
 export function containedConnector(timeoutMilliseconds: number, tls: ConnectionOptions = {}): buildConnector.connector {
-  const connect = buildConnector({ ...(tls as buildConnector.BuildOptions), timeout: timeoutMilliseconds });
+  const connect = buildConnector({
+    ...(tls as buildConnector.BuildOptions),
+    timeout: timeoutMilliseconds,
+    allowH2: false,
+  });
   return (options, callback) => {
     connect(options, (...[error, socket]) => {
       if (error) return callback(error, null);

@@ -1,8 +1,8 @@
-import { request } from 'undici';
 import type { NativeWire, UpstreamConfig } from '../config/router.ts';
 import { newId } from '../id.ts';
 import { formatUsd, Nanos, parseDecimal } from '../money.ts';
 import { inTime } from '../net/deadline.ts';
+import { request } from '../net/request.ts';
 import { boundChat, boundEmbeddings } from './bound.ts';
 import type { Catalogue, Model, Route } from './catalogue.ts';
 import { costOf, type Price } from './price.ts';

@@ -1,5 +1,5 @@
-import { request } from 'undici';
 import { readAnswerText } from '../net/read-bounded.ts';
+import { request } from '../net/request.ts';
 import { readStatedModels } from './check.ts';
 
 /** Model servers, by the ports that they use unless told otherwise. */

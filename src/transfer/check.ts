@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
-import { request } from 'undici';
 import type { TransferSettings } from '../config/services.ts';
+import { request } from '../net/request.ts';
 import type { Method, Signer } from './object-url.ts';
 
 const CALL_MILLISECONDS = 10_000;

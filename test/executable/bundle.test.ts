@@ -74,6 +74,12 @@ test('another runtime than the pinned one is not built in', (t) => {
   assert.equal(existsSync(join(directory, 'dist')), false, 'nothing was begun');
 });
 
+test('what was compiled when it was built is taken, by every thread', async (t) => {
+  const server = await installation(t).serve();
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  assert.doesNotMatch(server.output.stderr, /this start takes longer/);
+});
+
 /** Inodes of the TCP sockets on which a process listens. */
 function listening(pid: number): string[] {
   const sockets = readdirSync(`/proc/${pid}/fd`).flatMap((fd) => {

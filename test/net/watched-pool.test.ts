@@ -3,6 +3,8 @@ import { once } from 'node:events';
 import { createServer, type RequestListener } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import test, { type TestContext } from 'node:test';
+import { createServer as createTlsServer } from 'node:tls';
+import { containedConnector } from '../../src/net/contained-connector.ts';
 import { openWatchedPool } from '../../src/net/watched-pool.ts';
 
 const BYTES_MAX = 1000;
@@ -192,4 +194,37 @@ test('a body that was left and goes on for too long is closed', async (t) => {
   await body.next();
   body.leave({ ...LIMITS, milliseconds: 50 });
   await once(request.socket, 'close');
+});
+
+test('over TLS nothing but HTTP/1.1 is offered, also to a server that would take HTTP/2', async (t) => {
+  // A shared key takes the place of certificates.
+  const tls = { ciphers: 'PSK', maxVersion: 'TLSv1.2' as const };
+  const psk = Buffer.alloc(16, 1);
+  const offered: string[][] = [];
+  const server = createTlsServer({
+    ...tls,
+    pskCallback: () => psk,
+    ALPNCallback({ protocols }) {
+      offered.push(protocols);
+      return protocols.includes('h2') ? 'h2' : 'http/1.1';
+    },
+  });
+  server.on('secureConnection', (socket) => socket.end('HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n'));
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  const connect = containedConnector(5000, {
+    ...tls,
+    pskCallback: () => ({ psk, identity: 'test' }),
+    checkServerIdentity: () => undefined,
+  });
+  const pool = openWatchedPool(`https://127.0.0.1:${port}`, { connectMilliseconds: 5000, connect });
+  t.after(async () => {
+    await pool.close();
+    server.close();
+  });
+  const reading = { onHead() {}, bytesMax: () => BYTES_MAX };
+  const { statusCode } = await pool.exchange({ path: '/', method: 'GET', headersTimeout: 5000 }, reading).answer;
+  assert.equal(statusCode, 204);
+  assert.deepEqual(offered, [['http/1.1']]);
 });

@@ -1,0 +1,66 @@
+// Makes dist/NAME.cache of each bundle: what V8 has compiled of it once a server is ready (docs/decisions/0062).
+// build.mjs runs it with the runtime and the flags of the executable, because V8 takes nothing from others. It is also what the
+// threads of that server begin with: then it has its own text from `assets`.
+const { mkdtempSync, readFileSync, rmSync, writeFileSync } = require('node:fs');
+const http = require('node:http');
+const net = require('node:net');
+const { tmpdir } = require('node:os');
+const { join, resolve } = require('node:path');
+const sea = require('node:sea');
+const vm = require('node:vm');
+const { isMainThread, threadName } = require('node:worker_threads');
+
+const READY_MILLISECONDS_MAX = 60_000;
+const TRY_MILLISECONDS = 20;
+
+// The bundles take this for the executable. Its assets are still the files that will go into it.
+const { assets } = JSON.parse(readFileSync('dist/sea.json', 'utf8'));
+const bytesOf = (name) => readFileSync(name === 'start.cjs' ? 'src/files/build-cache.cjs' : assets[name]);
+sea.isSea = () => true;
+sea.getAsset = (name, encoding) => bytesOf(name).toString(encoding);
+sea.getRawAsset = (name) => Uint8Array.from(bytesOf(name)).buffer;
+sea.getAssetKeys = () => Object.keys(assets).filter((name) => !name.endsWith('.cache'));
+
+const { Script } = vm;
+const cache = assets[isMainThread ? 'purser.cache' : `${threadName}.cache`];
+vm.Script = class extends Script {
+  constructor(code, options) {
+    super(code, options);
+    vm.Script = Script;
+    process.on('exit', () => writeFileSync(cache, this.createCachedData()));
+  }
+};
+
+async function freePort() {
+  const server = net.createServer().listen(0, '127.0.0.1');
+  await new Promise((listens) => server.on('listening', listens));
+  const { port } = server.address();
+  await new Promise((closed) => server.close(closed));
+  return port;
+}
+
+function isReady(port) {
+  return new Promise((resolve) => {
+    const request = http.get({ port, host: '127.0.0.1', path: '/readyz', agent: false }, (response) => {
+      response.resume().on('close', () => resolve(response.statusCode === 200));
+    });
+    request.on('error', () => resolve(false));
+  });
+}
+
+async function serveOnce() {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-build-'));
+  process.on('exit', () => rmSync(directory, { recursive: true, force: true }));
+  const port = await freePort();
+  writeFileSync(join(directory, 'purser.yaml'), JSON.stringify({ listen: `127.0.0.1:${port}` })); // JSON is YAML.
+  process.argv = [process.execPath, 'purser', '--data', directory, 'serve'];
+  require(resolve(assets['start.cjs']));
+  for (const until = Date.now() + READY_MILLISECONDS_MAX; !(await isReady(port)); ) {
+    if (Date.now() > until) throw new Error('the server that is to be compiled does not get ready');
+    await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
+  }
+  process.kill(process.pid, 'SIGTERM');
+}
+
+if (isMainThread) void serveOnce();
+else require(resolve(assets['start.cjs']));

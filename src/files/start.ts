@@ -1,0 +1,20 @@
+// What the executable begins with, and each of its threads: runs the bundle of its name, with what V8 had compiled of it when
+// it was built (docs/decisions/0062). It has no exports: it is the main of the executable, and the text of its threads.
+import sea from 'node:sea';
+import { Script } from 'node:vm';
+import { isMainThread, threadName } from 'node:worker_threads';
+import { assetBytes } from './asset.ts';
+
+const bundle = isMainThread ? 'purser' : threadName;
+const cache = `${bundle}.cache`;
+const isCompiled = sea.getAssetKeys().includes(cache);
+// As Latin-1 it lies outside of V8's heap, and once.
+const script = new Script(assetBytes(`${bundle}.cjs`).toString('latin1'), {
+  filename: __filename,
+  ...(isCompiled ? { cachedData: assetBytes(cache) } : {}),
+});
+if (script.cachedDataRejected)
+  process.emitWarning(
+    `this start takes longer: V8 does not take what was compiled of the bundle ${bundle} when it was built`,
+  );
+script.runInThisContext()(require, module, exports, __filename);
