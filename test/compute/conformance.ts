@@ -213,7 +213,8 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { backend } = subject;
     const { machine } = await make(subject);
     const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
-    const command = sh(backend, machine.ref, `echo mine >&2; sleep ${marker}`);
+    // No shell of its own is left, which would say what ended it.
+    const command = sh(backend, machine.ref, `echo mine >&2; exec sleep ${marker}`);
     command.catch(() => {}); // It is looked at below.
     const list = `for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep ${marker}'; done; true`;
     await until('it runs', async () => (await sh(backend, machine.ref, list)).stdout.length > 0);

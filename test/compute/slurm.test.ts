@@ -1,13 +1,16 @@
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Created, type Machine, tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { MARKED } from '../../src/compute/backends/between.ts';
 import { parseJobs, waitsFor } from '../../src/compute/backends/slurm/job.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
-import { withoutSlurm } from '../../src/compute/backends/slurm/step.ts';
+import { ENTER, withoutSlurm } from '../../src/compute/backends/slurm/step.ts';
 import { killProcess, readLog, startProcess } from '../../src/compute/inside/process.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { Compute } from '../../src/compute/settings.ts';
@@ -820,13 +823,30 @@ function filesOf(name: 'environ' | 'cmdline'): [pid: string, text: string][] {
     });
 }
 
+test('the shell around a command says nothing of a signal that ended it', () => {
+  const own = mkdtempSync(join(tmpdir(), 'purser-shell-'));
+  const killed = ['/bin/sh', '-c', 'echo mine >&2; kill -TERM $$'];
+  try {
+    for (const [shell, ...before] of [[MARKED], [ENTER, own]] as [string, ...string[]][]) {
+      const { stderr } = spawnSync('/bin/sh', ['-c', shell, 'purser', 'mark', ...before, ...killed], {
+        encoding: 'utf8',
+      });
+      assert.equal(stderr, 'mark{mine\nmark}143;');
+    }
+  } finally {
+    rmSync(own, { recursive: true });
+  }
+});
+
 test("Slurm's words on the end of a step are taken out whether or not the shell around the command outlived it", () => {
   const cancelled = 'slurmstepd-vm: error: *** STEP 40477005.1 ON vm CANCELLED AT 2026-11-22T12:20:30 ***';
-  const cut = (stderr: string, wasCut: boolean) => withoutSlurm(Buffer.from(stderr), wasCut).toString();
+  const cut = (stderr: string, wasCut: boolean) => withoutSlurm(Buffer.from(stderr), '40477005', wasCut).toString();
   for (const wasCut of [true, false]) {
     assert.equal(cut(`mine\n${cancelled}`, wasCut), 'mine');
-    assert.equal(cut(`mine\n${cancelled}\n`, wasCut), 'mine');
-    assert.equal(cut(`${cancelled}\nmine\n`, wasCut), `${cancelled}\nmine\n`, 'only at the end');
+    assert.equal(cut(`mine\n${cancelled}\n`, wasCut).trimEnd(), 'mine');
+    assert.equal(cut(`mine\n${cancelled}\nTerminated\n`, wasCut), 'mine\nTerminated\n', 'the last word is its own');
+    const other = cancelled.replace('40477005', '40477006');
+    assert.equal(cut(`${other}\nmine\n`, wasCut), `${other}\nmine\n`, 'it shows the log of another job');
   }
   assert.equal(cut('mine\nsrun: error: vm: task 0: Killed', true), 'mine');
   assert.equal(cut('srun: error: a step of the command itself', false), 'srun: error: a step of the command itself');

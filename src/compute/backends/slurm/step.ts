@@ -23,15 +23,17 @@ const KILLED = 137;
 
 /**
  * Runs `$3…` in the job's directory `$2`. Marks on standard error where the command's own output begins and ends, and
- * prints its exit code there: `srun` writes messages of its own to it, and its exit code may be its own as well.
+ * prints its exit code there: `srun` writes messages of its own to it, and its exit code may be its own as well. What a shell
+ * says of a command that a signal ended goes nowhere, as in MARKED.
  */
-const ENTER = `mark=$1; export HOME="$2"; shift 2
+export const ENTER = `mark=$1; export HOME="$2"; shift 2
 ${SURROUNDINGS}
 umask 077; [ -d "$HOME" ] || mkdir -p "$HOME"; [ -O "$HOME" ] && cd "$HOME" || exit 1
 umask 022
 printf '%s{' "$mark" >&2
-"$@"
-printf '%s}%d;' "$mark" "$?" >&2`;
+exec 3>&2 2>/dev/null
+(exec "$@" 2>&3 3>&-)
+printf '%s}%d;' "$mark" "$?" >&3`;
 
 /** A running job and its user. */
 export type RunningJob = { id: string; user: User };
@@ -134,7 +136,7 @@ export function createSteps(start: SlurmCommands['start']) {
       return {
         exitCode,
         ...output,
-        ...(exitCode > SIGNAL_EXIT ? { stderr: withoutSlurm(output.stderr, step.wasCut()) } : {}),
+        ...(exitCode > SIGNAL_EXIT ? { stderr: withoutSlurm(output.stderr, job.id, step.wasCut()) } : {}),
       };
     } finally {
       clearTimeout(slow);
@@ -213,14 +215,17 @@ export function createSteps(start: SlurmCommands['start']) {
 }
 
 /**
- * Removes what Slurm itself says at the end about a step that it kills. Where the shell around the command lived long
- * enough to tell its exit code, only Slurm's line on the end of the step is certain not to be the command's own.
+ * Removes what Slurm itself says about a step of the job that it kills: its line on the end, wherever it is, as the command may
+ * have words after it; and where the shell around the command did not live long enough to tell its exit code, all that it says
+ * last.
  */
-export function withoutSlurm(stderr: Buffer, wasCut: boolean): Buffer {
-  const words = wasCut
-    ? /((^|\n)(srun|slurmstepd[\w-]*): [^\n]*)+\n?$/
-    : /((^|\n)slurmstepd[\w-]*: error: \*\*\* (STEP|JOB) [^\n]*)+\n?$/;
-  return Buffer.from(stderr.toString('latin1').replace(words, ''), 'latin1');
+export function withoutSlurm(stderr: Buffer, jobId: string, wasCut: boolean): Buffer {
+  const end = new RegExp(
+    `(^|\\n)slurmstepd[\\w-]*: error: \\*\\*\\* (STEP|JOB) ${jobId}(\\.\\d+)? [^\\n]*(?=\\n|$)`,
+    'g',
+  );
+  const words = stderr.toString('latin1').replace(end, '');
+  return Buffer.from(wasCut ? words.replace(/((^|\n)(srun|slurmstepd[\w-]*): [^\n]*)+\n?$/, '') : words, 'latin1');
 }
 
 /** Abandons a step and closes its streams, even if another process still holds their other ends. */
