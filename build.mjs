@@ -174,7 +174,7 @@ async function make() {
     ...forUrls,
     // What src/files/start.ts calls.
     banner: {
-      js: "(function (require, module, exports, __filename) {const __url = require('node:url').pathToFileURL(__filename).href;",
+      js: "(function (require, module, exports, __filename, __dirname) {const __url = require('node:url').pathToFileURL(__filename).href;",
     },
     footer: { js: '})' },
     plugins: [absent],

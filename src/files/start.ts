@@ -17,4 +17,4 @@ if (script.cachedDataRejected)
   process.emitWarning(
     `this start takes longer: V8 does not take what was compiled of the bundle ${bundle} when it was built`,
   );
-script.runInThisContext()(require, module, exports, __filename);
+script.runInThisContext()(require, module, exports, __filename, __dirname);
