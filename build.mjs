@@ -14,6 +14,7 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
@@ -219,8 +220,11 @@ async function make() {
     }),
   );
   strippedRuntime(runtime, at('runtime'));
-  // What V8 compiles it rejects, with a warning, where its version or its flags are others.
-  execFileSync(runtime, [...V8_FLAGS, 'src/files/build-cache.cjs'], { stdio: ['ignore', 'ignore', 'pipe'] });
+  // What V8 compiles it rejects, with a warning, where its version or its flags are others. No setting of the builder's gets in.
+  execFileSync(runtime, [...V8_FLAGS, 'src/files/build-cache.cjs'], {
+    stdio: ['ignore', 'ignore', 'pipe'],
+    env: { TMPDIR: tmpdir() },
+  });
   execFileSync(runtime, ['--experimental-sea-config', at('sea.json')], { stdio: ['ignore', 'ignore', 'inherit'] });
   const postject = [
     'node_modules/postject/dist/cli.js',
