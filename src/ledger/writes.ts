@@ -1,3 +1,4 @@
+import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { Refusal } from '../refusal.ts';
 import { goBackTo } from './accepted-clock.ts';
@@ -63,14 +64,22 @@ type OpenWallet = {
   blocked: string | undefined;
   limits: open.ChildLimits;
 };
-export const openWallet = defineWrite('wallet.open', (tx, { order, now, blocked, limits }: OpenWallet) =>
-  open.openWallet(tx, order, now, blocked, limits),
-);
+export const openWallet = defineWrite('wallet.open', (tx, { order, now, blocked, limits }: OpenWallet) => {
+  refillParent(tx, order.parentId, now, blocked);
+  return open.openWallet(tx, order, now, blocked, limits);
+});
 
 type ChangeBudget = { order: change.ChangeOrder & { cents: number }; now: number; blocked: string | undefined };
-export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget) =>
-  change.changeBudget(tx, order, now, blocked),
-);
+export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget) => {
+  refillParent(tx, findWallet(tx, order.walletId)?.parentId ?? null, now, blocked);
+  return change.changeBudget(tx, order, now, blocked);
+});
+
+/** Refills a wallet that is due before it gives to a child: the request that needs a refill brings it (design, section 13). */
+function refillParent(tx: Tx, id: string | null, now: number, blocked?: string): void {
+  const parent = id === null ? undefined : findWallet(tx, id);
+  if (parent) refillIfDue(tx, parent, now, blocked);
+}
 
 type ExtendWallet = { order: change.ChangeOrder & { seconds: number }; now: number };
 export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: ExtendWallet) =>

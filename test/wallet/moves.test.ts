@@ -251,6 +251,30 @@ test('a daily refill sets what is available back, once a day, however long the s
   assert.equal(off.body.refill, null);
 });
 
+test('a child that needs the refill of its parent brings it, before the reaper does, when it opens and when it is raised', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  const nextDay = () => purser.clock.advance(86_400);
+  await purser.run('wallet.refill', { id, refill: { cents: 500, every: 'day' } });
+  const order = { token, key: 'c', body: { name: 'sub-agent', budget_usd: '4.50', expires_in_seconds: 0 } };
+  const early = await purser.ask('POST', '/v1/run/wallets', order);
+  assert.deepEqual([early.status, early.body.error.code], [402, 'insufficient_funds']);
+  nextDay();
+  const child = await purser.ask('POST', '/v1/run/wallets', order);
+  assert.equal(child.status, 201, child.text);
+  assert.equal((await recordOf(purser, id)).available_usd, '0.50');
+  nextDay();
+  const raised = await purser.ask('POST', `/v1/wallets/${child.body.id}/budget`, {
+    token: purser.accountKey,
+    key: 'r',
+    body: { add_cents: 500 },
+  });
+  assert.deepEqual([raised.status, raised.body.available_usd], [200, '9.50'], raised.text);
+  await purser.app.reaper.runOnce();
+  assert.equal((await recordOf(purser, id)).available_usd, '0.00', 'once a day');
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('refills come to an end when a whole page of wallets expires just before them', { timeout: 60_000 }, async (t) => {
   const purser = await openTestServer(t, { creditCents: 1_000_000 });
   const openOne = async (expires_in_seconds: number) => {
