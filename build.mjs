@@ -165,14 +165,11 @@ async function make() {
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
     logLevel: 'warning',
     lineLimit: 160, // What ends the process is printed with its line.
-    minifyWhitespace: true, // Each thread keeps its source in memory. Names stay, for whoever reads a stack trace.
-  };
-  const forUrls = {
     define: { 'import.meta.url': '__url' },
+    minifyWhitespace: true, // Each thread keeps its source in memory. Names stay, for whoever reads a stack trace.
   };
   const bundled = {
     ...common,
-    ...forUrls,
     // What src/files/start.ts calls.
     banner: {
       js: "(function (require, module, exports, __filename, __dirname) {const __url = require('node:url').pathToFileURL(__filename).href;",
@@ -189,7 +186,7 @@ async function make() {
     sourcemap: 'linked',
     keepNames: true, // ssh2 identifies a class by its name, and the bundle has several of that name.
   });
-  await build({ ...common, ...forUrls, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') });
+  await build({ ...common, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') });
   const bundles = ['purser', ...Object.keys(THREADS)];
   for (const name of bundles) asLatin1(at(`${name}.cjs`));
   writeFileSync(at('migrations.json'), JSON.stringify(knownMigrations()));

@@ -113,7 +113,7 @@ async function ask<N extends CommandName>(socket: string, name: N, input: Comman
   return answered.value as CommandOutput<N>;
 }
 
-/** What agents and SDKs read: the interface's own variables, and those of OpenAI's and Anthropic's clients. */
+/** Returns the variables that agents and SDKs read: the interface's own, and those of OpenAI's and Anthropic's clients. */
 function environmentOf(
   own: { SVC_BROKER_URL: string; SVC_BROKER_TOKEN: string },
   gateway: { api_key: string; base_url: string },

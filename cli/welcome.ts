@@ -14,7 +14,7 @@ type Order = {
   notes: readonly string[];
 };
 
-/** What `serve` says on a terminal: where it listens, what is missing before anybody can spend, and what to type next. */
+/** Returns the text that `serve` prints on a terminal: where it listens, what is missing before anybody can spend, and what to type next. */
 export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: Order): string {
   const { config } = app;
   const listens = `${toned('heading', `Purser ${VERSION}`)} listens on ${urlOf(app.address)}`;

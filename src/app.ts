@@ -78,7 +78,7 @@ export type App = HttpApp &
     codeFlow: CodeFlow | undefined;
     upstreams: ReadonlyMap<string, Upstream>;
     notifier: Notifier;
-    /** What the ledger knows of the receivers of events: a reload changes it. */
+    /** The receivers of events, as the ledger knows them: a reload changes it. */
     outbox: Outbox;
     /** Every pool that is open: after a reload also those that requests in flight may still use. */
     openedUpstreams: Set<Upstream>;

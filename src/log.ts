@@ -45,9 +45,9 @@ export function createLog(level: LogLevel, secrets: readonly string[] = [], writ
 
 /** The most bytes of lines that wait for a reader that does not keep up: some thousands of lines. */
 const WAITING_BYTES_MAX = 1024 * 1024;
-/** How often a reader that does not keep up is tried again. */
+/** The interval at which a reader that does not keep up is tried again. */
 const RETRY_MILLISECONDS = 50;
-/** How long the end of the process waits for such a reader. */
+/** The time that the end of the process waits for such a reader. */
 const END_MILLISECONDS = 1000;
 const WARN = 40;
 

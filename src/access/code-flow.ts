@@ -9,10 +9,10 @@ import type { Sessions } from './sessions.ts';
 const CALL_MILLISECONDS = 10_000;
 const ANSWER_BYTES_MAX = 256 * 1024;
 const RANDOM_BYTES = 32;
-/** What is asked for where the issuer offers it; the required claim may be a scope of its own, such as `groups`. */
+/** The scopes that a sign-in asks for where the issuer offers them; the required claim may be a scope of its own, such as `groups`. */
 const SCOPES = ['openid', 'email', 'profile'];
 
-/** What a browser keeps between the two halves of a sign-in. */
+/** The secrets of one sign-in, which the browser keeps between its two halves. */
 export type Attempt = { state: string; verifier: string; nonce: string };
 
 /** Sign-in in a browser: the authorization code flow of OpenID Connect, with PKCE (RFC 7636) and a nonce. */

@@ -29,7 +29,7 @@ export type ClockWatchParts = {
   time: TimeSource;
   /** Returns whether a time service vouches for the clock; `now` is the wall clock in Unix seconds. */
   isSynced(now: number): Promise<boolean | undefined>;
-  /** Where the time is noted. */
+  /** The path of the file in which the time is noted. */
   file: string;
   /** Reports that the time could not be noted. */
   failed(error: unknown): void;

@@ -45,7 +45,7 @@ export type BooksOptions = {
   acceptLoss?: boolean;
   /** Believes the clock where it is in doubt. */
   acceptClock?: boolean;
-  /** Who is told of what happens; nobody unless given. */
+  /** The receivers of events; none unless given. */
   outbox?: Outbox;
   time?: TimeSource;
   /** Returns whether a time service vouches for the clock; asks the machine unless given. */

@@ -70,7 +70,7 @@ type Attempt = {
 /** Creates the record of vacant places. */
 export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Retries {
   const vacant = new Map<string, Attempt[]>();
-  /** How many clients wait for an attempt, by the fingerprint. */
+  /** The number of clients that wait for an attempt, by its fingerprint. */
   const waiting = new Map<string, number>();
   let count = 0;
 

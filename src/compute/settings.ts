@@ -20,7 +20,7 @@ type SchemaFor<S extends Slot> = {
 }[keyof Backends];
 type SettingsFor<S extends Slot> = v.InferOutput<SchemaFor<S>>;
 
-/** Which of a slot's backends is asked first: the first in the list, or the one with the most free. */
+/** The backend of a slot that is asked first: the first in the list, or the one with the most free. */
 export const FILLS = ['in_order', 'most_free'] as const;
 export type Fill = (typeof FILLS)[number];
 

@@ -5,7 +5,7 @@ import type { Config, Secrets } from './config.ts';
 export type Reload = () => Promise<Change>;
 
 export type Settings = { config: Config; secrets: Secrets };
-/** What a reload changes, by name. */
+/** The settings that a reload changes, by name. */
 export type Change = { models: ListChange; upstreams: ListChange; receivers: ListChange; settings: string[] };
 type ListChange = { added: string[]; removed: string[]; changed: string[] };
 

@@ -59,7 +59,7 @@ const Receiver = v.pipe(
     types: v.optional(v.pipe(v.array(v.picklist(EVENT_TYPES)), v.minLength(1, 'must name at least one type'))),
     /** `json` is the event itself; `slack` is `{"text": sentence}`, and `text` the sentence alone. */
     format: v.optional(v.picklist(['json', 'slack', 'text']), 'json'),
-    /** How long an answer may take. */
+    /** The time that an answer may take. */
     timeout_seconds: v.optional(wholeSeconds(1, 60), 10),
   }),
   v.forward(

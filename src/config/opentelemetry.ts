@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import { url, wholeSeconds } from './router.ts';
 
-/** Where a span of every operation is sent: OTLP over HTTP (docs/decisions/0050). Off unless it is configured. */
+/** The collector that gets a span of every operation: OTLP over HTTP (docs/decisions/0050). Off unless it is configured. */
 export const OpenTelemetry = v.strictObject({
   /** The collector's base address: spans are posted to `/v1/traces` below it. */
   endpoint: v.pipe(
@@ -18,7 +18,7 @@ export const OpenTelemetry = v.strictObject({
   ),
   /** `service.name` of the spans. */
   service_name: v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(200)), 'purser'),
-  /** How long the collector may take to answer. */
+  /** The time that the collector may take to answer. */
   timeout_seconds: v.optional(wholeSeconds(1, 60), 10),
 });
 type Parsed = v.InferOutput<typeof OpenTelemetry>;

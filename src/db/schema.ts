@@ -419,7 +419,7 @@ export const walletChanges = sqliteTable(
       .notNull()
       .references(() => wallets.id),
     kind: text({ enum: CHANGE_KINDS }).notNull(),
-    /** What the budget changed by; 0 for an extension. */
+    /** The amount that the budget changed by; 0 for an extension. */
     amount: nanos('amount_nanos').notNull(),
     /** For an extension: the expiry afterwards, Unix seconds. */
     expiresAt: count('expires_at'),

@@ -1,6 +1,6 @@
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
 
-/** What a link or a session opens: one port of one resource. */
+/** The target of a link or a session: one port of one resource. */
 export type PortAccess = { resourceId: string; port: number };
 
 /** How long a link is good for, and how long a browser that has used one stays in, in seconds. */

@@ -10,7 +10,7 @@ const IDLE_COUNT_MAX = 8;
 /** What a client of an upgraded connection sent before it ended its side still arrives. */
 const END_MILLISECONDS = 1000;
 
-/** Where a request to a port goes, and what its answer may be. */
+/** The destination of a request to a port, and what its answer may be. */
 export type PortTarget = {
   resourceId: string;
   port: number;

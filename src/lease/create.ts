@@ -56,7 +56,7 @@ type Candidate = ConfiguredBackend & { quote: BackendQuote };
 type Candidates = [Candidate, ...Candidate[]];
 /** In the order in which they are asked. */
 type Detail = { candidates: Candidates };
-/** What the writes of a create know of its offer. */
+/** The offer of a create, as its writes know it. */
 type Terms = {
   slot: Slot;
   backend: string;
@@ -288,7 +288,7 @@ async function askInTurn(
   return allRefused(refused);
 }
 
-/** What a backend answered, by its name. */
+/** The answer of a backend, with its name. */
 type Refused = { name: string; made: Created & { kind: 'refused' } };
 
 type MoveLease = { id: string; operationId: string; backend: string };

@@ -20,7 +20,7 @@ export type ExtendRequest = Omit<PaidRequest, 'kind'> & {
   keepId?: string;
 };
 
-/** What the writes of an extension know of it. */
+/** An extension, as its writes know it. */
 type Terms = {
   resourceId: string;
   /** The end that the price and the new end were computed from. */

@@ -31,7 +31,7 @@ const PASSING: readonly RefusalCode[] = [
   'funds_held',
 ];
 
-/** What this process knows of keeps beside their rows: by id, and gone with it. */
+/** The state of keeps beside their rows: by id, and gone with it. */
 export type KeepMemory = {
   /** The last measurement of a machine, and when it was checked. */
   readings: Map<string, { at: number; cpu: CpuTime | undefined }>;

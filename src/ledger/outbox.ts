@@ -18,7 +18,7 @@ export type Delivery = typeof deliveries.$inferSelect;
 /** Seconds for which events are kept. */
 export const EVENT_KEPT_SECONDS = 30 * 86_400;
 
-/** What the ledger knows of the configured receivers. */
+/** The configured receivers, as the ledger knows them. */
 export type Outbox = EventConfig & {
   /** Called inside the transaction that writes an event: it may still be rolled back. */
   recorded(): void;

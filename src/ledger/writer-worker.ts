@@ -27,7 +27,7 @@ export type Order = {
 };
 export type Result = readonly [id: number, value: unknown, thrown?: Thrown];
 export type Report =
-  /** What became of writes: they are on disk, or undone. */
+  /** The outcome of writes: they are on disk, or undone. */
   | {
       kind: 'ended';
       results: Result[];

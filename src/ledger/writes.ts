@@ -65,19 +65,19 @@ type OpenWallet = {
   limits: open.ChildLimits;
 };
 export const openWallet = defineWrite('wallet.open', (tx, { order, now, blocked, limits }: OpenWallet) => {
-  refillParent(tx, order.parentId, now, blocked);
+  refillParent(tx, order, now, blocked);
   return open.openWallet(tx, order, now, blocked, limits);
 });
 
 type ChangeBudget = { order: change.ChangeOrder & { cents: number }; now: number; blocked: string | undefined };
 export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget) => {
-  refillParent(tx, findWallet(tx, order.walletId)?.parentId ?? null, now, blocked);
+  refillParent(tx, findWallet(tx, order.walletId), now, blocked);
   return change.changeBudget(tx, order, now, blocked);
 });
 
 /** Refills a wallet that is due before it gives to a child: the request that needs a refill brings it (design, section 13). */
-function refillParent(tx: Tx, id: string | null, now: number, blocked?: string): void {
-  const parent = id === null ? undefined : findWallet(tx, id);
+function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined, now: number, blocked?: string): void {
+  const parent = child?.parentId ? findWallet(tx, child.parentId) : undefined;
   if (parent) refillIfDue(tx, parent, now, blocked);
 }
 

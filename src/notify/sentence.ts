@@ -2,7 +2,7 @@ import type { EventType } from '../config/events.ts';
 
 type Data = Record<string, unknown>;
 
-/** How an event is said in one sentence, for receivers that show text to people. */
+/** One sentence for each type of event, for receivers that show text to people. */
 const SENTENCES: Record<EventType, (data: Data) => string> = {
   test: () => 'A test: this receiver gets the events of Purser.',
   'wallet.threshold': (it) =>

@@ -96,7 +96,7 @@ function shortSince({ diskReserve }: OperatorApp, now: number): number | null {
   return seconds === undefined ? null : now - seconds;
 }
 
-/** How many events wait to be delivered, and since when the oldest does. */
+/** The number of events that wait to be delivered, and since when the oldest does. */
 function eventsOf({ config, ledger }: OperatorApp) {
   const waiting = config.events.receivers.map(({ name }) => waitingOf(ledger.read, name));
   const times = waiting.flatMap(({ oldestAt }) => (oldestAt === null ? [] : [oldestAt]));

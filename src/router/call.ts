@@ -3,7 +3,7 @@ import type { Model, Route } from './catalogue.ts';
 import type { Circuits } from './circuit.ts';
 import type { Refused, Reply, Upstream } from './upstream.ts';
 
-/** How long a call took: to its end or the first event of its stream, and to the first byte of its answer. */
+/** The times of a call: to its end or the first event of its stream, and to the first byte of its answer. */
 export type Timing = { seconds: number; firstByteSeconds: number | undefined };
 
 /** Returns the seconds since a moment of `performance.now()`. */

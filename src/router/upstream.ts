@@ -53,7 +53,7 @@ const PATHS: Record<Api, string> = {
 /** The version of Anthropic's API whose answers are read, for clients that name none (docs.anthropic.com/en/api/versioning). */
 const MESSAGES_VERSION = '2023-06-01';
 
-/** What an upstream is asked. */
+/** A request to an upstream. */
 export type Asked = {
   api: Api;
   body: Buffer;

@@ -29,7 +29,7 @@ export const PAGE_HEADERS = {
   'x-frame-options': 'DENY',
 } as const;
 
-/** Where a browser reached the page: its origin, and whether by TLS. */
+/** The address at which a browser reached the page: its origin, and whether by TLS. */
 export type Place = { origin: string; isSecure: boolean };
 
 /**

@@ -5,7 +5,7 @@ import type { Viewer } from './visit.ts';
 
 export const assets = readAssets();
 
-/** What a page shows, and how it is called. */
+/** A page: its content, and its title. */
 export type Page = {
   title: string;
   body: Html;
@@ -15,7 +15,7 @@ export type Page = {
   path?: readonly (readonly [href: string, text: string])[];
   /** The stream that keeps the figures of the page up to date. */
   stream?: string;
-  /** Which entry of the menu this page belongs to. */
+  /** The entry of the menu that this page belongs to. */
   section?: string;
   status?: number;
 };

@@ -85,7 +85,7 @@ export const withoutNul = (description: string) =>
     description,
   });
 export const Command = v.pipe(text(1, 65_536), withoutNul('a command line for sh -c; no NUL'));
-/** Where a command starts. */
+/** The directory that a command starts in. */
 export const WorkingDirectory = v.optional(
   v.pipe(
     text(1, 4096),

@@ -3,7 +3,7 @@ import { SPEND_BY, type SpendRow } from '../ledger/spending.ts';
 import { formatUsd, type Nanos } from '../money.ts';
 import { numberInQuery, Usd } from './parts.ts';
 
-/** What was charged, by one of `SPEND_BY` (design, section 16). */
+/** The sums that were charged, by one of `SPEND_BY` (design, section 16). */
 export const Spend = v.object({
   rows: v.array(
     v.object({

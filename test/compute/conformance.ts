@@ -163,7 +163,9 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const { backend } = subject;
     const { machine } = await make(subject);
     await startProcesses(t, CROWD_COUNT);
+    const started = performance.now();
     assert.equal((await sh(backend, machine.ref, 'sleep 600', 1)).timedOut, true);
+    assert.ok(performance.now() - started >= 1000, 'not before its limit');
     await gone(backend, machine.ref);
   });
 

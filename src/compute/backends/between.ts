@@ -1,15 +1,18 @@
 import { Transform } from 'node:stream';
 
 /**
- * Runs `$2…` and marks on standard error, with the mark `$1`, where its output begins and ends, and prints its exit code
- * there. What an engine itself says on that stream can so be told from the command's own output. This shell's own word on a
- * command that a signal ended, such as "Terminated", goes nowhere.
+ * Runs `$@` and marks on standard error, with `$mark`, where its output begins and ends, and prints its exit code there. What
+ * an engine itself says on that stream can so be told from the command's own output. This shell's own word on a command that a
+ * signal ended, such as "Terminated", goes nowhere.
  */
-export const MARKED = `mark=$1; shift
-printf '%s{' "$mark" >&2
+export const RUN_MARKED = `printf '%s{' "$mark" >&2
 exec 3>&2 2>/dev/null
 (exec "$@" 2>&3 3>&-)
 printf '%s}%d;' "$mark" "$?" >&3`;
+
+/** Runs `$2…` as RUN_MARKED does, with the mark `$1`. */
+export const MARKED = `mark=$1; shift
+${RUN_MARKED}`;
 
 export type MarkedOutput = { begun(): void; exitCode(code: number): void; noise(text: string): void };
 

@@ -62,7 +62,7 @@ export const offerFields = {
   max_disk_gb: whole(1, 1_000_000),
   price_hourly_usd: hourly,
 };
-/** How many of an offer may be leased at once. */
+/** The number of leases that an offer takes at once. */
 export const offerCount = v.optional(whole(1, 10_000), 1);
 /** Whether no two of the offers have the same id. */
 export const haveOwnIds = (offers: readonly { id: string }[]) =>

@@ -6,7 +6,7 @@ const KEPT_MILLISECONDS = 3000;
 const WAIT_MILLISECONDS = 2000;
 const OLDEST_MILLISECONDS = 15_000;
 
-/** What an engine said a few seconds ago, for offers. */
+/** Keeps an engine's answer for a few seconds, for offers. */
 export type Recent<T> = {
   /** Asks the engine unless that was done just now. Undefined if it fails, or has not answered for too long. */
   get(): Promise<T | undefined>;

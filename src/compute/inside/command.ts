@@ -12,7 +12,7 @@ const LATE_SECONDS = 10;
 export const UNREAD_SECONDS = 300;
 
 export type Setting = {
-  /** Where it starts, from the directory in which commands start. */
+  /** The directory that it starts in, from the directory in which commands start. */
   cwd?: string | undefined;
   /** Names and values without NUL; names are those of a shell. */
   env?: Readonly<Record<string, string>> | undefined;
@@ -54,7 +54,7 @@ export async function runCommand(
   const feed = input === undefined ? `exec </dev/null\n${own}` : `head -c ${input.length} | {\n${own}\n}`;
   const text = `${enter(setting)} || { say cwd; exit 0; }\nsay ok\n${feed}`;
   const run = await startRun(backend, ref, { text, input, timeoutSeconds });
-  /** How many pieces wait for their reader. */
+  /** The number of pieces that wait for their reader. */
   let waiting = 0;
   const counted = (it: Tell | undefined): Tell | undefined =>
     it &&

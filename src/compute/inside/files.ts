@@ -29,7 +29,7 @@ const TYPE_BITS = 0o170000;
 const PERMISSION_BITS = 0o7777;
 export type FileType = 'fifo' | 'device' | 'directory' | 'file' | 'link' | 'socket' | 'other';
 
-/** What is known of a file: `mode` is its permissions, `modified` Unix seconds. */
+/** The attributes of a file: `mode` is its permissions, `modified` Unix seconds. */
 export type FileFacts = { type: FileType; size: number; mode: number; modified: number };
 export type Entry = FileFacts & { name: Buffer };
 

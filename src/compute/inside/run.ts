@@ -44,7 +44,7 @@ export type RunOrder = {
 };
 
 export type Run = {
-  /** What the text said first. Rejects when it ended without a word. */
+  /** The first that the text said. Rejects when it ended without a word. */
   said: Promise<string>;
   /** What followed. Has to be read: it is taken from the machine no faster. */
   stdout: Readable;

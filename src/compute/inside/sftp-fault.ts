@@ -1,4 +1,4 @@
-/** How a request for a file ended, by the numbers of the SSH File Transfer Protocol (draft-ietf-secsh-filexfer-02). */
+/** The end of a request for a file, by the numbers of the SSH File Transfer Protocol (draft-ietf-secsh-filexfer-02). */
 export const STATUS = {
   ok: 0,
   endOfFile: 1,

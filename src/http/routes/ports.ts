@@ -21,7 +21,7 @@ const PORT_MAX = 65_535;
 
 const portOf = (text: string) => (/^[1-9]\d{0,4}$/.test(text) && Number(text) <= PORT_MAX ? Number(text) : undefined);
 
-/** Where browsers reach ports: scheme, and what follows the first label of their host names. */
+/** The addresses at which browsers reach ports: scheme, and what follows the first label of their host names. */
 type Hosts = { scheme: string; suffix: string };
 
 /**

@@ -26,7 +26,7 @@ export const responsesWire: Wire = {
   },
 };
 
-/** How a response stands. */
+/** The state of a response. */
 type State = { status: string; error?: Json; incomplete_details?: Json };
 
 function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {

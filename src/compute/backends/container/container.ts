@@ -22,11 +22,11 @@ import { whyEnded } from './why-ended.ts';
 const CREATED_LABEL = 'purser.created';
 
 export type ContainerSurroundings = {
-  /** How all tags of this installation begin. */
+  /** The prefix of all tags of this installation. */
   prefix: string;
   /** A directory on the file system of Purser's database, for `check`. */
   books?: string;
-  /** How often a container's disk is measured. */
+  /** The interval at which a container's disk is measured. */
   measureMilliseconds?: number;
 };
 

@@ -20,7 +20,7 @@ export type Wanted = Contents & {
   /** Unix seconds. */
   deadline: number;
   devices: string[];
-  /** How Docker is asked for devices; Podman knows CDI only. */
+  /** The way in which Docker is asked for devices; Podman knows CDI only. */
   gpuMode: 'nvidia' | 'cdi';
   diskGb: number | undefined;
   /** Whether the last output of its first process is kept by the engine. */

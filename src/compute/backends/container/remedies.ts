@@ -1,4 +1,4 @@
-/** What errors of reaching an engine mean, and what to do: of OpenSSL, of ssh2 and sshd, of the system. */
+/** The remedies for errors of reaching an engine, by their words: those of OpenSSL, of ssh2 and sshd, of the system. */
 const REMEDIES: [words: RegExp, what: string][] = [
   [
     /unable to verify|self-signed certificate|unable to get (local )?issuer/,

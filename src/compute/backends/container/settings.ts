@@ -49,7 +49,7 @@ const Sized = v.pipe(
     /** Of all leases together. */
     capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
     gpu_devices: v.optional(gpuDevices),
-    /** How Docker is asked for GPUs; Podman is always asked by their CDI names. */
+    /** The way in which Docker is asked for GPUs; Podman is always asked by their CDI names. */
     gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
   }),
   checkEngineAddress(),

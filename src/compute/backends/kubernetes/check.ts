@@ -10,7 +10,7 @@ type Right = { group: string; resource: string; subresource?: string; verb: stri
 const rightsOn = (group: string, resource: string, verbs: string[], subresource?: string): Right[] =>
   verbs.map((verb) => ({ group, resource, verb, ...(subresource ? { subresource } : {}) }));
 
-/** What Purser needs, in its namespace alone: the Role in docs/backends.md. */
+/** The rights that Purser needs, in its namespace alone: the Role in docs/backends.md. */
 export const RIGHTS: readonly Right[] = [
   ...rightsOn('batch', 'jobs', ['create', 'get', 'list', 'patch', 'delete']),
   ...rightsOn('', 'pods', ['create', 'get', 'list', 'delete']),
@@ -18,7 +18,7 @@ export const RIGHTS: readonly Right[] = [
   ...rightsOn('', 'events', ['list']),
   ...rightsOn('networking.k8s.io', 'networkpolicies', ['create', 'get']),
 ];
-/** What it does not need: with these a leaked credential is worth more than the leases. */
+/** The rights that it does not need: with these a leaked credential is worth more than the leases. */
 const TOO_MUCH: readonly Right[] = [
   ...rightsOn('', 'secrets', ['get', 'list']),
   ...rightsOn('rbac.authorization.k8s.io', 'rolebindings', ['create']),

@@ -12,7 +12,7 @@ import { parse } from 'yaml';
  * tokens and certificates rotate. No message has a secret in it.
  */
 
-/** What a request shows the server, and what the server has to show. */
+/** The proofs of a connection: what a request shows the server, and what the server has to show. */
 export type Credentials = { token: string | undefined; tls: ConnectionOptions };
 export type Cluster = {
   /** The address of the API server, without a slash at its end. */

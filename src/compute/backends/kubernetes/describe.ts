@@ -26,7 +26,7 @@ const PRIVATE = '/run/purser';
 export const WATCHDOG_PATH = `${PRIVATE}/watchdog`;
 /** Longer than PID 1 takes to end. Never 0: that would remove a pod from the API and leave it running. */
 export const GRACE_SECONDS = 2;
-/** How long a Job that has ended can still be asked why. */
+/** The time for which a Job that has ended can still be asked why. */
 const KEPT_SECONDS = 3600;
 /** The kubelet's own deadline is later than any that is sold, since it cannot be moved back. */
 const KUBELET_SLACK_SECONDS = 60;
@@ -66,7 +66,7 @@ export type Size = {
   nodeSelector: Record<string, string>;
 };
 
-/** What a spec asks of a node. Refuses with `offer_not_found`. */
+/** Returns the resources that a spec asks of a node. Refuses with `offer_not_found`. */
 export function sizeOf(settings: KubernetesSettings, spec: Spec): Size {
   if ('chips' in settings) {
     const it = chipOf(settings, (spec as SpecTwo).chip);
@@ -190,7 +190,7 @@ export function describeJob(
   };
 }
 
-/** What is not reached from a lease that reaches the internet: private, local and shared addresses (RFC 6890). */
+/** The addresses that are not reached from a lease that reaches the internet: private, local and shared addresses (RFC 6890). */
 const NOT_PUBLIC_V4 = [
   ...['0.0.0.0/8', '10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '169.254.0.0/16', '172.16.0.0/12'],
   ...['192.0.0.0/24', '192.168.0.0/16', '198.18.0.0/15', '224.0.0.0/4', '240.0.0.0/4'],

@@ -42,7 +42,7 @@ const shared = {
   kubeconfig: v.optional(file),
   /** The context of that file; by default its current one. */
   context: v.optional(v.pipe(v.string(), v.minLength(1))),
-  /** Where the leases are made. One namespace per installation, for leases alone. */
+  /** The namespace that the leases are made in. One namespace per installation, for leases alone. */
   namespace: label('a namespace'),
   image: v.pipe(v.string(), v.minLength(1), v.maxLength(1000)),
   /** When a node pulls the image. */

@@ -7,7 +7,7 @@ import { membersOf, type Server } from './host.ts';
 import { runInside, type Tenant } from './session.ts';
 import type { LxdSettings } from './settings.ts';
 
-/** What errors of reaching the server mean, and what to do. */
+/** The remedies for errors of reaching the server, by their words: what each means, and what to do. */
 const REMEDIES: [words: RegExp, what: string][] = [
   [
     /another certificate/,

@@ -31,7 +31,7 @@ export type Instance = {
 const USER_KEY = 'user.';
 export const CREATED_KEY = 'user.purser.created';
 
-/** What stands in an instance's configuration about its lease. The keys are the labels of the container backend. */
+/** The keys of an instance's configuration that tell of its lease. The keys are the labels of the container backend. */
 export const claimIn = ({ config }: Instance): Claim =>
   claimOf(
     Object.fromEntries(

@@ -18,7 +18,7 @@ export type Tenant = { user: number; directory: string };
 
 type Beginning = {
   user: number;
-  /** Where it runs, if that is there. */
+  /** The directory that it runs in, if that is there. */
   directory?: string;
   terminal?: SessionOrder['terminal'] | undefined;
   /** Ends the wait for the command, and the command. */

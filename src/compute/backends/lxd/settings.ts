@@ -27,7 +27,7 @@ const shared = {
     ),
     1000,
   ),
-  /** Where they begin. It is made, and theirs. */
+  /** The directory that they begin in. It is made, and theirs. */
   directory: v.optional(
     v.pipe(v.string(), v.regex(/^(\/[A-Za-z0-9_-][\w.-]*)+$/, 'must be an absolute path')),
     '/home/lease',

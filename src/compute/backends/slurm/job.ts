@@ -133,7 +133,7 @@ export type Job = {
   submittedAt: number;
   /** When Slurm ends it; known only while it runs. */
   endsAt: number | undefined;
-  /** How many GPUs it asked for. */
+  /** The number of GPUs that it asked for. */
   gpus: number;
   /** Slurm's reason why it does not run, of one that waits. */
   reason: string | undefined;

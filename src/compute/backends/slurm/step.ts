@@ -2,7 +2,7 @@ import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { finished, PassThrough, type Transform } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../../backend.ts';
-import { between } from '../between.ts';
+import { between, RUN_MARKED } from '../between.ts';
 import { collectBoth } from '../collect.ts';
 import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../shell.ts';
 import { RESIZE, WITH_TERMINAL } from '../terminal.ts';
@@ -22,18 +22,14 @@ const SIGNAL_EXIT = 128;
 const KILLED = 137;
 
 /**
- * Runs `$3…` in the job's directory `$2`. Marks on standard error where the command's own output begins and ends, and
- * prints its exit code there: `srun` writes messages of its own to it, and its exit code may be its own as well. What a shell
- * says of a command that a signal ended goes nowhere, as in MARKED.
+ * Runs `$3…` in the job's directory `$2` as RUN_MARKED does, with the mark `$1`: `srun` writes messages of its own to standard
+ * error, and its exit code may be its own as well.
  */
 export const ENTER = `mark=$1; export HOME="$2"; shift 2
 ${SURROUNDINGS}
 umask 077; [ -d "$HOME" ] || mkdir -p "$HOME"; [ -O "$HOME" ] && cd "$HOME" || exit 1
 umask 022
-printf '%s{' "$mark" >&2
-exec 3>&2 2>/dev/null
-(exec "$@" 2>&3 3>&-)
-printf '%s}%d;' "$mark" "$?" >&3`;
+${RUN_MARKED}`;
 
 /** A running job and its user. */
 export type RunningJob = { id: string; user: User };

@@ -4,7 +4,7 @@ import { takesPackets } from '../../../net/ssh-algorithms.ts';
 import type { SessionOrder } from '../../backend.ts';
 import { nameOfSignal } from '../shell.ts';
 
-/** How long a line may wait for a channel, and for the machine to take it. Below the grace of a command's time limit. */
+/** The milliseconds that a line may wait for a channel, and for the machine to take it. Below the grace of a command's time limit. */
 export const BEGIN_MILLISECONDS = 15_000;
 const BLANK = 0x20;
 
@@ -16,7 +16,7 @@ export class ChannelRefused extends NeverSent {}
 /** A line that runs on a machine. */
 export type Begun = {
   channel: ClientChannel;
-  /** How it ended. Rejects when its channel or its connection was lost, so that nobody knows. */
+  /** Its end. Rejects when its channel or its connection was lost, so that nobody knows. */
   ended: Promise<{ code: number } | { signal: string }>;
   /** Closes the channel, and throws away what still comes. Rejects `ended` with `error` if the line still runs. */
   close(error?: Error): void;

@@ -11,7 +11,7 @@ const SILENT_MILLISECONDS = 20_000;
 const HANG_UP_MILLISECONDS = 1_000;
 const RETRY_MILLISECONDS = { least: 50, most: 1_000 };
 
-/** How to reach a machine. */
+/** The address of a machine, and what proves both sides. */
 export type SshAddress = {
   host: string;
   port: number;

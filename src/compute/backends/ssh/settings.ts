@@ -18,7 +18,7 @@ const Ssh = v.strictObject({
         user: v.optional(v.literal('root', 'must be root: tenants are users that it makes and removes'), 'root'),
         host_key: hostKey,
         identity_file: v.pipe(v.string(), v.minLength(1)),
-        /** Where the host keeps its record of the tenant and of the user ids it has given out. */
+        /** The directory in which the host keeps its record of the tenant and of the user ids it has given out. */
         state_directory: v.optional(
           v.pipe(v.string(), v.regex(/^(\/[\w-][\w.-]*)+$/, 'must be a plain absolute path')),
           '/var/lib/purser-pool',

@@ -173,7 +173,7 @@ export function openSshBackend(
     return { spec, priceHourly: host.price_hourly_usd, maxSeconds: settings.limits.max_seconds };
   }
 
-  /** How many hosts of a chip take a tenant now. */
+  /** Returns the number of hosts of a chip that take a tenant now. */
   const countFree = (all: readonly HostHealth[], chip: string) =>
     all.filter((it) => it.chip === chip && it.state === 'free' && it.faults.length === 0).length;
 

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-/** What Purser records about one rented machine, beyond what Vast knows. */
+/** The record that Purser keeps about one rented machine, beyond what Vast knows. */
 export type VastRecord = {
   tag: string;
   /** Unix seconds at which Vast confirmed it, and whether a list has shown it since: Vast's lists lag. */
