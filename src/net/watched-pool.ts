@@ -182,6 +182,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   #error: Error | undefined;
   #chunks: Buffer[] = [];
   #length = 0;
+  #isPaused = false;
   /** Called when there is something to read, or nothing more to come. */
   #wake: (() => void) | undefined;
   #left: { bytesMax: number; timer: NodeJS.Timeout } | undefined;
@@ -206,7 +207,10 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
       return;
     }
     this.#chunks.push(chunk);
-    if (this.#length >= BODY_BYTES_WAITING) controller.pause();
+    if (this.#length >= BODY_BYTES_WAITING) {
+      this.#isPaused = true;
+      controller.pause();
+    }
     this.#wake?.();
   }
 
@@ -233,7 +237,13 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
     const bytes = joined(this.#chunks);
     this.#chunks = [];
     this.#length = 0;
-    this.controller?.resume();
+    if (this.#isPaused) {
+      this.#isPaused = false;
+      // Not at once: then libuv would read 2 MiB of one fast server before it lets timers and other connections have a turn.
+      setImmediate(() => {
+        if (!this.isOver && !this.#left) this.controller?.resume();
+      });
+    }
     return bytes;
   }
 

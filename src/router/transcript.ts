@@ -1,5 +1,6 @@
 import { Readable } from 'node:stream';
 import { createGunzip, gzipSync } from 'node:zlib';
+import { collectPieces } from '../net/pieces.ts';
 
 /**
  * Compressed in segments of this size, so that a thousand streams at once do not fill the memory with their replays.
@@ -18,27 +19,27 @@ export type Transcript = {
 export function createTranscript(): Transcript {
   let loose: Buffer[] = [];
   let looseBytes = 0;
-  let packed: Buffer[] | undefined = [];
-  let packedBytes = 0;
+  // Copied into blocks: what zlib returns is the used part of a block of 16 KiB, which it would keep in memory.
+  const packed = collectPieces();
+  let isTooLong = false;
   function pack() {
-    if (!packed || !looseBytes) return;
-    const segment = gzipSync(Buffer.concat(loose, looseBytes), { level: 1 });
+    if (isTooLong || !looseBytes) return;
+    packed.add(gzipSync(Buffer.concat(loose, looseBytes), { level: 1 }));
     loose = [];
     looseBytes = 0;
-    packedBytes += segment.length;
-    if (packedBytes > PACKED_BYTES_MAX) packed = undefined;
-    else packed.push(segment);
+    isTooLong = packed.length() > PACKED_BYTES_MAX;
+    if (isTooLong) packed.clear();
   }
   return {
     push(bytes) {
-      if (!packed) return;
+      if (isTooLong) return;
       loose.push(bytes);
       looseBytes += bytes.length;
       if (looseBytes >= SEGMENT_BYTES) pack();
     },
     finish() {
       pack();
-      return packed ? Buffer.concat(packed) : null;
+      return isTooLong ? null : packed.whole();
     },
   };
 }

@@ -136,6 +136,26 @@ test('while nobody reads a body, its server stands still, and then it comes whol
   assert(longest < 4 * PIECE.length, `${longest} bytes waited`);
 });
 
+test('however much has come, a body is read a little at each turn of the event loop, and others have theirs', async (t) => {
+  const whole = Buffer.alloc(16 * 1024 * 1024, 'x');
+  const { open } = await openServer(t, (_, response) => response.end(whole));
+  const { body } = await open('/a').head;
+  let [length, inTurn, longest, isOver] = [0, 0, 0, false];
+  const turn = () => {
+    inTurn = 0;
+    if (!isOver) setImmediate(turn);
+  };
+  turn();
+  for (let bytes = await body.next(); bytes; bytes = await body.next()) {
+    length += bytes.length;
+    inTurn += bytes.length;
+    longest = Math.max(longest, inTurn);
+  }
+  isOver = true;
+  assert.equal(length, whole.length);
+  assert(longest <= 256 * 1024, `${longest} bytes in one turn`);
+});
+
 test('of a body that breaks off, what came is read before the error', async (t) => {
   const { open } = await openServer(t, (_, response) => {
     response.writeHead(200, { 'content-length': '10' });

@@ -1,0 +1,34 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { setImmediate } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { createTranscript, readTranscript } from '../../src/router/transcript.ts';
+
+setFlagsFromString('--expose-gc');
+const collect = runInNewContext('gc') as () => void;
+
+const MIB = 1024 * 1024;
+
+test('a transcript holds no more memory than its packed bytes take, and comes back whole', async () => {
+  const transcript = createTranscript();
+  const piece = Buffer.alloc(64 * 1024, 'the same again, ');
+  const count = 1600;
+  const before = process.memoryUsage().arrayBuffers;
+  for (let i = 0; i < count; i++) transcript.push(piece);
+  // Twice: what zlib has closed is garbage only a turn later.
+  for (let turn = 0; turn < 2; turn++) {
+    await setImmediate();
+    collect();
+  }
+  const held = process.memoryUsage().arrayBuffers - before;
+  const packed = transcript.finish();
+  assert(packed && packed.length < MIB, `${packed?.length} bytes packed`);
+  assert(held < 4 * MIB, `${held} bytes held`);
+  let length = 0;
+  for await (const part of readTranscript(packed)) {
+    assert(part.every((byte, i) => byte === piece[(length + i) % piece.length]));
+    length += part.length;
+  }
+  assert.equal(length, count * piece.length);
+});
