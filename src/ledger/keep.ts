@@ -38,7 +38,8 @@ const reads = prepare((read: Reader) => ({
     .select()
     .from(keeps)
     .where(eq(keeps.resourceId, sql.placeholder('resourceId')))
-    .orderBy(desc(keeps.id))
+    // Not by id: two ids of a millisecond, or of a clock that was set back, do not sort in the order of their making.
+    .orderBy(desc(isNull(keeps.endedAt)), sql`rowid desc`)
     .limit(1)
     .prepare(),
   active: read
@@ -55,7 +56,7 @@ export function findKeep(read: Reader, id: string): Keep | undefined {
   return reads(read).byId.get({ id });
 }
 
-/** Returns the newest keep of a lease, ended or not. */
+/** Returns the keep of a lease: the one that has not ended, else the newest. */
 export function keepOf(read: Reader, resourceId: string): Keep | undefined {
   return reads(read).newest.get({ resourceId });
 }

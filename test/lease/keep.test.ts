@@ -514,6 +514,20 @@ test('two requests at once leave one keep, and the same key is one request', asy
   assert.deepEqual([replaced.body.keep.bought_seconds, replaced.body.keep.max_seconds], [0, 600], 'counted anew');
 });
 
+test('of many requests in one millisecond the last to begin is the keep, and an end ends it', async (t) => {
+  const purser = await openKept(t);
+  for (let round = 0; round < 5; round++) {
+    const answers = await Promise.all([0, 1, 2, 3].map((i) => purser.keep({ max_seconds: 3600 + i })));
+    for (const { status, text } of answers) assert.equal(status, 200, text);
+    assert.deepEqual([(await purser.now()).keep.state, (await purser.now()).keep.max_seconds], ['active', 3603]);
+    const ended = await purser.keep({ extend_seconds: 0, max_seconds: undefined });
+    assert.deepEqual([ended.status, ended.body.keep.state, ended.body.keep.reason], [200, 'ended', 'requested']);
+    assert.equal((await purser.now()).keep.state, 'ended');
+  }
+  const active = purser.app.ledger.client.prepare('select count(*) from keep where ended_at is null').pluck().get();
+  assert.equal(Number(active), 0);
+});
+
 test('a clock in doubt or a restored copy buys nothing', async (t) => {
   const purser = await openKept(t);
   await purser.keep();
