@@ -171,8 +171,8 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   }
 }
 
-/** Bytes of a body that may wait for their reader before the connection is read no further. */
-const BODY_BYTES_WAITING = 64 * 1024;
+/** Bytes of a body after which its connection rests until they are read, and until a turn of the event loop is over. */
+const BODY_BYTES_A_TURN = 64 * 1024;
 
 /** Reads one answer as it comes. The chunks of one read of the connection are one piece to its reader. */
 class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Opening, AnswerBody {
@@ -181,6 +181,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
   #fail!: (error: Error) => void;
   #error: Error | undefined;
   #chunks: Buffer[] = [];
+  /** Bytes since the connection was last at rest, or since the body was left. */
   #length = 0;
   #isPaused = false;
   /** Called when there is something to read, or nothing more to come. */
@@ -207,7 +208,7 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
       return;
     }
     this.#chunks.push(chunk);
-    if (this.#length >= BODY_BYTES_WAITING) {
+    if (this.#length >= BODY_BYTES_A_TURN) {
       this.#isPaused = true;
       controller.pause();
     }
@@ -236,9 +237,9 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
     }
     const bytes = joined(this.#chunks);
     this.#chunks = [];
-    this.#length = 0;
     if (this.#isPaused) {
       this.#isPaused = false;
+      this.#length = 0;
       // Not at once: then libuv would read 2 MiB of one fast server before it lets timers and other connections have a turn.
       setImmediate(() => {
         if (!this.isOver && !this.#left) this.controller?.resume();
