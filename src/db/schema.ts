@@ -423,7 +423,10 @@ export const walletChanges = sqliteTable(
     amount: nanos('amount_nanos').notNull(),
     /** For an extension: the expiry afterwards, Unix seconds. */
     expiresAt: count('expires_at'),
-    /** For a refill: the local date of its boundary. One refill a wallet and period. */
+    /**
+     * For a refill: the local date of its boundary, with rhythm and zone where another boundary of that date came before. One
+     * refill a wallet and period.
+     */
     period: text(),
     idempotencyKey: text('idempotency_key'),
     fingerprint: hash('fingerprint'),

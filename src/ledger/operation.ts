@@ -10,7 +10,7 @@ import { accountOf } from './account.ts';
 import { isFrozen } from './installation.ts';
 import { book, post } from './journal.ts';
 import { tellThresholds, tellUncertain } from './notices.ts';
-import { refillIfDue } from './refill.ts';
+import { refillIfDue, refillIfOwed } from './refill.ts';
 import {
   available,
   findWallet,
@@ -367,7 +367,8 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   const wallet = findWallet(tx, order.walletId);
   assert(wallet, 'a wallet token is only ever issued for a wallet that exists');
   refuseHolds(tx, wallet, now, blocked);
-  const funded = refillIfDue(tx, wallet, now, blocked)?.wallet ?? wallet;
+  const refill = available(wallet) < order.hold ? refillIfOwed : refillIfDue;
+  const funded = refill(tx, wallet, now, blocked)?.wallet ?? wallet;
   order.limits?.(tx, funded);
   const left = available(funded);
   const { hold, price } = (left < order.hold && order.reduce?.(left)) || order;

@@ -48,7 +48,7 @@ const reads = prepare((read: Reader) => ({
     .limit(1)
     .prepare(),
   ofPeriod: read
-    .select({ id: walletChanges.id })
+    .select({ createdAt: walletChanges.createdAt })
     .from(walletChanges)
     .where(
       and(
@@ -75,17 +75,27 @@ export function nextRefill(read: Reader): number | undefined {
 }
 
 /**
- * Sets the refill of a wallet, whose first one happens at the next boundary, or ends it with null. Throws
- * `wallet_closed`, `wallet_expired`, and `invalid_request` for a child, whose budget comes from its parent.
+ * Sets the refill of a wallet, whose first one happens at the next boundary, or ends it with null. One that is owed stays
+ * owed. Throws `wallet_closed`, `wallet_expired`, and `invalid_request` for a child, whose budget comes from its parent.
  */
 export function setRefill(tx: Tx, wallet: Wallet, refill: Refill | null, now: number): Wallet {
   refuseInactive(wallet, now);
   if (refill && wallet.parentId !== null)
     throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
+  const next = refill && periodAt(refill.every, refill.zone, now).next;
   return write(tx, wallet, {
     refill: refill && JSON.stringify(refill),
-    refillAt: refill && periodAt(refill.every, refill.zone, now).next,
+    refillAt: next && isOwed(wallet, now) ? Math.min(next, wallet.refillAt as number) : next,
   });
+}
+
+const isDue = ({ refillAt }: Wallet, now: number): boolean => refillAt !== null && refillAt <= now;
+
+/** Returns whether a refill is due, or was tried in the current period and fell short. */
+function isOwed(wallet: Wallet, now: number): boolean {
+  const refill = refillOf(wallet);
+  if (!refill || wallet.refillAt === null || wallet.refillAt > now + RETRY_SECONDS) return false;
+  return isDue(wallet, now) || wallet.refillAt < periodAt(refill.every, refill.zone, now).next;
 }
 
 export type Refilled =
@@ -99,10 +109,22 @@ export type Refilled =
  * where nothing is due.
  */
 export function refillIfDue(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
+  return isDue(wallet, now) ? refillNow(tx, wallet, now, blocked) : undefined;
+}
+
+/** Refills as `refillIfDue`, and at once where it fell short before: for a request that needs the money. */
+export function refillIfOwed(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
+  return isOwed(wallet, now) ? refillNow(tx, wallet, now, blocked) : undefined;
+}
+
+function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
   const refill = refillOf(wallet);
-  if (!refill || wallet.refillAt === null || wallet.refillAt > now || statusAt(wallet, now) !== 'active') return;
+  if (!refill || statusAt(wallet, now) !== 'active') return;
   if (blocked) return; // The clock is doubted: a boundary may not have passed.
-  const { date: period, next } = periodAt(refill.every, refill.zone, now);
+  const { date, start, next } = periodAt(refill.every, refill.zone, now);
+  // One of this date from before this period began belongs to another zone or rhythm, and to another boundary.
+  const earlier = reads(tx).ofPeriod.get({ walletId: wallet.id, period: date });
+  const period = earlier && earlier.createdAt < start ? `${date} ${refill.every} ${refill.zone}` : date;
   if (reads(tx).ofPeriod.get({ walletId: wallet.id, period })) {
     write(tx, wallet, { refillAt: next });
     return;

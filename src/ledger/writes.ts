@@ -13,7 +13,7 @@ import * as open from './open-wallet.ts';
 import * as operation from './operation.ts';
 import * as outbox from './outbox.ts';
 import * as payments from './payment-events.ts';
-import { type Refill, refillIfDue, setRefill as setRefillOf } from './refill.ts';
+import { type Refill, refillIfDue, refillIfOwed, setRefill as setRefillOf } from './refill.ts';
 import * as resource from './resource.ts';
 import { type ReversalReport, reportReversal } from './reversal.ts';
 import { findWallet, type Wallet } from './wallet.ts';
@@ -71,14 +71,16 @@ export const openWallet = defineWrite('wallet.open', (tx, { order, now, blocked,
 
 type ChangeBudget = { order: change.ChangeOrder & { cents: number }; now: number; blocked: string | undefined };
 export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget) => {
-  refillParent(tx, findWallet(tx, order.walletId), now, blocked);
+  const wallet = findWallet(tx, order.walletId);
+  if (wallet) refillIfOwed(tx, wallet, now, blocked); // Later it would take back what is added now, or give back what is taken.
+  refillParent(tx, wallet, now, blocked);
   return change.changeBudget(tx, order, now, blocked);
 });
 
-/** Refills a wallet that is due before it gives to a child: the request that needs a refill brings it (design, section 13). */
+/** Refills a wallet that is owed a refill before it gives to a child: the request that needs a refill brings it (design, section 13). */
 function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined, now: number, blocked?: string): void {
   const parent = child?.parentId ? findWallet(tx, child.parentId) : undefined;
-  if (parent) refillIfDue(tx, parent, now, blocked);
+  if (parent) refillIfOwed(tx, parent, now, blocked);
 }
 
 type ExtendWallet = { order: change.ChangeOrder & { seconds: number }; now: number };
@@ -91,11 +93,12 @@ export const freezeWallet = defineWrite('wallet.freeze', (tx, { id, frozenAt, re
   change.setWalletFrozen(tx, id, frozenAt, reason, now),
 );
 
-export const setRefill = defineWrite(
-  'wallet.set_refill',
-  (tx, { id, refill, now }: { id: string; refill: Refill | null; now: number }) =>
-    setRefillOf(tx, findWallet(tx, id) as Wallet, refill, now),
-);
+type SetRefill = { id: string; refill: Refill | null; now: number; blocked: string | undefined };
+/** Sets or ends the refill of a wallet, after one that is owed under the terms before. */
+export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now, blocked }: SetRefill) => {
+  const wallet = findWallet(tx, id) as Wallet;
+  return setRefillOf(tx, refillIfOwed(tx, wallet, now, blocked)?.wallet ?? wallet, refill, now);
+});
 
 export const refillWallet = defineWrite('wallet.refill', (tx, { id, now }: { id: string; now: number }) =>
   refillIfDue(tx, findWallet(tx, id) as Wallet, now),

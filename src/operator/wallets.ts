@@ -34,6 +34,17 @@ const record = (app: OperatorApp, wallet: Wallet) => ({
   account_id: wallet.accountId,
 });
 
+/** Freezes or unfreezes wallets. One that has ended since they were listed is left out. */
+async function freezeEach(app: OperatorApp, wallets: readonly Wallet[], isFrozen: boolean, reason: string | null) {
+  const done = await Promise.allSettled(wallets.map(({ id }) => freeze(app, id, isFrozen, reason)));
+  return done.flatMap((it) => {
+    if (it.status === 'fulfilled') return [record(app, it.value)];
+    const { code } = it.reason as Refusal;
+    if (code !== 'wallet_closed' && code !== 'wallet_expired') throw it.reason;
+    return [];
+  });
+}
+
 const Key = v.optional(v.pipe(v.string(), v.minLength(1), v.maxLength(128)));
 
 /** A change by the operator; a key makes it safe to repeat. */
@@ -129,8 +140,7 @@ export const wallets = {
     async (app, { account, reason }) => {
       const open = openWalletsOf(app.ledger.read, accountWith(app.ledger.read, account).id);
       const active = open.filter((it) => statusAt(it, app.clock.now()) === 'active');
-      const frozen = await Promise.all(active.map(({ id }) => freeze(app, id, true, reason ?? null)));
-      return { wallets: frozen.map((it) => record(app, it)) };
+      return { wallets: await freezeEach(app, active, true, reason ?? null) };
     },
   ),
   /** Ends the pause of all wallets of an account that are paused, children included. */
@@ -138,8 +148,7 @@ export const wallets = {
     const accountId = accountWith(app.ledger.read, account).id;
     const filter = { accountId, isFrozen: true, status: 'active' as const, now: app.clock.now() };
     const paused = listWallets(app.ledger.read, filter, { limit: countWallets(app.ledger.read, filter) });
-    const wallets = await Promise.all(paused.map(({ id }) => freeze(app, id, false)));
-    return { wallets: wallets.map((it) => record(app, it)) };
+    return { wallets: await freezeEach(app, paused, false, null) };
   }),
   /** Makes one attempt to close every wallet of an account; those that are still closing say so. */
   'wallet.close-account': command(v.strictObject({ account: Id }), async (app, { account }) => {

@@ -39,7 +39,10 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
     const frozen = await Promise.allSettled(
       page.map(({ id }) => app.ledger.write(endSpending, { id, reason: 'expired', now })),
     );
-    for (const it of frozen) tally(app, reaped, it, 'expired');
+    for (const it of frozen) {
+      const isExtended = it.status === 'fulfilled' && it.value.status === 'active'; // Since the page was read.
+      if (!isExtended) tally(app, reaped, it, 'expired');
+    }
     cursor = page.at(-1);
     if (page.length < LIST_COUNT_MAX) return;
   }

@@ -36,8 +36,8 @@ export async function freeze(
 
 /** Sets the refill of a wallet, or ends it with null. Throws what `setRefill` throws. */
 export async function refill(app: OpenApp, id: string, order: Refill | null): Promise<Wallet> {
-  const now = app.clock.now();
-  const wallet = await app.ledger.write(writes.setRefill, { id, refill: order, now });
+  const [now, blocked] = [app.clock.now(), app.clock.holdsBlocked()];
+  const wallet = await app.ledger.write(writes.setRefill, { id, refill: order, now, blocked });
   app.events.refillSet(wallet);
   if (wallet.refillAt !== null) app.wakeAt(wallet.refillAt);
   return wallet;

@@ -6,7 +6,7 @@ import { advance } from '../lease/step.ts';
 import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../ledger/closing.ts';
 import { hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
-import { findWallet, openChildren, openDescendants, type Wallet } from '../ledger/wallet.ts';
+import { findWallet, openChildren, openDescendants, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { resolveByPolicy } from '../ledger/writes.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
@@ -47,8 +47,13 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
 }
 
 type EndSpending = { id: string; reason: CloseReason; now: number };
-/** Begins to close a wallet and all below it, in one write: nothing in the tree spends any more. */
+/**
+ * Begins to close a wallet and all below it, in one write: nothing in the tree spends any more. Does nothing where it was to
+ * be closed because it has expired, and has been extended since that was read.
+ */
 export const endSpending = defineWrite('wallet.end_spending', (tx, { id: walletId, reason, now }: EndSpending) => {
+  const asked = findWallet(tx, walletId);
+  if (asked && reason === 'expired' && statusAt(asked, now) === 'active') return asked;
   for (const { id } of openDescendants(tx, walletId)) endOne(id);
   return endOne(walletId);
 

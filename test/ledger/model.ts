@@ -229,16 +229,29 @@ export class Model {
     const refused = this.#inactive(id) ?? (this.wallet(id).parent === null ? undefined : 'invalid_request');
     if (refused) return refused;
     const days = this.refills.get(id)?.days ?? new Set();
+    const isOwed = this.#isOwed(id);
     this.refills.set(id, { ...order, days });
-    this.wallet(id).refillAt = (Math.floor(this.now / DAY) + 1) * DAY;
+    const wallet = this.wallet(id);
+    wallet.refillAt = Math.min(this.#nextDay(), isOwed ? (wallet.refillAt as number) : Number.POSITIVE_INFINITY);
     return 'ok';
   }
 
-  /** Refills a wallet once for the day that it is, if its boundary has passed. */
-  refill(id: string): string {
+  #nextDay(): number {
+    return (Math.floor(this.now / DAY) + 1) * DAY;
+  }
+
+  /** Whether a refill is due, or fell short today. */
+  #isOwed(id: string): boolean {
+    const { refillAt } = this.wallet(id);
+    return refillAt !== null && (refillAt <= this.now || (refillAt <= this.now + 60 && refillAt < this.#nextDay()));
+  }
+
+  /** Refills a wallet once for the day that it is, if its boundary has passed; also one that fell short, if it is needed. */
+  refill(id: string, isNeeded = false): string {
     const [wallet, refill, day] = [this.wallet(id), this.refills.get(id), Math.floor(this.now / DAY)];
-    if (!refill || wallet.refillAt === null || wallet.refillAt > this.now || this.#inactive(id)) return 'ok';
-    const next = (day + 1) * DAY;
+    const isWanted = isNeeded ? this.#isOwed(id) : wallet.refillAt !== null && wallet.refillAt <= this.now;
+    if (!refill || !isWanted || this.#inactive(id)) return 'ok';
+    const next = this.#nextDay();
     wallet.refillAt = next;
     if (refill.days.has(day)) return 'ok';
     const [left, full] = [this.left(id), BigInt(refill.cents) * CENT];
@@ -260,7 +273,7 @@ export class Model {
     if (this.frozen) return 'read_only';
     const refill = this.refills.get(walletId);
     const before = [{ ...wallet }, { ...account }, new Set(refill?.days)] as const;
-    this.refill(walletId);
+    this.refill(walletId, this.left(walletId) < hold);
     const left = this.left(walletId);
     if (left < hold) {
       const [later, isHeld] = [left + wallet.held, left + wallet.held >= hold];

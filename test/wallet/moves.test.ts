@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { fingerprint } from '../../src/fingerprint.ts';
 import { insertChange, listWalletChanges } from '../../src/ledger/wallet-change.ts';
 import { ZERO } from '../../src/money.ts';
 import { refillWallets } from '../../src/reaper/chores.ts';
+import { extend } from '../../src/wallet/change.ts';
 import { writeWith } from '../helper/closures.ts';
-import { openTestServer, type TestServer } from '../helper/server.ts';
+import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
 
 // Budget that moves while a wallet is open: raise, lower, extend, freeze, refill and delegate (design, section 13).
 
@@ -273,6 +274,112 @@ test('a child that needs the refill of its parent brings it, before the reaper d
   await purser.app.reaper.runOnce();
   assert.equal((await recordOf(purser, id)).available_usd, '0.00', 'once a day');
   assert.deepEqual(purser.problems(), []);
+});
+
+/** A server whose wall clock begins at this moment. */
+function openAt(t: TestContext, moment: string, creditCents: number) {
+  const time = handClock();
+  time.advance((Date.parse(moment) - time.wall()) / 1000);
+  return openTestServer(t, { creditCents, time });
+}
+const DAY = 86_400;
+const refillsOf = (purser: TestServer, id: string) =>
+  listWalletChanges(purser.app.ledger.read, id).filter((it) => it.kind === 'refill').length;
+
+test('a refill that fell short stays owed when the same settings come again, and needs no reaper once the credit is there', async (t) => {
+  const purser = await openAt(t, '2027-01-31T12:00:00Z', 300);
+  const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  const put = () =>
+    purser.ask('PUT', `/v1/wallets/${id}/refill`, { token: purser.accountKey, body: { cents: 500, every: 'month' } });
+  await put();
+  assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+  purser.clock.advance(DAY);
+  await purser.app.reaper.runOnce();
+  const { next_at: retried } = (await recordOf(purser, id)).refill;
+  assert.equal((await put()).body.refill.next_at, retried);
+  assert.equal(refillsOf(purser, id), 0);
+  await purser.run('account.credit', { id: purser.accountId, cents: 10_000 });
+  const { status, text } = await purser.chat(token, { model: 'dear', max_tokens: 400 });
+  assert.equal(status, 200, text);
+  assert.equal(refillsOf(purser, id), 1, 'the request that needs it brings it');
+  assert.equal((await recordOf(purser, id)).refill.next_at, Date.parse('2027-03-01T00:00:00Z') / 1000);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a refill that is due happens before its terms change, and before the budget does', async (t) => {
+  const purser = await openAt(t, '2027-01-31T12:00:00Z', 10_000);
+  const terms = (id: string, cents: number) => purser.run('wallet.refill', { id, refill: { cents, every: 'month' } });
+  const changed = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  const raised = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  const lowered = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  for (const { id } of [changed, raised, lowered]) await terms(id, 500);
+  purser.clock.advance(DAY); // And no pass of the reaper: as for a command of a stopped server.
+  await terms(changed.id, 600);
+  await purser.run('wallet.budget', { id: raised.id, add_cents: 1000 });
+  await purser.run('wallet.budget', { id: lowered.id, add_cents: -200 });
+  await purser.app.reaper.runOnce();
+  const figures = await Promise.all([changed, raised, lowered].map(({ token }) => purser.budget(token)));
+  assert.deepEqual(
+    figures.map((it) => it.available_usd),
+    ['5.00', '15.00', '3.00'],
+  );
+  for (const { id } of [changed, raised, lowered]) assert.equal(refillsOf(purser, id), 1);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a refill of another zone or rhythm on the same date takes the place of none', async (t) => {
+  const purser = await openAt(t, '2027-01-30T12:00:00Z', 50_000);
+  const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+  await purser.run('wallet.refill', { id, refill: { cents: 100, every: 'day', zone: 'Asia/Tokyo' } });
+  purser.clock.advance(DAY + 4 * 3600); // The 1st of February has begun in Tokyo, at 15:00 UTC.
+  await purser.app.reaper.runOnce();
+  assert.equal(refillsOf(purser, id), 1);
+  await purser.run('wallet.refill', { id, refill: { cents: 5000, every: 'month', zone: 'UTC' } });
+  const { next_at: next } = (await recordOf(purser, id)).refill;
+  assert.equal(next, Date.parse('2027-02-01T00:00:00Z') / 1000);
+  for (let day = 0; day < 3; day++) {
+    purser.clock.advance(DAY);
+    await purser.app.reaper.runOnce();
+  }
+  assert.deepEqual([(await purser.budget(token)).available_usd, refillsOf(purser, id)], ['50.00', 2]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a wallet that is extended in its last second is not ended by a pass that began before', async (t) => {
+  for (const writesHere of [true, false]) {
+    const purser = await openTestServer(t, { writesHere });
+    const { id, token } = await purser.openWallet({ expires_in_seconds: 60 });
+    purser.clock.advance(59);
+    const order = {
+      walletId: id,
+      idempotencyKey: null,
+      fingerprint: Buffer.alloc(32),
+      requestId: 'req_x',
+      seconds: 3600,
+    };
+    const extended = extend(purser.app, order);
+    purser.clock.advance(1);
+    const pass = purser.app.reaper.runOnce();
+    assert.equal((await extended).wallet.status, 'active');
+    assert.equal((await pass).expired, 0);
+    assert.equal((await recordOf(purser, id)).status, 'active');
+    assert.equal((await purser.chat(token)).status, 200);
+  }
+});
+
+test('freezing an account freezes the others when one of its wallets ends at that moment', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 5000 });
+  const [ends, stays] = [
+    await purser.openWallet({ budget_cents: 100 }),
+    await purser.openWallet({ budget_cents: 100 }),
+  ];
+  const [, frozen] = await Promise.all([
+    purser.run('wallet.close', { id: ends.id }),
+    purser.run('wallet.freeze-account', { account: purser.accountId }),
+  ]);
+  const ids = (frozen as { wallets: { id: string }[] }).wallets.map((it) => it.id);
+  assert.deepEqual(ids, [stays.id]);
+  assert.notEqual((await recordOf(purser, stays.id)).frozen_at, null);
 });
 
 test('refills come to an end when a whole page of wallets expires just before them', { timeout: 60_000 }, async (t) => {
