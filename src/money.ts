@@ -61,7 +61,7 @@ export function formatUsd(amount: Nanos): string {
 }
 
 /**
- * Formats an integer scaled by 10^decimals as a plain decimal string with at min `min` decimals and no further
+ * Formats an integer scaled by 10^decimals as a plain decimal string with at least `min` decimals and no further
  * trailing zeros.
  */
 export function formatDecimal(scaled: bigint, decimals: number, min: number): string {

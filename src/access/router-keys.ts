@@ -109,10 +109,7 @@ export function openRouterKey(
   if (known) return { key: known, isNew: false };
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
   if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
-    throw new Refusal(
-      'invalid_request',
-      `A wallet has at maxPriceUsd ${LIST_COUNT_MAX} gateway keys. Use one that it has.`,
-    );
+    throw new Refusal('invalid_request', `A wallet has at most ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
   refuseOnLowDisk(tx);
   const key = withChecksum(routerKeys, {
     ...fresh,

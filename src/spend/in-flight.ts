@@ -54,7 +54,7 @@ export type InFlight = {
   isCutOff(): boolean;
 };
 
-/** Creates the registry of attempts. At max `max` run at a time, and at max a quarter of them for one wallet. */
+/** Creates the registry of attempts. At most `max` run at a time, and at most a quarter of them for one wallet. */
 export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
