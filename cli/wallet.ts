@@ -153,7 +153,7 @@ export function walletCommands(program: Command): void {
     .argument('[id]')
     .option('--account <id>', 'all wallets of this account instead')
     .option('--reason <text>', 'why, for whoever reads it')
-    .description('pause a wallet and all below it: no new holds; stops and settlements go on')
+    .description('freeze a wallet and all below it: no new holds; stops and settlements go on')
     .addHelpText('after', example('purser wallet freeze wal_01k9… --reason "loops"'))
     .action((id: string | undefined, options: { account?: string; reason?: string }, command: Command) => {
       const { account, reason } = options;
@@ -165,8 +165,8 @@ export function walletCommands(program: Command): void {
   group
     .command('unfreeze')
     .argument('[id]')
-    .option('--account <id>', 'all paused wallets of this account instead')
-    .description('end the pause of a wallet')
+    .option('--account <id>', 'all frozen wallets of this account instead')
+    .description('unfreeze a wallet')
     .addHelpText('after', example('purser wallet unfreeze wal_01k9…', 'purser wallet unfreeze --account research'))
     .action((id: string | undefined, { account }: { account?: string }, command: Command) =>
       oneOrAll(command, id, account) === 'all'
@@ -309,7 +309,8 @@ async function closeWallet(id: string, options: CloseOptions, command: Command):
       output(command, wallet, showRecord);
       return;
     } catch (error) {
-      if (!options.wait || !(error instanceof Refusal) || error.code !== 'cleanup_pending') throw error;
+      if (!(error instanceof Refusal) || error.code !== 'cleanup_pending') throw error;
+      if (!options.wait) throw new Refusal(error.code, `${error.message} Repeat the command, or give --wait.`);
       say(error.message);
     }
     await new Promise((resolve) => setTimeout(resolve, WAIT_MILLISECONDS));

@@ -52,7 +52,7 @@ export const REFUSALS = {
   },
   cleanup_pending: {
     status: 409,
-    message: 'The wallet is frozen and its cleanup continues. Repeat the request until it answers 200.',
+    message: 'The wallet is closing and its cleanup continues. Repeat the request until it answers 200.',
   },
   wallet_closed: { status: 409, message: 'The wallet is closed.' },
   wallet_expired: { status: 409, message: 'The wallet has expired.' },

@@ -104,8 +104,8 @@ export function extendWallet(tx: Tx, order: ChangeOrder & { seconds: number }, n
 }
 
 /**
- * Pauses a wallet, with everything below it, or ends the pause with null: no new holds, while stops and settlements go
- * on. Idempotent; a wallet that is paused already takes a new reason. Throws `wallet_closed` and `wallet_expired`.
+ * Freezes a wallet, with everything below it, or unfreezes it with null: no new holds, while stops and settlements go
+ * on. Idempotent; a wallet that is frozen already takes a new reason. Throws `wallet_closed` and `wallet_expired`.
  */
 export function setWalletFrozen(
   tx: Tx,

@@ -131,7 +131,7 @@ export type WalletFilter = {
   status?: Wallet['status'] | undefined;
   /** Opened at or after this, Unix seconds. */
   since?: number | undefined;
-  /** Only those that are paused and may otherwise spend. */
+  /** Only those that are frozen and may otherwise spend. */
   isFrozen?: boolean;
   /** A part of the name, in any case. */
   named?: string | undefined;
@@ -201,7 +201,7 @@ export function refuseInactive(wallet: Wallet, now: number): void {
   );
 }
 
-/** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is paused (design, section 13). */
+/** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is frozen (design, section 13). */
 export function refuseFrozen(read: Reader, wallet: Wallet): void {
   for (const it of lineage(read, wallet)) {
     if (it.frozenAt === null) continue;
@@ -274,7 +274,7 @@ export function closingSince({ status, closingSince: noted, expiresAt }: Wallet)
   return noted ?? (status === 'expired' ? expiresAt : null);
 }
 
-/** Returns wallets that are frozen and not yet settled, by id, at most 100, after `after`. */
+/** Returns wallets that are closing or expired and not yet closed, by id, at most 100, after `after`. */
 export function endingWallets(read: Reader, after = ''): { id: string }[] {
   return reads(read).ending.all({ after });
 }

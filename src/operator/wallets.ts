@@ -143,12 +143,12 @@ export const wallets = {
       return { wallets: await freezeEach(app, active, true, reason ?? null) };
     },
   ),
-  /** Ends the pause of all wallets of an account that are paused, children included. */
+  /** Unfreezes all wallets of an account that are frozen, children included. */
   'wallet.unfreeze-account': command(v.strictObject({ account: Id }), async (app, { account }) => {
     const accountId = accountWith(app.ledger.read, account).id;
     const filter = { accountId, isFrozen: true, status: 'active' as const, now: app.clock.now() };
-    const paused = listWallets(app.ledger.read, filter, { limit: countWallets(app.ledger.read, filter) });
-    return { wallets: await freezeEach(app, paused, false, null) };
+    const frozen = listWallets(app.ledger.read, filter, { limit: countWallets(app.ledger.read, filter) });
+    return { wallets: await freezeEach(app, frozen, false, null) };
   }),
   /** Makes one attempt to close every wallet of an account; those that are still closing say so. */
   'wallet.close-account': command(v.strictObject({ account: Id }), async (app, { account }) => {
@@ -163,7 +163,7 @@ export const wallets = {
     if (wallet.status !== 'closed')
       throw new Refusal(
         'cleanup_pending',
-        `The wallet ${id} is frozen; its cleanup goes on: ${wallet.cleanupError ?? 'requests are in flight'}. What a backend said: purser resource list`,
+        `The wallet ${id} is closing; its cleanup goes on: ${wallet.cleanupError ?? 'requests are in flight'}. \`purser resource list\` shows what a backend said.`,
       );
     return record(app, wallet);
   }),

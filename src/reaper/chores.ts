@@ -27,7 +27,8 @@ const sweeping = new WeakSet<Backend>();
 const PAYMENTS_WAIT_SECONDS = 5;
 
 /**
- * The chores of one pass, in order. Each pages by cursor, so that a row that keeps failing does not block the others.
+ * The chores of a pass; `createReaper` has their order. Those that page by cursor do so in order that a row which keeps
+ * failing does not block the others.
  */
 
 /** Turns `active` wallets past their expiry into `expired`. Expiry is computed anyway; this is only tidying. */
@@ -36,10 +37,10 @@ export async function expireWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   const now = app.clock.now();
   for (let cursor: DueCursor | undefined; ; ) {
     const page = dueWallets(app.ledger.read, now, cursor);
-    const frozen = await Promise.allSettled(
+    const ended = await Promise.allSettled(
       page.map(({ id }) => app.ledger.write(endSpending, { id, reason: 'expired', now })),
     );
-    for (const it of frozen) {
+    for (const it of ended) {
       const isExtended = it.status === 'fulfilled' && it.value.status === 'active'; // Since the page was read.
       if (!isExtended) tally(app, reaped, it, 'expired');
     }

@@ -21,7 +21,7 @@ function announced(app: OpenApp, changed: Changed): Changed {
   return changed;
 }
 
-/** Pauses a wallet and all below it, or ends the pause. Idempotent. Throws `wallet_closed` and `wallet_expired`. */
+/** Freezes a wallet and all below it, or unfreezes it. Idempotent. Throws `wallet_closed` and `wallet_expired`. */
 export async function freeze(
   app: OpenApp,
   id: string,

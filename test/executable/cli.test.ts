@@ -347,7 +347,7 @@ test('wallet close --wait stays until what is in flight has ended; without it, i
 
   const hasty = await purser.cli('wallet', 'close', wallet.id);
   assert.equal(hasty.code, 4);
-  assert.match(hasty.stderr, /is frozen; its cleanup goes on/);
+  assert.match(hasty.stderr, /is closing; its cleanup goes on.* Repeat the command, or give --wait\.$/m);
   const patient = purser.cli('--json', 'wallet', 'close', wallet.id, '--wait');
   opened.resolve();
   assert.equal((await chat).status, 200);

@@ -42,7 +42,7 @@ test('a list that shall go on after what does not exist says so', async (t) => {
   }
 });
 
-test('all paused wallets of an account are let go by one command', async (t) => {
+test('all frozen wallets of an account are unfrozen by one command', async (t) => {
   const purser = installation(t);
   await (await purser.serve()).stop();
   await purser.json('account', 'credit', 'default', '1000');

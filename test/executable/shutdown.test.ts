@@ -146,14 +146,14 @@ test('a close that waits for a request in flight at SIGTERM is answered too, ove
   const { key } = await purser.json('operator-key', 'mint');
   const overHttp = server.ask('POST', `/v1/wallets/${wallets[0].id}/close`, { token: key });
   const atSocket = purser.cli('wallet', 'close', wallets[1].id);
-  for (const { id } of wallets) await frozen(purser, id);
+  for (const { id } of wallets) await closing(purser, id);
   server.kill('SIGTERM');
   for (const answer of await Promise.all(asked)) assert.equal(answer.status, 503);
   const { status, body } = await overHttp;
   assert.deepEqual([status, body.error.code], [409, 'cleanup_pending']);
   const { code, stderr } = await atSocket;
   assert.equal(code, 4, stderr);
-  assert.match(stderr, /is frozen; its cleanup goes on/);
+  assert.match(stderr, /is closing; its cleanup goes on/);
   assert.deepEqual(await server.ended, { code: 0, signal: null });
 
   const next = await purser.serve();
@@ -216,8 +216,8 @@ function accepted(server: Serving, token: string, key: string): Promise<{ answer
   return begun.promise;
 }
 
-/** Resolves when the wallet is frozen: its close is under way. */
-async function frozen(purser: Installation, id: string): Promise<void> {
+/** Resolves when the close of the wallet is under way. */
+async function closing(purser: Installation, id: string): Promise<void> {
   while ((await purser.json('wallet', 'show', id)).status === 'active');
 }
 

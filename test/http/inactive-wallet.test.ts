@@ -127,7 +127,7 @@ for (const [how, end] of Object.entries(ENDS)) {
   });
 }
 
-test('a wallet with cleanup pending is frozen: closing says so until it is done, and nothing is spent', async (t) => {
+test('a wallet with cleanup pending stays closing: the close says so until it is done, and nothing is spent', async (t) => {
   const purser = await openTestServer(t, { settings: { close_wait_seconds: 0 } });
   const { id, token } = await purser.openWallet();
   const slow = gate();

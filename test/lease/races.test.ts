@@ -167,7 +167,7 @@ test('close while an extension is under way: it is paid when the backend took it
   const extended = purser.extend(token, id, HALF);
   await slow.arrived;
   const closing = purser.closeWallet(walletId);
-  await until('it is frozen', async () => (await purser.budget(token)).status === 'closing');
+  await until('it is closing', async () => (await purser.budget(token)).status === 'closing');
   slow.go();
   assert.equal((await extended).status, 200);
   const closed = await closing;

@@ -165,7 +165,7 @@ test('wallets that cannot be closed hide no other, and are closed when they can 
   assert.deepEqual(purser.problems(), []);
 });
 
-test('a frozen wallet that cannot be settled hides no other', async (t) => {
+test('an expired wallet that cannot be settled hides no other', async (t) => {
   const purser = await openStill(t);
   const wallets = await Promise.all([1, 2, 3].map(() => purser.openWallet({ expires_in_seconds: 60 })));
   const stuck = wallets[1]?.id as string;

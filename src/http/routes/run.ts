@@ -23,7 +23,7 @@ import { EXAMPLE } from './wallets.ts';
 const { id: ID } = EXAMPLE;
 
 export const closeRun = endpoint({
-  summary: 'Freeze the wallet’s spending and clean up; repeat until 200',
+  summary: 'Close this wallet: end its spending and clean up; repeat until 200',
   scope: 'wallet',
   answer: RunClosed,
   refusals: ['cleanup_pending'],

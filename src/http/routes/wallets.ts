@@ -121,7 +121,7 @@ export const readWalletToken = endpoint({
 });
 
 export const closeWallet = endpoint({
-  summary: 'Freeze a wallet, clean up, settle, and return what is left; repeat until 200',
+  summary: 'Close a wallet: end its spending, clean up, settle, and return what is left; repeat until 200',
   scope: 'account',
   answer: WalletRecord,
   refusals: ['not_found', 'cleanup_pending'],
@@ -187,7 +187,7 @@ export const extendWallet = endpoint({
 });
 
 export const freezeWallet = endpoint({
-  summary: 'Pause a wallet and all below it: no new holds, while reads, stops and settlements go on',
+  summary: 'Freeze a wallet and all below it: no new holds, while reads, stops and settlements go on',
   scope: 'account',
   body: FreezeRequest,
   isBodyOptional: true,
@@ -204,7 +204,7 @@ export const freezeWallet = endpoint({
 });
 
 export const unfreezeWallet = endpoint({
-  summary: 'End the pause of a wallet',
+  summary: 'Unfreeze a wallet',
   scope: 'account',
   answer: WalletRecord,
   refusals: ['not_found', 'wallet_closed', 'wallet_expired'],
