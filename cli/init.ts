@@ -35,7 +35,11 @@ async function init({ server: others, yes }: Options, command: Command): Promise
   const globals = command.optsWithGlobals<Globals>();
   const directory = dataDirectoryOf(globals);
   const file = settingsFile(globals) ?? resolve(directory, 'purser.yaml');
-  const taken = () => new Refusal('conflict', `${file} is there already, and init never overwrites.`);
+  const taken = () =>
+    new Refusal(
+      'conflict',
+      `${file} is there already, and init never overwrites. Edit it, or name another with --config.`,
+    );
   if (existsSync(file)) throw taken();
   for (const url of others)
     if (!/^https?:\/\//.test(url) || !URL.canParse(url))

@@ -180,7 +180,8 @@ export function createClock(time: TimeSource, known: KnownTime, log: Pick<Log, '
       read();
       if (doubt) return describeLeap(doubt);
       if (jumpedAt !== undefined) return 'the clock of this machine has just jumped forward by more than five minutes';
-      if (behindUntil !== undefined) return 'the clock of this machine is behind the time of the last journal entry';
+      if (behindUntil !== undefined)
+        return 'the clock of this machine is more than a minute behind the time that these books expect: set it right, or wait until it has caught up';
       return undefined;
     },
     expiryBlocked() {

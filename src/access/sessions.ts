@@ -42,10 +42,16 @@ export function createSessions(settings: IdentitySettings, issuer: Issuer, app: 
 function refuseUnverified(settings: IdentitySettings, claims: Claims): void {
   const { email_verified: verified } = claims;
   if (verified === false || verified === 'false' || (settings.require_verified_email && verified !== true))
-    throw new Refusal('wrong_token_scope', 'The e-mail address of this sign-in is not verified.');
+    throw new Refusal(
+      'wrong_token_scope',
+      'The e-mail address of this sign-in is not verified. Verify it at the identity provider, and sign in again.',
+    );
   const { required_claim: wanted } = settings;
   if (wanted && !holds(wanted.name, claimOf(claims, wanted.name), wanted.value))
-    throw new Refusal('wrong_token_scope', `This sign-in lacks what this installation asks for in ${wanted.name}.`);
+    throw new Refusal(
+      'wrong_token_scope',
+      `This sign-in lacks what this installation asks for in ${wanted.name}. Ask the operator for access.`,
+    );
 }
 
 /** Returns a claim by its name, or else by the name as a dotted path (Keycloak: realm_access.roles). */

@@ -149,7 +149,7 @@ function refuseAnotherChild(tx: Tx, parent: Wallet, limits: ChildLimits = { dept
   if (depth > limits.depth)
     throw new Refusal(
       'wallet_limit_exceeded',
-      `Wallets may be nested ${limits.depth} deep, and ${parent.id} is that deep already.`,
+      `Wallets may be nested ${limits.depth} deep, and ${parent.id} is that deep already. Open it from a wallet further up.`,
     );
   if (openChildren(tx, parent.id, limits.openChildren).length >= limits.openChildren)
     throw new Refusal(

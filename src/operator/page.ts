@@ -9,7 +9,8 @@ export const page = {
   /** Makes a link that signs a browser in as the operator, once, within a minute. */
   'ui.link': command(NOTHING, async (app) => {
     if (!app.health.serving) throw new Refusal('read_only', 'No server is running: start `purser serve`, then repeat.');
-    if (!app.config.ui) throw new Refusal('conflict', 'The page is switched off (`ui: false`).');
+    if (!app.config.ui)
+      throw new Refusal('conflict', 'The page is switched off: set `ui: true` in purser.yaml and restart Purser.');
     const now = app.clock.now();
     const code = mintBrowserToken();
     const order = { kind: 'link' as const, accountId: null, keyId: null, tokenHash: hashToken(code) };

@@ -18,10 +18,11 @@ export type Backup = Manifest & { file: string; bytes: number };
  * when the books are damaged or behind their head file.
  */
 export async function backUp(directory: string, file: string, version: string, now: number): Promise<Backup> {
-  const taken = () => new Refusal('conflict', `${file} already exists. A backup never overwrites a file.`);
+  const taken = () =>
+    new Refusal('conflict', `${file} already exists. A backup never overwrites a file. Name another file.`);
   if (existsSync(file)) throw taken();
   if (!statSync(dirname(file), { throwIfNoEntry: false })?.isDirectory())
-    throw new Refusal('not_found', `There is no directory ${dirname(file)}.`);
+    throw new Refusal('not_found', `There is no directory ${dirname(file)}. Make it, or mount it, first.`);
   using at = await enterDirectory(directory, { lock: { file: 'backupLock', who: 'purser backup' } });
   const part = `${file}.part`;
   try {

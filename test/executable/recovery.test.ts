@@ -86,7 +86,7 @@ test('what is no file is not restored, and what is no directory takes no backup'
     assert.deepEqual([said.code, said.stderr], [4, `${it} is not restored: it is not a file.\n`]);
   }
   const said = await purser.cli('backup', join(backup, 'in-a-file.db'));
-  assert.deepEqual([said.code, said.stderr], [3, `There is no directory ${backup}.\n`]);
+  assert.deepEqual([said.code, said.stderr], [3, `There is no directory ${backup}. Make it, or mount it, first.\n`]);
 });
 
 test('a backup that somebody put a trigger into is not restored', async (t) => {

@@ -189,7 +189,10 @@ test('init writes a commented file that works, asks on a terminal, and never ove
   assert.equal((await purser.cli('config', 'check')).code, 0);
   const refused = await purser.cli(...look, '--yes');
   assert.deepEqual([refused.code, refused.stdout], [4, '']);
-  assert.equal(refused.stderr, `${file} is there already, and init never overwrites.\n`);
+  assert.equal(
+    refused.stderr,
+    `${file} is there already, and init never overwrites. Edit it, or name another with --config.\n`,
+  );
   assert.equal(readFileSync(file, 'utf8'), text);
 
   await purser.serve();
