@@ -3,7 +3,7 @@ import { VERSION } from './files/version.ts';
 import { lostLineCount } from './log.ts';
 import { DROP_REASONS } from './tracing/exporter.ts';
 
-/** From a lease's first byte to the longest answer, in seconds. */
+/** Seconds: from the first byte of a quick model server to the longest answer. */
 const SECONDS_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];
 const TOKENS_BUCKETS = [16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576];
 

@@ -22,7 +22,6 @@ const reads = prepare((read: Reader) => ({
     .from(keys)
     .where(eq(keys.tokenHash, sql.placeholder('tokenHash')))
     .prepare(),
-  // Lists return the latest 100 rows (interface, section 1), newest first.
   ofAccount: read
     .select()
     .from(keys)
@@ -65,7 +64,7 @@ export function countKeys(read: Reader, accountId: string): number {
   return Number(read.select({ count: count() }).from(keys).where(isOne).get()?.count);
 }
 
-/** Returns the operator keys, newest first, without their secrets. */
+/** Returns all operator keys, oldest first. A row has the hash of its token, never the token. */
 export function listOperatorKeys(read: Reader): Key[] {
   return reads(read).operators.all();
 }

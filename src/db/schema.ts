@@ -72,7 +72,7 @@ export const masterKeys = sqliteTable('master_key', {
   id: text().primaryKey(),
   createdAt: count('created_at').notNull(),
   retiredAt: count('retired_at'),
-  /** The key itself, wrapped with the key that `wrapped_by` names; null unless it is needed. */
+  /** The key itself, wrapped with the key that `wrappedBy` names; null unless it is needed. */
   wrapped: blob('sealed', { mode: 'buffer' }),
   wrappedBy: text('sealed_by'),
   seal: seal(),
@@ -770,7 +770,7 @@ export const entries = sqliteTable(
   {
     seq: count().primaryKey(),
     at: count().notNull(),
-    /** The cause: the id of an operation, a wallet or a funding. */
+    /** The cause: the id of an operation, a wallet, a change of a wallet's budget, or a funding. */
     causeId: text('cause_id').notNull(),
     debit: text().notNull(),
     credit: text().notNull(),

@@ -51,7 +51,7 @@ function translated(
       refuseOthers(principal, id);
       const plain = withoutCacheControl(raw as Json);
       const { isStream, answers, ...translated } = wire.translate(plain, call.idempotencyKey);
-      // Released as soon as its price is bounded, as in routes/router.ts.
+      // Released as soon as its price is bounded, as boundRequest (http/model-request.ts) does.
       let asked: Asked | undefined = { ...translated, raw: raw as Json, sent };
       const caller = { principal, isKeyMadeUp, ...call };
       const ofBody = { fingerprint: fingerprint(raw), tags: tagsOfBody(raw as Json) };
