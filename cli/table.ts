@@ -73,8 +73,8 @@ const titleOf = (name: string) => name.replace(/_cents$/, '_usd').replaceAll('_'
 /** Gives all amounts of a column as many decimals as the longest has. */
 function sameDecimals(cells: string[]): string[] {
   const decimalsOf = (it: string) => it.split('.')[1]?.length ?? 0;
-  const most = Math.max(...cells.map(decimalsOf));
-  return cells.map((it) => (/^-?\d+\.\d+$/.test(it) ? it + '0'.repeat(most - decimalsOf(it)) : it));
+  const max = Math.max(...cells.map(decimalsOf));
+  return cells.map((it) => (/^-?\d+\.\d+$/.test(it) ? it + '0'.repeat(max - decimalsOf(it)) : it));
 }
 
 const columnWidth = ({ heading, cells }: Column) => Math.max(...[...heading, ...cells].map(widthOf));

@@ -15,7 +15,7 @@ export type Concurrency = {
 };
 
 /** Limits what is concurrent on each resource and of each wallet: commands and uploads, unless told otherwise. */
-export function createConcurrency(most = COUNT_MAX, plural = 'commands and uploads'): Concurrency {
+export function createConcurrency(countMax = COUNT_MAX, plural = 'commands and uploads'): Concurrency {
   const counts = new Map<string, number>();
   function add(id: string, more: 1 | -1) {
     const count = (counts.get(id) ?? 0) + more;
@@ -25,8 +25,8 @@ export function createConcurrency(most = COUNT_MAX, plural = 'commands and uploa
   return {
     enter(resourceId, walletId) {
       for (const [id, max, what] of [
-        [resourceId, most.resource, 'on this resource'],
-        [walletId, most.wallet, 'of this wallet'],
+        [resourceId, countMax.resource, 'on this resource'],
+        [walletId, countMax.wallet, 'of this wallet'],
       ] as const)
         if ((counts.get(id) ?? 0) >= max)
           throw new Refusal(

@@ -19,7 +19,7 @@ import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/quote.ts';
 import type { Retries, WhenOver } from '../chat/retry.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
-import type { Health } from '../health.ts';
+import { type Health, refuseFault } from '../health.ts';
 import { newId } from '../id.ts';
 import type { Outline } from '../json-text.ts';
 import { redactTokens } from '../log.ts';
@@ -175,7 +175,7 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
     const requestId = requestIdOf(c);
     // Before authentication: if the books lost entries, a valid token may be missing and would wrongly get a 401.
-    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+    refuseFault(app.health);
     const commits = app.ledger.commitCount();
     const principal = await authenticateAndLimit(app, c);
     const share = app.memory.open(callerOf(principal));

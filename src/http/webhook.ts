@@ -1,6 +1,7 @@
 import type { Context, Handler } from 'hono';
 import type { Provider } from '../billing/provider.ts';
 import { receive } from '../billing/receive.ts';
+import { refuseFault } from '../health.ts';
 import { Refusal } from '../refusal.ts';
 import { readBody } from './body.ts';
 import { callerNetwork, type Env, type HttpApp, requestIdOf } from './endpoint.ts';
@@ -17,7 +18,7 @@ export function stripeWebhook(app: HttpApp, payments: Provider): Handler<Env> {
   return async function handle(c: Context<Env>) {
     const { incoming } = c.env;
     const requestId = requestIdOf(c);
-    if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+    refuseFault(app.health);
     const network = callerNetwork(app, incoming);
     app.limits.webhook.take(network);
     const share = app.memory.open(network);

@@ -4,6 +4,7 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
 import { newId } from '../id.ts';
+import { Refusal } from '../refusal.ts';
 import { tellFrozen } from './notices.ts';
 
 export type Installation = typeof installation.$inferSelect;
@@ -57,6 +58,14 @@ export function setMasterKey(tx: Tx, masterKeyId: string): void {
 /** Returns whether the operator has stopped all new holds. */
 export function isFrozen(read: Reader): boolean {
   return installationOf(read).frozenAt !== null;
+}
+
+/** Throws `read_only` while the operator has stopped all new holds. */
+export function refuseFrozenInstallation(read: Reader): void {
+  if (isFrozen(read))
+    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
+      retryAfterSeconds: 60,
+    });
 }
 
 type Freeze = Pick<Installation, 'frozenAt' | 'freezeReason'>;

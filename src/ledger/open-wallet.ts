@@ -7,7 +7,7 @@ import { wallets } from '../db/schema.ts';
 import { type Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { accountOf } from './account.ts';
-import { isFrozen } from './installation.ts';
+import { refuseFrozenInstallation } from './installation.ts';
 import { move, purseOf } from './move.ts';
 import { nextThreshold } from './notices.ts';
 import {
@@ -130,10 +130,7 @@ export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): vo
       'account_suspended',
       'A payment of this account is disputed: no new wallets until that is decided, or the operator resumes it.',
     );
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
+  refuseFrozenInstallation(tx);
   refuseOnLowDisk(tx);
   if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
   if (account.owedCents > 0)

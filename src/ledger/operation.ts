@@ -7,7 +7,7 @@ import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../d
 import { formatUsd, Nanos, sum, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
-import { isFrozen } from './installation.ts';
+import { refuseFrozenInstallation } from './installation.ts';
 import { book, post } from './journal.ts';
 import { tellThresholds, tellUncertain } from './notices.ts';
 import { refillIfDue, refillIfOwed } from './refill.ts';
@@ -414,10 +414,7 @@ function refuseHolds(tx: Tx, wallet: Wallet, now: number, blocked: string | unde
   refuseInactive(wallet, now);
   refuseFrozen(tx, wallet);
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  if (isFrozen(tx))
-    throw new Refusal('read_only', 'The operator has frozen this installation: no new holds.', {
-      retryAfterSeconds: 60,
-    });
+  refuseFrozenInstallation(tx);
   refuseOnLowDisk(tx);
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 }

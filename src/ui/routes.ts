@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import { type Context, type Handler, Hono } from 'hono';
+import { refuseFault } from '../health.ts';
 import { readBody } from '../http/body.ts';
 import { describeError, type Env, onError, requestIdOf } from '../http/endpoint.ts';
 import { REFUSALS, Refusal } from '../refusal.ts';
@@ -166,7 +167,7 @@ function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Resp
     const { incoming } = c.env;
     const place = placeOf(app, incoming);
     try {
-      if (app.health.fault) throw new Refusal('read_only', `This installation is not served: ${app.health.fault}`);
+      refuseFault(app.health);
       if (c.req.method === 'POST') refuseForeignForm(app, incoming, place);
       return await run(c, place);
     } catch (error) {

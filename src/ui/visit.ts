@@ -82,6 +82,14 @@ export function refuseOthers({ app, viewer }: Visit, walletId: string): void {
   if (viewer.kind === 'account') walletOf(app.ledger.read, viewer.accountId, walletId);
 }
 
+/** Returns a wallet that the viewer may see. Throws `not_found`, also for somebody else's. */
+export function walletSeen(visit: Visit, walletId: string): Wallet {
+  refuseOthers(visit, walletId);
+  const wallet = findWallet(visit.app.ledger.read, walletId);
+  if (!wallet) throw new Refusal('not_found', 'There is no such wallet.');
+  return wallet;
+}
+
 /** Throws `not_found` for anybody but the operator. */
 export function operatorOnly({ viewer }: Visit): void {
   if (viewer.kind !== 'operator') throw new Refusal('not_found', 'There is no such page.');
@@ -95,9 +103,5 @@ export function accountIn({ viewer, query }: Visit): string | undefined {
 /** The wallet that a list is limited to by its query, if any. Throws `not_found`, also for somebody else's. */
 export function walletAsked(visit: Visit, name = 'wallet'): Wallet | undefined {
   const walletId = visit.query.get(name);
-  if (!walletId) return undefined;
-  refuseOthers(visit, walletId);
-  const wallet = findWallet(visit.app.ledger.read, walletId);
-  if (!wallet) throw new Refusal('not_found', 'There is no such wallet.');
-  return wallet;
+  return walletId ? walletSeen(visit, walletId) : undefined;
 }

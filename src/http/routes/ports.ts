@@ -2,6 +2,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import { type Context, type Handler, Hono } from 'hono';
 import { admit } from '../../access/principal.ts';
+import { refuseFault } from '../../health.ts';
 import { accessible } from '../../lease/ports.ts';
 import { Refusal } from '../../refusal.ts';
 import { PortLink, PortRequest } from '../../wire/port.ts';
@@ -79,14 +80,10 @@ export const openPort = endpoint({
   },
 });
 
-function refuseFault({ health }: Pick<HttpApp, 'health'>): void {
-  if (health.fault) throw new Refusal('read_only', `This installation is not served: ${health.fault}`);
-}
-
 /** Serves a port under Purser's own origin, to whoever shows the wallet's token. */
 export function servePortPath(app: HttpApp): Handler<Env> {
   return async (c) => {
-    refuseFault(app);
+    refuseFault(app.health);
     const { wallet } = admit(await authenticateAndLimit(app, c), 'wallet');
     const { incoming, outgoing } = c.env;
     const [, base = '', rest = ''] = IN_PATH.exec(incoming.url as string) ?? [];
@@ -121,7 +118,7 @@ export function createPortPages(app: HttpApp): {
 }
 
 async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
-  refuseFault(app);
+  refuseFault(app.health);
   const { incoming, outgoing } = c.env;
   const { scheme } = hostsOf(app) as Hosts;
   const access = portAtHost(app, incoming) as PortAccess;

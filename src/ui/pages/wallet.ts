@@ -41,7 +41,7 @@ import {
 } from '../parts.ts';
 import { barShapes, type Moment, moneyBar, spendingOver, walletLife } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
-import { callEndpoint, refuseOthers, run, type Visit } from '../visit.ts';
+import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
 import { leaseTable } from './leases.ts';
 import { centsIn, handOver, partsOf, stateOf, walletTable } from './wallets.ts';
 
@@ -60,13 +60,7 @@ const EXTENSIONS: readonly (readonly [string, string])[] = [
 ];
 
 /** Returns the wallet that the address names. Throws `not_found`, also for somebody else's. */
-function walletIn(visit: Visit): Wallet {
-  const walletId = visit.params.id as string;
-  refuseOthers(visit, walletId);
-  const wallet = findWallet(visit.app.ledger.read, walletId);
-  if (!wallet) throw new Refusal('not_found', 'There is no such wallet.');
-  return wallet;
-}
+const walletIn = (visit: Visit): Wallet => walletSeen(visit, visit.params.id as string);
 
 /** One wallet: where its money is, where it went, and what can be done about it. */
 export async function walletPage(visit: Visit): Promise<Page> {
