@@ -14,7 +14,7 @@ import { files } from '../src/files/data-directory.ts';
 import { newId } from '../src/id.ts';
 import { listAccounts } from '../src/ledger/account.ts';
 import { headOf, writeHeadFile } from '../src/ledger/head.ts';
-import { book, hashEntry, journalHead, lastJournalAt } from '../src/ledger/journal.ts';
+import { book, hashEntry, journalHead } from '../src/ledger/journal.ts';
 import { centsToNanos, Nanos, ZERO } from '../src/money.ts';
 
 const BUDGET_CENTS = 1000;
@@ -41,8 +41,8 @@ client.pragma('synchronous = OFF');
 client.pragma(`cache_size = ${-CACHE_KIB}`);
 
 const account = listAccounts(read)[0]?.id as string;
-const now = lastJournalAt(read); // The journal's time never goes back, and nothing may be later than now.
 let head = journalHead(read);
+const now = head.at; // The journal's time never goes back, and nothing may be later than now.
 
 const insertEntry = client.prepare('insert into entry values (?, ?, ?, ?, ?, ?, ?, ?)');
 const insertWallet = client.prepare(

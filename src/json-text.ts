@@ -49,7 +49,7 @@ export type Outline = {
  * Outlines a JSON text. Throws `invalid_json` at the first value above 50,000, to which up to `numbersMax` numbers directly
  * in lists do not count, and at the first level above 100.
  */
-export function outlineOf(text: ByteText, numbersMax: number): Outline {
+function outlineOf(text: ByteText, numbersMax: number): Outline {
   const isList: boolean[] = [];
   const members: Member[] = [];
   const stringEnds: number[] = [];

@@ -118,7 +118,7 @@ export const REVERSAL_EVENTS: Record<string, Reader> = {
   'charge.dispute.closed': reversal('dispute'),
 };
 /** Every relevant event; a webhook endpoint should send these. */
-export const EVENTS: Record<string, Reader> = {
+const EVENTS: Record<string, Reader> = {
   'checkout.session.completed': session(),
   'checkout.session.async_payment_succeeded': session(),
   'checkout.session.async_payment_failed': session(true),

@@ -203,8 +203,8 @@ export function settingsFile(flags: Flags, env: Environment = process.env): stri
 export const inheritedEnvironment = (): Environment => process.env;
 
 /** Returns the absolute directories of PATH. */
-export function searchPath(env: Environment = process.env): string[] {
-  return (env.PATH ?? '').split(delimiter).filter(isAbsolute);
+export function searchPath(): string[] {
+  return (process.env.PATH ?? '').split(delimiter).filter(isAbsolute);
 }
 
 /** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */

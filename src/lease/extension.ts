@@ -110,7 +110,7 @@ export const decideOperation = defineWrite(
  * Applies the operator's resolution to the lease: a charged extension counts as done; the lease's next step finds the
  * rest.
  */
-export function applyResolution(tx: Tx, operation: Operation, now: number): void {
+function applyResolution(tx: Tx, operation: Operation, now: number): void {
   if (operation.resourceId === null) return;
   if (operation.kind === 'compute_extend' && operation.outcome === 'charged') applyExtension(tx, operation);
   updateIfLive(tx, operation.resourceId, { dueAt: now });

@@ -98,11 +98,6 @@ export function latestEntries(
   return reads(read).latest.all({ before, limit });
 }
 
-/** Returns the Unix seconds of the newest entry; 0 for an empty journal. */
-export function lastJournalAt(read: Reader): number {
-  return journalHead(read).at;
-}
-
 /**
  * Appends movements to the journal, chained. Movements of 0 are skipped. Recorded time never decreases: a closure that
  * waited in the queue may carry an earlier `at` than the entry before it.

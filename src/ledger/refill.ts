@@ -147,7 +147,7 @@ function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refil
 }
 
 /** Returns what a refill moves, in whole cents; below 0 where more than its amount is left over. */
-export function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, left: Nanos): Nanos {
+function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, left: Nanos): Nanos {
   if (carry === 'all') return centsToNanos(cents);
   const cap = carry === 'none' ? 0n : centsToNanos(carry);
   const carried = left < cap ? left : cap;

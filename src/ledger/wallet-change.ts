@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { and, asc, eq, sql } from 'drizzle-orm';
+import { and, eq, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
@@ -26,18 +26,7 @@ const reads = prepare((read: Reader) => ({
       ),
     )
     .prepare(),
-  ofWallet: read
-    .select()
-    .from(walletChanges)
-    .where(eq(walletChanges.walletId, sql.placeholder('walletId')))
-    .orderBy(asc(walletChanges.id))
-    .prepare(),
 }));
-
-/** Returns the changes of a wallet's budget and expiry, oldest first. */
-export function listWalletChanges(read: Reader, walletId: string): WalletChange[] {
-  return reads(read).ofWallet.all({ walletId });
-}
 
 /** What makes a change safe to repeat, and who asked for it. */
 export type ChangeOrder = {

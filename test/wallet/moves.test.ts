@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
+import { eq } from 'drizzle-orm';
+import { walletChanges } from '../../src/db/schema.ts';
 import { fingerprint } from '../../src/fingerprint.ts';
-import { insertChange, listWalletChanges } from '../../src/ledger/wallet-change.ts';
+import { insertChange } from '../../src/ledger/wallet-change.ts';
 import { ZERO } from '../../src/money.ts';
 import { refillWallets } from '../../src/reaper/chores.ts';
 import { extend } from '../../src/wallet/change.ts';
@@ -14,6 +16,8 @@ const post = (purser: TestServer, path: string, body: object, key?: string) =>
   purser.ask('POST', path, { token: purser.accountKey, body, ...(key === undefined ? {} : { key }) });
 const recordOf = async (purser: TestServer, id: string) =>
   (await purser.ask('GET', `/v1/wallets/${id}`, { token: purser.accountKey })).body;
+const changesOf = ({ app }: TestServer, id: string) =>
+  app.ledger.read.select().from(walletChanges).where(eq(walletChanges.walletId, id)).all();
 const accountOf = async (purser: TestServer) =>
   (await purser.ask('GET', '/v1/account', { token: purser.accountKey })).body;
 
@@ -283,8 +287,7 @@ function openAt(t: TestContext, moment: string, creditCents: number) {
   return openTestServer(t, { creditCents, time });
 }
 const DAY = 86_400;
-const refillsOf = (purser: TestServer, id: string) =>
-  listWalletChanges(purser.app.ledger.read, id).filter((it) => it.kind === 'refill').length;
+const refillsOf = (purser: TestServer, id: string) => changesOf(purser, id).filter((it) => it.kind === 'refill').length;
 
 test('a refill that fell short stays owed when the same settings come again, and needs no reaper once the credit is there', async (t) => {
   const purser = await openAt(t, '2027-01-31T12:00:00Z', 300);
@@ -395,7 +398,7 @@ test('refills come to an end when a whole page of wallets expires just before th
   const reaped = { refilled: 0, failed: 0 } as Parameters<typeof refillWallets>[1];
   await refillWallets(purser.app, reaped); // As in a pass whose clock has gone on since it looked for what expires.
   assert.equal(reaped.failed, 0);
-  const refilled = listWalletChanges(purser.app.ledger.read, last);
+  const refilled = changesOf(purser, last);
   assert.deepEqual(
     refilled.map(({ kind }) => kind),
     ['refill'],

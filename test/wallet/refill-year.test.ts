@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { eq } from 'drizzle-orm';
 import { periodAt } from '../../src/calendar.ts';
-import { listWalletChanges } from '../../src/ledger/wallet-change.ts';
+import { walletChanges } from '../../src/db/schema.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 
@@ -74,7 +75,8 @@ test(`a year of refills in two zones gives what arithmetic says (PURSER_TEST_SEE
     }
   }
   for (const it of agents) {
-    const refills = listWalletChanges(purser.app.ledger.read, it.id);
+    const changes = purser.app.ledger.read.select().from(walletChanges);
+    const refills = changes.where(eq(walletChanges.walletId, it.id)).orderBy(walletChanges.id).all();
     assert.deepEqual(
       refills.map(({ kind, period }) => [kind, period]),
       it.dates.map((date) => ['refill', date]),

@@ -51,7 +51,7 @@ export function centsIn(text: string | null): number {
 }
 
 /** A small bar without a legend: how much of the budget is spent, held and delegated. */
-export function miniBar({ budget, spent, held, delegated }: Wallet): Html {
+function miniBar({ budget, spent, held, delegated }: Wallet): Html {
   const part = (amount: bigint) => (budget === 0n ? 0 : (Number(amount) / Number(budget)) * 100);
   const [a, b, c] = [part(spent), part(held), part(delegated)];
   const label = `${a.toFixed(0)}% spent, ${b.toFixed(0)}% held`;

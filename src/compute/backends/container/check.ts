@@ -24,7 +24,6 @@ type Info = {
   SecurityOptions?: string[] | null;
   /** Podman's own word for it. */
   Rootless?: boolean;
-  SystemTime?: string;
 };
 type ImageConfig = { Config?: { Volumes?: Record<string, unknown> | null } | null };
 

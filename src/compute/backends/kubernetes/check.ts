@@ -11,7 +11,7 @@ const rightsOn = (group: string, resource: string, verbs: string[], subresource?
   verbs.map((verb) => ({ group, resource, verb, ...(subresource ? { subresource } : {}) }));
 
 /** The rights that Purser needs, in its namespace alone: the Role in docs/backends.md. */
-export const RIGHTS: readonly Right[] = [
+const RIGHTS: readonly Right[] = [
   ...rightsOn('batch', 'jobs', ['create', 'get', 'list', 'patch', 'delete']),
   ...rightsOn('', 'pods', ['create', 'get', 'list', 'delete']),
   ...rightsOn('', 'pods', ['create', 'get'], 'exec'),

@@ -76,8 +76,8 @@ const CLOSED = 'the machine closed the connection';
  * Opens a connection with `open`, and again while the machine drops it before the handshake, as sshd does with those
  * above its MaxStartups. Gives up after the time that one connection may take.
  */
-export async function connectAgain<T>(open: () => Promise<T>, milliseconds = CONNECT_MILLISECONDS): Promise<T> {
-  const until = performance.now() + milliseconds;
+export async function connectAgain<T>(open: () => Promise<T>): Promise<T> {
+  const until = performance.now() + CONNECT_MILLISECONDS;
   for (let pause = RETRY_MILLISECONDS.least; ; pause = Math.min(2 * pause, RETRY_MILLISECONDS.most)) {
     try {
       return await open();
