@@ -4,6 +4,7 @@ import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { TestContext } from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { until } from '../compute/conformance.ts';
 import { installation, type Serving, within } from '../helper/executable.ts';
 import { type Counted, costOf, type ModelServer, nanosOf, openModelServer } from '../helper/model-server.ts';
@@ -15,6 +16,7 @@ import type { Settings } from './page.ts';
 import { type Exchange, openRecorder, type Served } from './recorder.ts';
 import { newNote, taskModel } from './task.ts';
 
+const COMPILED = fileURLToPath(new URL('node_modules/.cache/purser-agents', import.meta.url));
 /** Leaves a cent of a dollar. */
 const FILLER = { ...MODEL, id: 'filler', pricing: { prompt: '0', completion: '0', request: '0.99' } };
 /** Agents wait up to half a minute before they repeat, and two cores have several of them to run. */
@@ -107,6 +109,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
       PATH: [...DIRECTORIES, dirname(process.execPath), process.env.PATH].join(':'),
       HOME: home,
       TERM: 'dumb',
+      NODE_COMPILE_CACHE: COMPILED, // Those that run on Node compile megabytes at each start.
       OPENAI_API_KEY: key.api_key,
       OPENAI_BASE_URL: 'http://127.0.0.1:7420/v1/router',
       SVC_BROKER_URL: 'http://127.0.0.1:7420',

@@ -285,8 +285,19 @@ test('what cleared its environment and closed its files dies with the job of a u
   await it.sh(ref, `(env -i setsid sleep ${marker} </dev/null >/dev/null 2>&1 8<&- &)`);
   await until('it runs', async () => processesOf(`sleep\0${marker}\0`).length === 1);
   await it.gone(ref);
-  // Slurm calls a job cancelled while its script still cleans up.
+  // Slurm may call a job cancelled while its script still cleans up.
   await until('it is dead', async () => processesOf(`sleep\0${marker}\0`).length === 0);
+});
+
+test('a job is not ready before its script has begun, which ends what commands leave', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  await it.sh(ref, 'mv "$HOME/.purser-launcher" "$HOME/kept"');
+  assert.match(String(await it.backend.prove?.(ref)), /script of its job has not begun/);
+  await it.sh(ref, 'mv "$HOME/kept" "$HOME/.purser-launcher"');
+  assert.equal(await it.backend.prove?.(ref), undefined);
 });
 
 test('several commands run at once in one job', async (t) => {

@@ -95,6 +95,9 @@ while :; do
 done
 `;
 
+/** Ends a command unless the job's script has begun: Slurm may start it seconds after the job, and never where that is cancelled. */
+export const REFUSE_WITHOUT_SCRIPT = `[ -s "$HOME/${LAUNCHER}" ] || { echo 'the script of its job has not begun' >&2; exit 1; }`;
+
 /** Every state of a job (`man squeue`, JOB STATE CODES); `gone` needs nothing any more. */
 const STATES: Record<string, Machine['state'] | 'gone'> = {
   PENDING: 'provisioning',

@@ -1,12 +1,21 @@
 import { randomBytes } from 'node:crypto';
 import { formatUsd, Nanos } from '../../../money.ts';
-import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
+import type { Backend, Created, ExecOrder, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
 import { chipOf, quoteOf } from '../priced.ts';
 import { faultOf } from '../proof.ts';
 import { createRecent } from '../recent.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
-import { CONTROLLER_LOST_SECONDS, formatOf, type Job, MOVED_SIGNAL, parseJobs, scriptOf, waitsFor } from './job.ts';
+import {
+  CONTROLLER_LOST_SECONDS,
+  formatOf,
+  type Job,
+  MOVED_SIGNAL,
+  parseJobs,
+  REFUSE_WITHOUT_SCRIPT,
+  scriptOf,
+  waitsFor,
+} from './job.ts';
 import type { SlurmSettings } from './settings.ts';
 import { createSteps, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
@@ -132,11 +141,16 @@ export function openSlurmBackend(
     return job && machineOf(job);
   }
 
-  /** RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout). Not every GPU is NVIDIA's. */
+  /**
+   * RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout), and takes commands before the job's
+   * script has begun, which is what ends all that they leave. Not every GPU is NVIDIA's.
+   */
   async function prove(ref: string): Promise<string | undefined> {
     const job = await look(ref);
     if (!job) return 'the job is gone';
-    return faultOf(async (order) => steps.exec(await runningJob(ref), order), job.gpus, { mayLackTool: true });
+    const exec = async (order: ExecOrder) =>
+      steps.exec(await runningJob(ref), { ...order, command: `${REFUSE_WITHOUT_SCRIPT}\n${order.command}` });
+    return faultOf(exec, job.gpus, { mayLackTool: true });
   }
 
   async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
