@@ -225,6 +225,42 @@ const answeredWith = (stream: string) => ({
   fetch: async () => new Response(stream, { headers: { 'content-type': 'text/event-stream' } }),
 });
 
+test('a turn of many parts is translated without copying those before for each', () => {
+  const count = 2000;
+  const called = { type: 'tool_use', id: 'c', name: 'look', input: {} };
+  const asked: Record<string, [Wire, (items: object[]) => object, object[]]> = {
+    messages: [
+      messagesWire,
+      (items) => ({ model: 'm', max_tokens: 9, messages: [{ role: 'assistant', content: items }] }),
+      [{ type: 'text', text: 'x' }, called],
+    ],
+    responses: [
+      responsesWire,
+      (items) => ({ model: 'm', input: items }),
+      [
+        { role: 'assistant', content: 'x' },
+        { type: 'function_call', call_id: 'c', name: 'look', arguments: '{}' },
+      ],
+    ],
+  };
+  const iterate = Array.prototype[Symbol.iterator];
+  for (const [name, [wire, ask, kinds]] of Object.entries(asked))
+    for (const kind of kinds) {
+      const body = ask(Array(count).fill(kind));
+      let passed = 0;
+      Array.prototype[Symbol.iterator] = function (this: unknown[]) {
+        passed += this.length;
+        return iterate.call(this);
+      };
+      try {
+        wire.translate(body as any, 's');
+      } finally {
+        Array.prototype[Symbol.iterator] = iterate;
+      }
+      assert.ok(passed < 20 * count, `${name}: ${passed} items passed for ${count} of ${JSON.stringify(kind)}`);
+    }
+});
+
 test(`each vendor's client reads from a stream what would have come whole (seed ${seed})`, async () => {
   await fc.assert(
     fc.asyncProperty(answer, async (it) => {

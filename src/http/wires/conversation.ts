@@ -57,14 +57,15 @@ export function createConversation(): Conversation {
       if (last?.message.role !== 'assistant') last = add({ role: 'assistant' });
       const { message } = last;
       if (reasoning !== undefined) append(message, 'reasoning_content', reasoning);
-      if (said !== undefined) last.said = [...(last.said ?? []), said];
+      if (said !== undefined) {
+        last.said ??= [];
+        last.said.push(said);
+      }
       if (refusal !== undefined) append(message, 'refusal', refusal);
       if (!call) return;
       const { id, marks, ...called } = call;
-      message.tool_calls = [
-        ...((message.tool_calls as Json[] | undefined) ?? []),
-        { id, type: 'function', function: called, ...marks },
-      ];
+      message.tool_calls ??= [];
+      (message.tool_calls as Json[]).push({ id, type: 'function', function: called, ...marks });
     },
     result(callId, said, marks = {}) {
       const shown = said.filter((it) => typeof it !== 'string' && it.type !== 'text') as Json[];
