@@ -15,6 +15,8 @@ import { MalformedPacket } from './sftp-wire.ts';
 
 /** Time limit for the sftp script to end after its input has; one that hangs is killed. */
 const EXIT_MILLISECONDS = 5000;
+/** A client may change the size of its window at every pixel: of the sizes within this time the machine hears the last. */
+const RESIZE_MILLISECONDS = 100;
 /** The signals that kill the session; a client's other signals are ignored. */
 const KILLING = ['TERM', 'KILL', 'INT', 'HUP', 'QUIT'];
 
@@ -49,12 +51,27 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
   let terminal: SessionOrder['terminal'];
   let live: Session | undefined;
   let running: Promise<void> | undefined;
+  let isKilled = false;
+  let wanted: { columns: number; rows: number } | undefined;
+  let resized: NodeJS.Timeout | undefined;
+
+  /** Passes on the size that is wanted, and the next one a moment later. */
+  function resize() {
+    if (resized || !wanted) return;
+    live?.resize(wanted.columns, wanted.rows);
+    wanted = undefined;
+    resized = setTimeout(() => {
+      resized = undefined;
+      resize();
+    }, RESIZE_MILLISECONDS);
+  }
 
   client.gone.addEventListener('abort', lost, { once: true });
   session.on('close', () => leave('the client has closed the channel'));
   signal.addEventListener(
     'abort',
     () => {
+      clearTimeout(resized);
       client.gone.removeEventListener('abort', lost);
       void Promise.resolve(running).then(over);
     },
@@ -65,11 +82,15 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
     accept?.();
   });
   session.on('window-change', (accept, _reject, info) => {
-    live?.resize(info.cols, info.rows);
+    if (live) wanted = { columns: info.cols, rows: info.rows };
+    resize();
     accept?.();
   });
   session.on('signal', (accept, _reject, { name }) => {
-    if (KILLING.includes(name)) live?.kill();
+    if (live && !isKilled && KILLING.includes(name)) {
+      isKilled = true; // Each time would be a command of its own in the machine.
+      live.kill();
+    }
     accept?.();
   });
   for (const kind of ['env', 'x11', 'auth-agent'] as const) session.on(kind as 'env', (_accept, reject) => reject?.());

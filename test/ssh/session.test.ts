@@ -1,32 +1,38 @@
 import assert from 'node:assert/strict';
 import { EventEmitter, once } from 'node:events';
-import { Socket } from 'node:net';
+import { type AddressInfo, Socket } from 'node:net';
 import { Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import type { ServerChannel, Session as ServerSession } from 'ssh2';
+import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
 import type { Session } from '../../src/compute/backend.ts';
 import { type Client, createClients } from '../../src/ssh/clients.ts';
 import { type Host, serveSession } from '../../src/ssh/session.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };
 
-/** An authenticated client that has asked for a command; `opened` settles what the backend answers to that. */
-function ask(t: TestContext) {
-  const socket = new Socket();
-  t.after(() => socket.destroy());
-  const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
-  const client = clients.admit(socket);
-  assert(clients.authenticate(client, 'res_1', MEMORY as never));
-  const opened = Promise.withResolvers<Session>();
-  const host = {
-    open: () => opened.promise,
+/** What serves the sessions of a client in the sessions that `open` answers. */
+const hostOf = (open: () => Promise<Session>) =>
+  ({
+    open,
     over: () => undefined,
     failed: (_: Client, error: unknown) => assert.fail(error as Error),
     memory: () => MEMORY,
     now: () => 0,
     idleMilliseconds: 60_000,
-  } as unknown as Host;
+  }) as unknown as Host;
+
+/** An authenticated client that has asked for a command; `opened` settles what the backend answers to that. */
+function ask(t: TestContext) {
+  const socket = new Socket();
+  t.after(async () => {
+    socket.destroy();
+    await nextTurn(); // With it go its timers.
+  });
+  const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
+  const client = clients.admit(socket);
+  assert(clients.authenticate(client, 'res_1', MEMORY as never));
+  const opened = Promise.withResolvers<Session>();
   const session = new EventEmitter() as ServerSession & EventEmitter;
   const sides = { read() {}, write: (_bytes: Buffer, _: string, done: () => void) => done() };
   const channel = Object.assign(new Duplex(sides), { stderr: new PassThrough().resume(), exit() {} });
@@ -34,10 +40,45 @@ function ask(t: TestContext) {
   client.sendDisconnect = () => {
     disconnects += 1;
   };
-  serveSession(host, client, session, () => {});
+  serveSession(
+    hostOf(() => opened.promise),
+    client,
+    session,
+    () => {},
+  );
   session.emit('exec', () => channel as unknown as ServerChannel, undefined, { command: 'true' });
   return { client, channel, opened, disconnects: () => disconnects };
 }
+
+/** A client of ssh2 on a real connection; what it asks for runs in the session that `open` answers. */
+async function connect(t: TestContext, open: () => Session): Promise<ssh2.Client> {
+  const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
+  const host = hostOf(async () => open());
+  const { private: hostKey } = ssh2.utils.generateKeyPairSync('ed25519');
+  const server = new ssh2.Server({ hostKeys: [hostKey] }, (connection) => {
+    const it = clients.admit((connection as unknown as { _sock: Socket })._sock);
+    it.sendDisconnect = () => connection.end();
+    connection.on('error', () => {}).on('authentication', (context) => context.accept());
+    connection.on('session', (accept) => serveSession(host, it, accept(), () => {}));
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const client = new ssh2.Client();
+  client.on('error', () => {});
+  t.after(async () => {
+    client.destroy();
+    await new Promise((resolve) => server.close(resolve));
+  });
+  const { port } = server.address() as AddressInfo;
+  client.connect({ host: '127.0.0.1', port, username: 'res_1', password: 'any' });
+  await once(client, 'ready');
+  return client;
+}
+
+const execOf = (client: ssh2.Client) =>
+  new Promise<ssh2.ClientChannel>((resolve, reject) =>
+    client.exec('any', (error, channel) => (error ? reject(error) : resolve(channel))),
+  );
 
 /** What runs in a machine, and ends as `ended` does. */
 function inside(ended: Promise<{ code: number }>): Session {
@@ -76,4 +117,36 @@ test('a client has a moment to print what an ended command said before its conne
   await once(closed.channel, 'close');
   closed.client.dismiss('the lease is over');
   assert.equal(closed.disconnects(), 1, 'a client that has closed the channel has printed it');
+});
+
+test('a thousand signals kill a session once, and of a thousand sizes of its window it hears the first and the last', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  let kills = 0;
+  const sizes: string[] = [];
+  const running: Session = {
+    ...inside(new Promise(() => {})),
+    kill() {
+      kills += 1;
+    },
+    resize: (columns, rows) => sizes.push(`${columns}x${rows}`),
+  };
+  const channel = await execOf(await connect(t, () => running));
+  /** Resolves when the server has taken everything that was sent before. */
+  const taken = async () => {
+    channel.write('x');
+    await once(running.stdin as PassThrough, 'data');
+  };
+  await taken(); // It is open by then.
+  for (let i = 1; i <= 1000; i++) {
+    channel.signal('TERM');
+    channel.setWindow(24, i, 0, 0);
+  }
+  await taken();
+  assert.deepEqual([kills, sizes], [1, ['1x24']]);
+  t.mock.timers.tick(1000);
+  assert.deepEqual([kills, sizes], [1, ['1x24', '1000x24']]);
+  t.mock.timers.tick(1000);
+  channel.setWindow(25, 80, 0, 0);
+  await taken();
+  assert.deepEqual(sizes.slice(2), ['80x25'], 'one that comes later is not held back');
 });
