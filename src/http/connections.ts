@@ -94,6 +94,7 @@ export function followConnections(server: Server): Connections {
         await pause();
       }
       server.closeAllConnections();
+      for (const socket of connections.keys()) socket.destroy(); // The server knows upgraded connections no more.
       await closed;
       server.close(); // Stops http's own check for slow clients, too.
     },

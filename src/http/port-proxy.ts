@@ -9,6 +9,8 @@ const IDLE_MILLISECONDS = 3000;
 const IDLE_COUNT_MAX = 8;
 /** What a client of an upgraded connection sent before it ended its side still arrives. */
 const END_MILLISECONDS = 1000;
+/** Time that the client of an upgraded connection has to take what is on its way when the connection inside has ended. */
+const FLUSH_MILLISECONDS = 5000;
 
 /** The destination of a request to a port, and what its answer may be. */
 export type PortTarget = {
@@ -265,7 +267,11 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     client.write(`HTTP/1.1 101 ${answer.statusMessage}\r\n${lines.join('')}\r\n`, 'latin1');
     if (head.length) inside.unshift(head);
     client.once('close', () => inside.destroy());
-    inside.once('close', () => client.destroySoon()); // With what is still on its way.
+    inside.once('close', () => {
+      client.destroySoon(); // With what is still on its way.
+      const late = setTimeout(() => client.destroy(), FLUSH_MILLISECONDS).unref();
+      client.once('close', () => clearTimeout(late));
+    });
     client.pipe(inside).pipe(client);
     // Nobody halves a connection here: a client that has ended its side is gone, and a server may not notice.
     client.once('end', () => setTimeout(() => inside.destroy(), END_MILLISECONDS).unref());

@@ -411,6 +411,55 @@ test('a lease that ends cuts what is open: at its deadline, at a stop, and when 
     });
 });
 
+/** A lease with a server inside that says without end what its one client, whose connection was upgraded, does not read. */
+async function openDeaf(t: TestContext) {
+  const it = await openPort(t);
+  let said = 0;
+  const piece = Buffer.alloc(MIB);
+  it.tenant.server.removeAllListeners('upgrade').on('upgrade', (_, socket: Socket) => {
+    socket.on('error', () => {});
+    const say = () => {
+      said += 1;
+      socket.write(piece, (error) => error || say());
+    };
+    socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: endless\r\n\r\n');
+    say();
+  });
+  const { hostname, port } = new URL(it.purser.url);
+  const client = connect(Number(port), hostname).on('error', () => {});
+  t.after(() => client.destroy());
+  const head = [`GET ${it.base}/ HTTP/1.1`, 'Host: x', `Authorization: Bearer ${it.token}`, 'Connection: Upgrade'];
+  client.write(`${head.join('\r\n')}\r\nUpgrade: endless\r\n\r\n`);
+  const [answer] = await once(client, 'data');
+  client.pause();
+  assert.match(String(answer), /^HTTP\/1\.1 101 /);
+  await until('everything on the way is full', async () => {
+    const before = said;
+    await pause(300);
+    return said === before;
+  });
+  return it;
+}
+
+test('a server stops although the client of an upgraded connection reads nothing', async (t) => {
+  const { purser } = await openDeaf(t);
+  let isClosed = false;
+  void purser.close().then(() => {
+    isClosed = true;
+  });
+  await until('it has stopped', async () => isClosed);
+});
+
+test('the end of a lease ends an upgraded connection although its client reads nothing', async (t) => {
+  const { purser, token, id } = await openDeaf(t);
+  /** Those of `ask` stay open. */
+  const connections = async () =>
+    Number(/^purser_connections (\d+)$/m.exec(await purser.app.events.registry.metrics())?.[1]);
+  const before = await connections();
+  await purser.stop(token, id);
+  await until('its connection has ended', async () => (await connections()) < before);
+});
+
 test('64 connections of a lease are the most, and one that ends makes room', async (t) => {
   const held: ServerResponse[] = [];
   const { purser, token, base } = await openPort(t, (_, response) => {
