@@ -24,6 +24,8 @@ export type GatewayLimits = {
 };
 const LIMITS: GatewayLimits = { authenticationMilliseconds: 20_000, idleMilliseconds: 30 * 60_000 };
 const ATTEMPT_COUNT_MAX = 10;
+/** The most bytes of a client before it has authenticated. A handshake and all attempts take a fraction. */
+const UNAUTHENTICATED_BYTES_MAX = 64 * 1024;
 /** The most sessions of one connection in total, as ssh2 keeps some memory for each. */
 const OPENED_COUNT_MAX = 10_000;
 /** Interval at which open connections are checked, so that access ends with the lease. */
@@ -110,7 +112,11 @@ export async function openSshServer(
     socket.on('close', () => bySource.delete(source));
     contain(socket, client.broken);
     ssh.injectSocket(socket);
-    socket.on('data', () => clients.checkBacklog(client));
+    socket.on('data', () => {
+      if (client.resourceId === undefined && socket.bytesRead > UNAUTHENTICATED_BYTES_MAX)
+        client.disconnect('it sends too much without a key');
+      clients.checkBacklog(client);
+    });
   }
   const server = createServer({ noDelay: true }, admit);
   const timer = setInterval(() => {
