@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import type { Socket } from 'node:net';
 import type { Writable } from 'node:stream';
 import type { ServerChannel } from 'ssh2';
+import { turnWhenDue } from '../net/turn.ts';
 
 export type Outlet = {
   /** Resolves when more can be written. Rejects when the client has disconnected. */
@@ -11,7 +12,8 @@ export type Outlet = {
 
 /**
  * Writes to a client one chunk at a time and no faster than it reads. ssh2 itself observes only the channel window, which
- * the client may open as wide as it likes, and never the socket's buffer.
+ * the client may open as wide as it likes, and never the socket's buffer. A client that takes all at once, or asks for what
+ * needs no machine, leaves others their turn.
  */
 export function createOutlet(channel: ServerChannel, socket: Socket, gone: AbortSignal): Outlet {
   let last: Promise<void> = Promise.resolve();
@@ -28,6 +30,7 @@ export function createOutlet(channel: ServerChannel, socket: Socket, gone: Abort
         else resolve();
       });
     });
+    await turnWhenDue();
     while (socket.writableNeedDrain) await once(socket, 'drain', { signal: gone });
   }
   function queue(to: Writable, bytes: Buffer): Promise<void> {

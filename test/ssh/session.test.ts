@@ -1,13 +1,15 @@
 import assert from 'node:assert/strict';
 import { EventEmitter, once } from 'node:events';
 import { type AddressInfo, Socket } from 'node:net';
-import { Duplex, PassThrough } from 'node:stream';
+import { Duplex, PassThrough, Readable } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
 import type { Session } from '../../src/compute/backend.ts';
 import { type Client, createClients } from '../../src/ssh/clients.ts';
 import { type Host, serveSession } from '../../src/ssh/session.ts';
+import { REQUEST } from '../../src/ssh/sftp-wire.ts';
+import { openDirectory, openLocalSession } from './wire-client.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };
 
@@ -50,14 +52,23 @@ function ask(t: TestContext) {
   return { client, channel, opened, disconnects: () => disconnects };
 }
 
-/** A client of ssh2 on a real connection; what it asks for runs in the session that `open` answers. */
-async function connect(t: TestContext, open: () => Session): Promise<ssh2.Client> {
+/**
+ * A client of ssh2 on a real connection; what it asks for runs in the session that `open` answers. `sent` is called for each
+ * packet of data that it is sent.
+ */
+async function connect(t: TestContext, open: () => Session, sent = () => {}): Promise<ssh2.Client> {
   const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
   const host = hostOf(async () => open());
   const { private: hostKey } = ssh2.utils.generateKeyPairSync('ed25519');
   const server = new ssh2.Server({ hostKeys: [hostKey] }, (connection) => {
     const it = clients.admit((connection as unknown as { _sock: Socket })._sock);
     it.sendDisconnect = () => connection.end();
+    const { _protocol: protocol } = connection as unknown as { _protocol: Record<string, (...args: any[]) => void> };
+    const channelData = protocol.channelData as (...args: unknown[]) => void;
+    protocol.channelData = (...args) => {
+      sent();
+      channelData.apply(protocol, args);
+    };
     connection.on('error', () => {}).on('authentication', (context) => context.accept());
     connection.on('session', (accept) => serveSession(host, it, accept(), () => {}));
   });
@@ -149,4 +160,56 @@ test('a thousand signals kill a session once, and of a thousand sizes of its win
   channel.setWindow(25, 80, 0, 0);
   await taken();
   assert.deepEqual(sizes.slice(2), ['80x25'], 'one that comes later is not held back');
+});
+
+/** Counts what happens in each turn of the event loop. */
+function countTurns(t: TestContext) {
+  let inTurn = 0;
+  let most = 0;
+  let timer = setImmediate(function next() {
+    inTurn = 0;
+    timer = setImmediate(next);
+  });
+  t.after(() => clearImmediate(timer));
+  return {
+    count() {
+      inTurn += 1;
+      most = Math.max(most, inTurn);
+    },
+    most: () => most,
+  };
+}
+/** A client takes so many packets in 300 ms or more, which is many turns. */
+const PIECE_COUNT = 4000;
+
+test('a client that takes many small pieces at once leaves others their turn', async (t) => {
+  const turns = countTurns(t);
+  const stdout = Readable.from(Array(PIECE_COUNT).fill(Buffer.from('x')));
+  const running = { ...inside(Promise.resolve({ code: 0 })), stdout };
+  const channel = await execOf(await connect(t, () => running, turns.count));
+  let length = 0;
+  for await (const piece of channel) length += (piece as Buffer).length;
+  assert.equal(length, PIECE_COUNT);
+  assert.ok(turns.most() < PIECE_COUNT / 4, `${turns.most()} pieces in one turn`);
+});
+
+test('a client of sftp with many requests that need nothing of the machine leaves others their turn', async (t) => {
+  const turns = countTurns(t);
+  const machine = openLocalSession(t, { shell: ['sh'], directory: openDirectory(t) });
+  const client = await connect(t, () => machine, turns.count);
+  const channel = await new Promise<ssh2.ClientChannel>((resolve, reject) =>
+    client.subsys('sftp', (error, it) => (error ? reject(error) : resolve(it))),
+  );
+  channel.write(Buffer.from([0, 0, 0, 5, REQUEST.init, 0, 0, 0, 3]));
+  await once(channel, 'data');
+  let answer: Buffer = Buffer.alloc(0);
+  let answered = 0;
+  channel.on('data', (piece: Buffer) => {
+    answer = answered ? answer : piece;
+    answered += piece.length;
+  });
+  const close = Buffer.from([0, 0, 0, 9, REQUEST.close, 0, 0, 0, 1, 0, 0, 0, 0]);
+  channel.write(Buffer.concat(Array(PIECE_COUNT).fill(close)));
+  while (!answered || answered < PIECE_COUNT * (4 + answer.readUInt32BE())) await nextTurn();
+  assert.ok(turns.most() < PIECE_COUNT / 4, `${turns.most()} answers in one turn`);
 });
