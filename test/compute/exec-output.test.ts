@@ -1,9 +1,13 @@
 import assert from 'node:assert/strict';
 import { randomBytes, randomInt } from 'node:crypto';
+import { EventEmitter } from 'node:events';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
+import type { Session } from '../../src/compute/backend.ts';
 import { collect } from '../../src/compute/backends/collect.ts';
 import { partOutput } from '../../src/compute/backends/exec-output.ts';
+import { createStreams } from '../../src/compute/backends/kubernetes/stream.ts';
+import { startRun } from '../../src/compute/inside/run.ts';
 
 const [STDOUT, STDERR] = [1, 2];
 const MIB = 1024 * 1024;
@@ -92,4 +96,47 @@ test('what comes in frames of one byte waits in few pieces', async () => {
   }
   const waiting = unread.readableLength + unread.writableLength;
   assert(waiting <= 16 * 1024, `${waiting} pieces wait`);
+});
+
+test('what a text in a machine says a byte at a time waits in few pieces', async () => {
+  const source = { stdin: new PassThrough(), stdout: new PassThrough(), stderr: new PassThrough() };
+  const session: Session = { ...source, ended: new Promise(() => {}), resize() {}, kill() {} };
+  const backend = { session: async () => session, exec: () => assert.fail() };
+  const run = await startRun(backend, 'ref', { text: 'true', timeoutSeconds: 60 });
+  const [token] = String(source.stdin.read()).split(' ');
+  source.stdout.write(`${token} ok\n`);
+  await run.said;
+  for (const [from, unread] of [
+    [source.stdout, run.stdout as PassThrough],
+    [source.stderr, run.stderr as PassThrough],
+  ] as const) {
+    for (let i = 0; i < 20_000; i++) {
+      from.write('x');
+      if (i % 100 === 0) await new Promise(setImmediate);
+    }
+    const waiting = unread.readableLength + unread.writableLength;
+    assert(waiting <= 16 * 1024, `${waiting} pieces wait`);
+  }
+});
+
+test('what comes from a pod in messages of one byte waits in few pieces', async () => {
+  class Socket extends EventEmitter {
+    readonly OPEN = 1;
+    readonly readyState = 1;
+    readonly protocol = 'v5.channel.k8s.io';
+    isPaused = false;
+    pause() {
+      this.isPaused = true;
+    }
+    send() {}
+  }
+  const socket = new Socket();
+  const streams = createStreams({ connect: async () => socket } as never, 'pods');
+  await streams.begin('pod', ['true'], { term: 'xterm', columns: 80, rows: 24 });
+  let count = 0;
+  for (; !socket.isPaused && count < 20_000; count++) {
+    socket.emit('message', Buffer.from([STDOUT, 0x78]));
+    if (count % 100 === 0) await new Promise(setImmediate);
+  }
+  assert(socket.isPaused, `${count} pieces wait`);
 });

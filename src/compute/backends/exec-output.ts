@@ -1,13 +1,9 @@
 import { PassThrough, type Readable, Writable } from 'node:stream';
+import { WAITING } from './waiting.ts';
 
 /** Each piece begins with the number of its stream, three empty bytes and its length (Docker Engine API, attach). */
 const HEAD_BYTES = 8;
 const STDERR = 2;
-/**
- * So much waits for a reader on either side of a stream. A command may write a byte at a time, and each of these bytes is
- * an object of 300 bytes while it waits; whole chunks pass one by one all the same.
- */
-const WAITING = { highWaterMark: 4 * 1024 };
 /** What a process left behind still arrives; what something in the background keeps open is not waited for. */
 const QUIET_MILLISECONDS = 200;
 

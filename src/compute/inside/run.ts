@@ -4,6 +4,7 @@ import { Refusal } from '../../refusal.ts';
 import type { Backend, OutputBudget, Ref } from '../backend.ts';
 import { collectBoth } from '../backends/collect.ts';
 import { codeOfSignal, KILL_MARKED, LIMITED, quoted } from '../backends/shell.ts';
+import { WAITING } from '../backends/waiting.ts';
 
 /**
  * Runs a text of shell in a machine, over a session of any backend. The text and its input go over standard input, so no
@@ -69,7 +70,7 @@ export async function startRun(
   for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
   const said = Promise.withResolvers<string>();
   said.promise.catch(() => {}); // Whoever waits hears of it.
-  const [stdout, stderr] = [after(token, said.resolve), new PassThrough()];
+  const [stdout, stderr] = [after(token, said.resolve), new PassThrough(WAITING)];
   let heardAt = performance.now();
   let open = 2;
   for (const [source, to] of [
@@ -133,6 +134,7 @@ export async function startRun(
 function after(token: string, say: (word: string) => void): Transform {
   let before: Buffer | undefined = Buffer.alloc(0);
   return new Transform({
+    ...WAITING,
     transform(chunk: Buffer, _, done) {
       if (!before) return done(null, chunk);
       before = Buffer.concat([before, chunk]);

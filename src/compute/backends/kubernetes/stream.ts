@@ -4,6 +4,7 @@ import { PassThrough, type Readable, Writable } from 'node:stream';
 import type { RawData, WebSocket } from 'ws';
 import type { SessionOrder } from '../../backend.ts';
 import { between, MARKED } from '../between.ts';
+import { WAITING } from '../waiting.ts';
 import { type Api, ApiError } from './api.ts';
 import { CONTAINER } from './describe.ts';
 
@@ -23,8 +24,6 @@ const BEGIN_MILLISECONDS = 30_000;
  * the command said may still be under way, and this silence is its end.
  */
 const QUIET_MILLISECONDS = 2_000;
-/** So much waits for a reader on either side of a stream. */
-const WAITING = { highWaterMark: 64 * 1024 };
 const SIGNAL_EXIT = 128;
 
 /** Runs `$@` with what the pieces on standard input hold. A piece of 0 bytes is its end. */
