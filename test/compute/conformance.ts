@@ -85,7 +85,8 @@ export function conform(name: string, open: (t: TestContext) => Promise<Subject 
     const subject = await open(t);
     if (!subject) return;
     const { backend } = subject;
-    const { tag, machine } = await make(subject);
+    // As long as another backend of its slot may take to make it.
+    const { tag, machine } = await make(subject, 1800);
     assert.deepEqual(
       (await backend.find(tag)).map((it) => it.ref),
       [machine.ref],

@@ -32,7 +32,7 @@ async function lease(engine: Engine, image: string, seconds: number) {
       limits: { cpus: 2, memory_gib: 1, gpus: 0, disk_gb: 20, max_seconds: 3600 },
       gpu_mode: 'nvidia',
     },
-    { prefix: tagPrefix(INSTALLATION) },
+    { prefix: tagPrefix(INSTALLATION), now },
   );
   const tag = tagOf(INSTALLATION, newId('res'));
   const quote = await backend.quote({ gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 });
@@ -190,7 +190,7 @@ test('a deadline that was in the container before Purser was told of it is read 
     const limits = { max_seconds: 3600 };
     return openContainerBackend(
       { backend: 'container', socket, ...common, limits, offers: [shape] },
-      { prefix: tagPrefix(INSTALLATION) },
+      { prefix: tagPrefix(INSTALLATION), now },
     );
   }
 });

@@ -35,7 +35,12 @@ async function rent(engine: Engine, image = IMAGE) {
       limits: { max_seconds: 3600 },
       offers: [offer],
     },
-    { prefix: tagPrefix(INSTALLATION), books: leases, measureMilliseconds: 0 },
+    {
+      prefix: tagPrefix(INSTALLATION),
+      books: leases,
+      measureMilliseconds: 0,
+      now: () => Math.floor(Date.now() / 1000),
+    },
   );
   const findings = new Map((await backend.check?.())?.map((it) => [it.name, it]));
   const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });

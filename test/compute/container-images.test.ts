@@ -25,7 +25,7 @@ function openOffers(engine: Engine) {
         { ...size, id: 'missing', image: MISSING },
       ],
     },
-    { prefix: 'purser-inst-images-' },
+    { prefix: 'purser-inst-images-', now: () => Math.floor(Date.now() / 1000) },
   );
 }
 

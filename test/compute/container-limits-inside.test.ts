@@ -28,7 +28,7 @@ for (const rootless of [true, false])
         limits: { cpus: 1, memory_gib: 1, gpus: 0, disk_gb: 20, max_seconds: 3600 },
         gpu_mode: 'nvidia',
       },
-      { prefix: 'purser-inst-rootless-' },
+      { prefix: 'purser-inst-rootless-', now },
     );
     const findings = new Map((await backend.check?.())?.map((it) => [it.name, it.detail]));
     assert.match(findings.get('users') ?? '', rootless ? /^root inside is nobody outside$/ : /^not mapped/);

@@ -23,7 +23,7 @@ function open(engine: Engine, network: string) {
       limits: { cpus: 1, memory_gib: 1, gpus: 0, disk_gb: 20, max_seconds: 3600 },
       gpu_mode: 'nvidia',
     },
-    { prefix: PREFIX },
+    { prefix: PREFIX, now },
   );
   const rent = async (walletId?: string) => {
     const tag = `${PREFIX}res-${randomBytes(4).toString('hex')}`;

@@ -21,7 +21,11 @@ test('a lease of provider_one that wrote more than it may is ended, says so, and
   const purser = await openLeaseServer(t, { settings: { compute: { provider_one } } });
   if (!purser) return;
   // The same backend, but it measures at every poll.
-  const eager = openContainerBackend(v.parse(slots.provider_one, provider_one), { prefix: '', measureMilliseconds: 0 });
+  const eager = openContainerBackend(v.parse(slots.provider_one, provider_one), {
+    prefix: '',
+    measureMilliseconds: 0,
+    now: () => Math.floor(Date.now() / 1000),
+  });
   Object.assign(purser.backend, { inspect: eager.inspect });
   const { token } = await purser.openWallet(LONG);
   const { id, charged_usd: price } = (await purser.lease(token, undefined, { max_seconds: 3600 })).body;

@@ -128,7 +128,10 @@ export const lxdSettings = (socket: string): LxdSettings & { prices: object } =>
 
 /** The lxd backend on a real LXD, for the suite of all backends; `change` changes its settings. */
 export function lxdSubject(socket: string, change: object = {}): Subject {
-  const backend = openLxdBackend({ ...lxdSettings(socket), ...change } as LxdSettings, { prefix: LXD_PREFIX });
+  const backend = openLxdBackend({ ...lxdSettings(socket), ...change } as LxdSettings, {
+    prefix: LXD_PREFIX,
+    now: () => Math.floor(Date.now() / 1000),
+  });
   const spec = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
   return {
     backend,

@@ -19,7 +19,7 @@ export function containerSubject(engine: EngineSettings, change: object = {}): S
       gpu_mode: 'nvidia',
       ...change,
     },
-    { prefix: 'purser-inst-conformance-' },
+    { prefix: 'purser-inst-conformance-', now: () => Math.floor(Date.now() / 1000) },
   );
   const spec = { gpu: null, gpus: 0, cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
   return {

@@ -28,6 +28,8 @@ export type ContainerSurroundings = {
   books?: string;
   /** The interval at which a container's disk is measured. */
   measureMilliseconds?: number;
+  /** Unix seconds. */
+  now: () => number;
 };
 
 type Order = Parameters<Backend['create']>[0];
@@ -47,7 +49,7 @@ type Coming = {
  */
 export function openContainerBackend(
   settings: ContainerSettings,
-  { prefix, books, measureMilliseconds }: ContainerSurroundings,
+  { prefix, books, measureMilliseconds, now }: ContainerSurroundings,
 ): Backend {
   const engine = openEngine(settings);
   const { docker, ask } = engine;
@@ -126,10 +128,9 @@ export function openContainerBackend(
 
   async function makeIn(
     network: string,
-    { tag, quote, deadline, isTrial = false }: Order,
+    { tag, deadline, isTrial = false }: Order,
     claim: Claim,
   ): Promise<Created | 'no_image'> {
-    const created = String(deadline - quote.spec.max_seconds - settings.provision_seconds);
     let isFresh = true;
     try {
       await makeContainer(engine, {
@@ -137,7 +138,7 @@ export function openContainerBackend(
         ...contentsOf(settings, claim.offer),
         labels: {
           ...labelsOf(claim),
-          [CREATED_LABEL]: created,
+          [CREATED_LABEL]: String(now()),
           ...(network === 'none' ? {} : { [NETWORK_LABEL]: network }),
         },
         cpus: claim.cpus,

@@ -164,7 +164,10 @@ function notesOnGpus({ limits, prices }: SizedSettings): string[] {
   return [];
 }
 
-export async function open(settings: ContainerSettings, { prefix, dataDirectory }: Surroundings): Promise<Backend> {
+export async function open(
+  settings: ContainerSettings,
+  { prefix, dataDirectory, now }: Surroundings,
+): Promise<Backend> {
   const { openContainerBackend } = await import('./container.ts');
-  return openContainerBackend(settings, { prefix, books: dataDirectory });
+  return openContainerBackend(settings, { prefix, books: dataDirectory, now });
 }

@@ -99,7 +99,10 @@ const mib = (gib: number) => `${Math.ceil(gib * 1024)}Mi`;
 export function describePod(
   settings: KubernetesSettings,
   { tag, quote, deadline }: { tag: string; quote: Quote; deadline: number },
+  now: number,
 ) {
+  // The time that the lease has until it is ready: another backend of its slot may need longer than this one.
+  const provisionSeconds = Math.max(0, deadline - now - quote.spec.max_seconds);
   const { cpus, memoryGib, diskGb, gpus, nodeSelector } = sizeOf(settings, quote.spec);
   const resources = {
     cpu: `${Math.round(cpus * 1000)}m`,
@@ -115,7 +118,7 @@ export function describePod(
     spec: {
       restartPolicy: 'Never',
       terminationGracePeriodSeconds: GRACE_SECONDS,
-      activeDeadlineSeconds: settings.provision_seconds + quote.maxSeconds + KUBELET_SLACK_SECONDS,
+      activeDeadlineSeconds: provisionSeconds + quote.maxSeconds + KUBELET_SLACK_SECONDS,
       automountServiceAccountToken: false,
       enableServiceLinks: false,
       hostname: CONTAINER,
@@ -185,7 +188,7 @@ export function describeJob(
       backoffLimit: 0,
       activeDeadlineSeconds: Math.max(1, deadline - now),
       ttlSecondsAfterFinished: KEPT_SECONDS,
-      template: describePod(settings, order),
+      template: describePod(settings, order, now),
     },
   };
 }

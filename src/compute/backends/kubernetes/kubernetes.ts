@@ -94,7 +94,7 @@ export function openKubernetesBackend(
     api.create(`${paths.pods}?dryRun=All`, {
       apiVersion: 'v1',
       kind: 'Pod',
-      ...withName(describePod(settings, order), jobName(order.tag)),
+      ...withName(describePod(settings, order, now()), jobName(order.tag)),
     });
 
   async function create(order: Order): Promise<Created> {

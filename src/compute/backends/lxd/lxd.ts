@@ -38,7 +38,7 @@ const ARCHITECTURES: Record<string, string> = { x86_64: 'amd64', aarch64: 'arm64
  * is a watchdog, which keeps the deadline. Nothing of this machine's file system is used, so the server may be another
  * machine or a cluster.
  */
-export function openLxdBackend(settings: LxdSettings, { prefix }: { prefix: string }): Backend {
+export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix: string; now: () => number }): Backend {
   const { user, directory } = settings;
   const tenant = { user, directory };
   const lxd = openLxdApi(settings, settings.project);
@@ -87,13 +87,12 @@ export function openLxdBackend(settings: LxdSettings, { prefix }: { prefix: stri
   }
 
   /** Makes an instance and starts it. Throws when the outcome is unknown. */
-  async function make({ tag, quote, deadline }: Order, claim: Claim): Promise<Created> {
+  async function make({ tag, deadline }: Order, claim: Claim): Promise<Created> {
     const ref = nameOf(tag);
-    const created = deadline - quote.spec.max_seconds - settings.provision_seconds;
     let isFresh = true;
     try {
       const isIncus = await host.isIncus();
-      const wanted = describeInstance(settings, { claim, deadline, created, isIncus });
+      const wanted = describeInstance(settings, { claim, deadline, created: now(), isIncus });
       await makeInTurn(() => lxd.run('POST', '/1.0/instances', wanted, CREATE_MILLISECONDS));
     } catch (error) {
       if (error instanceof LxdUnreachable) return refused('The provider cannot be reached', textOf(error));

@@ -80,7 +80,7 @@ export function notes(_: LxdSettings): string[] {
   ];
 }
 
-export async function open(settings: LxdSettings, { prefix }: Surroundings): Promise<Backend> {
+export async function open(settings: LxdSettings, { prefix, now }: Surroundings): Promise<Backend> {
   const { openLxdBackend } = await import('./lxd.ts');
-  return openLxdBackend(settings, { prefix });
+  return openLxdBackend(settings, { prefix, now });
 }
