@@ -4,6 +4,7 @@ import test, { after, type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import type { EngineSettings } from '../../src/compute/backends/container/address.ts';
 import { adviceOnDisk } from '../../src/compute/backends/container/disk-advice.ts';
+import { runCommand } from '../../src/compute/inside/command.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { freePort } from '../helper/free-port.ts';
 import { LONG, openWith, PRICE } from '../lease/leases.ts';
@@ -163,16 +164,21 @@ for (const [name, open] of LINES) {
     const tag = `purser-inst-conformance-res-lost-${name.toLowerCase()}`;
     const deadline = Math.floor(Date.now() / 1000) + 600;
     assert.equal((await backend.create({ tag, quote: await backend.quote(spec), deadline })).kind, 'created');
-    const command = 'echo begun; : > /tmp/begun; sleep 60';
-    const ran = backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1000 });
-    ran.catch(() => {}); // It is looked at below.
-    const look = { command: 'test -e /tmp/begun', timeoutSeconds: 60, streamBytesMax: 1000 };
-    await until('it has begun', async () => (await backend.exec(tag, look)).exitCode === 0);
-    relay.cut();
-    await assert.rejects(ran, 'long before the command would end');
-    // A command that comes in the same moment may still be given an idle connection that was cut as well.
-    const after = () => backend.exec(tag, { ...look, command: 'echo works' }).catch(() => undefined);
-    await until('a new connection is made', async () => (await after())?.stdout.toString() === 'works\n');
+    const limits = { timeoutSeconds: 60, streamBytesMax: 1000 };
+    // What comes in the same moment as a cut may still be given an idle connection that was cut as well.
+    const say = async (command: string) =>
+      (await backend.exec(tag, { command, ...limits }).catch(() => undefined))?.stdout.toString();
+    for (const [way, run] of [
+      ['plain', (command: string) => backend.exec(tag, { command, ...limits })],
+      ['in a directory', (command: string) => runCommand(backend, tag, { command, cwd: '/tmp', ...limits })],
+    ] as const) {
+      const ran = run('echo begun; : > /tmp/begun; sleep 60');
+      ran.catch(() => {}); // It is looked at below.
+      await until('it has begun', async () => (await say('rm /tmp/begun && echo yes')) === 'yes\n');
+      relay.cut();
+      await assert.rejects(ran, `${way}, long before it would end`);
+      await until('a new connection is made', async () => (await say('echo works')) === 'works\n');
+    }
     await backend.destroy(tag);
   });
 }

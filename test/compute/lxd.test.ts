@@ -2,11 +2,13 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import type { Backend, Created, Machine } from '../../src/compute/backend.ts';
 import { collect } from '../../src/compute/backends/collect.ts';
 import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
+import { runCommand } from '../../src/compute/inside/command.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { newId } from '../../src/id.ts';
 import { freePort } from '../helper/free-port.ts';
@@ -423,4 +425,35 @@ test('lxd: the stream of a command that breaks is no answer', async (t) => {
     else assert.ok(there === '1' || /500000/.test(there), there);
     await backend.close();
   }
+});
+
+/** A socket in front of LXD that breaks the connection on which LXD sends this text, right behind it. */
+async function openBreaking(t: TestContext, { directory, data }: Lxd, text: string): Promise<string> {
+  const path = join(directory, 'breaking.sock');
+  const server = createServer((near) => {
+    const far = connect({ path: join(data, 'unix.socket') });
+    for (const it of [near, far]) it.on('error', () => {}).once('close', () => [near, far].map((it) => it.destroy()));
+    near.pipe(far);
+    far.on('data', (piece) => {
+      if (piece.includes(text)) near.end(piece, () => near.destroy());
+      else near.write(piece);
+    });
+  }).listen(path);
+  await once(server, 'listening');
+  t.after(() => server.close());
+  return `unix://${path}`;
+}
+
+test('lxd: a command whose stream breaks in its middle is not answered with half of what it said', async (t) => {
+  const opened = await openSubject(t);
+  if (!opened) return;
+  const { ref } = await lease(t, opened);
+  const { backend } = lxdSubject(await openBreaking(t, opened.lxd, 'half'));
+  t.after(() => backend.close());
+  const limits = { timeoutSeconds: 20, streamBytesMax: 100 };
+  // Both halves are put together inside: what is sent there comes back from LXD, too.
+  const command = 'word=ha; echo $word"lf"; sleep 2; echo other';
+  const lost = /the connection to a command was lost/;
+  await assert.rejects(backend.exec(ref, { command, ...limits }), lost);
+  await assert.rejects(runCommand(backend, ref, { command, cwd: '/tmp', ...limits }), lost);
 });

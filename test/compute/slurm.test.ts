@@ -11,6 +11,7 @@ import { MARKED } from '../../src/compute/backends/between.ts';
 import { parseJobs, waitsFor } from '../../src/compute/backends/slurm/job.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
 import { ENTER, withoutSlurm } from '../../src/compute/backends/slurm/step.ts';
+import { runCommand } from '../../src/compute/inside/command.ts';
 import { killProcess, readLog, startProcess } from '../../src/compute/inside/process.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { Compute } from '../../src/compute/settings.ts';
@@ -307,6 +308,26 @@ test('several commands run at once in one job', async (t) => {
   await it.running(ref);
   const said = await Promise.all([1, 2, 3, 4].map((n) => it.sh(ref, `sleep 0.3; echo ${n}`)));
   assert.deepEqual(said, ['1\n', '2\n', '3\n', '4\n']);
+});
+
+test('a command whose step is lost is not answered with half of what it said', async (t) => {
+  const it = await subject(t);
+  if (!it) return;
+  const ref = await it.submit();
+  await it.running(ref);
+  const limits = { timeoutSeconds: 30, streamBytesMax: 1000 };
+  for (const [way, run] of [
+    ['plain', (command: string) => it.backend.exec(ref, { command, ...limits })],
+    ['in a directory', (command: string) => runCommand(it.backend, ref, { command, cwd: '/tmp', ...limits })],
+  ] as const) {
+    const marker = `6${randomBytes(3).readUIntBE(0, 3)}`;
+    const ran = run(`echo half; sleep ${marker}`);
+    ran.catch(() => {}); // It is looked at below.
+    await until('it runs', async () => processesOf(`sleep\0${marker}\0`).length > 0);
+    for (const [pid, text] of filesOf('cmdline'))
+      if (text.includes(`srun\0--jobid=${jobOf(ref)}\0`)) process.kill(Number(pid), 'SIGKILL');
+    await assert.rejects(ran, /the step was lost/, way);
+  }
 });
 
 test('a session with a terminal has its size, is resized, and can be killed', async (t) => {

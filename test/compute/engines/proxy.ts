@@ -34,6 +34,7 @@ const optionsOf = ({ ca, cert, key }: Certificates) => ({
   requestCert: true,
   allowHalfOpen: true, // The end of a command's input is not the end of its output.
   rejectUnauthorized: true,
+  handshakeTimeout: 5_000, // A line that is cut in the middle of one does not hold up the end of a test.
 });
 
 /** With `tls`, it listens on a port of 127.0.0.1 as an engine with --tlsverify does, else on a socket beside the engine's. */

@@ -17,9 +17,13 @@ const WAIT_MILLISECONDS_MAX = 1000;
 const REMOVED_MILLISECONDS = 30_000;
 const KILLED = codeOfSignal('KILL');
 const OWN_OUTPUT_BYTES = 4096;
+/** The exit code that Docker gives a command whose output it could not send on. It may still run. */
+const UNSENT = 126;
 
 /** Runs `$2…` in the directory `$1`. A tenant may have removed that: an engine asked for it would run nothing any more. */
 const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
+
+type State = { Running: boolean; ExitCode: number | null };
 
 type Beginning = {
   terminal?: SessionOrder['terminal'] | undefined;
@@ -27,8 +31,11 @@ type Beginning = {
   user?: string;
   /** Ends the wait for the command, not the command itself. */
   giveUp?: AbortSignal;
-  /** Gives up when the connection is lost, since the rest of the output is. Without it the exit code is waited for. */
-  needsAll?: true;
+  /**
+   * Gives up when the connection is lost, since the rest of the output is: always, or only if the command still runs. The
+   * engine itself breaks the connection of one that has ended and left input unread. Without it the exit code is waited for.
+   */
+  needsAll?: 'always' | 'while it runs';
 };
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
@@ -53,12 +60,18 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
   );
   contain(stream, (error) => stream.destroy(error));
   const lost = new AbortController();
-  stream.on('error', ({ message }) => {
-    // After its end everything has been read.
-    if (!(stream as Duplex).readableEnded) lost.abort(new Error(`the connection to the engine was lost: ${message}`));
+  stream.on('error', ({ message, code }: NodeJS.ErrnoException) => {
+    // After its end everything has been read. What an engine that has closed it is still sent breaks the pipe.
+    if ((stream as Duplex).readableEnded || code === 'EPIPE') return;
+    lost.abort(new Error(`the connection to the engine was lost: ${message}`));
   });
+  const judge = (state?: State) => {
+    giveUp?.throwIfAborted();
+    const runs = state?.Running || state?.ExitCode === UNSENT;
+    if (it.needsAll === 'always' || (it.needsAll && runs)) lost.signal.throwIfAborted();
+  };
   const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
-  const ended = waitForEnd(ask, exec, stream, quiet, it.needsAll ? lost.signal : giveUp).finally(() => {
+  const ended = waitForEnd(ask, exec, stream, quiet, judge).finally(() => {
     end();
     stream.destroy(); // A hijacked socket keeps the process alive.
   });
@@ -67,14 +80,15 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
 }
 
 /**
- * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open.
+ * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open. `judge`
+ * throws when it is waited for no more.
  */
 async function waitForEnd(
   ask: Engine['ask'],
   exec: Docker.Exec,
   stream: NodeJS.ReadWriteStream,
   quiet: () => Promise<void>,
-  giveUp: AbortSignal | undefined,
+  judge: (state?: State) => void,
 ): Promise<number> {
   let over = false;
   const closed = new Promise<void>((resolve) =>
@@ -90,22 +104,24 @@ async function waitForEnd(
   for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
     const wasOver = over;
     await (over ? pause(wait) : Promise.race([closed, pause(wait)]));
-    giveUp?.throwIfAborted();
+    judge();
     // Mostly it ends at once now; but a tenant may close the streams of what runs on.
     if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
-    const { Running, ExitCode } = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(
-      async (error) => {
-        if (!wasRemoved(error)) throw error;
-        // An engine may forget the container before the end of the stream is here.
-        await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
-        if (!over) throw error;
-        return { Running: false, ExitCode: KILLED };
-      },
-    );
-    if (!Running && ExitCode !== null) {
+    const state: State = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(async (error) => {
+      if (!wasRemoved(error)) {
+        judge({ Running: true, ExitCode: null }); // Nobody can say that it does not.
+        throw error;
+      }
+      // An engine may forget the container before the end of the stream is here.
+      await Promise.race([closed, pause(REMOVED_MILLISECONDS, undefined, { ref: false })]);
+      if (!over) throw error;
+      return { Running: false, ExitCode: KILLED };
+    });
+    judge(state);
+    if (!state.Running && state.ExitCode !== null) {
       if (!over) await Promise.race([closed, quiet()]);
-      giveUp?.throwIfAborted();
-      return ExitCode;
+      judge(state);
+      return state.ExitCode;
     }
   }
 }
@@ -136,7 +152,7 @@ export async function runInside(
   const marker = randomBytes(12).toString('hex');
   const started = performance.now();
   const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
-  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { needsAll: true });
+  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { needsAll: 'always' });
   stream.end();
   const said = collectBoth(stdout, stderr, most);
   said.catch(() => {}); // A command that is lost says so itself.
@@ -176,7 +192,10 @@ export async function openSession(engine: Engine, ref: Ref, { command, terminal 
       ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
       : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
   const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
-  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, { terminal });
+  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, {
+    terminal,
+    needsAll: 'while it runs',
+  });
   if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
   return {
     stdin: stream,

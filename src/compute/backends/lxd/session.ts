@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { constants } from 'node:os';
 import { type Duplex, PassThrough, type Readable } from 'node:stream';
+import { finished } from 'node:stream/promises';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
 import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
@@ -12,6 +13,7 @@ const UPLOAD_MILLISECONDS = 120_000;
 const KILL_MILLISECONDS = 60_000;
 const OWN_OUTPUT_BYTES = 4096;
 const KILLED = codeOfSignal('KILL');
+const LOST = 'the connection to a command was lost';
 
 /** As whom and where the commands of tenants run. */
 export type Tenant = { user: number; directory: string };
@@ -166,7 +168,7 @@ export async function runInside(
   stdin.end();
   try {
     const [exitCode, said] = await Promise.all([ended, collectBoth(stdout, stderr, most)]);
-    if (!isWhole()) throw new Error('the connection to a command was lost');
+    if (!isWhole()) throw new Error(LOST);
     const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;
     return { exitCode, ...said, timedOut };
   } finally {
@@ -214,15 +216,25 @@ export async function openSession(
       ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
       : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
   const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
-  const { stdin, stdout, stderr, tell, ended, leave } = await begin(lxd, ref, argv, { ...tenant, terminal });
+  const { stdin, stdout, stderr, tell, ended, isWhole, leave } = await begin(lxd, ref, argv, { ...tenant, terminal });
+  const killed = new AbortController();
+  const { signal } = killed;
+  async function whole(): Promise<{ code: number }> {
+    const code = await ended;
+    // Nobody waits for what is killed to say the rest.
+    await Promise.all([stdout, stderr].map((it) => finished(it, { readable: false, signal }))).catch(() => {});
+    if (!signal.aborted && !isWhole()) throw new Error(LOST);
+    return { code };
+  }
   return {
     stdin,
     stdout,
     stderr: terminal ? undefined : stderr,
     resize: (columns, rows) =>
       tell({ command: 'window-resize', args: { width: String(columns), height: String(rows) } }),
-    ended: ended.then((code) => ({ code })),
+    ended: whole(),
     kill() {
+      killed.abort();
       tell({ command: 'signal', signal: constants.signals.SIGKILL });
       leave();
       void runProgram(lxd, ref, tenant.user, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], KILL_MILLISECONDS).catch(

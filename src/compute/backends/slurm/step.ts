@@ -178,6 +178,7 @@ export function createSteps(start: SlurmCommands['start']) {
       /** The size wanted next while another is being set; only the latest counts. */
       let wanted: { columns: number; rows: number } | undefined;
       let resizing = false;
+      let isKilled = false;
       async function resize() {
         if (resizing) return;
         resizing = true;
@@ -199,9 +200,13 @@ export function createSteps(start: SlurmCommands['start']) {
         },
         ended: ended.then(
           (code) => ({ code }),
-          () => ({ signal: 'KILL' }),
+          (error) => {
+            if (isKilled) return { signal: 'KILL' };
+            throw error;
+          },
         ),
         kill() {
+          isKilled = true;
           abandon(child);
           void run(job, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], small).catch(() => {}); // Or the job is gone.
         },
