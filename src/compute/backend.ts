@@ -165,8 +165,11 @@ export type Backend = {
    * is an `end`. `list` throws when the list would be partial.
    */
   strangers?: { list(prefix: string): Promise<Owned[]>; end?: (ref: Ref) => Promise<void> };
-  /** The part of the backend that a machine depends on, where parts fail and return one by one: the host of a pool. */
-  partOf?(ref: Ref): string;
+  /**
+   * The part of the backend that a machine depends on, where parts fail and return one by one: the host of a pool. Undefined
+   * where it is the whole backend.
+   */
+  partOf?(ref: Ref): string | undefined;
   /** The proof that a create left nothing behind: this number of empty lists, this many seconds apart. */
   absence: { lists: number; apartSeconds: number };
   /** Names the settings that this machine still needs and the configuration no longer has, as sentences. Calls no provider. */

@@ -169,6 +169,7 @@ async function quoteLease(
       'lease_limit_exceeded',
       `max_seconds is ${seconds}; this offer allows at most ${Math.max(...quoted.map(({ quote }) => quote.maxSeconds))}.`,
     );
+  // Where only a part of a backend fails, its place is not among them: another part may have room.
   const failing = app.outages.list().map(({ place }) => place);
   const candidates = await ordered([one, ...others], fill, spec, ({ place }) => failing.includes(place));
   const ends = candidates.flatMap(({ quote }) => quote.endsBy ?? []);

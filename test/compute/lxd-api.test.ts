@@ -83,6 +83,12 @@ test('a list with a member that does not answer is no list', async (t) => {
   assert.equal(fake.backend.partOf?.(REF), 'one', 'what fails with one member does not fail with another');
 });
 
+test('outside a cluster a machine depends on the whole server', async (t) => {
+  const fake = await openFake(t, () => sync([instance({ location: 'none' })]));
+  await fake.backend.listOwned(LXD_PREFIX);
+  assert.equal(fake.backend.partOf?.(REF), undefined);
+});
+
 test('a machine whose state its member cannot say is neither there nor gone', async (t) => {
   const fake = await openFake(t, () => sync(instance({ status_code: 112, status: 'Error' })));
   await assert.rejects(fake.backend.inspect(REF), /cannot say the state/);

@@ -239,7 +239,7 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
     listOwned,
     extend,
     relay: WATCHDOG_PATH,
-    partOf: (ref) => locations.get(ref) ?? lxd.socket,
+    partOf: (ref) => locations.get(ref),
     check: () => checkLxd(lxd, settings),
     trial: 'free',
     async unlimited(ref, quote) {
