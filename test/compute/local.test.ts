@@ -11,6 +11,7 @@ import { killAll } from '../../src/compute/backends/local/kill.ts';
 import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
 import { openSession } from '../../src/compute/backends/local/process.ts';
 import type { LocalSettings } from '../../src/compute/backends/local/settings.ts';
+import { ENTRY_COUNT_MAX, listFiles, readPart } from '../../src/compute/inside/files.ts';
 import {
   LOG_BYTES_MAX,
   listProcesses,
@@ -56,10 +57,10 @@ const suite = async (t: TestContext): Promise<Subject> => ({
   deadlineSlackSeconds: 3,
   deadlineMinSeconds: 2,
 });
+const freshTag = () => tagOf(`inst_${randomBytes(13).toString('hex')}`, `res_${randomBytes(13).toString('hex')}`);
+
 conform('local', suite);
 workInside('local', suite);
-
-const freshTag = () => tagOf(`inst_${randomBytes(13).toString('hex')}`, 'res_1');
 
 /** A lease that runs, and what is of it on this machine. */
 async function openLease(t: TestContext) {
@@ -73,6 +74,33 @@ async function openLease(t: TestContext) {
   };
   return { backend, tag, home: join(leases, tag, 'home'), directory: join(leases, tag), run };
 }
+
+test('a directory of any size is listed up to a number of entries, what begins with a dot first', async (t) => {
+  const { backend, tag, run } = await openLease(t);
+  await run(`mkdir d; cd d; seq -f 'sample-%06.0f-of-the-training-set.jpeg' 1 36000 | xargs touch; touch .a -- -b ..c`);
+  const { entries = [], isTruncated } = await listFiles(backend, tag, { path: 'd', take: () => true });
+  assert.deepEqual([entries.length, isTruncated], [ENTRY_COUNT_MAX, true]);
+  assert.deepEqual(
+    entries.slice(0, 4).map(({ name }) => name.toString()),
+    ['-b', '..c', '.a', 'sample-000001-of-the-training-set.jpeg'],
+  );
+  await run(`rm -r d; mkdir d; cd d; seq 1 ${ENTRY_COUNT_MAX} | xargs touch`);
+  const whole = await listFiles(backend, tag, { path: 'd', take: () => true });
+  assert.deepEqual([whole.entries?.length, whole.isTruncated], [ENTRY_COUNT_MAX, false]);
+  await assert.rejects(listFiles(backend, tag, { path: 'd', take: () => false }), { code: 'rate_limited' });
+});
+
+test('a file that says no size, and comes a page at a time, is read to its end, or refused where that is too far', async (t) => {
+  const { backend, tag, run } = await openLease(t);
+  const path = '/proc/kallsyms';
+  const size = Number((await run(`cat ${path} | wc -c`)).stdout);
+  assert(size > 100_000, `${size} bytes`);
+  const read = (bytesMax: number, part: object = {}) =>
+    readPart(backend, tag, { path, offset: 0, bytesMax, take: () => true, ...part });
+  assert.equal((await read(2 * size)).bytes.length, size);
+  await assert.rejects(read(100_000), { code: 'invalid_request', message: /has more bytes.*at most 100000/ });
+  assert.equal((await read(100_000, { length: 100_000 })).bytes.length, 100_000);
+});
 
 /** The numbers of all processes that have a text in their environment. */
 function processesWith(text: string): string[] {

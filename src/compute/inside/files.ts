@@ -8,9 +8,12 @@ import { MOVE_BYTES, READ_BYTES, SFTP_SCRIPT } from './sftp-script.ts';
 
 /** Files of a lease for the API: read in parts, and listed, by the script that answers sftp. */
 
-/** The most entries of a listing, and the most bytes that the machine may say of them. */
+/** The most entries of a listing. */
 export const ENTRY_COUNT_MAX = 10_000;
-const LISTING_BYTES_MAX = 4 * 1024 * 1024;
+/** One more, the two for the directory and the one above it, and two patterns that nothing may match. */
+const NAME_COUNT_MAX = ENTRY_COUNT_MAX + 5;
+/** More than so many entries can take, with the longest names. */
+const LISTING_BYTES_MAX = 5 * 1024 * 1024;
 const BLOCK_COUNT_MAX = 16;
 /** Time limit for the script to end after its input has. */
 const EXIT_MILLISECONDS = 5000;
@@ -38,6 +41,10 @@ const plain = (path: string) => (path.startsWith('/') ? path : `./${path}`);
 
 /** Counts memory. Returns false where there is none left. */
 type Take = (bytes: number) => boolean;
+const noMemory = () =>
+  new Refusal('rate_limited', 'This caller uses too much memory. Retry when some requests are done.', {
+    retryAfterSeconds: 2,
+  });
 
 function fileFacts({ mode = 0, size = 0n, times }: Attributes): FileFacts {
   return {
@@ -93,32 +100,34 @@ export function readPart(
     await inside.ask({ verb: 'open', words: [DESCRIPTOR, 'read', 'no', 'no', '-', plain(path)] });
     const { output } = await inside.ask({ verb: 'stat', words: [DESCRIPTOR] });
     const { size, modified } = fileFacts(factsOf(output.toString()).attributes);
-    if (length === undefined && size - offset > bytesMax)
-      throw new Refusal(
+    const tooMany = (count: string) =>
+      new Refusal(
         'invalid_request',
-        `length: is required here: the file has ${size} bytes, and a call fetches at most ${bytesMax}. Fetch it in parts, by offset and length.`,
+        `length: is required here: the file has ${count} bytes, and a call fetches at most ${bytesMax}. Fetch it in parts, by offset and length.`,
       );
-    const wanted = length ?? bytesMax;
+    if (length === undefined && size - offset > bytesMax) throw tooMany(String(size));
     const pieces = collectPieces();
-    while (pieces.length() < wanted) {
+    // Its size says little of a file of /proc, and each of its reads may be short: its end is where nothing comes.
+    const wanted = length ?? (size === 0 ? bytesMax + 1 : bytesMax);
+    const isRead = () => pieces.length() >= wanted || (size > 0 && offset + pieces.length() >= size);
+    for (let isFirst = true; !isRead(); isFirst = false) {
       const blocks = Math.min(Math.ceil((wanted - pieces.length()) / READ_BYTES), BLOCK_COUNT_MAX);
-      const isFirst = pieces.length() === 0;
       const move = isFirst ? ['on', Math.floor(offset / MOVE_BYTES), offset % MOVE_BYTES, offset] : ['here', 0, 0, 0];
       const words = [DESCRIPTOR, ...move, blocks];
-      const answerBytesMax = blocks * READ_BYTES;
-      const { output: piece } = await inside.ask({ verb: 'read', words, answerBytesMax });
-      if (!take(piece.length))
-        throw new Refusal('rate_limited', 'This caller uses too much memory. Retry when some requests are done.', {
-          retryAfterSeconds: 2,
-        });
+      const { output: piece } = await inside.ask({ verb: 'read', words, answerBytesMax: blocks * READ_BYTES });
+      if (!take(piece.length)) throw noMemory();
+      if (piece.length === 0) break;
       pieces.add(piece.subarray(0, wanted - pieces.length()));
-      if (piece.length < answerBytesMax) break;
     }
+    if (length === undefined && pieces.length() > bytesMax) throw tooMany('more');
     return { bytes: pieces.whole(), size, modified };
   });
 }
 
-/** Says what is at a path, a link not followed, and lists it where it is, or leads to, a directory. */
+/**
+ * Says what is at a path, a link not followed, and lists it where it is, or leads to, a directory: at most 10,000 entries by
+ * name, those first that begin with a dot. Throws refusals for what cannot be read, and `rate_limited` where `take` has no room.
+ */
 export function listFiles(
   backend: Backend,
   ref: Ref,
@@ -132,11 +141,15 @@ export function listFiles(
       facts.type === 'directory' ||
       (facts.type === 'link' && (await about('stat').catch(() => undefined))?.type === 'directory');
     if (!isDirectory) return { facts, entries: undefined, isTruncated: false };
-    const { output, token } = await inside.ask({
+    let hasRoom = true;
+    const listing = {
       verb: 'list',
-      words: [plain(path)],
+      words: [plain(path), NAME_COUNT_MAX],
       answerBytesMax: LISTING_BYTES_MAX,
-      take,
+      take: (bytes: number) => (hasRoom &&= take(bytes)),
+    };
+    const { output, token } = await inside.ask(listing).catch((error) => {
+      throw hasRoom ? error : noMemory();
     });
     const entries: Entry[] = [];
     let isTruncated = false;

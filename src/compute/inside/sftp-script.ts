@@ -108,16 +108,19 @@ write() {
   return 1
 }
 
-# Each entry is the token and a slash, its facts, a slash and its name.
+# Each entry is the token and a slash, its facts, a slash and its name. At most $2 names are looked at, of all without it.
 list() (
   plain "$1"
+  left=$2
   if ! cd "$plain" 2>/dev/null || [ ! -r . ]; then
     [ -e "$plain" ] || say 'No such file or directory' || exit 1
     [ -d "$plain" ] || say 'Not a directory' || exit 1
     say 'Permission denied' || exit 1
   fi
   set --
-  for name in . .. * .[!.]* ..?*; do
+  for name in . .. .[!.]* ..?* *; do
+    [ "$left" != 0 ] || break
+    left=\${left:+$((left - 1))}
     set -- "$@" "./$name"
     [ $# -lt 128 ] || { stat -c "$token/$facts/%n" "$@" 2>/dev/null; set --; }
   done
@@ -184,7 +187,7 @@ while read -r token verb a b c d e f g <&9; do
     hello) hello ;;
     stat) target "$a"; stat -L -c "$facts" "$plain" ;;
     lstat) plain "$a"; stat -c "$facts" "$plain" ;;
-    list) list "$a" ;;
+    list) list "$a" "$b" ;;
     open) open "$a" "$b" "$c" "$d" "$e" "$f" ;;
     read) move "$a" "$b" "$c" "$d" "$e" && dd bs=${READ_BYTES} count="$f" <&"$a" ;;
     write) write "$a" "$b" "$c" "$d" "$e" "$f" "$g" ;;
