@@ -47,6 +47,7 @@ export function spendOnModel<A extends Buffer | null>(
       quote: (earlier) => quoteChat(prepare(), app.upstreams, keptSeconds, maxPrice, earlier),
       isCovered: (earlier, { hold, detail }) =>
         hold <= earlier.hold && earlier.price.startsWith(detail.model.priceText),
+      movedTo: (key) => place?.moveTo(key),
       async call(operation, { detail }) {
         const { route, reply, began } = await ask(app, operation, detail, stream);
         if (stream) detail.bounded.release();

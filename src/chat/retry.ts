@@ -29,7 +29,10 @@ type Asking = Pick<PaidRequest, 'walletId' | 'route' | 'fingerprint' | 'requestI
 
 /** The place of one client in an attempt. Others may have had it before, and may get it when this one has gone. */
 export type Place = {
-  idempotencyKey: string;
+  /** The key of the attempt. */
+  readonly idempotencyKey: string;
+  /** Says that the attempt has become a new request, with a key of its own. */
+  moveTo(idempotencyKey: string): void;
   /** True if the client took the place of an earlier one, whose key this is. */
   takesOver: boolean;
   /** Returns the seconds for which the answer is to be stored: 0 while a client waits for it. */
@@ -157,7 +160,12 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
     });
 
     return {
-      idempotencyKey: attempt.key,
+      get idempotencyKey() {
+        return attempt.key;
+      },
+      moveTo(key) {
+        attempt.key = key;
+      },
       takesOver,
       keptSeconds: () => (attempt.isVacant ? UNDELIVERED_SECONDS : 0),
       isShared: () => attempt.isShared,

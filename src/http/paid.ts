@@ -45,11 +45,13 @@ function endsWithMarker(bytes: Buffer): boolean {
 const THRESHOLDS = [0.95, 0.75];
 
 /**
- * Returns how much of its budget a wallet has used, in the headers in which Anthropic tells of a plan's limits. Claude
+ * Returns how much of its budget a wallet has used, of what it has for the current period where it is refilled, in the headers in which Anthropic tells of a plan's limits. Claude
  * Code warns its user by them.
  */
-export function planHeaders({ budget, spent, delegated, expiresAt, refillAt }: Wallet): Record<string, string> {
-  const used = budget > 0n ? Number(((spent + delegated) * 10_000n) / budget) / 10_000 : 1;
+export function planHeaders(wallet: Wallet): Record<string, string> {
+  const { budget, spent, periodSpent, delegated, expiresAt, refillAt } = wallet;
+  const whole = budget - periodSpent;
+  const used = whole > 0n ? Number(((spent - periodSpent + delegated) * 10_000n) / whole) / 10_000 : 1;
   const reset = refillAt ?? expiresAt;
   const threshold = THRESHOLDS.find((it) => used >= it);
   const name = 'anthropic-ratelimit-unified';

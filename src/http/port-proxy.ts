@@ -268,9 +268,8 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     if (head.length) inside.unshift(head);
     client.once('close', () => inside.destroy());
     inside.once('close', () => {
-      client.destroySoon(); // With what is still on its way.
-      const late = setTimeout(() => client.destroy(), FLUSH_MILLISECONDS).unref();
-      client.once('close', () => clearTimeout(late));
+      client.destroySoon(); // With what is still on its way, as long as the client goes on taking it.
+      client.setTimeout(FLUSH_MILLISECONDS, () => client.destroy());
     });
     client.pipe(inside).pipe(client);
     // Nobody halves a connection here: a client that has ended its side is gone, and a server may not notice.

@@ -76,16 +76,19 @@ export function nextRefill(read: Reader): number | undefined {
 
 /**
  * Sets the refill of a wallet, whose first one happens at the next boundary, or ends it with null. One that is owed stays
- * owed. Throws `wallet_closed`, `wallet_expired`, and `invalid_request` for a child, whose budget comes from its parent.
+ * owed where rhythm and zone remain. Throws `wallet_closed`, `wallet_expired`, and `invalid_request` for a child, whose budget
+ * comes from its parent.
  */
 export function setRefill(tx: Tx, wallet: Wallet, refill: Refill | null, now: number): Wallet {
   refuseInactive(wallet, now);
   if (refill && wallet.parentId !== null)
     throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
+  const before = refillOf(wallet);
+  const staysOwed = refill?.every === before?.every && refill?.zone === before?.zone && isOwed(wallet, now);
   const next = refill && periodAt(refill.every, refill.zone, now).next;
   return write(tx, wallet, {
     refill: refill && JSON.stringify(refill),
-    refillAt: next && isOwed(wallet, now) ? Math.min(next, wallet.refillAt as number) : next,
+    refillAt: next && staysOwed ? Math.min(next, wallet.refillAt as number) : next,
   });
 }
 

@@ -18,8 +18,8 @@ type Json = Record<string, unknown>;
 
 /**
  * Reads the usage of an answer; undefined when it is absent, negative, not whole or inconsistent, and then the charge
- * is estimated (design, section 8). Besides OpenAI's fields it knows the two others in use for cached prompts
- * (DeepSeek's `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`). Tokens that appear only in `total_tokens`
+ * is estimated (design, section 8). Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's
+ * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). Tokens that appear only in `total_tokens`
  * count as completion: some servers report reasoning that way (xAI, Gemini).
  */
 export function readUsage(answer: unknown, api: Api): Usage | undefined {
@@ -32,16 +32,28 @@ export function readUsage(answer: unknown, api: Api): Usage | undefined {
   const promptTokens = usage.prompt_tokens;
   const completionTokens = api === 'embeddings' ? 0 : usage.completion_tokens;
   const cacheReadTokens = prompt.cached_tokens ?? usage.prompt_cache_hit_tokens ?? 0;
-  const cacheWriteTokens = prompt.cache_write_tokens ?? 0;
+  const cacheWriteTokens =
+    prompt.cache_write_tokens ??
+    prompt.cache_creation_tokens ??
+    prompt.cache_creation_input_tokens ??
+    usage.cache_creation_input_tokens ??
+    0;
+  const kept = prompt.cache_creation_token_details ?? prompt.cache_creation;
+  // LiteLLM may leave them out of the prompt's tokens (its issue 15056).
+  const isLeftOut =
+    isCount(usage.cache_creation_input_tokens) &&
+    isCount(promptTokens) &&
+    usage.cache_creation_input_tokens > promptTokens;
   const reasoningTokens = completion.reasoning_tokens ?? 0;
   if (!isCount(promptTokens) || !isCount(completionTokens)) return undefined;
   const total = api === 'chat' && isCount(usage.total_tokens) ? usage.total_tokens : 0;
   const all = Math.max(completionTokens, total - promptTokens);
   return checked({
-    promptTokens,
+    promptTokens: isLeftOut ? promptTokens + (cacheWriteTokens as number) : promptTokens,
     completionTokens: all,
     cacheReadTokens,
     cacheWriteTokens,
+    cacheWriteHourTokens: isObject(kept) ? kept.ephemeral_1h_input_tokens : undefined,
     reasoningTokens,
   });
 }

@@ -5,6 +5,7 @@ import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  findAnswer,
   findOperationByKey,
   HOLD_REFUSALS,
   type HoldOrder,
@@ -66,6 +67,8 @@ export type PaidSteps<Q, A, T> = {
   quote: (earlier?: Operation) => Quote<Q, T> | Promise<Quote<Q, T>>;
   /** Returns whether the hold and the prices of an earlier operation cover the request. */
   isCovered?: (earlier: Operation, quote: Quote<Q, T>) => boolean;
+  /** Hears the key of the new request that is made where the hold of `earlier` cannot be taken over. */
+  movedTo?: (idempotencyKey: string) => void;
   /** Makes the external call, once. Never throws; if the result cannot be known, the outcome is `unknown`. */
   call: (operation: Operation, quote: Quote<Q, T>, waiters: Waiters<A>) => Promise<Called<A>>;
   /** Returns the refusal for an outcome that is on disk and not `done`. */
@@ -121,7 +124,9 @@ export async function spend<Q, A, T extends Data>(
   const earlier = isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
   if (earlier) {
     if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    if (!request.takesOver || !isUnanswered(earlier)) return { answer: await steps.replay(earlier), replayed: true };
+    // What a policy charged may have its answer since, from a retry whose client has gone as well.
+    const asksAgain = isUnanswered(earlier) && !findAnswer(app.ledger.read, earlier.id, app.clock.now());
+    if (!request.takesOver || !asksAgain) return { answer: await steps.replay(earlier), replayed: true };
     return {
       answer: await app.inFlight.drive<A>(request, (registerId, reject, answer) =>
         attemptAgain(app, request, earlier, steps, registerId, { reject, answer }),
@@ -189,7 +194,11 @@ async function attemptAgain<Q, A, T extends Data>(
   const quote = await steps.quote(earlier);
   const anew = () => {
     const own = { ...request, idempotencyKey: request.requestId };
-    return attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waiters);
+    steps.movedTo?.(own.idempotencyKey);
+    // In flight under its own key as well: whoever takes the place of this client joins it by that.
+    return app.inFlight.drive<A>(own, (registerId, reject, answer) =>
+      attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, { reject, answer }),
+    );
   };
   if (!steps.isCovered?.(earlier, quote)) return anew();
   app.limits.released.check(request.walletId);

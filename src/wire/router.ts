@@ -3,7 +3,7 @@ import type { RouterKey } from '../access/router-keys.ts';
 import { TOKEN_PREFIX } from '../access/token.ts';
 import type { Period } from '../calendar.ts';
 import { available, type Wallet } from '../ledger/wallet.ts';
-import { formatUsd, type Nanos, parseUsd } from '../money.ts';
+import { formatUsd, Nanos, parseUsd } from '../money.ts';
 import { ChatBody, Messages } from './chat.ts';
 import { Time, text } from './parts.ts';
 
@@ -74,7 +74,7 @@ export function gatewayKey(
   return {
     data: {
       label: `${TOKEN_PREFIX.router}…${last4}`,
-      limit: dollars(wallet.budget),
+      limit: dollars(Nanos(wallet.budget - wallet.periodSpent)), // Of the current period, where the wallet is refilled.
       limit_remaining: dollars(available(wallet)),
       limit_reset: every ? ({ day: 'daily', week: 'weekly', month: 'monthly' } as const)[every] : null,
       usage: dollars(wallet.spent),

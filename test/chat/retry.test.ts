@@ -2,6 +2,8 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import http from 'node:http';
 import test from 'node:test';
+import { findAnswer } from '../../src/ledger/operation.ts';
+import { formatUsd, Nanos } from '../../src/money.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
@@ -14,7 +16,8 @@ const UNDELIVERED_SECONDS = 600;
 const BODY = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 100 };
 
 /** A client without a key that may leave at any time. `answer` resolves with undefined once it has left. */
-type Client = { answer: Promise<{ status: number; text: string } | undefined>; leave(): void };
+type Heard = { status: number; headers: http.IncomingHttpHeaders; text: string };
+type Client = { answer: Promise<Heard | undefined>; leave(): void };
 
 function call(purser: TestServer, gateway: Pick<Gateway, 'key'>, body: object = {}, headers: object = {}): Client {
   const request = http.request(`${purser.url}/v1/router/chat/completions`, {
@@ -22,13 +25,14 @@ function call(purser: TestServer, gateway: Pick<Gateway, 'key'>, body: object = 
     agent: false,
     headers: { authorization: `Bearer ${gateway.key}`, 'content-type': 'application/json', ...headers },
   });
-  const answer = new Promise<{ status: number; text: string } | undefined>((resolve) => {
+  const answer = new Promise<Heard | undefined>((resolve) => {
     request.on('error', () => resolve(undefined));
     request.on('response', async (response) => {
       try {
         const chunks: Buffer[] = [];
         for await (const chunk of response) chunks.push(chunk);
-        resolve({ status: response.statusCode as number, text: Buffer.concat(chunks).toString() });
+        const { statusCode, headers } = response;
+        resolve({ status: statusCode as number, headers, text: Buffer.concat(chunks).toString() });
       } catch {
         resolve(undefined);
       }
@@ -365,6 +369,57 @@ test('a price that changed: the hold of before is not taken over', async (t) => 
   assert.deepEqual(operations.map(({ state }) => state).sort(), ['settled', 'uncertain']);
   assert.deepEqual(purser.problems(), []);
 });
+
+test('a new request in place of a hold that does not cover it keeps its place: it is paid once, and says so', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = reset;
+  await call(purser, gateway).answer;
+  const [model] = purser.app.catalogue.list;
+  assert(model);
+  Object.assign(model, { priceText: `${model.priceText},"changed":true` });
+  const slow = gate();
+  purser.upstream.handle = slow.handler;
+  for (let i = 0; i < 3; i++) {
+    const client = call(purser, gateway);
+    await (i ? vacant(purser, 0) : purser.upstream.arrived(2));
+    client.leave();
+    await vacant(purser);
+  }
+  slow.open();
+  await gateway.quiet();
+  assert.equal(purser.wallet(gateway.walletId).spent, CHARGE);
+  const answer = await call(purser, gateway).answer;
+  assert.match(answer?.text as string, /hello/);
+  assert.equal(answer?.headers['x-purser-cost-usd'], formatUsd(Nanos(CHARGE)));
+  assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [2, CHARGE]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+for (const stream of [false, true])
+  test(`what a policy charged is answered once, however often its client leaves half-way, ${stream ? 'streamed' : 'whole'}`, async (t) => {
+    const purser = await openTestServer(t);
+    const gateway = await openGateway(purser);
+    purser.upstream.handle = reset;
+    await call(purser, gateway, { stream }).answer;
+    const { held } = purser.wallet(gateway.walletId);
+    const [operation] = await operationsOf(purser);
+    await purser.run('operation.resolve', { id: operation?.id as string, decision: 'charge', reason: 'test' });
+    const slow = gate(stream ? completionStream() : completion());
+    purser.upstream.handle = slow.handler;
+    const client = call(purser, gateway, { stream });
+    await purser.upstream.arrived(2);
+    client.leave();
+    await vacant(purser);
+    slow.open();
+    await until(
+      () => findAnswer(purser.app.ledger.read, operation?.id as string, purser.app.clock.now()) !== undefined,
+    );
+    const answer = await call(purser, gateway, { stream }).answer;
+    assert.match(answer?.text as string, stream ? /hel[\s\S]*lo[\s\S]*\[DONE\]/ : /hello/);
+    assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [2, held]);
+    assert.deepEqual(purser.problems(), []);
+  });
 
 const WALKS = 3;
 for (let walk = 0; walk < WALKS; walk++)

@@ -509,6 +509,21 @@ test('a budget that is nearly used is told in the headers that Claude Code reads
   assert.equal((await gateway.ask('GET', '/key')).body.data.usage_daily, 0);
 });
 
+test('of a wallet that is refilled, the share of its current period counts', async (t) => {
+  const { purser, gateway } = await open(t, {}, { budget_cents: 100, expires_in_seconds: 0 });
+  await purser.run('wallet.refill', { id: gateway.walletId, refill: { cents: 100, every: 'day' } });
+  purser.upstream.handle = answers({ content: 'ten' }, 'stop', { prompt_tokens: 1, completion_tokens: 10 });
+  const used = async () => {
+    const { headers } = await gateway.ask('POST', '/messages', { body: { ...ASKED, model: 'dear', max_tokens: 10 } });
+    return headers['anthropic-ratelimit-unified-7d-utilization'];
+  };
+  for (let i = 0; i < 9; i++) await used();
+  purser.clock.advance(86_400);
+  assert.equal(await used(), String(Math.floor((0.1 / 1) * 10_000) / 10_000));
+  const { limit, limit_remaining, limit_reset } = (await gateway.ask('GET', '/key')).body.data;
+  assert.deepEqual([limit, limit_remaining, limit_reset], [1, 0.9, 'daily']);
+});
+
 test('a path that is not served says what is', async (t) => {
   const { gateway } = await open(t);
   const { status, body } = await gateway.ask('POST', '/completions', { body: {} });

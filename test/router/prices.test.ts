@@ -68,6 +68,24 @@ const CASES: Case[] = [
     usage(100, 0, cached(50, { cache_write_tokens: 30 })),
     20n * 1000n + 50n * 100n + 30n * 1250n,
   ],
+  [
+    'written tokens as LiteLLM counts them',
+    'special',
+    usage(100, 0, { ...cached(50), cache_creation_input_tokens: 30, cache_read_input_tokens: 50 }),
+    20n * 1000n + 50n * 100n + 30n * 1250n,
+  ],
+  [
+    'written tokens that LiteLLM left out of the prompt',
+    'special',
+    usage(20, 0, { cache_creation_input_tokens: 30 }),
+    20n * 1000n + 30n * 1250n,
+  ],
+  [
+    'written tokens as Qwen counts them',
+    'special',
+    usage(100, 0, cached(50, { cache_creation_input_tokens: 30 })),
+    20n * 1000n + 50n * 100n + 30n * 1250n,
+  ],
   ['reasoning among the completion', 'special', usage(10, 50, reasoning(40)), 10n * 1000n + 10n * 2000n + 40n * 3000n],
   [
     'reasoning beside the completion',

@@ -171,7 +171,10 @@ export async function paidRequest(
     request: {
       walletId,
       route,
-      idempotencyKey: place?.idempotencyKey ?? idempotencyKey,
+      // Read again for the headers of the answer: it may have become a request of its own.
+      get idempotencyKey() {
+        return place?.idempotencyKey ?? idempotencyKey;
+      },
       fingerprint,
       isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
       takesOver: place?.takesOver ?? false,
