@@ -4,17 +4,17 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import http from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { PassThrough } from 'node:stream';
+import { type Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { collect } from '../../src/compute/backends/collect.ts';
 import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
-import { withoutMark } from '../../src/compute/backends/lxd/exit-mark.ts';
+import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/backends/lxd/exit-mark.ts';
 import { frame, MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 
 /** What a real LXD cannot be made to do: a server that answers as a test says. */
 type Answer = { status?: number; body?: object; drop?: true };
-type Respond = (method: string, path: string, body: unknown) => Answer;
+type Respond = (method: string, path: string, body: unknown) => Answer | Promise<Answer>;
 
 const sync = (metadata: unknown): Answer => ({ body: { type: 'sync', metadata } });
 const refusal = (code: number, error: string): Answer => ({
@@ -41,7 +41,7 @@ async function openFake(t: TestContext, respond: Respond) {
     const where = (request.url ?? '').replace(/[?&]project=default/, '');
     asked.push(`${request.method} ${where}`);
     const isJson = request.headers['content-type'] === 'application/json';
-    const answer = respond(request.method ?? '', where, isJson ? JSON.parse(text) : text);
+    const answer = await respond(request.method ?? '', where, isJson ? JSON.parse(text) : text);
     if (answer.drop) return request.socket.destroy();
     response.writeHead(answer.status ?? 200).end(JSON.stringify(answer.body));
   });
@@ -52,7 +52,7 @@ async function openFake(t: TestContext, respond: Respond) {
     server.close();
     rmSync(directory, { recursive: true, force: true });
   });
-  return { backend, spec, asked };
+  return { backend, spec, asked, server };
 }
 
 const TAG = `${LXD_PREFIX}res-fake`;
@@ -171,6 +171,68 @@ for (const size of [1, 3, 100_000])
     assert.ok(bytes.equals(Buffer.concat([Buffer.from('a'), payload])));
     assert.equal(stream.isWhole, true);
   });
+
+/**
+ * An LXD in which every command says `half` and ends with code 0, while a process that it has left holds its output open:
+ * nothing but the exit mark says so, until the connections are closed. With `breaks`, the connection of that stream breaks
+ * before.
+ */
+async function openFakeExec(t: TestContext, breaks?: 'stdout') {
+  const over = Promise.withResolvers<Answer>();
+  let mark = '';
+  const fake = await openFake(t, (method, path, body) => {
+    if (path.startsWith('/1.0/operations')) return over.promise;
+    const { command } = body as { command: string[] };
+    if (method !== 'POST' || command[2] !== WITH_EXIT_MARK) return refusal(404, 'none');
+    mark = command[5] as string;
+    const fds = { 0: 'stdin', 1: 'stdout', 2: 'stderr', control: 'control' };
+    return sync({ id: 'op', status_code: 103, err: '', metadata: { fds } });
+  });
+  const streams = new Map<string, Duplex>();
+  fake.server.on('upgrade', (request, stream) => {
+    const name = new URL(request.url ?? '', 'http://lxd').searchParams.get('secret') as string;
+    streams.set(
+      name,
+      stream
+        .on('error', () => {})
+        .on('end', () => stream.end())
+        .resume(),
+    );
+    if (name === 'control') stream.once('close', () => over.resolve(sync(operation(400, 'the connection is closed'))));
+    stream.write('HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n');
+    if (streams.size < 4) return;
+    const [stdout, stderr] = [streams.get('stdout') as Duplex, streams.get('stderr') as Duplex];
+    const sayMark = () => stderr.write(served(2, Buffer.from(`${mark}0\n`)));
+    stdout.write(served(2, Buffer.from('half')));
+    if (breaks) stdout.once('close', sayMark).end();
+    else sayMark();
+  });
+  return fake.backend;
+}
+
+const EXEC = { command: 'true', timeoutSeconds: 20, streamBytesMax: 100 };
+const LOST = /the connection to a command was lost/;
+
+test('a command whose output is held open by what it left is answered with what it said', async (t) => {
+  const { exitCode, stdout } = await (await openFakeExec(t)).exec(REF, EXEC);
+  assert.deepEqual([exitCode, stdout.toString()], [0, 'half']);
+});
+
+test('a session whose output is held open by what it left ends with its code', async (t) => {
+  const session = await (await openFakeExec(t)).session(REF, { command: EXEC.command, terminal: undefined });
+  t.after(() => session.kill());
+  assert.deepEqual(await session.ended, { code: 0 });
+});
+
+test('a command is not answered with the half that came before its stdout broke, however long its stderr stays', async (t) => {
+  await assert.rejects((await openFakeExec(t, 'stdout')).exec(REF, EXEC), LOST);
+});
+
+test('a session whose stdout broke is lost, however long its stderr stays', async (t) => {
+  const session = await (await openFakeExec(t, 'stdout')).session(REF, { command: EXEC.command, terminal: undefined });
+  t.after(() => session.kill());
+  await assert.rejects(session.ended, LOST);
+});
 
 test('what is written after the end is lost, and breaks nothing', async () => {
   const socket = new PassThrough();

@@ -94,12 +94,13 @@ async function begin(
         { from: err, to: marking },
       ];
   for (const { from, to } of pipes) from.pipe(to);
-  let isQuiet = false;
+  /** Those that were quiet and are not waited for. One that broke before is none of them. */
+  const cut = new Set<MessageStream>();
   const markSays = marked.promise.then(async (code) => {
     await quiet(pipes);
-    isQuiet = true;
     for (const { from, to } of pipes) {
       if (from.readableEnded) continue;
+      cut.add(from);
       from.unpipe(to);
       to.end();
     }
@@ -113,7 +114,7 @@ async function begin(
   return {
     ...{ stdin, stdout, stderr: marking, ended },
     tell: (what) => control.say(JSON.stringify(what)),
-    isWhole: () => isQuiet || (out.isWhole && err.isWhole),
+    isWhole: () => pipes.every(({ from }) => from.isWhole || cut.has(from)),
     leave: () => void leave(),
   };
 }
