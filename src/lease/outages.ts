@@ -17,9 +17,10 @@ export type Outages = {
   failed(place: string, id: string, delay: number, now: number): { delay: number; isNews: boolean };
   /**
    * Records that the backend answered for a lease. Returns whether leases of that place that back off are to be woken, and
-   * for how long it had failed if no lease fails any more.
+   * the places where no lease fails any more, with how long they had failed. Where the lease failed before its part was
+   * known, that is the whole backend.
    */
-  answered(place: string, id: string, now: number): { wake: boolean; failedSeconds?: number };
+  answered(place: string, id: string, now: number): { wake: boolean; over: { place: string; seconds: number }[] };
   /** Returns where leases fail, since when, and how many; with `at`, only there and at its parts. */
   list(at?: string): { place: string; since: number; leases: number }[];
   /** Forgets a lease that has ended. */
@@ -32,6 +33,13 @@ export function createOutages(): Outages {
   const outages = new Map<string, Outage>();
   /** When leases of a place were woken last. A place that is missing has not answered since the start. */
   const wokenAt = new Map<string, number>();
+
+  /** A lease fails nowhere any more. Returns the outages that this ends. */
+  function forget(id: string): [place: string, outage: Outage][] {
+    const over = [...outages].filter(([, { failing }]) => failing.delete(id) && !failing.size);
+    for (const [place] of over) outages.delete(place);
+    return over;
+  }
 
   return {
     failed(place, id, delay, now) {
@@ -50,14 +58,13 @@ export function createOutages(): Outages {
 
     answered(place, id, now) {
       const it = outages.get(place);
-      it?.failing.delete(id);
-      if (it && !it.failing.size) outages.delete(place);
+      const over = forget(id).map(([place, { since }]) => ({ place, seconds: now - since }));
       const last = wokenAt.get(place);
       const isLong =
         it !== undefined && it.failing.size > 0 && now - Math.max(it.since, last ?? 0) >= WAKE_APART_SECONDS;
       const wake = last === undefined || isLong;
       if (wake) wokenAt.set(place, now);
-      return { wake, ...(it && !it.failing.size ? { failedSeconds: now - it.since } : {}) };
+      return { wake, over };
     },
 
     list: (at) =>
@@ -65,8 +72,6 @@ export function createOutages(): Outages {
         .filter(([place]) => at === undefined || place === at || place.startsWith(`${at} `))
         .map(([place, { since, failing }]) => ({ place, since, leases: failing.size })),
 
-    forget(id) {
-      for (const [place, it] of outages) if (it.failing.delete(id) && !it.failing.size) outages.delete(place);
-    },
+    forget,
   };
 }

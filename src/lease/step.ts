@@ -168,8 +168,8 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
   const { id, slot } = row;
   const place = placeOf(app, row);
   const now = app.clock.now();
-  const { wake, failedSeconds } = app.outages.answered(place, id, now);
-  if (failedSeconds !== undefined) app.events.leaseTroubleOver(place, failedSeconds);
+  const { wake, over } = app.outages.answered(place, id, now);
+  for (const it of over) app.events.leaseTroubleOver(it.place, it.seconds);
   if (!wake) return;
   const waiting = liveResourcesOfSlot(app.ledger.read, slot as Slot).filter(
     (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && placeOf(app, it) === place,

@@ -78,6 +78,27 @@ test('a lease that alone cannot be ended does not wake itself by the others, and
   assert.equal(events(purser, 'lease.trouble_over').length, 1);
 });
 
+test('an outage of a whole backend is over once its lease is answered for, though its part became known only then', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  await purser.lease(token);
+  const parts = new Map<string, string>();
+  purser.backend.partOf = (ref) => parts.get(ref);
+  purser.memory.before.inspect = failing;
+  const pass = async () => {
+    purser.clock.advance(60);
+    await purser.app.reaper.runOnce();
+    return purser.app.outages.list().map(({ place }) => place);
+  };
+  assert.deepEqual(await pass(), ['provider_one']);
+  purser.memory.before.inspect = (ref: string) => void parts.set(ref, 'north');
+  assert.deepEqual(await pass(), []);
+  assert.deepEqual(
+    events(purser, 'lease.trouble_over').map(({ place }) => place),
+    ['provider_one'],
+  );
+});
+
 test('a process that starts anew wakes what an earlier one had put off, as soon as the backend answers', async (t) => {
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);
