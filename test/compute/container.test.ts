@@ -105,6 +105,23 @@ for (const name of ['Docker', 'Podman'] as const) {
     assert.deepEqual(await backend.extend(tag, deadline), { kind: 'done' });
   });
 
+  test(`${name}: the code 126 of a command that leaves its input unread is its own`, async (t) => {
+    const engine = await openShared(t);
+    const opened = subject(engine);
+    if (!opened) return;
+    const { backend } = opened;
+    const tag = `${prefix}res-unread`;
+    await create(opened, tag);
+    t.after(() => backend.destroy(tag));
+    // Podman breaks the connection then, and may put its own words in place of the command's.
+    const session = await backend.session(tag, { command: ': > /tmp/notes; /tmp/notes', terminal: undefined });
+    session.stdin.on('error', () => {});
+    session.stdin.write(Buffer.alloc(8 * 1024 * 1024));
+    session.stdout.resume();
+    session.stderr?.resume();
+    assert.deepEqual(await session.ended, { code: 126 });
+  });
+
   test(`${name}: a container of a lease's image is not ours, whatever labels it has inherited`, async (t) => {
     const engine = await openShared(t);
     const opened = subject(engine);

@@ -4,7 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { judgeUpload, LIMITED, RECEIVE } from '../../src/compute/backends/shell.ts';
+import { IS_MARKED, judgeUpload, LIMITED, RECEIVE } from '../../src/compute/backends/shell.ts';
 import { hasComponent, hasProgram } from '../helper/component.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { startProcesses } from './engines/crowd.ts';
@@ -63,8 +63,13 @@ for (const [what, grep] of [
     'case "$*" in *" 1"*" 2"*) exit 126 ;; esac; exec /bin/grep "$@"',
   ],
 ] as const)
-  test(`a limit holds where the machine ${what}`, (t) => {
-    assert.deepEqual(runTooLong(programs(t, grep)), { status: 137, left: [] });
+  test(`a limit holds, and a marked process is found, where the machine ${what}`, (t) => {
+    const PATH = programs(t, grep);
+    assert.deepEqual(runTooLong(PATH), { status: 137, left: [] });
+    const marker = randomBytes(12).toString('hex');
+    const look = (env: object) =>
+      spawnSync('/bin/sh', ['-c', IS_MARKED, 'purser', marker], { env: { PATH, ...env } }).status;
+    assert.deepEqual([look({}), look({ PURSER_EXEC: marker })], [1, 0]);
   });
 
 test('an upload says in every shell what became of it', (t) => {

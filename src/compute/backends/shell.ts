@@ -5,11 +5,12 @@ import { Refusal } from '../../refusal.ts';
 export const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /**
- * `kill_marked MARKER` kills every process that has `PURSER_EXEC=MARKER` in its environment, with one grep over all of
- * /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has less: a grep
- * without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
+ * `find_marked MARKER` sets `found` to the entry of every process that has `PURSER_EXEC=MARKER` in its environment, with one
+ * grep over all of /proc: a process for each entry would take seconds on a busy machine. It falls back where the image has
+ * less: a grep without -z, more entries than fit one argument list, no grep at all. It changes the directory to /proc.
  */
-export const KILL_FUNCTION = `kill_marked() {
+const FIND_FUNCTION = `find_marked() {
+  found=
   cd /proc || return
   if command -v grep >/dev/null; then
     found=$(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" [0-9]*/environ 2>/dev/null)
@@ -18,13 +19,18 @@ export const KILL_FUNCTION = `kill_marked() {
       found="$found $(PURSER_EXEC= grep -zlsF "PURSER_EXEC=$1" "$digit"*/environ 2>/dev/null)"
     done
   else
-    found=
     for entry in [0-9]*/environ; do
       while IFS= read -r text || [ -n "$text" ]; do
         case $text in *"PURSER_EXEC=$1"*) found="$found $entry"; break ;; esac
       done 2>/dev/null <"$entry"
     done
   fi
+}`;
+
+/** `kill_marked MARKER` kills what `find_marked` finds. */
+export const KILL_FUNCTION = `${FIND_FUNCTION}
+kill_marked() {
+  find_marked "$1"
   for entry in $found; do kill -KILL "\${entry%/environ}" 2>/dev/null; done
 }`;
 
@@ -62,6 +68,10 @@ exit "$code"`;
 /** Kills every process with the marker `$1` in its environment. */
 export const KILL_MARKED = `${KILL_FUNCTION}
 for round in 1 2 3; do kill_marked "$1"; done`;
+
+/** Exits with 1 if no process has the marker `$1` in its environment. */
+export const IS_MARKED = `${FIND_FUNCTION}
+find_marked "$1"; set -- $found; [ "$#" -gt 0 ]`;
 
 const IS_DIRECTORY = 21;
 const CUT_SHORT = 22;

@@ -7,7 +7,7 @@ import { contain } from '../../../net/contain.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
 import { partOutput } from '../exec-output.ts';
-import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
+import { codeOfSignal, IS_MARKED, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
 import { type Engine, wasRemoved } from './engine.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
@@ -17,8 +17,13 @@ const WAIT_MILLISECONDS_MAX = 1000;
 const REMOVED_MILLISECONDS = 30_000;
 const KILLED = codeOfSignal('KILL');
 const OWN_OUTPUT_BYTES = 4096;
-/** The exit code that Docker gives a command whose output it could not send on. It may still run. */
+const LOOK_MILLISECONDS = 30_000;
+/**
+ * The exit code that Docker gives a command whose output it could not send on, and which may still run. A shell's for what
+ * cannot be executed is the same.
+ */
 const UNSENT = 126;
+const NONE_IS_MARKED = 1;
 
 /** Runs `$2…` in the directory `$1`. A tenant may have removed that: an engine asked for it would run nothing any more. */
 const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
@@ -33,9 +38,10 @@ type Beginning = {
   giveUp?: AbortSignal;
   /**
    * Gives up when the connection is lost, since the rest of the output is: always, or only if the command still runs. The
-   * engine itself breaks the connection of one that has ended and left input unread. Without it the exit code is waited for.
+   * engine itself breaks the connection of one that has ended and left input unread. With `whileRuns`, the marker in the
+   * command's environment tells whether it runs. Without it the exit code is waited for.
    */
-  needsAll?: 'always' | 'while it runs';
+  needsAll?: 'always' | { whileRuns: string };
 };
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
@@ -65,10 +71,14 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
     if ((stream as Duplex).readableEnded || code === 'EPIPE') return;
     lost.abort(new Error(`the connection to the engine was lost: ${message}`));
   });
-  const judge = (state?: State) => {
+  const judge = async (state?: State) => {
     giveUp?.throwIfAborted();
-    const runs = state?.Running || state?.ExitCode === UNSENT;
-    if (it.needsAll === 'always' || (it.needsAll && runs)) lost.signal.throwIfAborted();
+    if (!it.needsAll || !lost.signal.aborted) return;
+    const runs =
+      it.needsAll === 'always' ||
+      state?.Running ||
+      (state?.ExitCode === UNSENT && (await mayRun(engine, ref, it.needsAll.whileRuns)));
+    if (runs) lost.signal.throwIfAborted();
   };
   const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
   const ended = waitForEnd(ask, exec, stream, quiet, judge).finally(() => {
@@ -81,14 +91,14 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
 
 /**
  * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open. `judge`
- * throws when it is waited for no more.
+ * rejects when it is waited for no more.
  */
 async function waitForEnd(
   ask: Engine['ask'],
   exec: Docker.Exec,
   stream: NodeJS.ReadWriteStream,
   quiet: () => Promise<void>,
-  judge: (state?: State) => void,
+  judge: (state?: State) => Promise<void>,
 ): Promise<number> {
   let over = false;
   const closed = new Promise<void>((resolve) =>
@@ -104,12 +114,12 @@ async function waitForEnd(
   for (let wait = WAIT_MILLISECONDS_LEAST; ; wait = Math.min(wait * 2, WAIT_MILLISECONDS_MAX)) {
     const wasOver = over;
     await (over ? pause(wait) : Promise.race([closed, pause(wait)]));
-    judge();
+    await judge();
     // Mostly it ends at once now; but a tenant may close the streams of what runs on.
     if (over && !wasOver) wait = WAIT_MILLISECONDS_LEAST / 2;
     const state: State = await ask('exec', (abortSignal) => exec.inspect({ abortSignal })).catch(async (error) => {
       if (!wasRemoved(error)) {
-        judge({ Running: true, ExitCode: null }); // Nobody can say that it does not.
+        await judge({ Running: true, ExitCode: null }); // Nobody can say that it does not.
         throw error;
       }
       // An engine may forget the container before the end of the stream is here.
@@ -117,12 +127,26 @@ async function waitForEnd(
       if (!over) throw error;
       return { Running: false, ExitCode: KILLED };
     });
-    judge(state);
+    await judge(state);
     if (!state.Running && state.ExitCode !== null) {
       if (!over) await Promise.race([closed, quiet()]);
-      judge(state);
+      await judge(state);
       return state.ExitCode;
     }
+  }
+}
+
+/** Whether a process with this marker in its environment may still run. */
+async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean> {
+  const giveUp = AbortSignal.timeout(LOOK_MILLISECONDS);
+  try {
+    const look = await begin(engine, ref, ['/bin/sh', '-c', IS_MARKED, 'purser', marker], { giveUp });
+    look.stream.end();
+    look.stdout.resume();
+    look.stderr.resume();
+    return (await look.ended) !== NONE_IS_MARKED;
+  } catch {
+    return true; // Nobody can say that it does not.
   }
 }
 
@@ -194,7 +218,7 @@ export async function openSession(engine: Engine, ref: Ref, { command, terminal 
   const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
   const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, {
     terminal,
-    needsAll: 'while it runs',
+    needsAll: { whileRuns: marker },
   });
   if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
   return {
