@@ -211,19 +211,25 @@ function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<
 function visiting(app: UiApp, parts: UiParts, show: Show): Handler<Env> {
   return handle(app, async (c, place) => {
     const found = signedIn(app, c.env.incoming, place);
-    if (!found) {
-      if (c.req.method !== 'GET' && c.req.method !== 'HEAD')
-        throw new Refusal('unauthenticated', 'Your session has ended. Sign in and send the form again.');
-      const next = `${c.req.path}${new URL(c.req.url).search}`;
-      const had = cookieOf(c.env.incoming, place, SESSION) !== undefined || next !== '/';
-      return go(c, { to: had ? `/sign-in?next=${encodeURIComponent(next)}` : '/sign-in' });
-    }
-    const { viewer, session } = found;
-    admitViewer(app, c, viewer);
-    await noteUse(app, session);
-    const visit = visitOf(app, parts, c, viewer, await formOf(app, c));
+    if (!found) return turnAway(c, place);
+    admitViewer(app, c, found.viewer);
+    await noteUse(app, found.session);
+    const form = await formOf(app, c);
+    // A form may arrive slowly: a session that ended meanwhile must not complete its request.
+    const viewer = signedIn(app, c.env.incoming, place)?.viewer;
+    if (!viewer) return turnAway(c, place);
+    const visit = visitOf(app, parts, c, viewer, form);
     return result(c, await show(visit), viewer, visit.query);
   });
+}
+
+/** Sends whoever is not signed in to the sign-in page, and from there back. Throws `unauthenticated` for a form. */
+function turnAway(c: Context<Env>, place: Place): Response {
+  if (c.req.method !== 'GET' && c.req.method !== 'HEAD')
+    throw new Refusal('unauthenticated', 'Your session has ended. Sign in and send the form again.');
+  const next = `${c.req.path}${new URL(c.req.url).search}`;
+  const had = cookieOf(c.env.incoming, place, SESSION) !== undefined || next !== '/';
+  return go(c, { to: had ? `/sign-in?next=${encodeURIComponent(next)}` : '/sign-in' });
 }
 
 function visitOf(app: UiApp, parts: UiParts, c: Context<Env>, viewer: Viewer, form: URLSearchParams): Visit {

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { readFileSync, rmSync, writeFileSync } from 'node:fs';
+import http from 'node:http';
 import { join } from 'node:path';
 import test from 'node:test';
 import { parse, stringify } from 'yaml';
@@ -270,6 +272,32 @@ test('sign-out ends the session on the server, and everywhere ends all of the sa
   assert.equal(await isIn(account), true);
   await account.post('/sign-out/everywhere');
   assert.equal(rows(purser), 0);
+});
+
+test('a form whose session ends while it comes slowly does nothing', async (t) => {
+  const purser = await openTestServer(t);
+  const [slow, other] = [await asOperator(purser), await asOperator(purser)];
+  const before = await purser.run('account.show', { id: purser.accountId });
+  const body = new URLSearchParams({ amount: '500', reason: 'late', key: 'k' }).toString();
+  const request = http.request(`${purser.url}/accounts/${purser.accountId}/credit`, {
+    method: 'POST',
+    headers: {
+      origin: purser.url,
+      cookie: `${SESSION}=${slow.cookies.get(SESSION)}`,
+      'content-type': 'application/x-www-form-urlencoded',
+      'content-length': body.length,
+      expect: '100-continue',
+    },
+  });
+  await once(request, 'continue');
+  request.write(body.slice(0, 5));
+  assert.equal(await isIn(slow), true); // Behind it in the queue: by now its session has been looked at.
+  await other.post('/sign-out/everywhere');
+  request.end(body.slice(5));
+  const [response] = (await once(request, 'response')) as [http.IncomingMessage];
+  response.resume();
+  assert.equal(response.statusCode, 401);
+  assert.deepEqual(await purser.run('account.show', { id: purser.accountId }), before);
 });
 
 test('no page may be framed, sniffed, stored or asked for by another site', async (t) => {
