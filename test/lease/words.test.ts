@@ -2,14 +2,18 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { until } from '../compute/conformance.ts';
 import { SECRET_WORDS } from '../compute/engines/memory.ts';
+import { asAccount, asOperator } from '../ui/sample.ts';
 import { LONG, openMemoryServer } from './leases.ts';
 
 /** What an engine says names sockets and addresses: it is for the operator and the log. */
 
 async function open(t: Parameters<typeof openMemoryServer>[0]) {
   const purser = await openMemoryServer(t);
-  const { token } = await purser.openWallet(LONG);
-  /** Asserts that an agent's answer has our own words alone, and the operator's list and the log the engine's. */
+  const { id: walletId, token } = await purser.openWallet(LONG);
+  /**
+   * Asserts that an agent's answer and the account's page have our own words alone, and the operator's list and page and the
+   * log the engine's.
+   */
   async function assertOwnWords({ body, text }: { body: any; text: string }, own: RegExp) {
     assert.match(body.error.message, own);
     assert.doesNotMatch(text, /secret-place|ENOENT/);
@@ -18,6 +22,13 @@ async function open(t: Parameters<typeof openMemoryServer>[0]) {
     assert(operation.reason?.includes(SECRET_WORDS), JSON.stringify(operation));
     const line = purser.log.find((it) => it.includes('operation.released') && it.includes(operation.id));
     assert(line?.includes(SECRET_WORDS) && line.includes(operation.request_id), line);
+    for (const path of [`/wallets/${walletId}`, `/wallets/${walletId}?steps=all`]) {
+      const { status, html } = await (await asAccount(purser)).get(path);
+      assert.equal(status, 200);
+      assert.match(html, />released</);
+      assert.doesNotMatch(html, /secret-place|ENOENT/);
+      assert.match((await (await asOperator(purser)).get(path)).html, /secret-place/);
+    }
   }
   return { purser, token, assertOwnWords };
 }

@@ -219,11 +219,17 @@ const movementNote = ({ id: walletId }: Wallet, isFull: boolean): Html =>
     ? link(`/wallets/${walletId}#movements`, 'One line for each request')
     : link(`/wallets/${walletId}?steps=all#movements`, 'With every hold and release');
 
+/** Why a step came to be. What an engine or a model server said may name sockets and addresses: it is for the operator. */
+function reasonOf({ viewer }: Visit, { reason, settledBy }: Step): Html {
+  if (reason === null || (viewer.kind !== 'operator' && settledBy !== 'policy')) return EMPTY;
+  return html`<span class="weak">${outside(reason)}</span>`;
+}
+
 function movements(visit: Visit, steps: readonly Step[]): Html {
   const rows = steps.map((step) => [
     when(step.at),
     step.what,
-    html`${subjectOf(visit, step.subject)} ${usageOf(step.usage)} ${step.settledBy !== null && step.settledBy !== 'answer' && html`<span class="weak">by ${step.settledBy}</span>`} ${step.reason !== null && html`<span class="weak">${outside(step.reason)}</span>`}`,
+    html`${subjectOf(visit, step.subject)} ${usageOf(step.usage)} ${step.settledBy !== null && step.settledBy !== 'answer' && html`<span class="weak">by ${step.settledBy}</span>`} ${reasonOf(visit, step)}`,
     money(step.amount, OUTWARD.has(step.what) ? '−' : '+'),
     money(step.available),
     operationLink(visit, step.operationId),
