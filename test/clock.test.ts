@@ -7,6 +7,7 @@ import { currentEpoch } from '../src/ledger/installation.ts';
 import { journalHead } from '../src/ledger/journal.ts';
 import { type HandClock, handClock, openTestServer } from './helper/server.ts';
 import { completion, reset } from './helper/upstream.ts';
+import { asAccount } from './ui/sample.ts';
 
 /** A clock on a time source in hand, started on a whole second, with what it warned of. */
 function open(newestAt = (_start: number) => 0) {
@@ -517,6 +518,27 @@ test('after a wrong future was believed, the operator gets back with the same wo
   assert.ok(journalHead(purser.app.ledger.read).at > wrong, 'once it is past that time, the journal goes on');
   await purser.reopen();
   assert.deepEqual(await serving(purser, token), GREEN);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('on the way back from a wrong future no browser stays signed in, and no answer is kept for longer than 72 hours', async (t) => {
+  const { purser, time, keeps } = await restarted(t, (it) => it.leap(10 * DAY));
+  await purser.reopen(() => {}, { acceptClock: true });
+  const browser = await asAccount(purser);
+  await purser.run('ui.link', {});
+  assert.equal((await purser.chat(keeps.token, {}, 'k')).status, 200);
+  await purser.reopen(() => time.leap(-10 * DAY), { acceptClock: true });
+  const count = (table: string) =>
+    Number(purser.app.ledger.client.prepare(`select count(*) from ${table}`).pluck().get());
+  assert.equal((await browser.get('/wallets')).status, 303);
+  assert.equal(count('browser_session'), 0);
+  const calls = purser.upstream.calls.length;
+  assert.equal((await purser.chat(keeps.token, {}, 'k')).status, 200);
+  assert.equal(purser.upstream.calls.length, calls, 'it is still answered from the books');
+  assert.ok(count('answer') > 0);
+  time.advance(3 * DAY);
+  await purser.app.reaper.runOnce();
+  assert.equal(count('answer'), 0);
   assert.deepEqual(purser.problems(), []);
 });
 

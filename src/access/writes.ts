@@ -1,4 +1,5 @@
 import { defineWrite } from '../db/write.ts';
+import { goBackTo } from '../ledger/accepted-clock.ts';
 import { giveToken, replaceLostMasterKey } from '../ledger/master-keys.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import * as sessions from './browser-sessions.ts';
@@ -59,6 +60,15 @@ export const replaceLostKey = defineWrite(
     for (const row of gatewayKeys) routerKeys.giveRouterToken(tx, row);
   },
 );
+
+/**
+ * Goes back to the time `now`, which is earlier than the newest in the books. Sessions of the page end: those of the later
+ * time would last into it.
+ */
+export const goBack = defineWrite('clock.go_back', (tx, { reason, now }: { reason: string; now: number }) => {
+  goBackTo(tx, reason, now);
+  sessions.endAllBrowserSessions(tx);
+});
 
 // Sessions of the page.
 

@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs';
+import { goBack } from '../access/writes.ts';
 import type { Boot, Clock, Leap, Sighting, TimeSource } from '../clock.ts';
 import { describeLeap } from '../clock.ts';
 import { writeDurably } from '../files/durable-file.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { goBack } from '../ledger/writes.ts';
 import type { Log } from '../log.ts';
 
 /** Between two notes of the time that the books were served at. */

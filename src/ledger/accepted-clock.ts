@@ -2,9 +2,10 @@ import { and, eq, gt, sql } from 'drizzle-orm';
 import { periodAt } from '../calendar.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { checkouts, deliveries, entries, operations, wallets } from '../db/schema.ts';
+import { answers, checkouts, deliveries, entries, operations, wallets } from '../db/schema.ts';
 import { beginEpoch, currentEpoch, findInstallation } from './installation.ts';
 import { journalHead } from './journal.ts';
+import { ANSWER_KEPT_SECONDS } from './operation.ts';
 import { findFeed, setFeed } from './payment-events.ts';
 import { refillOf } from './refill.ts';
 import { allLiveResources, updateResource } from './resource.ts';
@@ -34,6 +35,16 @@ const reads = prepare((read: Reader) => ({
     .select()
     .from(checkouts)
     .where(gt(checkouts.dueAt, sql.placeholder('after')))
+    .prepare(),
+  answersAfter: read
+    .select({ id: answers.operationId })
+    .from(answers)
+    .where(gt(answers.keptUntil, sql.placeholder('after')))
+    .prepare(),
+  answer: read
+    .select()
+    .from(answers)
+    .where(eq(answers.operationId, sql.placeholder('id')))
     .prepare(),
 }));
 
@@ -87,6 +98,14 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
       .set(withNewChecksum(checkouts, row, { dueAt: now + CHECKOUT_SECONDS }))
       .where(eq(checkouts.id, row.id))
       .run();
+  const keptUntil = now + ANSWER_KEPT_SECONDS;
+  for (const { id } of reads(tx).answersAfter.all({ after: keptUntil })) {
+    const answer = reads(tx).answer.get({ id }) as typeof answers.$inferSelect; // One at a time: they may be large.
+    tx.update(answers)
+      .set(withNewChecksum(answers, answer, { keptUntil }))
+      .where(eq(answers.operationId, id))
+      .run();
+  }
   tx.update(deliveries).set({ dueAt: now }).where(gt(deliveries.dueAt, now)).run();
   const feed = findFeed(tx);
   if (feed && feed.dueAt > now) setFeed(tx, { readTo: feed.readTo, dueAt: now });

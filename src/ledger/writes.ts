@@ -1,7 +1,6 @@
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { Refusal } from '../refusal.ts';
-import { goBackTo } from './accepted-clock.ts';
 import * as account from './account.ts';
 import * as checkout from './checkout.ts';
 import * as installation from './installation.ts';
@@ -274,9 +273,4 @@ export const dropRetiredKey = defineWrite(
     keys.dropWrappedKey(tx, id);
     return true;
   },
-);
-
-/** Goes back to the time `now`, which is earlier than the newest in the books. */
-export const goBack = defineWrite('clock.go_back', (tx, { reason, now }: { reason: string; now: number }) =>
-  goBackTo(tx, reason, now),
 );

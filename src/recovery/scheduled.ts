@@ -50,27 +50,35 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
 
   app.events.gauge('backup_age_seconds', 'Since the newest backup of `backup`; +Inf when there is none.', () => {
     if (!app.config.backup) return undefined;
-    const at = newestIn(app.config.backup.directory);
-    return at === undefined ? Number.POSITIVE_INFINITY : app.clock.now() - at;
+    const now = app.clock.now();
+    const at = newestIn(app.config.backup.directory, now);
+    return at === undefined ? Number.POSITIVE_INFINITY : now - at;
   });
   app.events.gauge('backup_every_seconds', '`backup.every`.', () => app.config.backup?.every);
 
-  /** Returns the Unix seconds of the newest backup: of its file name, looked up once. */
-  function newestIn(directory: string): number | undefined {
-    if (newest?.directory !== directory) newest = { directory, at: timeOf(list(directory).at(-1)) };
+  /**
+   * Returns the Unix seconds of the newest backup: of its file name, looked up once. One whose time is yet to come, because
+   * the clock went back, does not count: nobody knows its age.
+   */
+  function newestIn(directory: string, now: number): number | undefined {
+    if (newest?.directory !== directory || (newest.at ?? 0) > now) {
+      const at = list(directory, now).map(timeOf).at(-1);
+      newest = { directory, at: at !== undefined && at <= now ? at : undefined };
+    }
     return newest.at;
   }
-  function timeOf(file: string | undefined): number | undefined {
-    if (file === undefined) return undefined;
+  function timeOf(file: string): number {
     const [, year, month, day, hour, minute, second] = name.exec(file) ?? [];
     return Date.parse(`${year}-${month}-${day}T${hour}:${minute}:${second}Z`) / 1000;
   }
-  /** Returns the finished backups of this installation, the oldest first. */
-  function list(directory: string): string[] {
+  /** Returns the finished backups of this installation, the oldest first; before them those whose time is yet to come. */
+  function list(directory: string, now: number): string[] {
     try {
-      return readdirSync(directory)
+      const all = readdirSync(directory)
         .filter((it) => name.test(it) && it.endsWith('.db'))
         .sort();
+      const isAhead = (it: string) => timeOf(it) > now;
+      return [...all.filter(isAhead), ...all.filter((it) => !isAhead(it))];
     } catch {
       return []; // The next backup says what is wrong with it.
     }
@@ -95,7 +103,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       // Only one backup is made at a time, so what is unfinished was left by one that was killed.
       for (const it of readdirSync(directory))
         if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
-      const outdated = list(directory)
+      const outdated = list(directory, now)
         .slice(0, -keep)
         .map((it) => join(directory, it))
         .filter(isOurs);
@@ -113,7 +121,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     const { backup } = app.config;
     if (!backup || running || ending.signal.aborted) return running;
     const now = app.clock.now();
-    const madeAt = newestIn(backup.directory);
+    const madeAt = newestIn(backup.directory, now);
     const isDue = madeAt === undefined || now >= madeAt + backup.every;
     const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
     if (!isDue || isTried) return;

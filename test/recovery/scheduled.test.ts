@@ -50,6 +50,44 @@ test('backups are made when they are due, over restarts, and only those of this 
   assert.deepEqual(purser.problems(), []);
 });
 
+test('after the clock went back a backup of the time to come is not the newest, and the first to be removed', async (t) => {
+  const directory = temporaryDirectory(t);
+  const purser = await openTestServer(t);
+  const gauges: Record<string, () => number | undefined> = {};
+  const config = { backup: { every: DAY, keep: 2, directory } };
+  const events = {
+    ...purser.app.events,
+    gauge(name: string, _: string, read: () => number | undefined) {
+      gauges[name] = read;
+    },
+  };
+  let now = purser.app.clock.now();
+  const make = async (file: string) => {
+    await backUp(purser.directory, file, '1.2.3', now);
+  };
+  const open = () => createBackups({ ...purser.app, clock: { now: () => now }, config, events }, make);
+  const age = () => gauges.backup_age_seconds?.();
+  const made = () => readdirSync(directory).sort();
+
+  now += 10 * DAY;
+  let backups = open();
+  await backups.runOnce();
+  const [ahead] = made() as [string];
+  now -= 10 * DAY;
+  assert.equal(age(), Number.POSITIVE_INFINITY);
+  backups = open(); // The clock goes back by a restart.
+  assert.equal(age(), Number.POSITIVE_INFINITY);
+  await backups.runOnce();
+  assert.deepEqual([made().length, age()], [2, 0]);
+  backups = open();
+  now += 60;
+  await backups.runOnce();
+  assert.deepEqual([made().length, age()], [2, 60], 'it is not due at each start');
+  now += DAY;
+  await backups.runOnce();
+  assert.deepEqual([made().length, made().includes(ahead), age()], [2, false, 0]);
+});
+
 test('a backup that fails is logged once and retried; the age says since when there is none', async (t) => {
   const directory = join(temporaryDirectory(t), 'unmounted');
   const purser = await openTestServer(t);
