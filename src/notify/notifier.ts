@@ -54,13 +54,19 @@ export async function createNotifier(
   let opened = new Map<string, { queue: Queue; settings: string }>();
   /** Queues that end once what they are sending is answered. */
   const retiring = new Set<Queue>();
+  /** By the name of a receiver: resolves once every queue that it has had has ended. */
+  const ended = new Map<string, Promise<void>>();
   let isStarted = false;
   let isStopped = false;
 
-  async function retire(queue: Queue): Promise<void> {
+  function retire(name: string, queue: Queue): void {
     retiring.add(queue);
-    await queue.retire();
-    retiring.delete(queue);
+    const before = ended.get(name);
+    const over = queue.retire().then(() => {
+      retiring.delete(queue);
+      return before; // A queue that has not begun ends at once, though one before it may still be sending.
+    });
+    ended.set(name, over);
   }
 
   async function prepare({ receivers }: EventConfig, secrets: ReadonlyMap<string, ReceiverSecrets>) {
@@ -81,11 +87,11 @@ export async function createNotifier(
         }
         const queue = createQueue(app, receiver, own.secret, (openSender as OpenSender)(receiver, own));
         opened.set(receiver.name, { queue, settings });
-        // Not before the former has its answer: nothing is sent twice at a time, and the order stays.
-        const over = before ? retire(before.queue) : Promise.resolve();
-        if (isStarted) void over.then(queue.start);
+        if (before) retire(receiver.name, before.queue);
+        // Not before the former ones have their answers: nothing is sent twice at a time, and the order stays.
+        if (isStarted) void (ended.get(receiver.name) ?? Promise.resolve()).then(queue.start);
       }
-      for (const { queue } of former.values()) void retire(queue);
+      for (const [name, { queue }] of former) retire(name, queue);
     };
   }
 

@@ -286,6 +286,53 @@ test('a reload changes receivers of events: added, changed and removed, each wit
   assert(!purser.log.join('\n').includes(SECRET));
 });
 
+for (const [way, paths] of [
+  ['changes twice', ['/b', '/c']],
+  ['is removed and added', [undefined, '/b']],
+] as const)
+  test(`a receiver that ${way} while it is slow to answer gets one event at a time, in order`, async (t) => {
+    const [slow, other] = [await openReceiver(t), await openReceiver(t)];
+    const others = { name: 'other', url: other.url, secret: SECRET };
+    const slowAt = (path: string) => ({ name: 'slow', url: `${slow.url}${path}`, secret: SECRET });
+    const purser = await openTestServer(t, { settings: { events: { receivers: [slowAt('/a'), others] } } });
+    const answer = Promise.withResolvers<void>();
+    slow.reply = async (got, response) => {
+      await answer.promise;
+      return status(204)(got, response);
+    };
+    const told: string[] = [];
+    const closeOne = async () => {
+      const { id } = await purser.openWallet();
+      await purser.run('wallet.close', { id });
+      told.push(id);
+    };
+    await closeOne();
+    await closeOne();
+    await slow.until(() => slow.got.length === 1);
+    for (const path of paths) {
+      rewrite(purser, ({ events }) => {
+        events.receivers = path === undefined ? [others] : [slowAt(path), others];
+      });
+      await purser.run('reload', {});
+    }
+    // By the time that these have arrived, a second queue would have sent something as well.
+    for (let i = 0; i < 5; i++) {
+      await closeOne();
+      await other.until(() => other.accepted().length === told.length);
+    }
+    assert.equal(slow.got.length, 1);
+    answer.resolve();
+    await slow.until(() => slow.accepted().length === told.length);
+    assert.deepEqual(
+      slow.got.map(({ path }) => path),
+      told.map((_, i) => (i === 0 ? '/a' : paths[1])),
+    );
+    assert.deepEqual(
+      slow.accepted().map(({ data }) => data.wallet_id),
+      told,
+    );
+  });
+
 test('a reload that is refused leaves the receivers as they are', async (t) => {
   const receiver = await openReceiver(t);
   const purser = await openTestServer(t, {
