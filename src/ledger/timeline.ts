@@ -26,6 +26,22 @@ const reads = prepare((read: Reader) => ({
     )
     .orderBy(asc(entries.seq))
     .prepare(),
+  /** Stops counting at `limit`: what is left is not read. */
+  causes: read
+    .select({ count: sql<number>`count(*)` })
+    .from(
+      sql`(
+        select 1 from operation where wallet_id = ${sql.placeholder('walletId')}
+        union all
+        select 1 from wallet_change where wallet_id = ${sql.placeholder('walletId')}
+        union all
+        select 1 from wallet where parent_id = ${sql.placeholder('walletId')}
+        union all
+        select 1 from wallet w join wallet_change c on c.wallet_id = w.id
+          where w.parent_id = ${sql.placeholder('walletId')}
+        limit ${sql.placeholder('limit')})`,
+    )
+    .prepare(),
 }));
 
 export type Step = {
@@ -79,6 +95,11 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
         reason: settling ? operation.reason : null,
       };
     });
+}
+
+/** Returns whether at most `max` operations, changes and children, with the changes of these, make up a wallet's timeline. */
+export function isTimelineWithin(read: Reader, walletId: string, max: number): boolean {
+  return Number(reads(read).causes.get({ walletId, limit: max + 1 })?.count) <= max;
 }
 
 type Entry = typeof entries.$inferSelect;

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { changeBudget } from '../../src/ledger/wallet-change.ts';
+import { writeWith } from '../helper/closures.ts';
 import { openTestServer } from '../helper/server.ts';
 import { asOperator } from './sample.ts';
 
@@ -58,4 +60,33 @@ test(`${WALLET_COUNT} wallets make no page slow or long, and each is found by pa
   assert.deepEqual(names(second).length, 50);
   assert.ok(!names(second).some((name) => names(first).includes(name)), 'a page repeats another');
   assert.deepEqual(names((await browser.get('/wallets?name=agent-1234')).html), ['agent-1234']);
+});
+
+test('the whole life of a wallet is shown up to 2,000 requests, children and changes of both', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 5000 });
+  const open = async (key: string) => {
+    const body = { name: key, budget_usd: '1.00' };
+    return (await purser.ask('POST', '/v1/run/wallets', { token, key, body })).body.id as string;
+  };
+  const child = await open('first');
+  const raise = (walletId: string, count: number, name: string) =>
+    writeWith(purser.app.ledger, (tx) => {
+      for (let i = 0; i < count; i++) {
+        const rest = { idempotencyKey: `${name} ${i}`, fingerprint: Buffer.alloc(32), requestId: `req_${i}` };
+        changeBudget(tx, { walletId, cents: 1, ...rest }, purser.app.clock.now());
+      }
+    });
+  assert.equal((await purser.chat(token)).status, 200);
+  await raise(id, 998, 'own');
+  await raise(child, 1000, 'of a child');
+  const browser = await asOperator(purser);
+  const cards = async () =>
+    [...(await browser.get(`/wallets/${id}`)).html.matchAll(/<h2>(Its life|Where the money went|Operations)</g)].map(
+      ([, name]) => name,
+    );
+  assert.deepEqual(await cards(), ['Its life', 'Where the money went'], '2,000');
+  await open('second');
+  assert.deepEqual(await cards(), ['Operations'], '2,001');
+  assert.equal((await browser.get(`/wallets/${child}`)).html.includes('Its life'), true, 'its child has 1,000');
 });

@@ -11,7 +11,7 @@ import { findAccount } from '../../ledger/account.ts';
 import { countOperations, listOperations, type Operation, openOperations } from '../../ledger/operation.ts';
 import { countResources, pageResources } from '../../ledger/resource.ts';
 import { spendingOverTime, sumSpending } from '../../ledger/spending.ts';
-import { type Step, timeline } from '../../ledger/timeline.ts';
+import { isTimelineWithin, type Step, timeline } from '../../ledger/timeline.ts';
 import { available, closingSince, countWallets, findWallet, listWallets, type Wallet } from '../../ledger/wallet.ts';
 import { formatUsd, Nanos, ZERO } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
@@ -45,7 +45,10 @@ import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
 import { leaseTable } from './leases.ts';
 import { centsIn, handOver, partsOf, stateOf, walletTable } from './wallets.ts';
 
-/** Beyond this the whole life of a wallet is not read for a page: the latest operations are shown instead. */
+/**
+ * Beyond so many operations, changes and children the whole life of a wallet is not read for a page: the latest operations
+ * are shown instead.
+ */
 const WHOLE_LIFE_COUNT_MAX = 2000;
 const STEP_COUNT = 50;
 const CHILD_COUNT = 20;
@@ -68,7 +71,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   const { read } = app.ledger;
   const wallet = walletIn(visit);
   const order = { scope: { wallet: wallet.id } };
-  const isWhole = countOperations(read, { walletId: wallet.id }) <= WHOLE_LIFE_COUNT_MAX;
+  const isWhole = isTimelineWithin(read, wallet.id, WHOLE_LIFE_COUNT_MAX);
   const since = Math.max(wallet.createdAt, now - SPEND_DAYS * DAY_SECONDS);
   const [byModel, byDay] = await Promise.all([
     sumSpending(read, { ...order, by: 'model' }),
