@@ -11,10 +11,12 @@ type Connection = {
   network: string;
   /** True while one of its requests is being answered. */
   isBusy: boolean;
+  /** The request that is being answered. */
+  request?: IncomingMessage;
   waiting: [IncomingMessage, ServerResponse][];
 };
-/** Idle connections by network, the longest idle first. */
-type Idle = Map<string, Set<Connection>>;
+/** Connections by network, those first that have been in it for longest. */
+type Group = Map<string, Set<Connection>>;
 type Handler = (request: IncomingMessage, response: ServerResponse) => unknown;
 
 export type ConnectionLimit = {
@@ -27,9 +29,10 @@ export type ConnectionLimit = {
 };
 
 /**
- * Caps open connections at `max`. When full, closes an idle one: unauthenticated before authenticated (those in
- * `authenticated` have shown a valid token), then from the network with the most idle connections, then the longest idle.
- * A flood therefore evicts itself, and a request being answered is never cut off. Requests on one connection are answered
+ * Caps open connections at `max`. When full, closes one: an idle one that is unauthenticated (those in `authenticated` have
+ * shown a valid token), then one whose unauthenticated request is still arriving, then an idle authenticated one; of these
+ * from the network with the most of them, and there the one that has been so for longest. A flood therefore evicts itself, and
+ * a request that has come whole, or shown a token, is never cut off. Requests on one connection are answered
  * one after the other (RFC 9112, section 9.3.2), so no client has more requests in flight than connections. A client that
  * reads nothing of its response for `stallMilliseconds` is disconnected.
  */
@@ -41,23 +44,29 @@ export function limitConnections(
   events: Pick<Events, 'cutOff'>,
 ): ConnectionLimit {
   const bySocket = new Map<Socket, Connection>();
-  const idleUnauthenticated: Idle = new Map();
-  const idleAuthenticated: Idle = new Map();
+  const idleUnauthenticated: Group = new Map();
+  /** Busy with a request that had neither come whole nor shown a token when it began to be answered. */
+  const arriving: Group = new Map();
+  const idleAuthenticated: Group = new Map();
+  const groups = [idleUnauthenticated, arriving, idleAuthenticated];
 
-  function markIdle(connection: Connection) {
-    const idle = authenticated.has(connection.socket) ? idleAuthenticated : idleUnauthenticated;
+  function put(connection: Connection, group: Group) {
     const { network } = connection;
-    const others = idle.get(network) ?? new Set();
-    idle.set(network, others.add(connection));
+    const others = group.get(network) ?? new Set();
+    group.set(network, others.add(connection));
   }
-  function markBusy(connection: Connection) {
+  function take(connection: Connection) {
     const { network } = connection;
-    for (const idle of [idleUnauthenticated, idleAuthenticated]) {
-      const others = idle.get(network);
+    for (const group of groups) {
+      const others = group.get(network);
       others?.delete(connection);
-      if (others?.size === 0) idle.delete(network);
+      if (others?.size === 0) group.delete(network);
     }
   }
+  const markIdle = (connection: Connection) =>
+    put(connection, authenticated.has(connection.socket) ? idleAuthenticated : idleUnauthenticated);
+  const isArriving = ({ request, socket }: Connection) =>
+    request !== undefined && !request.complete && !authenticated.has(socket);
   function end({ socket }: Connection, why: Parameters<Events['cutOff']>[0]) {
     events.cutOff(why);
     socket.destroy();
@@ -67,25 +76,34 @@ export function limitConnections(
     const connection = bySocket.get(socket);
     if (!connection) return;
     bySocket.delete(socket);
-    markBusy(connection);
+    take(connection);
     connection.waiting = [];
   }
 
-  /** Closes one idle connection. Returns false when every connection is busy. */
-  function evictIdle(): boolean {
-    let largest: Set<Connection> | undefined;
-    const idle = idleUnauthenticated.size ? idleUnauthenticated : idleAuthenticated;
-    for (const it of idle.values()) if (it.size > (largest?.size ?? 0)) largest = it;
-    const [longest] = largest ?? [];
-    if (longest) end(longest, 'no_room');
-    return longest !== undefined;
+  /** Closes one connection to make room. Returns false when every one is busy with a request that is not cut off. */
+  function evict(): boolean {
+    for (;;) {
+      const group = groups.find((it) => it.size > 0);
+      let largest: Set<Connection> | undefined;
+      for (const it of group?.values() ?? []) if (it.size > (largest?.size ?? 0)) largest = it;
+      const [longest] = largest ?? [];
+      if (!longest) return false;
+      if (group !== arriving || isArriving(longest)) {
+        end(longest, 'no_room');
+        return true;
+      }
+      take(longest); // Its request has come whole by now, or has shown a token.
+    }
   }
 
   function answer(connection: Connection, request: IncomingMessage, response: ServerResponse) {
     connection.isBusy = true;
-    markBusy(connection);
+    connection.request = request;
+    take(connection);
+    if (isArriving(connection)) put(connection, arriving);
     response.once('close', () => {
       connection.isBusy = false;
+      take(connection);
       if (!bySocket.has(connection.socket)) return;
       const next = connection.waiting.shift();
       if (next) answer(connection, ...next);
@@ -105,7 +123,7 @@ export function limitConnections(
     },
     watch(server) {
       server.on('connection', (socket: Socket) => {
-        if (bySocket.size >= max && !evictIdle()) {
+        if (bySocket.size >= max && !evict()) {
           events.cutOff('no_room');
           socket.destroy();
           return;

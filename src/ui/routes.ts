@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http';
 import { type Context, type Handler, Hono } from 'hono';
 import { refuseFault } from '../health.ts';
 import { readBody } from '../http/body.ts';
-import { describeError, type Env, onError, requestIdOf } from '../http/endpoint.ts';
+import { callerNetwork, describeError, type Env, onError, requestIdOf } from '../http/endpoint.ts';
 import { REFUSALS, Refusal } from '../refusal.ts';
 import type { Asset } from './assets.ts';
 import { cookieOf, PAGE_HEADERS, type Place, placeOf, refuseForeignForm, SESSION } from './guard.ts';
@@ -262,7 +262,7 @@ const queryOf = (c: Context<Env>) => new URLSearchParams(new URL(c.req.url).sear
 
 async function formOf(app: UiApp, c: Context<Env>): Promise<URLSearchParams> {
   if (c.req.method !== 'POST') return new URLSearchParams();
-  const share = app.memory.open('page');
+  const share = app.memory.open(callerNetwork(app, c.env.incoming));
   try {
     return new URLSearchParams((await readBody(c.env.incoming, FORM_BYTES_MAX, share)).toString());
   } finally {

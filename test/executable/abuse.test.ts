@@ -97,6 +97,19 @@ test('where there is no room for more connections, those who flood make it, and 
   });
 });
 
+test('forms of strangers that never come to their end make room for others', async (t) => {
+  await underAttack(t, { openFiles: 256, growthMib: 200 }, async ({ connect, accepted, served, server }) => {
+    const { host, origin } = new URL(server.url);
+    const head = `POST /sign-in/key HTTP/1.1\r\nhost: ${host}\r\norigin: ${origin}\r\ncontent-type: application/x-www-form-urlencoded\r\ncontent-length: 100\r\n\r\n`;
+    for (let round = 0; round < 5; round++) {
+      for (const { socket } of await connectAll(connect, 100)) socket.write(head);
+      await served(20);
+      await accepted();
+    }
+    return '500 forms without a body';
+  });
+});
+
 // Together: each waits until the server's own time for it is over, 20 seconds and a minute.
 test('what is slow on purpose is ended', { concurrency: true }, async (t) => {
   await Promise.all([
