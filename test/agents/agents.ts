@@ -34,7 +34,9 @@ export const AGENTS: readonly Agent[] = [
     program: 'codex',
     args: ['exec', '--skip-git-repo-check', '--dangerously-bypass-approvals-and-sandbox', TASK],
     whenUncertain: 'repeats',
-    mcpArgs: [],
+    // Else it asks its model without the tools of a server that has not named them within ten seconds; here several agents
+    // start at once on two cores.
+    mcpArgs: ['-c', 'mcp_servers.purser.startup_timeout_sec=120', '-c', 'mcp_servers.purser.required=true'],
   },
   { title: 'opencode', program: 'opencode', args: ['run', TASK], whenUncertain: 'repeats', mcpArgs: [] },
   { title: 'Kilo', program: 'kilo', args: ['run', '--auto', TASK], whenUncertain: 'repeats' },

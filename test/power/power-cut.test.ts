@@ -158,6 +158,7 @@ async function recordLoad(t: TestContext, build: readonly string[]) {
   let journal: Journal = new Map();
   const steps = await record(t, purser, trace, async (server) => {
     journal = await load(server, key, ANSWER_COUNT);
+    await server.ask('GET', '/healthz'); // What was written for the last answer is in the trace by now.
   });
   return { before, steps, journal };
 }
