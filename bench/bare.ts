@@ -1,5 +1,6 @@
 import { join } from 'node:path';
-import { freePort, start, untilAnswers } from './process.ts';
+import { freePort } from '../test/helper/free-port.ts';
+import { start, untilAnswers } from './process.ts';
 
 /** A running bare proxy (bench/bare-proxy.ts). */
 export type Bare = { pid: number; port: number; stop(): Promise<void> };

@@ -8,6 +8,8 @@ export type Flags = {
   seconds: number;
   /** Rounds of each target; medians are reported. */
   rounds: number;
+  /** Length of the load on each target before its first round. */
+  warmSeconds: number;
   /** Size of the filled database. */
   wallets: number;
   entries: number;
@@ -26,6 +28,7 @@ npm run bench -- backends --help
   --only a,b,…    these rows
   --seconds N     seconds of one round of load (2)
   --rounds N      rounds of each target, interleaved; medians are reported (5)
+  --warm N        seconds of load on each target before its first round (12)
   --wallets N     wallets in the filled database (100000)
   --entries N     journal entries in it (1000000)
   --operations N  operations before memory is measured again (100000)
@@ -42,6 +45,7 @@ export function readFlags(): Flags | undefined {
       only: { type: 'string' },
       seconds: count,
       rounds: count,
+      warm: count,
       wallets: count,
       entries: count,
       operations: count,
@@ -59,7 +63,10 @@ export function readFlags(): Flags | undefined {
   const size = values.full
     ? { wallets: 1_000_000, entries: 10_000_000, operations: 1_000_000 }
     : { wallets: 100_000, entries: 1_000_000, operations: 100_000 };
-  const number = (name: 'seconds' | 'rounds' | 'wallets' | 'entries' | 'operations' | 'races', otherwise: number) => {
+  const number = (
+    name: 'seconds' | 'rounds' | 'warm' | 'wallets' | 'entries' | 'operations' | 'races',
+    otherwise: number,
+  ) => {
     const value = Number(values[name] ?? otherwise);
     if (!(value > 0)) throw new TypeError(`--${name} must be a number above 0\n${HELP}`);
     return value;
@@ -70,6 +77,7 @@ export function readFlags(): Flags | undefined {
     markdown: values.markdown,
     seconds: number('seconds', 2),
     rounds: number('rounds', 5),
+    warmSeconds: number('warm', 12),
     wallets: number('wallets', size.wallets),
     entries: number('entries', size.entries),
     operations: number('operations', size.operations),

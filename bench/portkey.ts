@@ -1,6 +1,7 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { freePort, run, start, untilAnswers } from './process.ts';
+import { freePort } from '../test/helper/free-port.ts';
+import { run, start, untilAnswers } from './process.ts';
 
 const PEERS = join(import.meta.dirname, 'peers');
 const SERVER = join(PEERS, 'node_modules', '@portkey-ai', 'gateway', 'build', 'start-server.js');

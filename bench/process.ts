@@ -2,7 +2,6 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, openSync, readdirSync, readFileSync } from 'node:fs';
 import http from 'node:http';
-import net from 'node:net';
 
 /** Pids of the processes that the bench has started and that have not ended. They are killed however the bench ends. */
 const started = new Set<number>();
@@ -99,17 +98,6 @@ export function threadMicroseconds(pid: number): { main: number; all: number } {
 export function anonymousMegabytes(pid: number): number {
   const kib = /^RssAnon:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1];
   return (Number(kib) * 1024) / 1e6;
-}
-
-/** Returns a free port on loopback. */
-export async function freePort(): Promise<number> {
-  const server = net.createServer();
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as net.AddressInfo;
-  server.close();
-  await once(server, 'close');
-  return port;
 }
 
 /** Resolves when `child` has answered `url` with 200. Throws if it ends before, or takes too long. */

@@ -1,7 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Child, freePort, run, start, untilAnswers } from './process.ts';
+import { freePort } from '../test/helper/free-port.ts';
+import { type Child, run, start, untilAnswers } from './process.ts';
 
 export const EXECUTABLE = join(import.meta.dirname, '..', 'dist', 'purser');
 const CREDIT_CENTS = 100_000_000_000; // The maximum of an account, so that no round runs out of money.

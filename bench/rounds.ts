@@ -1,3 +1,4 @@
+import type { Flags } from './flags.ts';
 import { generateGood, type Load, type Measured } from './generate.ts';
 
 /** A target's figures, each the median over the rounds, and the rounds themselves. */
@@ -5,7 +6,14 @@ export type Figures = Pick<Measured, 'perSecond' | 'p50' | 'p99' | 'firstByte' |
   rounds: readonly Measured[];
 };
 
-const WARM_UP_SECONDS = 1;
+/** The fewest connections that warm up a target: over one, most of the time would pass between the requests. */
+const WARM_CONNECTION_COUNT = 8;
+
+/** Puts load on a target until V8 has compiled what the target is asked to do: a Purser needs some 10,000 requests for it. */
+export async function warmUp(load: Load, { warmSeconds: seconds }: Pick<Flags, 'warmSeconds'>): Promise<void> {
+  const { lockstep: _, count: __, ...flowing } = load;
+  await generateGood({ ...flowing, connections: Math.max(load.connections, WARM_CONNECTION_COUNT), seconds });
+}
 
 /**
  * Puts the loads on their targets in turn, so that other activity on the machine affects all of them alike. Every target is
@@ -13,11 +21,11 @@ const WARM_UP_SECONDS = 1;
  */
 export async function interleave<N extends string>(
   targets: Record<N, Load>,
-  { rounds, seconds }: { rounds: number; seconds: number },
+  { rounds, seconds, warmSeconds }: Pick<Flags, 'rounds' | 'seconds' | 'warmSeconds'>,
 ): Promise<Record<N, Figures>> {
   const names = Object.keys(targets) as N[];
   const results = Object.fromEntries(names.map((name) => [name, []])) as unknown as Record<N, Measured[]>;
-  for (const name of names) await generateGood({ ...targets[name], seconds: WARM_UP_SECONDS });
+  for (const name of names) await warmUp(targets[name], { warmSeconds });
   for (let round = 0; round < rounds; round++) {
     for (let i = 0; i < names.length; i++) {
       const name = names[(round + i) % names.length] as N;

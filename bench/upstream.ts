@@ -1,5 +1,6 @@
 import { join } from 'node:path';
-import { freePort, start, untilAnswers } from './process.ts';
+import { freePort } from '../test/helper/free-port.ts';
+import { start, untilAnswers } from './process.ts';
 
 /** The running mock model server. */
 export type Upstream = { pid: number; port: number; count(): Promise<number>; stop(): Promise<void> };

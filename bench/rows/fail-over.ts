@@ -1,8 +1,8 @@
+import { freePort } from '../../test/helper/free-port.ts';
 import type { Bench } from '../bench.ts';
 import type { Load } from '../generate.ts';
 import { chatBody, chatLoad } from '../loads.ts';
 import { startPortkey } from '../portkey.ts';
-import { freePort } from '../process.ts';
 import { openWallets, startPurser } from '../purser.ts';
 import { interleave, median } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';

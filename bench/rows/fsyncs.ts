@@ -6,10 +6,10 @@ import { generateGood } from '../generate.ts';
 import { chatLoad } from '../loads.ts';
 import { kill, track } from '../process.ts';
 import { openWallets, purserServe, type Server, startPurser } from '../purser.ts';
+import { warmUp } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
-const WARM_UP_SECONDS = 1;
 
 /**
  * Counts the process's fsync and fdatasync calls while it serves chats, beside Purser's own count of commits. Calls are
@@ -46,7 +46,7 @@ export async function fsyncs(bench: Bench): Promise<Line[]> {
     }
   }
   const load = chatLoad(purser, await openWallets(installation, WALLETS));
-  await generateGood({ ...load, seconds: WARM_UP_SECONDS });
+  await warmUp(load, bench);
   const count = async () => ({ commits: await purser.commits(), calls: hasStrace ? linesOf(trace) : Number.NaN });
   const before = await count();
   const { count: operations } = await generateGood({ ...load, seconds: bench.seconds });

@@ -3,7 +3,7 @@ import type { Bench } from '../bench.ts';
 import { generateGood, type Load, type Measured } from '../generate.ts';
 import { agentBody, chatLoad } from '../loads.ts';
 import { openWallets, startPurser } from '../purser.ts';
-import { median } from '../rounds.ts';
+import { median, warmUp } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 const CONNECTIONS = 8;
@@ -30,6 +30,7 @@ export async function headOfLine(bench: Bench): Promise<Line[]> {
     bare: { alone: [], beside: [], large: [] },
   };
   const { seconds } = bench;
+  for (const target of Object.values(at)) await warmUp({ ...small, ...target }, bench);
   for (let round = -1; round < bench.rounds; round++)
     for (const name of ['purser', 'bare'] as const) {
       const alone = await generateGood({ ...small, ...at[name], seconds });
