@@ -17,7 +17,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
-import { build } from 'esbuild';
+import { build, transform } from 'esbuild';
 import { migratedSchema } from './src/db/known-schema.ts';
 import { knownMigrations } from './src/db/migrate.ts';
 
@@ -113,6 +113,20 @@ const absent = {
   },
 };
 
+/**
+ * ssh2 recognises a class by its name, and the bundle renames one of two that have the same. Names are kept in that file alone:
+ * esbuild keeps them by a call for each function that is made, and a request makes hundreds.
+ */
+const named = {
+  name: 'named',
+  setup(build) {
+    build.onLoad({ filter: /\/ssh2\/lib\/server\.js$/ }, async ({ path }) => {
+      const { code } = await transform(readFileSync(path, 'utf8'), { keepNames: true });
+      return { contents: code };
+    });
+  },
+};
+
 /** Returns the assets of the page by name: media type, hash, and the bytes as they are and compressed. */
 async function uiManifest() {
   const manifest = {};
@@ -184,7 +198,7 @@ async function make() {
     entryPoints: ['cli/main.ts'],
     outfile: at('purser.cjs'),
     sourcemap: 'linked',
-    keepNames: true, // ssh2 identifies a class by its name, and the bundle has several of that name.
+    plugins: [absent, named],
   });
   await build({ ...common, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') });
   const bundles = ['purser', ...Object.keys(THREADS)];
