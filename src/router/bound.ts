@@ -209,7 +209,7 @@ function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: For
     choices: 1,
     images: 0,
     estimate: 0,
-    ...bodies('embeddings', forwards, undefined, () => measured.written),
+    ...bodies('embeddings', forwards, undefined, (route) => namedBy(route, measured.byRoute)),
     maxUsage: (route) => ({ promptTokens: prompt(route).tokens, completionTokens: 0, images: 0 }),
     prompt,
     reducible: undefined,

@@ -35,18 +35,26 @@ export const forwardedBy = (
   { plain, cached, cachedForHour }: Forwards,
 ): Forwarded => (cachesForHour && cachedForHour) || (cachesPrompts && cached) || plain;
 
-/** Returns the request without its marks for prompt caches: the same object where it has none. */
-export const withoutCacheControl = <T extends Json>(request: T): T => marked(request, () => undefined) as T;
+/**
+ * Returns the request without its marks for prompt caches: the same object where it has none. `parts` are further members
+ * through which marked objects are reached.
+ */
+export const withoutCacheControl = <T extends Json>(request: T, parts: readonly string[] = []): T =>
+  marked(request, parts, () => undefined) as T;
 
 /**
  * Returns the members of these names with their marks, for servers whose cache writes have a price: with marks for the
- * shortest time alone, and with those for an hour if there are any.
+ * shortest time alone, and with those for an hour if there are any. `parts` as for `withoutCacheControl`.
  */
-export function cachedAs(request: Json, names: readonly string[]): Pick<Forwards, 'cached' | 'cachedForHour'> {
+export function cachedAs(
+  request: Json,
+  names: readonly string[],
+  parts: readonly string[] = [],
+): Pick<Forwards, 'cached' | 'cachedForHour'> {
   let asksForHour = false;
   const isMark = (mark: unknown): mark is Json => (mark as Json | null)?.type === 'ephemeral';
   const written = (keep: (mark: Json) => Json) => {
-    const value = marked(request, (mark) => (isMark(mark) ? keep(mark) : undefined));
+    const value = marked(request, parts, (mark) => (isMark(mark) ? keep(mark) : undefined));
     return writtenAgain(value, value.cache_control === undefined ? names : [...names, 'cache_control']);
   };
   const cachedForHour = written(({ ttl }) => {
@@ -62,8 +70,8 @@ const HOUR = '1h';
 const EPHEMERAL = { type: 'ephemeral' };
 
 /** Replaces each `cache_control` by what `change` makes of it. Copies only what changes. */
-const marked = (value: Json, change: (mark: unknown) => unknown): Json =>
-  changeNested(value, MARKED, (it) => {
+const marked = (value: Json, parts: readonly string[], change: (mark: unknown) => unknown): Json =>
+  changeNested(value, [...new Set([...MARKED, ...parts])], (it) => {
     if (!Object.hasOwn(it, 'cache_control')) return it;
     const { cache_control: mark, ...rest } = it;
     const kept = change(mark);

@@ -157,18 +157,30 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
  * apart, because bytes do not bound them.
  */
 function renderedBytes(request: ChatBody, names: readonly string[], enough: number): number {
-  try {
-    let bytes = 0;
-    for (const name of names) if (name !== 'messages') bytes += name.length + valueBytes(request[name], enough);
+  return refuseTooDeep('messages', () => {
+    const others = names.filter((name) => name !== 'messages');
+    let bytes = namedBytes(request, others, enough);
     for (const message of request.messages) {
       if (bytes >= enough) break;
       bytes += messageBytes(message, enough);
     }
     return bytes;
+  });
+}
+
+/** Throws `invalid_request` for arguments of a call in `field` that are nested too deep to be counted. */
+function refuseTooDeep(field: string, count: () => number): number {
+  try {
+    return count();
   } catch (error) {
-    if (error instanceof TooDeep) throw invalid('messages', 'hold arguments of a call that are nested too deep');
+    if (error instanceof TooDeep) throw invalid(field, 'hold arguments of a call that are nested too deep');
     throw error;
   }
+}
+
+/** Returns the bytes of the members of these names, as a template writes them. */
+function namedBytes(request: Readonly<Record<string, unknown>>, names: readonly string[], enough: number): number {
+  return names.reduce((bytes, name) => bytes + name.length + valueBytes(request[name], enough), 0);
 }
 
 function messageBytes({ content, ...rest }: Record<string, unknown>, enough: number): number {
@@ -201,19 +213,24 @@ const EMBEDDED = new Set(['input', 'encoding_format', 'dimensions', 'user']);
 const INPUT_COUNT_MAX = 2048;
 
 /**
- * Measures an embeddings request: texts by their bytes, token lists by their length. Throws as `measureChat` does.
+ * Measures an embeddings request: texts by their bytes, token lists by their length, each with what else is forwarded: a
+ * server may put an instruction before each input. Throws as `measureChat` does.
  */
-export function measureEmbeddings({ enough }: MeasuredFor, raw: Readonly<Record<string, unknown>>): Measured {
+export function measureEmbeddings({ enough, forward }: MeasuredFor, raw: Readonly<Record<string, unknown>>): Measured {
   const request = withoutNulls(raw);
   const forwarded: string[] = [];
-  for (const name of Object.keys(request)) {
+  const byRoute: Record<string, unknown> = {};
+  for (const [name, value] of Object.entries(request)) {
     if (EMBEDDED.has(name)) forwarded.push(name);
+    else if (forward.includes(name)) byRoute[name] = value;
     else if (name !== 'model') throw unsupported(name);
   }
   wholeNumber(request, 'dimensions');
-  const prompts = inputsOf(request.input, enough);
-  const none = { messages: 0, tools: 0, images: 0, choices: 1, outputTokens: undefined, written: {}, byRoute: {} };
-  return { ...none, prompts, forwarded };
+  const names = Object.keys(byRoute);
+  const more = refuseTooDeep(names.join(', '), () => namedBytes(byRoute, names, enough));
+  const prompts = inputsOf(request.input, enough).map(({ bytes, tokens }) => ({ bytes: bytes + more, tokens }));
+  const none = { messages: 0, tools: 0, images: 0, choices: 1, outputTokens: undefined, written: {} };
+  return { ...none, prompts, forwarded, byRoute };
 }
 
 /** Parses the input: a text, a list of texts, a list of tokens, or a list of such lists. */

@@ -444,6 +444,33 @@ test('marks for prompt caches go as far as they have a price, and an hour is hel
   assert.equal(purser.problems().length, 0);
 });
 
+test('a response is passed on with marks where they have a price, and without tools of the server in a namespace', async (t) => {
+  const { purser, gateway } = await open(t);
+  purser.upstream.handle = response;
+  const part = (text: string) => ({ type: 'input_text', text, cache_control: MARK });
+  const look = { type: 'function', name: 'look', parameters: {}, strict: false };
+  const body = {
+    input: [
+      { role: 'user', content: [part('hi')], cache_control: MARK },
+      { type: 'function_call', call_id: 'c', name: 'look', arguments: '{"cache_control":{"type":"x"}}' },
+      { type: 'function_call_output', call_id: 'c', output: [part('sun')] },
+    ],
+    tools: [{ type: 'namespace', name: 'sky', description: 'of the sky', tools: [look, { type: 'web_search' }] }],
+  };
+  const passed = async (model: string) => {
+    const answer = await gateway.ask('POST', '/responses', { body: { ...body, model } });
+    assert.equal(answer.status, 200, answer.text);
+    return sent(purser).body;
+  };
+  const tools = [{ ...body.tools[0], tools: [look] }];
+  const own = await passed('own');
+  assert.deepEqual([own.input, own.tools], [body.input, tools]);
+  const plain = await passed('plain');
+  const unmarked = JSON.parse(JSON.stringify(body.input), (name, it) => (name === 'cache_control' ? undefined : it));
+  assert.deepEqual([plain.input, plain.tools], [unmarked, tools]);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('the price of an hour holds for chats, too: where the server does not tell, the request does', async (t) => {
   const { purser, gateway } = await open(t);
   purser.upstream.handle = completion({

@@ -132,6 +132,44 @@ test('`forward` adds members on the other wires, too; elsewhere they are refused
   assert.equal(refused.status, 400, 'what the translation writes itself is not written twice');
 });
 
+test('`forward` adds members to embeddings, bounded for each input', async (t) => {
+  const vectors = (count: number) => Array.from({ length: count }, (_, index) => ({ index, embedding: [0] }));
+  const purser = await openTestServer(t, {
+    change: (all) => ({
+      ...all,
+      router: {
+        upstreams: [
+          { ...all.router.upstreams[0], forward: ['input_type', 'deep'] },
+          { name: 'other', base_url: all.router.upstreams[0].base_url },
+        ],
+        models: ['local', 'other'].map((upstream) => ({
+          ...all.router.models[0],
+          id: `of-${upstream}`,
+          kind: 'embeddings',
+          upstream,
+          context_length: 1_000_000,
+          max_output_tokens: undefined,
+          pricing: { prompt: '0.000001' },
+        })),
+      },
+    }),
+  });
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = (_, answer) =>
+    answer.end(JSON.stringify({ data: vectors(2), usage: { prompt_tokens: 2, total_tokens: 2 } }));
+  const ask = (body: object) => gateway.ask('POST', '/embeddings', { body: { input: ['a', [7]], ...body } });
+  assert.equal((await ask({ model: 'of-local' })).status, 200);
+  const plain = await boundOf(purser);
+  assert.equal((await ask({ model: 'of-local', input_type: 'q'.repeat(100), deep: null })).status, 200);
+  assert.deepEqual([sent(purser).input_type, sent(purser).deep], ['q'.repeat(100), undefined]);
+  assert((await boundOf(purser)) - plain >= 200, 'before each of the two inputs');
+  const tooDeep = await ask({ model: 'of-local', deep: { arguments: '['.repeat(200) + ']'.repeat(200) } });
+  assert.deepEqual([tooDeep.status, tooDeep.body.error.code], [400, 'invalid_request']);
+  const refused = await ask({ model: 'of-other', input_type: 'query' });
+  assert.deepEqual([refused.status, refused.body.error.param], [400, 'input_type']);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('`forward` takes names of members, and none that Purser reads itself', () => {
   const parse = (forward: unknown) =>
     v.safeParse(Router, { upstreams: [{ name: 'u', base_url: 'http://u', forward }] });

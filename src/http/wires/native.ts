@@ -20,7 +20,7 @@ export function nativeOf(
   byRoute: Json,
   { value, names, written, parts, headers }: NativeRequest,
 ): Native {
-  const plain = withoutCacheControl(value);
+  const plain = withoutCacheControl(value, parts);
   const named = givenBut(byRoute, new Set(names)); // The others go to every route.
   const own = (list: readonly string[]) =>
     sent && value === raw ? forwardedFrom(sent.bytes, { outline: sent.outline, value: raw }, list) : undefined;
@@ -33,7 +33,9 @@ export function nativeOf(
       Math.max(...model.routes.map(contextOf)),
     ),
     forwards:
-      plain === value ? { plain: own(names) ?? writtenAgain(plain, names) } : markedForms(value, plain, names, own),
+      plain === value
+        ? { plain: own(names) ?? writtenAgain(plain, names) }
+        : markedForms(value, plain, names, parts, own),
     byRoute: named,
     written,
     headers,
@@ -45,9 +47,10 @@ function markedForms(
   value: Json,
   plain: Json,
   names: readonly string[],
+  parts: readonly string[],
   own: (names: readonly string[]) => Forwarded | undefined,
 ): Forwards {
-  const forms: Forwards = { plain: writtenAgain(plain, names), ...cachedAs(value, names) };
+  const forms: Forwards = { plain: writtenAgain(plain, names), ...cachedAs(value, names, parts) };
   const all = value.cache_control === undefined ? names : [...names, 'cache_control'];
   const fullest = forms.cachedForHour ? 'cachedForHour' : 'cached';
   const isWhole = forms[fullest]?.bytes.equals(writtenAgain(value, all).bytes);

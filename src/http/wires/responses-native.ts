@@ -15,7 +15,7 @@ const OF_TOOLS = ['tools', 'tool_choice', 'parallel_tool_calls'];
 export function nativeResponses(raw: Json): NativeRequest {
   const { stream, service_tier: tier } = raw;
   const input = without(raw.input, isReference);
-  const tools = without(raw.tools, isLeftOut);
+  const tools = toolsGiven(raw.tools);
   return {
     value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
     names: namesGiven(raw, Array.isArray(tools) && tools.length ? [...PASSED, ...OF_TOOLS] : PASSED),
@@ -28,6 +28,18 @@ export function nativeResponses(raw: Json): NativeRequest {
       ...(tier === 'default' ? { service_tier: tier } : {}),
     }),
   };
+}
+
+/** Returns the tools without those that are left out, in namespaces as well: the same list if there are none of them. */
+function toolsGiven(tools: unknown): unknown {
+  const given = without(tools, isLeftOut);
+  if (!Array.isArray(given)) return given;
+  const deep = given.map((tool) => {
+    const own = objectOf(tool).tools;
+    const kept = without(own, isLeftOut);
+    return kept === own ? tool : { ...tool, tools: kept };
+  });
+  return deep.some((tool, i) => tool !== given[i]) ? deep : given;
 }
 
 /** Returns a list without those of its entries: the same list if there are none of them. */

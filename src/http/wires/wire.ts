@@ -29,7 +29,7 @@ export type NativeRequest = {
   names: string[];
   /** Returns the members that are written anew. Must hold nothing large: it is kept for the length of a stream. */
   written(outputTokens: number): Json;
-  /** Members through which the parts with images are reached. */
+  /** Members through which the parts with images, and with marks for prompt caches, are reached. */
   parts: readonly string[];
   /** Sent beside those of every request. */
   headers: Record<string, string>;
