@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { openEngine } from '../../src/compute/backends/container/engine.ts';
-import { runInside } from '../../src/compute/backends/container/session.ts';
+import { openSession, runInside } from '../../src/compute/backends/container/session.ts';
 import { containerSubject } from './engines/subject.ts';
 
 const ID = 'a4e0bc769d01b530c8e1ab636d4625e81b319aa7f6eeea6b632d1f6952de5b39';
@@ -97,4 +97,14 @@ test('another error of the engine is no end of a command, nor of a machine', asy
   t.after(() => backend.close());
   await assert.rejects(backend.inspect('it'), /database is locked/);
   await assert.rejects(backend.destroy('it'), /database is locked/);
+});
+
+test('what a killed session left, and the killing does not find, is not waited for', async (t) => {
+  const inspect = () => [200, { Running: true, ExitCode: null }] as const;
+  const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
+  t.after(() => engine.close());
+  const session = await openSession(engine, 'it', { command: 'exec env -i sleep 600', terminal: undefined }, 200);
+  session.stdout.resume();
+  session.kill();
+  await assert.rejects(session.ended, /the session was killed/);
 });

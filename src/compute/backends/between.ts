@@ -1,4 +1,5 @@
 import { Transform } from 'node:stream';
+import { WAITING } from './waiting.ts';
 
 /**
  * Runs `$@` and marks on standard error, with `$mark`, where its output begins and ends, and prints its exit code there. What
@@ -24,6 +25,7 @@ export function between(mark: string, tell: MarkedOutput): Transform {
   let held: Buffer = Buffer.alloc(0);
   let where: 'before' | 'inside' | 'after' = 'before';
   return new Transform({
+    ...WAITING,
     transform(chunk: Buffer, _, done) {
       held = Buffer.concat([held, chunk]);
       if (where === 'before') {
@@ -60,7 +62,7 @@ export function between(mark: string, tell: MarkedOutput): Transform {
 }
 
 /** Returns how many bytes at the end of `bytes` may be the beginning of `mark`. */
-function partOf(mark: Buffer, bytes: Buffer): number {
+export function partOf(mark: Buffer, bytes: Buffer): number {
   for (let length = Math.min(mark.length - 1, bytes.length); length > 0; length--)
     if (bytes.subarray(-length).equals(mark.subarray(0, length))) return length;
   return 0;

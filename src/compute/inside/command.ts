@@ -1,7 +1,7 @@
 import { Refusal } from '../../refusal.ts';
 import type { Backend, ExecOrder, ExecResult, Ref } from '../backend.ts';
 import { collect, type Tell } from '../backends/collect.ts';
-import { codeOfSignal, quoted, refuseCommand } from '../backends/shell.ts';
+import { KILLED, quoted, refuseCommand } from '../backends/shell.ts';
 import { firstWord, startRun } from './run.ts';
 
 /** Commands with more than `Backend.exec` takes: where they start, what they are given, and who hears of their output. */
@@ -88,7 +88,7 @@ export async function runCommand(
       stderr: stderr.bytes,
       stdoutTruncated: stdout.truncated,
       stderrTruncated: stderr.truncated,
-      timedOut: exitCode === codeOfSignal('KILL') && milliseconds >= timeoutSeconds * 1000,
+      timedOut: exitCode === KILLED && milliseconds >= timeoutSeconds * 1000,
     };
   } finally {
     clearInterval(late);

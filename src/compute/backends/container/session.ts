@@ -7,7 +7,7 @@ import { contain } from '../../../net/contain.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
 import { partOutput } from '../exec-output.ts';
-import { codeOfSignal, IS_MARKED, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
+import { IS_MARKED, judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refusePath, sessionArgv } from '../shell.ts';
 import { type Engine, wasRemoved } from './engine.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
@@ -15,9 +15,9 @@ const WAIT_MILLISECONDS_LEAST = 50;
 const WAIT_MILLISECONDS_MAX = 1000;
 /** The stream of a command ends within this time after its container was removed. */
 const REMOVED_MILLISECONDS = 30_000;
-const KILLED = codeOfSignal('KILL');
 const OWN_OUTPUT_BYTES = 4096;
 const LOOK_MILLISECONDS = 30_000;
+const KILL_MILLISECONDS = 60_000;
 /**
  * The exit code that Docker gives a command whose output it could not send on, and which may still run. A shell's for what
  * cannot be executed is the same.
@@ -208,16 +208,22 @@ export async function uploadInto(
   judgeUpload(code, (await said).bytes);
 }
 
-/** One live session; `kill` also kills what it started. */
-export async function openSession(engine: Engine, ref: Ref, { command, terminal }: SessionOrder): Promise<Session> {
+/**
+ * One live session; `kill` also kills what it started. A program that gave up its marker is not found: its end is waited for
+ * no longer than the killing is.
+ */
+export async function openSession(
+  engine: Engine,
+  ref: Ref,
+  { command, terminal }: SessionOrder,
+  killMilliseconds = KILL_MILLISECONDS,
+): Promise<Session> {
+  const killed = new AbortController();
   const marker = randomBytes(12).toString('hex');
-  const shell =
-    command === undefined
-      ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
-      : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
-  const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
+  const argv = sessionArgv(marker, command);
   const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, {
     terminal,
+    giveUp: killed.signal,
     needsAll: { whileRuns: marker },
   });
   if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
@@ -229,7 +235,9 @@ export async function openSession(engine: Engine, ref: Ref, { command, terminal 
     ended: ended.then((code) => ({ code })),
     kill() {
       stream.destroy();
-      void begin(engine, ref, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker])
+      const giveUp = AbortSignal.timeout(killMilliseconds);
+      giveUp.addEventListener('abort', () => killed.abort(new Error('the session was killed')), { once: true });
+      void begin(engine, ref, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], { giveUp })
         .then((it) => it.ended)
         .catch(() => {}); // The lease may be gone: then so is what it ran.
     },

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../../backend.ts';
 import { collectBoth } from '../collect.ts';
-import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../shell.ts';
+import { judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../shell.ts';
 import type { Inside, Streams } from './stream.ts';
 
 /** Commands, files and sessions in a pod. */
@@ -9,7 +9,6 @@ import type { Inside, Streams } from './stream.ts';
 const UPLOAD_MILLISECONDS = 120_000;
 /** The guard inside ends a command at its limit; one of which nothing is heard so long after it is given up. */
 const GRACE_MILLISECONDS = 30_000;
-const KILLED = codeOfSignal('KILL');
 
 /** Reads `$1` bytes of standard input, exactly, into `command`: the address of the request would be in the cluster's audit log. */
 const READ_COMMAND = 'command=$(dd bs="$1" count=1 iflag=fullblock 2>/dev/null); shift';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
-import { codeOfSignal, judgeUpload, LIMITED, nameOfSignal, RECEIVE } from '../shell.ts';
+import { codeOfSignal, judgeUpload, KILLED, LIMITED, nameOfSignal, RECEIVE } from '../shell.ts';
 import { RESIZE, WITH_TERMINAL } from '../terminal.ts';
 import { killAll } from './kill.ts';
 
@@ -83,7 +83,7 @@ export async function execute(place: Place, { command, timeoutSeconds, ...most }
   return {
     exitCode,
     ...(await said),
-    timedOut: exitCode === codeOfSignal('KILL') && performance.now() - started >= timeoutSeconds * 1000,
+    timedOut: exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000,
   };
 }
 

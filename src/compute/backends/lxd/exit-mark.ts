@@ -1,4 +1,6 @@
 import { Transform } from 'node:stream';
+import { partOf } from '../between.ts';
+import { WAITING } from '../waiting.ts';
 
 /**
  * LXD before 5.21 says that a command has ended only when nobody holds its output any more: a process that it left in the
@@ -16,20 +18,14 @@ export function withoutMark(mark: string, found: (code: number) => void): Transf
   let held: Buffer = Buffer.alloc(0);
   let isFound = false;
 
-  /** How many of the last bytes may be the beginning of the mark. */
-  function suspect(bytes: Buffer): number {
-    for (let count = Math.min(wanted.length - 1, bytes.length); count > 0; count--)
-      if (bytes.subarray(bytes.length - count).equals(wanted.subarray(0, count))) return count;
-    return 0;
-  }
-
   return new Transform({
+    ...WAITING,
     transform(chunk: Buffer, _, done) {
       if (isFound) return done(null, chunk);
       const bytes = held.length ? Buffer.concat([held, chunk]) : chunk;
       const at = bytes.indexOf(wanted);
       if (at < 0) {
-        const plain = bytes.length - suspect(bytes);
+        const plain = bytes.length - partOf(wanted, bytes);
         held = bytes.subarray(plain);
         return plain ? done(null, bytes.subarray(0, plain)) : done();
       }

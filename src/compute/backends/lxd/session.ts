@@ -4,7 +4,8 @@ import { type Duplex, PassThrough, type Readable } from 'node:stream';
 import { finished } from 'node:stream/promises';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
-import { codeOfSignal, judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refusePath } from '../shell.ts';
+import { judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refusePath, sessionArgv } from '../shell.ts';
+import { WAITING } from '../waiting.ts';
 import { type LxdApi, succeeded } from './api.ts';
 import { WITH_EXIT_MARK, withoutMark } from './exit-mark.ts';
 import type { MessageStream } from './websocket.ts';
@@ -12,7 +13,6 @@ import type { MessageStream } from './websocket.ts';
 const UPLOAD_MILLISECONDS = 120_000;
 const KILL_MILLISECONDS = 60_000;
 const OWN_OUTPUT_BYTES = 4096;
-const KILLED = codeOfSignal('KILL');
 const LOST = 'the connection to a command was lost';
 
 /** As whom and where the commands of tenants run. */
@@ -86,7 +86,7 @@ async function begin(
   });
   const marked = Promise.withResolvers<number>();
   const marking = withoutMark(mark, marked.resolve);
-  const stdout = terminal ? marking : new PassThrough();
+  const stdout = terminal ? marking : new PassThrough(WAITING);
   const pipes: Pipe[] = terminal
     ? [{ from: out, to: marking }]
     : [
@@ -212,11 +212,7 @@ export async function openSession(
   tenant: Tenant,
 ): Promise<Session> {
   const marker = randomBytes(12).toString('hex');
-  const shell =
-    command === undefined
-      ? 'export PURSER_EXEC="$1"; exec /bin/sh -l'
-      : 'export PURSER_EXEC="$1"; exec /bin/sh -c "$2"';
-  const argv = ['/bin/sh', '-c', shell, 'purser', marker, command ?? ''];
+  const argv = sessionArgv(marker, command);
   const { stdin, stdout, stderr, tell, ended, isWhole, leave } = await begin(lxd, ref, argv, { ...tenant, terminal });
   const killed = new AbortController();
   const { signal } = killed;

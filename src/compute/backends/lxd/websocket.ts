@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import { Duplex } from 'node:stream';
+import { WAITING } from '../waiting.ts';
 
 /** The part of WebSockets (RFC 6455) that the exec of LXD and Incus needs, on a connection that was upgraded already. */
 
@@ -47,7 +48,7 @@ export class MessageStream extends Duplex {
   #message = BINARY;
 
   constructor(socket: Duplex) {
-    super({ autoDestroy: false });
+    super({ ...WAITING, autoDestroy: false });
     this.#socket = socket;
     socket.on('data', (chunk: Buffer) => this.#take(chunk));
     this.on('error', () => {}); // Of a write after the other side has said that this was all.

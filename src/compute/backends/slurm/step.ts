@@ -6,6 +6,7 @@ import { between, RUN_MARKED } from '../between.ts';
 import { collectBoth } from '../collect.ts';
 import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../shell.ts';
 import { RESIZE, WITH_TERMINAL } from '../terminal.ts';
+import { WAITING } from '../waiting.ts';
 import type { SlurmCommands, User } from './command.ts';
 import { directoryOf, SURROUNDINGS } from './job.ts';
 
@@ -82,7 +83,7 @@ export function createSteps(start: SlurmCommands['start']) {
     });
     child.stdin.on('error', () => {}); // The command need not read what it is given.
     child.stderr.pipe(stderr);
-    const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough());
+    const stdout = child.stdout.on('data', () => drain?.refresh()).pipe(new PassThrough(WAITING));
     function over(reason: string, code: number | null = null) {
       // srun tells by what signal its task ended: with the job, say.
       if (hasBegun && exitCode === undefined && code !== null && code > SIGNAL_EXIT) {

@@ -6,6 +6,7 @@ import {
   codeOfSignal,
   judgeUpload,
   KILL_MARKED,
+  KILLED,
   LIMITED,
   quoted,
   RECEIVE,
@@ -23,7 +24,6 @@ const GRACE_MILLISECONDS = 30_000;
 const IDLE_MILLISECONDS = 500;
 /** A quarter of what one argument of a program may have in bytes (Linux, MAX_ARG_STRLEN), as UTF-8 may have four each. */
 const LINE_CHARACTERS_MAX = 32 * 1024;
-const KILLED = codeOfSignal('KILL');
 
 type LineOrder = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { input: Buffer; milliseconds: number };
 
