@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
 import { EventEmitter, once } from 'node:events';
 import { type AddressInfo, Socket } from 'node:net';
 import { Duplex, PassThrough, Readable } from 'node:stream';
@@ -9,6 +10,7 @@ import type { Session } from '../../src/compute/backend.ts';
 import { type Client, createClients } from '../../src/ssh/clients.ts';
 import { type Host, serveSession } from '../../src/ssh/session.ts';
 import { REQUEST } from '../../src/ssh/sftp-wire.ts';
+import { sshKeyFromSeed } from '../../src/ssh-key.ts';
 import { openDirectory, openLocalSession } from './wire-client.ts';
 
 const MEMORY = { tryTake: () => true, close() {} };
@@ -59,7 +61,7 @@ function ask(t: TestContext) {
 async function connect(t: TestContext, open: () => Session, sent = () => {}): Promise<ssh2.Client> {
   const clients = createClients({ authenticationMilliseconds: 60_000, failed: (error) => assert.fail(error) });
   const host = hostOf(async () => open());
-  const { private: hostKey } = ssh2.utils.generateKeyPairSync('ed25519');
+  const { privateKey: hostKey } = sshKeyFromSeed(randomBytes(32), 'test');
   const server = new ssh2.Server({ hostKeys: [hostKey] }, (connection) => {
     const it = clients.admit((connection as unknown as { _sock: Socket })._sock);
     it.sendDisconnect = () => connection.end();
