@@ -115,7 +115,7 @@ const absent = {
 
 /**
  * ssh2 recognises a class by its name, and the bundle renames one of two that have the same. Names are kept in that file alone:
- * esbuild keeps them by a call for each function that is made, and a request makes hundreds.
+ * esbuild keeps them by a call for each function that is made, and a request makes hundreds (docs/decisions/0063).
  */
 const named = {
   name: 'named',
