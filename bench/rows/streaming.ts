@@ -49,11 +49,13 @@ async function measure(
   return lines;
 }
 
+const counted = (connections: number) => (connections === 1 ? '1 connection' : `${connections} connections`);
+
 function rates({ direct, bare, purser }: Results, connections: number): Line[] {
   const perSecond = (it: Figures) => `${figure(it.perSecond * TOKENS)}/s`;
   return [
     {
-      what: `stream, ${connections} connections, tokens/s × bare proxy`,
+      what: `stream, ${counted(connections)}, tokens/s × bare proxy`,
       goal: '≥ 0.8',
       measured: figure(ratio(purser, bare, 'perSecond')),
       beside: `direct ${perSecond(direct)}, bare ${perSecond(bare)}, purser ${perSecond(purser)}; a stream: bare ${cpuOf(bare)}, purser ${cpuOf(purser)}`,
@@ -67,7 +69,7 @@ function jitter({ direct, bare, purser }: Results, connections: number): Line[] 
   const gap = (it: Figures, name: 'gap50' | 'gap99') => figure(median(it.rounds.map((round) => round[name] as number)));
   return [
     {
-      what: `a chunk each ${PAUSE_MILLISECONDS} ms, ${connections} connections: first token after bare proxy's, p50`,
+      what: `a chunk each ${PAUSE_MILLISECONDS} ms, ${counted(connections)}: first token after the bare proxy's, p50`,
       goal: '≤ 1.5 ms',
       measured: `${figure(added)} ms`,
       beside: `direct ${figure(direct.firstByte)} ms, bare ${figure(bare.firstByte)} ms, purser ${figure(purser.firstByte)} ms`,
