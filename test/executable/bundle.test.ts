@@ -37,7 +37,9 @@ const COMPARED = [
 
 test('no class that the bundle recognises by its name has another name in the bundle', () => {
   const bundle = readFileSync(join(dirname(EXECUTABLE), 'purser.cjs'), 'utf8');
-  const compared = [...bundle.matchAll(/constructor\??\.\s*name\s*[!=]==?\s*("?[\w.]+"?)/g)].map((it) => it[1] as string);
+  const compared = [...bundle.matchAll(/constructor\??\.\s*name\s*[!=]==?\s*("?[\w.]+"?)/g)].map(
+    (it) => it[1] as string,
+  );
   // Typed arrays, in undici's fetch: the runtime's own on both sides.
   const names = new Set(compared.filter((it) => it !== 'T.name').map((it) => it.replaceAll('"', '')));
   assert.deepEqual(
