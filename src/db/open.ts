@@ -12,8 +12,11 @@ import { holdSnapshots } from './snapshots.ts';
 /** Litestream asks for at least five seconds; a checkpoint by another process takes far less. */
 const BUSY_MILLISECONDS = 5000;
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
-/** SQLite's own page cache in KiB; the operating system caches the rest of the file. */
-const PAGE_CACHE_KIB = 16 * 1024;
+/**
+ * SQLite's own page cache in KiB; the operating system caches the rest of the file. More would cost more than it saves: a
+ * commit that has split a page looks through all of it.
+ */
+const PAGE_CACHE_KIB = 4 * 1024;
 
 export type Database = {
   client: Client.Database;

@@ -65,6 +65,8 @@ export type Writer = {
 };
 
 export type WriterEvents = {
+  /** Called when a batch begins, and when rows of it have been undone. */
+  restarted?: () => void;
   /** Called at the end of a batch that wrote something, inside its transaction. */
   committing?: () => void;
   /** Called when the disk is full. Returns true when there is space now; the same batch is then tried again. */
@@ -109,6 +111,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
     let done = 0;
     let wrote = false;
     let count: unknown = changes.get();
+    events.restarted?.();
     for (const job of jobs) {
       if (done >= max || (done > 0 && performance.now() > deadline)) break;
       done++;
@@ -119,6 +122,7 @@ export function createWriter(client: Client, tx: Tx, events: WriterEvents): Writ
         wrote ||= count !== before;
         settle.push(() => job.resolve(value));
       } catch (error) {
+        events.restarted?.();
         // SQLite ended the whole batch, or the disk is faulty: undo everybody's closure.
         if (!client.inTransaction || DISK_FAULT.test(codeOf(error))) throw error;
         if (isFull(error) && events.releaseReserve?.()) throw AGAIN;

@@ -2,8 +2,8 @@ import { attachReserve, type DiskReserve } from '../db/disk-reserve.ts';
 import type { Database } from '../db/open.ts';
 import { createWriter, type Writer } from '../db/writer.ts';
 import { type CommitMark, headOf } from './head.ts';
-import { countQuietCommit } from './installation.ts';
-import { journalHead } from './journal.ts';
+import { countQuietCommit, findInstallation } from './installation.ts';
+import { journalHead, rememberHead } from './journal.ts';
 import { attachOutbox, type Outbox } from './outbox.ts';
 
 export type WriterOptions = {
@@ -11,8 +11,8 @@ export type WriterOptions = {
   diskReserve?: Pick<DiskReserve, 'shortage' | 'release' | 'isReadOnly'>;
   /** Receivers of events. Without it nobody is told of what happens. */
   outbox?: Outbox | undefined;
-  /** Called after each commit, before its promises resolve. `newest` returns what the head file should say now. */
-  committed?: (newest: () => CommitMark) => void;
+  /** Called after each commit, before its promises resolve; with what the head file should say, unless it is empty. */
+  committed?: (newest: CommitMark | undefined) => void;
   /** Called when the writes of a batch have been told how they ended. */
   told?: () => void;
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
@@ -24,19 +24,25 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
   const { diskReserve, outbox } = options;
   if (diskReserve) attachReserve(tx, diskReserve);
   if (outbox) attachOutbox(tx, outbox);
-  let newest = journalHead(read).seq;
-  let next = newest;
+  const forgetHead = rememberHead(tx);
+  let { seq } = journalHead(read);
+  let [newest, next]: (CommitMark | undefined)[] = [];
   return createWriter(client, tx, {
     fatal: options.fatal,
     ...(options.told ? { told: options.told } : {}),
     ...(diskReserve ? { releaseReserve: diskReserve.release, isReadOnly: diskReserve.isReadOnly } : {}),
+    restarted() {
+      forgetHead();
+      next = undefined; // A batch that writes nothing leaves what was there before.
+    },
     committing() {
-      next = journalHead(tx).seq;
-      if (next === newest) countQuietCommit(tx);
+      if (journalHead(tx).seq === seq) countQuietCommit(tx);
+      next = findInstallation(tx) && headOf(tx); // In this transaction: a new one would cost more than the reading.
     },
     committed() {
-      newest = next;
-      options.committed?.(() => headOf(read));
+      newest = next ?? newest;
+      seq = newest?.seq ?? seq;
+      options.committed?.(newest);
     },
   });
 }

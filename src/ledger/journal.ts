@@ -98,6 +98,18 @@ export function latestEntries(
   return reads(read).latest.all({ before, limit });
 }
 
+const heads = new WeakMap<Tx, Head | undefined>();
+
+/**
+ * Keeps the head of the journal in memory from one `post` to the next. Returns what forgets it, which the caller must do
+ * whenever something else may have written, and when rows have been undone.
+ */
+export function rememberHead(tx: Tx): () => void {
+  const forget = () => heads.set(tx, undefined);
+  forget();
+  return forget;
+}
+
 /**
  * Appends movements to the journal, chained. Movements of 0 are skipped. Recorded time never decreases: a closure that
  * waited in the queue may carry an earlier `at` than the entry before it.
@@ -106,10 +118,11 @@ export function post(tx: Tx, movements: readonly Movement[]): void {
   let head: Head | undefined;
   for (const movement of movements) {
     if (movement.amount === 0n) continue;
-    head ??= journalHead(tx);
+    head ??= heads.get(tx) ?? journalHead(tx);
     const entry = { ...movement, seq: head.seq + 1, at: Math.max(movement.at, head.at) };
     const next = { seq: entry.seq, at: entry.at, hash: hashEntry(head.hash, entry.seq, entry) };
     writes(tx).append.run({ ...entry, prevHash: head.hash, hash: next.hash });
     head = next;
   }
+  if (head && heads.has(tx)) heads.set(tx, head);
 }

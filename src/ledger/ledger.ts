@@ -76,7 +76,8 @@ function writtenApart({ client: migrated }: Database, file: string, options: Led
 
 function writtenHere(database: Database, options: LedgerOptions): Ledger {
   const { client, read } = database;
-  const writer = openWriter(database, options);
+  const committed = (newest: CommitMark | undefined) => options.committed?.(() => newest ?? headOf(read));
+  const writer = openWriter(database, { ...options, committed });
   return {
     read,
     client,

@@ -2,7 +2,6 @@ import type { Write } from '../db/write.ts';
 import { openWorker } from '../files/worker.ts';
 import type { WriterOptions } from './batches.ts';
 import { errorOf, pack, unpack } from './crossing.ts';
-import type { CommitMark } from './head.ts';
 import type { Order, Report, WorkerSettings } from './writer-worker.ts';
 
 /**
@@ -26,10 +25,7 @@ export type RemoteWriter = {
   close(): Promise<void>;
 };
 
-export type RemoteOptions = Omit<WriterOptions, 'committed' | 'told'> & {
-  /** Called after each commit, before its promises resolve; with what the head file should say, unless it is empty. */
-  committed: (newest: CommitMark | undefined) => void;
-};
+export type RemoteOptions = Omit<WriterOptions, 'told'>;
 
 /**
  * Starts the thread that writes to this file. What is asked for in one turn of the event loop goes to it as one message, and
@@ -78,7 +74,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   function takeEnded(report: Report & { kind: 'ended' }): void {
     const hasCommitted = report.commits > commits;
     ({ commits, failure } = report);
-    if (hasCommitted) options.committed(report.mark);
+    if (hasCommitted) options.committed?.(report.mark);
     if (report.isRecorded) outbox?.recorded();
     for (const [id, value, thrown] of report.results) {
       const it = waiting.get(id) as Waiting;

@@ -7,7 +7,6 @@ import { isReadOnly } from '../files/data-directory.ts';
 import { openWriter } from './batches.ts';
 import { pack, type Thrown, thrownFrom, unpack } from './crossing.ts';
 import type { CommitMark } from './head.ts';
-import { findInstallation } from './installation.ts';
 import type { Outbox } from './outbox.ts';
 
 /** Settings of the thread that writes, from its start on. */
@@ -54,7 +53,6 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
   let results: Result[] = [];
   let mark: CommitMark | undefined;
   let isRecorded = false;
-  let isInstalled = false;
   const send = (report: Report) => port.postMessage(pack(report));
 
   function release(answer: Int32Array): boolean {
@@ -83,8 +81,7 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
       : {}),
     outbox,
     committed(newest) {
-      isInstalled ||= findInstallation(database.read) !== undefined;
-      if (isInstalled) mark = newest();
+      mark = newest;
     },
     told() {
       const [commits, failure] = [writer.commitCount(), writer.failure()];
