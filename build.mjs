@@ -176,6 +176,8 @@ async function make() {
     bundle: true,
     platform: 'node',
     target: 'node24',
+    // Node 24 has it. What esbuild would put in its place throws the error of an earlier round of a loop once more.
+    supported: { using: true },
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
     logLevel: 'warning',
     lineLimit: 160, // What ends the process is printed with its line.

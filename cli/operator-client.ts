@@ -32,26 +32,32 @@ export async function ask<N extends CommandName>(
   for (;;) {
     const answered = await whileWaiting('waiting for the server', askServer(at.socket, name, input));
     if (answered) return answered.value as CommandOutput<N>;
-    // The App is loaded only when there is no server.
-    const [{ openApp }, { runCommand }, context] = await Promise.all([
-      import('../src/app.ts'),
-      import('../src/operator/commands.ts'),
-      readContext(command),
-    ]);
-    const failed = Promise.withResolvers<never>();
-    failed.promise.catch(() => {});
-    const fatal = (cause: unknown) => failed.reject(new Refusal('read_only', COMMIT_FAILED, { cause }));
     try {
-      await using app = await openApp(context.config, context.secrets, {
-        log: context.log,
-        who: `purser ${name}`,
-        create: false,
-        fatal,
-      });
-      return (await Promise.race([runCommand(app, name, input), failed.promise])) as CommandOutput<N>;
+      return await runHere(command, name, input);
     } catch (error) {
       if (!(error instanceof LockedError) || performance.now() > deadline) throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, TRY_MILLISECONDS));
   }
+}
+
+/** Runs a command in this process, once. Throws LockedError, before anything has happened, while another holds the lock. */
+async function runHere<N extends CommandName>(
+  command: Command,
+  name: N,
+  input: CommandInput<N>,
+): Promise<CommandOutput<N>> {
+  // The App is loaded only when there is no server.
+  const [{ openApp }, { runCommand }, context] = await Promise.all([
+    import('../src/app.ts'),
+    import('../src/operator/commands.ts'),
+    readContext(command),
+  ]);
+  const failed = Promise.withResolvers<never>();
+  failed.promise.catch(() => {});
+  const fatal = (cause: unknown) => failed.reject(new Refusal('read_only', COMMIT_FAILED, { cause }));
+  const { log } = context;
+  const options = { log, who: `purser ${name}`, create: false, fatal };
+  await using app = await openApp(context.config, context.secrets, options);
+  return (await Promise.race([runCommand(app, name, input), failed.promise])) as CommandOutput<N>;
 }

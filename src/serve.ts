@@ -59,10 +59,16 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   const failed = (error: Error) => app.events.failed('accept', error);
   const address = await listen(server, config.listen, failed, 'PURSER_LISTEN or `listen`');
   app.health.serving = true;
-  // Together: a command that waits for what is in flight is not waited for before that is cut off.
   let socket: Awaited<ReturnType<typeof listenSocket>> | undefined;
   let gateway: SshServer | undefined;
-  opening.defer(async () => void (await Promise.all([close(), socket?.close(), gateway?.close()])));
+  let metrics: Server | undefined;
+  opening.defer(async () => {
+    await Promise.all([close(), gateway?.close()]);
+    // Only now: what is in flight may take minutes, in which the operator wants to see it.
+    metrics?.closeAllConnections();
+    metrics?.close();
+    await socket?.close();
+  });
   if (config.publicUrl === undefined) app.state.baseUrl = reachableUrl(address);
 
   if (app.slots.list.length) {
@@ -83,13 +89,9 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
   if (options.reread) app.reload = createReload(app, secrets, options.reread);
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
-    const metrics = openMetrics(app, config.metrics.listen);
+    metrics = openMetrics(app, config.metrics.listen);
     metrics.maxConnections = METRICS_CONNECTION_COUNT_MAX;
     await listen(metrics, config.metrics.listen, failed, '`metrics.listen`');
-    opening.defer(async () => {
-      metrics.closeAllConnections();
-      metrics.close();
-    });
   }
   if (!app.health.fault) {
     app.diskReserve.start();

@@ -1,13 +1,40 @@
 import assert from 'node:assert/strict';
-import { chmodSync, chownSync, existsSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  chownSync,
+  existsSync,
+  mkdtempSync,
+  readdirSync,
+  readlinkSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
 import { hasComponent } from '../helper/component.ts';
-import { installation } from '../helper/executable.ts';
+import { installation, within } from '../helper/executable.ts';
 
 const STRANGER = 65534;
+
+/** Returns whether a process has a file of this name open. */
+function hasOpen(pid: number, name: string): boolean {
+  const open = `/proc/${pid}/fd`;
+  return readdirSync(open).some((fd) => {
+    try {
+      return readlinkSync(join(open, fd)).endsWith(`/${name}`);
+    } catch {
+      return false; // Closed since it was listed.
+    }
+  });
+}
+
+/** Looks as often as it can until `condition` holds. */
+async function seen(condition: () => boolean): Promise<void> {
+  while (!condition()) await new Promise((resolve) => setImmediate(resolve));
+}
 
 test('serve creates the installation on its first start, says so, and everything in it is its owner’s alone', async (t) => {
   const parent = mkdtempSync(join(tmpdir(), 'purser-new-'));
@@ -66,6 +93,26 @@ test('commands and a starting server take turns: none of them sees a locked data
   const { accounts } = await purser.json('account', 'list');
   assert.deepEqual(accounts.map((it: { name: string }) => it.name).sort(), ['a', 'b', 'c', 'd', 'default', 'e']);
   await server.stop();
+});
+
+test('a command that found the lock taken, and then free, takes effect once', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const { accounts } = await purser.json('account', 'list');
+  const lock = new Client(join(purser.directory, 'purser.lock'));
+  lock.exec('begin exclusive');
+  writeFileSync(join(purser.directory, 'purser.lock.holder'), `purser serve (process ${process.pid})\n`);
+  const { child, output, ended } = purser.launch('account', 'credit', accounts[0].id, '500', '--reason', 'once');
+  // It tries ten times a second; at the second time it has been refused once.
+  for (const isTrying of [true, false, true])
+    await within(
+      seen(() => hasOpen(child.pid as number, 'purser.lock') === isTrying),
+      () => 'the command tries to take the lock',
+    );
+  lock.close();
+  assert.equal((await ended).code, 0, output.stderr);
+  const after = await purser.json('account', 'list');
+  assert.equal(after.accounts[0].available_cents, accounts[0].available_cents + 500);
 });
 
 test('a database that is newer than the executable is refused with a sentence, and not touched', async (t) => {

@@ -6,6 +6,7 @@ import { json } from 'node:stream/consumers';
 import test from 'node:test';
 import Client from 'better-sqlite3';
 import { type Installation, installation, type Serving, within } from '../helper/executable.ts';
+import { freePort } from '../helper/free-port.ts';
 import type { Answer } from '../helper/server.ts';
 import { completion, gate, hang, openUpstream } from '../helper/upstream.ts';
 
@@ -159,6 +160,31 @@ test('a close that waits for a request in flight at SIGTERM is answered too, ove
   const next = await purser.serve();
   await next.logged('wallet.closed', 2);
   for (const { id } of wallets) assert.equal((await purser.json('wallet', 'show', id)).status, 'closed');
+});
+
+test('until what is in flight is answered, the operator can see it, and do what cannot wait', async (t) => {
+  const upstream = await openUpstream(t);
+  const port = await freePort();
+  const settings = { drain_seconds: 60, metrics: { listen: `127.0.0.1:${port}` } };
+  const purser = installation(t, { upstream, settings });
+  const server = await purser.serve();
+  const wallet = await walletOf(purser);
+  const late = gate();
+  upstream.handle = late.handler;
+  const asked = chat(server, wallet.token, 'first');
+  await upstream.arrived(1);
+  server.kill('SIGTERM');
+  await within(refusing(server), () => 'no connection is accepted');
+
+  const { operations } = await purser.json('operation', 'list');
+  assert.deepEqual([operations.length, operations[0].state], [1, 'reserved']);
+  await purser.json('wallet', 'freeze', wallet.id);
+  const metrics = await (await fetch(`http://127.0.0.1:${port}/metrics`)).text();
+  assert.match(metrics, /^purser_ready 0$/m);
+  late.open();
+  assert.equal((await asked).status, 200);
+  assert.deepEqual(await server.ended, { code: 0, signal: null });
+  assert.notEqual((await purser.json('wallet', 'show', wallet.id)).frozen_at, null);
 });
 
 test('a second signal ends the server at once, whatever runs', async (t) => {
