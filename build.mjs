@@ -175,9 +175,9 @@ async function make() {
   const common = {
     bundle: true,
     platform: 'node',
-    target: 'node24',
-    // Node 24 has it. What esbuild would put in its place throws the error of an earlier round of a loop once more.
-    supported: { using: true },
+    // Nothing is put in other words: the runtime is pinned and runs the source as it is. For `node24` esbuild replaced
+    // `using` by code that, in a loop, throws the error of an earlier round once more.
+    target: 'esnext',
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
     logLevel: 'warning',
     lineLimit: 160, // What ends the process is printed with its line.
