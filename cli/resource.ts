@@ -78,6 +78,10 @@ function showReconciliation({
   const parts = [
     `Machines that no row knows:\n${showTable(orphans, 'provider', 'backend', 'ref', 'tag', 'created_at', 'destroyed')}`,
   ];
+  if (applied && orphans.some((it) => !it.destroyed))
+    parts.push(
+      'Not destroyed: what is younger than 5 minutes, what is beyond ten at a time, and what is not ours to end. The sweep looks again every minute.',
+    );
   if (state) {
     const since = `Since ${exact(state.since)} this installation only reports: ${state.reason}.`;
     const next = applied ? 'That is over.' : 'Nothing below is ended until you run: purser resource reconcile --apply';

@@ -15,7 +15,7 @@ import { audit, newFault } from '../ledger/audit.ts';
 import { listCheckouts } from '../ledger/checkout.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { findInstallation } from '../ledger/installation.ts';
-import { uncertainOperations } from '../ledger/operation.ts';
+import { type Operation, uncertainOperations } from '../ledger/operation.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
@@ -192,14 +192,8 @@ async function examineBooks(
     return judgeClock(leap, await isClockSynced(now));
   });
   await check('uncertain operations', () => {
-    const [oldest] = uncertainOperations(read, Number.MAX_SAFE_INTEGER);
-    if (!oldest) return 'none';
-    const overdue = Math.floor(Date.now() / 1000) - (oldest.uncertainAt as number);
-    if (overdue > uncertainPolicyOf(config.router, oldest).after_seconds + CLOCK_SECONDS)
-      throw new Error(
-        `${oldest.id} has waited ${overdue} s for its policy. Make sure that the server is running, or run: purser operation resolve`,
-      );
-    return `oldest ${oldest.id}; its policy will resolve it`;
+    const waiting = uncertainOperations(read, Number.MAX_SAFE_INTEGER);
+    return judgeUncertain(waiting, config.router, Math.floor(Date.now() / 1000));
   });
   await check('checkouts', () => {
     const since = Math.floor(Date.now() / 1000) - TROUBLE_DAYS * 86_400;
@@ -265,4 +259,29 @@ async function tryUpstream(
       `${baseUrl} cannot be reached (${code ?? message}).${hint} Check its base_url and that it is running.`,
     );
   }
+}
+
+/**
+ * Returns what resolves operations of unknown outcome, which are given with the oldest first: a policy those of models, the
+ * backend's evidence alone those of leases (design 2.9). Throws where a policy is overdue at `now`, Unix seconds.
+ */
+export function judgeUncertain(
+  waiting: readonly Pick<Operation, 'id' | 'resourceId' | 'uncertainAt' | 'subject' | 'usage'>[],
+  router: Config['router'],
+  now: number,
+): string {
+  const model = waiting.find((it) => it.resourceId === null);
+  const lease = waiting.find((it) => it.resourceId !== null);
+  const seconds = model ? now - (model.uncertainAt as number) : 0;
+  if (model && seconds > uncertainPolicyOf(router, model).after_seconds + CLOCK_SECONDS)
+    throw new Error(
+      `${model.id} has waited ${seconds} s for its policy. Make sure that the server is running, or run: purser operation resolve`,
+    );
+  const parts = [
+    ...(model ? [`oldest of a model ${model.id}; its policy will resolve it`] : []),
+    ...(lease
+      ? [`oldest of a lease ${lease.id}; what its backend shows will resolve it, or: purser operation resolve`]
+      : []),
+  ];
+  return parts.join('; ') || 'none';
 }

@@ -21,10 +21,14 @@ export type ExtensionResult =
   | { kind: 'refused'; reason: string }
   | { kind: 'unknown'; reason: string };
 
-/** Returns the unresolved extensions of a lease that this process is not driving. */
+/**
+ * Returns the unresolved extensions of a lease that are not in their call. One that has just become uncertain counts as
+ * driven until its caller has been told, but its call is over.
+ */
 export function openExtensions(app: LeaseApp, resource: Resource): Operation[] {
+  const isInCall = ({ id, state }: Operation) => state === 'reserved' && app.inFlight.drives(id);
   return openOperations(app.ledger.read, resource.walletId).filter(
-    (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !app.inFlight.drives(it.id),
+    (it) => it.resourceId === resource.id && it.kind === 'compute_extend' && !isInCall(it),
   );
 }
 

@@ -494,16 +494,17 @@ const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, by, now }
   for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
     if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
   const { charge } = operationOf(tx, row.operationId);
-  const wasLive = findResource(tx, row.id)?.endedAt === null;
+  // As it is now: while the machine was being ended, the operator may have charged an extension.
+  const before = findResource(tx, row.id) as Resource;
   const ended = updateIfLive(tx, row.id, {
     status: reason === 'create_failed' ? 'failed' : 'stopped',
-    charged: row.readyAt === null ? (charge ?? ZERO) : row.charged,
+    charged: before.readyAt === null ? (charge ?? ZERO) : before.charged,
     endWanted: reason,
     endReason: reason,
     endedAt: now,
     lastError: null,
   });
-  if (wasLive) tellLeaseEnded(tx, ended, now);
+  if (before.endedAt === null) tellLeaseEnded(tx, ended, now);
   return { row: ended, released };
 });
 

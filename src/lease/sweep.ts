@@ -12,18 +12,14 @@ export type Orphan = Owned & { destroyed: boolean };
 
 /**
  * State of one sweep over all backends. Two slots may share an engine, so machines already seen are skipped. With
- * `showStrangers`, machines that the backend may not end are reported as well.
+ * `showAll`, machines that are spared for their age, or that the backend may not end, are reported as well.
  */
-export type Pass = { showStrangers: boolean; seen: Set<string>; killsLeft: number; graceSeconds: number };
-/**
- * Starts a sweep. With `report` it destroys nothing, so it also reports machines made a moment ago, perhaps before a
- * restore.
- */
-export const newPass = ({ report = false, showStrangers = false } = {}): Pass => ({
-  showStrangers,
+export type Pass = { showAll: boolean; seen: Set<string>; killsLeft: number };
+/** Starts a sweep. With `report` it destroys nothing. */
+export const newPass = ({ report = false, showAll = false } = {}): Pass => ({
+  showAll,
   seen: new Set(),
   killsLeft: report ? 0 : KILL_COUNT_MAX,
-  graceSeconds: report ? 0 : GRACE_SECONDS,
 });
 
 /**
@@ -35,14 +31,15 @@ export async function sweep(app: LeaseApp, backend: Backend, now: number, pass: 
   const prefix = tagPrefix(app.installationId);
   const { strangers } = backend;
   const owned = await backend.listOwned(prefix);
-  const others = strangers && (pass.showStrangers || strangers.end) ? await strangers.list(prefix) : [];
+  const others = strangers && (pass.showAll || strangers.end) ? await strangers.list(prefix) : [];
   const orphans: Orphan[] = [];
 
   async function judge(it: Owned, end: ((ref: Ref) => Promise<void>) | undefined): Promise<void> {
     const name = `${backend.name} ${it.ref}`;
-    if (now - it.createdAt < pass.graceSeconds || pass.seen.has(name)) return;
+    const isYoung = now - it.createdAt < GRACE_SECONDS;
+    if ((isYoung && !pass.showAll) || pass.seen.has(name)) return;
     pass.seen.add(name);
-    const spared = !end || pass.killsLeft <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
+    const spared = !end || isYoung || pass.killsLeft <= 0 || reportOnlyOf(app.ledger.read) !== undefined;
     if (!spared) pass.killsLeft--;
     orphans.push({ ...it, destroyed: !spared && (await destroy(app, backend, it, end)) });
   }

@@ -27,7 +27,7 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
     await app.inFlight.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
     app.wakeAt(now);
   }
-  const pass = newPass({ report: !apply, showStrangers: true });
+  const pass = newPass({ report: !apply, showAll: true });
   const orphans = await Promise.all(
     app.slots.list.map(async ({ slot, backend }) => {
       const found = sweep(app, backend, app.clock.now(), pass).then(

@@ -441,6 +441,30 @@ test('an extension whose line dies in the middle is unknown, and then the machin
   assert.equal((await backend.inspect(ref))?.deadline, deadline);
 });
 
+test('while a machine is told its new deadline, no record claims to know it: this process may die there', async (t) => {
+  const bench = await openBench(t);
+  if (!bench) return;
+  const { backend } = bench;
+  const ref = refOf(await bench.buy());
+  await until('it runs', async () => (await backend.inspect(ref))?.state === 'running');
+  const known = () => JSON.parse(readFileSync(join(leases, `vast-${ref}.json`), 'utf8')).deadline as number | undefined;
+  const before = known();
+  const seen = new Set<number | undefined>();
+  const deadline = now() + 4000;
+  let isOver = false;
+  const extended = backend.extend(ref, deadline).finally(() => {
+    isOver = true;
+  });
+  while (!isOver) {
+    seen.add(known());
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  assert.equal((await extended).kind, 'done');
+  assert.equal(typeof before, 'number');
+  assert(seen.has(undefined), [...seen].join(', '));
+  assert.equal(known(), deadline);
+});
+
 test('a machine that shows another host key than before is not talked to', async (t) => {
   const bench = await openBench(t);
   if (!bench) return;

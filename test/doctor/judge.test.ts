@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../../src/doctor/disk.ts';
+import { judgeUncertain } from '../../src/doctor/doctor.ts';
 import { judgeClock, judgeTools } from '../../src/doctor/machine.ts';
 import { mountOf } from '../../src/doctor/mount.ts';
 import { findPrograms } from '../../src/files/programs.ts';
@@ -101,4 +102,20 @@ test('a clock in doubt is a fault, unless a time service vouches for it; one tha
 test('without another program on the PATH there is nothing to say', async () => {
   assert.deepEqual(findPrograms('sqlite3', ['/nowhere']), []);
   assert.equal(await judgeTools(() => []), 'no sqlite3 and no litestream on the PATH');
+});
+
+test('a policy resolves what is unknown of a model, and never what is unknown of a lease', () => {
+  const router = { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } } as never;
+  const lease = { id: 'op_1', resourceId: 'res_1', uncertainAt: 1000, subject: 'one', usage: null };
+  const model = { id: 'op_2', resourceId: null, uncertainAt: 2000, subject: 'chat', usage: null };
+  assert.equal(judgeUncertain([], router, 5000), 'none');
+  assert.match(
+    judgeUncertain([lease], router, 5000),
+    /^oldest of a lease op_1; what its backend shows will resolve it/,
+  );
+  assert.match(
+    judgeUncertain([lease, model], router, 2900),
+    /op_2; its policy will resolve it; oldest of a lease op_1/,
+  );
+  assert.throws(() => judgeUncertain([lease, model], router, 2961), /op_2 has waited 961 s for its policy/);
 });

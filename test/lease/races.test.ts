@@ -78,6 +78,56 @@ test('an extension that is under way when the deadline comes moves it, and the l
   assert.equal((await purser.budget(token)).used_usd, '0.09');
 });
 
+for (const [name, writesHere] of [
+  ['in the thread that writes', false],
+  ['here', true],
+] as const)
+  test(`an extension whose answer is lost as the deadline comes: paid, and the lease goes on (written ${name})`, async (t) => {
+    const purser = await openMemoryServer(t, { writesHere });
+    const { token } = await purser.openWallet(LONG);
+    const { id } = (await purser.rent(token)).body;
+    purser.clock.advance(599);
+    const slow = hold();
+    purser.memory.after.extend = async () => {
+      await slow.wait();
+      throw new Error('the line died');
+    };
+    const extended = purser.extend(token, id, HALF);
+    await slow.arrived;
+    purser.clock.advance(2);
+    const pass = purser.app.reaper.runOnce(); // Its step waits for the extension.
+    slow.go();
+    assert.equal((await extended).body.error.code, 'operation_uncertain');
+    await pass;
+    await purser.app.reaper.runOnce();
+    assert.equal((await purser.status(token, id)).status, 'running');
+    assert.equal(purser.memory.machines.size, 1);
+    assert.equal((await purser.budget(token)).used_usd, '0.09');
+    assert.deepEqual(purser.problems(), []);
+  });
+
+test('an extension that the operator charges while its lease is being ended is in what the lease was charged', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  purser.memory.before.extend = () => {
+    throw new Error('the line died');
+  };
+  assert.equal((await purser.extend(token, id, HALF)).status, 503);
+  const slow = hold();
+  purser.memory.before.destroy = slow.wait;
+  const stopping = purser.stop(token, id);
+  await slow.arrived;
+  const [{ id: operation }] = (await purser.budget(token)).holds;
+  await purser.run('operation.resolve', { id: operation, decision: 'charge', reason: 'asked' });
+  slow.go();
+  await stopping;
+  await purser.app.reaper.runOnce();
+  const { status, charged_usd: charged } = await purser.status(token, id);
+  assert.deepEqual([status, charged], ['stopped', '0.09']);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('an extension that comes while the lease is being ended is refused, and costs nothing', async (t) => {
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);

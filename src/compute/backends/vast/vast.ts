@@ -333,6 +333,7 @@ export function openVastBackend(
     } catch (error) {
       return { kind: 'refused', reason: `the machine cannot be reached: ${(error as Error).message}` };
     }
+    records.change(ref, { deadline: undefined }); // From here on only the machine knows, whatever becomes of this process.
     try {
       const order = { input: Buffer.alloc(0), streamBytesMax: 1000, milliseconds: DEADLINE_MILLISECONDS };
       const { exitCode, stdout, stderr } = await runOver(channelsOf(client), setDeadline(deadline), order);
@@ -342,7 +343,6 @@ export function openVastBackend(
           reason: `the machine did not take it: ${textOf(stderr.toString().trim()) ?? exitCode}`,
         };
     } catch (error) {
-      records.change(ref, { deadline: undefined }); // The line died in the middle: only the machine knows.
       return { kind: 'unknown', reason: (error as Error).message };
     } finally {
       client.end();
