@@ -166,6 +166,7 @@ export function walletCommands(program: Command): void {
     .command('unfreeze')
     .argument('[id]')
     .option('--account <id>', 'all frozen wallets of this account instead')
+    .option('--reason <text>', 'accepted as for freeze, and not kept: what is not frozen has no reason')
     .description('unfreeze a wallet')
     .addHelpText('after', example('purser wallet unfreeze wal_01k9…', 'purser wallet unfreeze --account research'))
     .action((id: string | undefined, { account }: { account?: string }, command: Command) =>

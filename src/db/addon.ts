@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import sea from 'node:sea';
 import Client from 'better-sqlite3';
@@ -16,7 +16,7 @@ export function connect(file: string, options: Client.Options = {}, directory = 
  * Returns the SQLite addon for better-sqlite3's `nativeBinding`, or undefined when running from source, where the
  * package finds its own prebuilt file. A `.node` file cannot be loaded from inside the executable, so the asset is
  * written into `directory` once under its hash; later starts check that copy by its hash before loading it (design,
- * section 5).
+ * section 5), and replace one that they cannot read.
  */
 function sqliteAddon(directory: string): object | undefined {
   if (!sea.isSea()) return undefined;
@@ -25,8 +25,7 @@ function sqliteAddon(directory: string): object | undefined {
   const hash = createHash('sha256').update(bytes).digest('hex');
   const folder = join(directory, 'lib');
   const file = join(folder, `sqlite-${hash}.node`);
-  const intact = existsSync(file) && createHash('sha256').update(readFileSync(file)).digest('hex') === hash;
-  if (!intact) {
+  if (!isIntact(file, hash)) {
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const fresh = `${file}.${process.pid}`;
     writeFileSync(fresh, bytes, { mode: 0o500 });
@@ -36,4 +35,12 @@ function sqliteAddon(directory: string): object | undefined {
   process.dlopen(module, file);
   loaded = module.exports;
   return loaded;
+}
+
+function isIntact(file: string, hash: string): boolean {
+  try {
+    return createHash('sha256').update(readFileSync(file)).digest('hex') === hash;
+  } catch {
+    return false; // Missing, or not ours to read.
+  }
 }

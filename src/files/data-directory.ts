@@ -85,7 +85,7 @@ export function isReadOnly(directory: string): boolean {
 }
 
 /** Throws OtherOwnerError unless this process runs as the owner of its data directory (design, section 4). */
-function refuseOtherOwner(directory: string): void {
+export function refuseOtherOwner(directory: string): void {
   const owner = statSync(directory).uid;
   const self = process.getuid?.();
   if (self !== undefined && self !== owner)

@@ -14,8 +14,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
-import { hasComponent } from '../helper/component.ts';
-import { installation, within } from '../helper/executable.ts';
+import { hasComponent, hasProgram } from '../helper/component.ts';
+import { EXECUTABLE, installation, within } from '../helper/executable.ts';
 
 const STRANGER = 65534;
 
@@ -137,14 +137,34 @@ test('another user than the owner of the directory is refused with exit 4, befor
   if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
   const purser = installation(t);
   await (await purser.serve()).stop();
+  rmSync(join(purser.directory, 'lib'), { recursive: true });
   const before = readdirSync(purser.directory);
   chownSync(purser.directory, STRANGER, STRANGER);
-  for (const args of [['serve'], ['account', 'list'], ['wallet', 'show', 'wal_x'], ['ledger', 'verify'], ['freeze']]) {
+  const reading = [
+    ['account', 'list'],
+    ['wallet', 'show', 'wal_x'],
+    ['ledger', 'verify'],
+    ['models', 'check'],
+  ];
+  for (const args of [['serve'], ['freeze'], ...reading]) {
     const { code, stdout, stderr } = await purser.cli(...args);
     assert.deepEqual([code, stdout], [4, ''], stderr);
     assert.match(stderr, /belongs to user 65534, this is user 0\. Run Purser as the owner of its data directory\.\n$/);
   }
   assert.deepEqual(readdirSync(purser.directory), before);
+});
+
+test('a copy of the SQLite addon that the owner cannot read is written anew', async (t) => {
+  if (!hasComponent(t, 'root', () => process.getuid?.() === 0 && hasProgram('setpriv'))) return;
+  const asOwner = ['setpriv', `--reuid=${STRANGER}`, `--regid=${STRANGER}`, '--clear-groups', EXECUTABLE];
+  const purser = installation(t, { command: asOwner });
+  chownSync(purser.directory, STRANGER, STRANGER);
+  await (await purser.serve()).stop();
+  const library = join(purser.directory, 'lib');
+  const [copy] = readdirSync(library) as [string];
+  chownSync(join(library, copy), 0, 0);
+  assert.equal((await purser.json('account', 'list')).accounts.length, 1);
+  assert.deepEqual([readdirSync(library), statSync(join(library, copy)).uid], [[copy], STRANGER]);
 });
 
 test('a data directory or settings that others may write, and a master key that others may read, are refused with the remedy', async (t) => {

@@ -42,7 +42,7 @@ test('a list that shall go on after what does not exist says so', async (t) => {
   }
 });
 
-test('all frozen wallets of an account are unfrozen by one command', async (t) => {
+test('one wallet is unfrozen, with a reason or without, and all frozen wallets of an account by one command', async (t) => {
   const purser = installation(t);
   await (await purser.serve()).stop();
   await purser.json('account', 'credit', 'default', '1000');
@@ -51,7 +51,9 @@ test('all frozen wallets of an account are unfrozen by one command', async (t) =
   const frozen = async () => (await purser.json('status')).frozen;
   await purser.json('wallet', 'freeze', 'one');
   assert.match((await purser.cli('status')).stdout, /^frozen +1 wallet is frozen: no new holds$/m);
-  await purser.json('wallet', 'freeze', 'two');
+  const thawed = await purser.json('wallet', 'unfreeze', 'one', '--reason', 'it was the price list');
+  assert.deepEqual([thawed.frozen_at, thawed.freeze_reason], [null, null]);
+  for (const name of ['one', 'two']) await purser.json('wallet', 'freeze', name);
   assert.equal((await frozen()).wallets, 2);
   const { wallets } = await purser.json('wallet', 'unfreeze', '--account', 'default');
   assert.deepEqual(wallets.map((it: { name: string }) => it.name).sort(), ['one', 'two']);
