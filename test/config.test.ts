@@ -174,6 +174,7 @@ limits:
     'yaml:3: close_wait_secs: unknown setting',
     'yaml:4: trusted_proxies.1:',
     'yaml:7: router.upstreams.0.base_url:',
+    'yaml:8: router.upstreams.1.name: a second upstream is named "a"',
     'yaml:10: router.upstreams.1.timeout_seconds:',
     'yaml:12: router.models.0.max_output_tokens: is required for a chat model',
     'yaml:15: router.uncertain.policy:',
@@ -185,7 +186,7 @@ limits:
       found.some((it) => it.startsWith(expected)),
       `${expected}\nis not in\n${found.join('\n')}`,
     );
-  assert.equal(found.length, 11);
+  assert.equal(found.length, 12);
 });
 
 for (const [where, yaml, said] of [
@@ -458,6 +459,47 @@ test('two models of one id, two upstreams of one name and an upstream that is no
     'yaml:8: router.models.1.id: a second model has the id "m"',
     'yaml:9: router.models.2.upstream: no upstream is named "c"',
   ]);
+});
+
+test('what does not agree within the router is told beside every other fault of it, and nothing that follows from one', (t) => {
+  const yaml = `router:
+  upstreams:
+    - { name: a, base_url: http://x, timeout_seconds: 5, first_byte_timeout_seconds: 6, key: x }
+    - { name: a, base_url: http://y }
+  models:
+    - { id: m, upstream: c, max_output_tokens: 1, pricing: { prompt: 0.000001 } }
+    - { id: m, upstream: a, pricing: { request: 1 }, pricing_per_million: { request: 1 }, max_output_tokens: 1 }
+    - { id: n, upstream: a, context_length: 1, max_output_tokens: 1, fallbacks: [5, { upstream: d, pricing: { request: one } }] }
+    - text
+`;
+  assert.deepEqual(
+    write(t, yaml)
+      .faults()
+      .map((it) => it.replace(/ \(.*/, ''))
+      .sort(),
+    [
+      'yaml:3: router.upstreams.0.key: unknown setting',
+      'yaml:3: router.upstreams.0: first_byte_timeout_seconds is longer than timeout_seconds',
+      'yaml:4: router.upstreams.1.name: a second upstream is named "a"',
+      'yaml:6: router.models.0.context_length: is required',
+      'yaml:6: router.models.0.pricing: give prompt and completion, or request alone: a price that is left out would be a price of 0',
+      'yaml:6: router.models.0.upstream: no upstream is named "c"',
+      'yaml:7: router.models.1.context_length: is required',
+      'yaml:7: router.models.1.id: a second model has the id "m"',
+      'yaml:7: router.models.1: give pricing or pricing_per_million, not both',
+      'yaml:8: router.models.2.fallbacks.0: must be a map of settings',
+      'yaml:8: router.models.2.fallbacks.1.pricing.request: not an exact price: a plain decimal number with at most 9 decimals',
+      'yaml:8: router.models.2.fallbacks: no upstream is named "d"',
+      'yaml:9: router.models.3: must be a map of settings',
+    ],
+  );
+  const unnamed = write(
+    t,
+    'router:\n  upstreams: [{ base_url: http://x }]\n  models: [{ id: m, upstream: a }]\n',
+  ).faults();
+  assert(!unnamed.some((it) => it.includes('no upstream is named')), unnamed.join('\n'));
+  assert.equal(write(t, 'router: { upstreams: 5, models: { upstream: a } }\n').faults().length, 2);
+  assert.equal(write(t, 'router: 5\n').faults().length, 1);
 });
 
 const SECRET = 'canary-7f3a9';

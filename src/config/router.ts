@@ -97,6 +97,11 @@ const pricing = (decimals: number) =>
     ),
   );
 
+/** Members of a value that may have failed its schema. */
+type Parts = Readonly<Record<string, unknown>>;
+const partsOf = (value: unknown): Parts => (typeof value === 'object' && value !== null ? (value as Parts) : {});
+const listOf = (value: unknown): Parts[] => (Array.isArray(value) ? value.map(partsOf) : []);
+
 /** A route to a model: an upstream, the model's name there, and its price there. */
 const route = {
   upstream: v.string(),
@@ -114,7 +119,7 @@ const PRICED_TWICE = 'give pricing or pricing_per_million, not both';
 
 const Fallback = v.pipe(
   v.strictObject({ ...route, context_length: v.optional(whole(1, 1e8)) }),
-  v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
+  v.partialCheck([['pricing'], ['pricing_per_million']], (it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
 );
 
 const Model = v.pipe(
@@ -133,7 +138,7 @@ const Model = v.pipe(
     /** Allows images as http(s) URLs, which the model server fetches. Otherwise only `data:` URLs are allowed. */
     image_urls: v.optional(v.boolean(), false),
   }),
-  v.check((it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
+  v.partialCheck([['pricing'], ['pricing_per_million']], (it) => !(it.pricing && it.pricing_per_million), PRICED_TWICE),
   v.forward(
     v.partialCheck(
       [['kind'], ['max_output_tokens']],
@@ -151,12 +156,13 @@ const Model = v.pipe(
     ['default_output_tokens'],
   ),
   v.rawCheck(({ dataset, addIssue }) => {
-    if (!dataset.typed || dataset.value.kind === 'embeddings') return;
-    const { fallbacks, ...first } = dataset.value;
-    for (const it of [first, ...fallbacks])
+    const first = partsOf(dataset.value);
+    if (first.kind !== 'chat') return;
+    for (const it of [first, ...listOf(first.fallbacks)])
       for (const key of ['pricing', 'pricing_per_million'] as const) {
         const value = it[key];
-        if (value && value.prompt !== undefined && value.completion === undefined)
+        const { prompt, completion } = partsOf(value);
+        if (prompt !== undefined && completion === undefined)
           addIssue({ message: LEFT_OUT, path: [{ type: 'object', origin: 'value', input: it, key, value }] });
       }
   }),
@@ -214,7 +220,8 @@ const Upstream = v.pipe(
       v.strictObject({ after_seconds: v.exactOptional(afterSeconds), policy: v.exactOptional(policy) }),
     ),
   }),
-  v.check(
+  v.partialCheck(
+    [['first_byte_timeout_seconds'], ['timeout_seconds']],
     (it) => (it.first_byte_timeout_seconds ?? 0) <= it.timeout_seconds,
     'first_byte_timeout_seconds is longer than timeout_seconds',
   ),
@@ -230,30 +237,36 @@ export const Router = v.pipe(
     ),
   }),
   v.rawCheck(({ dataset, addIssue }) => {
-    if (!dataset.typed) return;
-    const { upstreams, models } = dataset.value;
-    const fault = (list: unknown[], key: 'upstreams' | 'models', index: number, field: string, message: string) =>
+    // Beside other faults, too: then a member is missing or of any type, and only what is text can be compared.
+    const input = partsOf(dataset.value);
+    const [upstreams, models] = [listOf(input.upstreams), listOf(input.models)];
+    const fault = (key: 'upstreams' | 'models', index: number, field: string, message: string) => {
+      const list = input[key] as unknown[];
       addIssue({
         message,
         path: [
-          { type: 'object', origin: 'value', input: dataset.value, key, value: list },
+          { type: 'object', origin: 'value', input, key, value: list },
           { type: 'array', origin: 'value', input: list, key: index, value: list[index] },
           { type: 'object', origin: 'value', input: list[index] as object, key: field, value: undefined },
         ] as never,
       });
-    const isThere = (name: string) => upstreams.some((upstream) => upstream.name === name);
-    upstreams.forEach((it, i) => {
-      if (upstreams.findIndex((other) => other.name === it.name) !== i)
-        fault(upstreams, 'upstreams', i, 'name', `a second upstream is named ${JSON.stringify(it.name)}`);
+    };
+    const isSecond = (list: Parts[], i: number, field: string) =>
+      typeof list[i]?.[field] === 'string' && list.findIndex((other) => other[field] === list[i]?.[field]) !== i;
+    // Where a name is missing, it may be the one that a model asks for.
+    const areNamed = Array.isArray(input.upstreams) && upstreams.every(({ name }) => typeof name === 'string');
+    const isMissing = (name: unknown) =>
+      areNamed && typeof name === 'string' && !upstreams.some((upstream) => upstream.name === name);
+    upstreams.forEach(({ name }, i) => {
+      if (isSecond(upstreams, i, 'name'))
+        fault('upstreams', i, 'name', `a second upstream is named ${JSON.stringify(name)}`);
     });
-    models.forEach((it, i) => {
-      if (models.findIndex((other) => other.id === it.id) !== i)
-        fault(models, 'models', i, 'id', `a second model has the id ${JSON.stringify(it.id)}`);
-      if (!isThere(it.upstream))
-        fault(models, 'models', i, 'upstream', `no upstream is named ${JSON.stringify(it.upstream)}`);
-      for (const { upstream } of it.fallbacks)
-        if (!isThere(upstream))
-          fault(models, 'models', i, 'fallbacks', `no upstream is named ${JSON.stringify(upstream)}`);
+    models.forEach(({ id, upstream, fallbacks }, i) => {
+      if (isSecond(models, i, 'id')) fault('models', i, 'id', `a second model has the id ${JSON.stringify(id)}`);
+      if (isMissing(upstream)) fault('models', i, 'upstream', `no upstream is named ${JSON.stringify(upstream)}`);
+      for (const other of listOf(fallbacks))
+        if (isMissing(other.upstream))
+          fault('models', i, 'fallbacks', `no upstream is named ${JSON.stringify(other.upstream)}`);
     });
   }),
 );
