@@ -21,14 +21,17 @@ export function repeated(globals: Globals): string {
 /** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */
 export type CommandContext = { config: Config; secrets: Secrets; log: Log; globals: Globals };
 
-/** Reads the configuration from the global options, the environment and purser.yaml. Throws ConfigurationFault. */
-export async function readContext(command: Command): Promise<CommandContext> {
+/**
+ * Reads the configuration from the global options, the environment and purser.yaml; `withoutKey` leaves the master key
+ * unread. Throws ConfigurationFault.
+ */
+export async function readContext(command: Command, { withoutKey = false } = {}): Promise<CommandContext> {
   const globals = command.optsWithGlobals<Globals>();
   const [{ readConfig }, { createLog }] = await Promise.all([
     import('../src/config/config.ts'),
     import('../src/log.ts'),
   ]);
-  const { config, secrets } = readConfig(globals);
+  const { config, secrets } = readConfig({ ...globals, withoutKey });
   const log = createLog(config.logLevel === 'info' ? 'warn' : config.logLevel, secretsOf(secrets), sayLogLine);
   return { config, secrets, globals, log };
 }

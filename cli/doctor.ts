@@ -15,7 +15,7 @@ export function doctorCommand(program: Command): void {
         import('../src/doctor/doctor.ts'),
         import('../src/compute/finding.ts'),
       ]);
-      const checks = await readContext(command).then(
+      const checks = await readContext(command, { withoutKey: true }).then(
         ({ config, secrets }) => whileWorking('examining', () => examine(config, secrets)),
         (fault: Error) => [{ name: 'configuration', ok: false, detail: fault.message }],
       );

@@ -33,7 +33,7 @@ export function masterKeyCommands(program: Command): void {
 }
 
 async function replace(options: { dryRun?: boolean }, command: Command): Promise<void> {
-  const { config, secrets, globals } = await readContext(command);
+  const { config, secrets, globals } = await readContext(command, { withoutKey: true });
   const { replaceLostKey } = await import('../src/recovery/lost-key.ts');
   const plan = await replaceLostKey(config, secrets, { apply: false });
   if (!globals.json) show(planned(plan));

@@ -17,7 +17,7 @@ export function restoreCommand(program: Command): void {
     .option('--without-key', 'the master key is lost: run `purser master-key replace --lost` afterwards')
     .addHelpText('after', example('purser restore /mnt/backups/purser-2026-11-21.db'))
     .action(async (file: string, options: { force?: boolean; withoutKey?: boolean }, command: Command) => {
-      const context = await readContext(command);
+      const context = await readContext(command, options);
       await confirm(command, `Replace the database of ${context.config.dataDirectory} by ${resolve(file)}?`);
       const { restore } = await import('../src/recovery/restore.ts');
       const { config, secrets } = context;

@@ -41,7 +41,7 @@ export function serveCommand(program: Command): void {
       const served = await serve(config, secrets, {
         log,
         reread() {
-          const next = readConfig(command.optsWithGlobals<Globals>());
+          const next = readConfig({ ...command.optsWithGlobals<Globals>(), withoutKey: true });
           hidden.push(...secretsOf(next.secrets).filter((it) => !hidden.includes(it)));
           return next;
         },

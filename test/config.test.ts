@@ -1,7 +1,8 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: a variable of the configuration is written like this
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
-import { join, resolve } from 'node:path';
+import { join, relative, resolve } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { adviceOnServices } from '../src/config/advice-services.ts';
 import { dataDirectoryOf, type Flags, printable, readConfig } from '../src/config/config.ts';
@@ -503,6 +504,7 @@ test('what does not agree within the router is told beside every other fault of 
 });
 
 const SECRET = 'canary-7f3a9';
+const MASTER_KEY = `${SECRET}-master`.padEnd(43, '0'); // Base64.
 
 test('the secret of the page’s client is apart from the settings, and needs the client', (t) => {
   const yaml = 'identity: { issuer: https://id.example, audience: a, client_id: page, client_secret: "${KEY}" }\n';
@@ -520,9 +522,9 @@ test('the secret of the page’s client is apart from the settings, and needs th
 test('what is printed of a configuration has no secret in it', (t) => {
   const yaml =
     'router:\n  upstreams:\n    - { name: a, base_url: http://x, api_key: "${KEY}" }\n    - { name: b, base_url: http://x }\n';
-  const { config, secrets } = write(t, yaml).read({ KEY: SECRET, PURSER_MASTER_KEY: `${SECRET}-master` });
+  const { config, secrets } = write(t, yaml).read({ KEY: SECRET, PURSER_MASTER_KEY: MASTER_KEY });
   assert.equal(secrets.upstreamKeys.get('a'), SECRET);
-  assert.equal(secrets.masterKey.text, `${SECRET}-master`);
+  assert.equal(secrets.masterKey.text, MASTER_KEY);
   const printed = printable(config, secrets);
   assert.doesNotMatch(
     JSON.stringify([printed, config], (_, it) => (typeof it === 'bigint' ? String(it) : it)),
@@ -597,18 +599,44 @@ test('a secret in the wrong place is a fault that does not repeat it', (t) => {
 
 test('the master key comes from the environment, from a file that is named there, or from the data directory', (t) => {
   const { directory, read, faults } = write(t);
-  assert.deepEqual(read({ PURSER_MASTER_KEY: 'abc' }).secrets.masterKey, {
+  assert.deepEqual(read({ PURSER_MASTER_KEY: MASTER_KEY }).secrets.masterKey, {
     from: 'environment',
-    text: 'abc',
+    text: MASTER_KEY,
     path: undefined,
   });
-  assert.deepEqual(read({ PURSER_MASTER_KEY_FILE: 'k' }).secrets.masterKey, {
+  const key = join(directory, 'k');
+  writeFileSync(key, `${MASTER_KEY}\n`);
+  assert.deepEqual(read({ PURSER_MASTER_KEY_FILE: relative('.', key) }).secrets.masterKey, {
     from: 'file',
     text: undefined,
-    path: resolve('k'),
+    path: key,
   });
   assert.equal(read().secrets.masterKey.path, join(directory, 'master.key'));
   assert.equal(faults({ PURSER_MASTER_KEY: 'a', PURSER_MASTER_KEY_FILE: 'b' }).length, 1);
+});
+
+test('a master key that is malformed or cannot be read is a fault beside the others, and is not repeated', (t) => {
+  const { directory, read, faults } = write(t, 'listen: here\n');
+  const file = join(directory, 'k');
+  const faultOf = (env: Environment) => {
+    const [listen, key, ...more] = faults(env);
+    assert.match(listen ?? '', /^yaml:1: listen:/);
+    assert.deepEqual(more, []);
+    assert(!key?.includes(SECRET), key);
+    return key;
+  };
+  const rule = 'must be 32 bytes, as 64 hex digits or in base64';
+  assert.equal(faultOf({ PURSER_MASTER_KEY: SECRET }), `environment: PURSER_MASTER_KEY: ${rule}`);
+  const inFile = { PURSER_MASTER_KEY_FILE: file };
+  assert.match(faultOf(inFile) ?? '', /^environment: PURSER_MASTER_KEY_FILE: there is no file \S+\/k\. Put your copy/);
+  assert.match(faultOf({ PURSER_MASTER_KEY_FILE: directory }) ?? '', /_FILE: \S+ cannot be read \(EISDIR\)$/);
+  writeFileSync(file, SECRET);
+  assert.equal(faultOf(inFile), `environment: PURSER_MASTER_KEY_FILE: what is in ${file} ${rule}`);
+  writeFileSync(join(directory, 'purser.yaml'), '');
+  assert.equal(read(inFile, { withoutKey: true }).secrets.masterKey.path, file);
+  const pipe = join(directory, 'pipe');
+  execFileSync('mkfifo', [pipe]); // It can be read only once, and then by whoever needs the key.
+  assert.equal(faults({ PURSER_MASTER_KEY_FILE: pipe }).length, 0);
 });
 
 test('an address is a host and a port, and an IPv6 host stands in brackets', () => {

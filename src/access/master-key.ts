@@ -1,6 +1,7 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import type { Secrets } from '../config/config.ts';
+import { decodeMasterKey, MASTER_KEY_RULE } from '../config/master-key.ts';
 import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
 const KEY_BYTES = 32;
@@ -53,15 +54,8 @@ export async function keepOldKey(path: string, text: string): Promise<string> {
 
 /** Parses a master key. Throws when it is malformed; the message never contains the key. */
 export function parseMasterKey(text: string, where: string): MasterKey {
-  const trimmed = text.trim();
-  const encoding = /^[0-9a-fA-F]{64}$/.test(trimmed)
-    ? 'hex'
-    : /^[A-Za-z0-9+/_-]{43}=?$/.test(trimmed)
-      ? 'base64'
-      : undefined;
-  if (!encoding)
-    throw new Error(`The master key in ${where} must be ${KEY_BYTES} bytes, as 64 hex digits or in base64.`);
-  const key = Buffer.from(trimmed, encoding);
+  const key = decodeMasterKey(text);
+  if (!key) throw new Error(`The master key in ${where} ${MASTER_KEY_RULE}.`);
   return { id: fingerprintOf(key), key };
 }
 

@@ -1,4 +1,4 @@
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
@@ -8,6 +8,7 @@ import type { LogLevel } from '../log.ts';
 import { type Address, parseAddress } from '../net/listen.ts';
 import { type EventConfig, EventSettings, type ReceiverSecrets, splitReceivers } from './events.ts';
 import { ConfigurationFault } from './fault.ts';
+import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
 import { OpenTelemetry, type OpenTelemetrySettings, splitOpenTelemetry } from './opentelemetry.ts';
 import { type ModelConfig, Router, type UncertainPolicy, type UpstreamConfig, url, wholeSeconds } from './router.ts';
 import {
@@ -184,7 +185,12 @@ export type Secrets = {
   receivers: ReadonlyMap<string, ReceiverSecrets>;
 };
 
-export type Flags = { data?: string | undefined; config?: string | undefined };
+export type Flags = {
+  data?: string | undefined;
+  config?: string | undefined;
+  /** Leaves the master key unread: it is lost, known already, or examined by the caller. */
+  withoutKey?: boolean | undefined;
+};
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Returns the absolute path of the data directory: from the flag, the environment, or the default. */
@@ -230,8 +236,8 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   const listen = fromEnvironment(env, 'PURSER_LISTEN', address, faults);
   const publicUrl = fromEnvironment(env, 'PURSER_PUBLIC_URL', url, faults);
   const logLevel = fromEnvironment(env, 'PURSER_LOG_LEVEL', v.picklist(LOG_LEVELS), faults);
-  if (env.PURSER_MASTER_KEY && env.PURSER_MASTER_KEY_FILE)
-    faults.push('environment: give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both');
+  const faultOfKey = faultOfMasterKey(env, flags.withoutKey ?? false);
+  if (faultOfKey) faults.push(`environment: ${faultOfKey}`);
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
   const { compute, slotKeys } = partSecrets(settings.compute);
@@ -293,6 +299,25 @@ function masterKeySource(env: Environment, dataDirectory: string): Secrets['mast
   if (env.PURSER_MASTER_KEY) return { from: 'environment', text: env.PURSER_MASTER_KEY, path: undefined };
   if (env.PURSER_MASTER_KEY_FILE) return { from: 'file', text: undefined, path: resolve(env.PURSER_MASTER_KEY_FILE) };
   return { from: 'data directory', text: undefined, path: resolve(dataDirectory, 'master.key') };
+}
+
+/** Says what is wrong with the master key that the environment gives; never contains the key. */
+function faultOfMasterKey(env: Environment, isUnread: boolean): string | undefined {
+  const { PURSER_MASTER_KEY: text, PURSER_MASTER_KEY_FILE: file } = env;
+  if (text && file) return 'give PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both';
+  if (isUnread) return undefined;
+  if (text) return decodeMasterKey(text) ? undefined : `PURSER_MASTER_KEY: ${MASTER_KEY_RULE}`;
+  if (!file) return undefined;
+  const path = resolve(file);
+  try {
+    // A pipe, as of `<(pass show key)`, can be read only once.
+    if (statSync(path).isFIFO() || decodeMasterKey(readFileSync(path, 'utf8'))) return undefined;
+    return `PURSER_MASTER_KEY_FILE: what is in ${path} ${MASTER_KEY_RULE}`;
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code !== 'ENOENT') return `PURSER_MASTER_KEY_FILE: ${path} cannot be read (${code})`;
+    return `PURSER_MASTER_KEY_FILE: there is no file ${path}. Put your copy of the master key there; for a new installation, or where the key is lost, a fresh one, for example of \`openssl rand -hex 32\``;
+  }
 }
 
 function fromEnvironment<S extends v.GenericSchema>(

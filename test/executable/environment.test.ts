@@ -35,6 +35,8 @@ test('PURSER_DATA, PURSER_CONFIG, PURSER_LISTEN and PURSER_PUBLIC_URL are obeyed
   const faults: [Record<string, string>, RegExp][] = [
     [{ PURSER_LISTEN: '7420' }, /environment: PURSER_LISTEN: not an address/],
     [{ PURSER_LOG_LEVEL: 'loud' }, /environment: PURSER_LOG_LEVEL: /],
+    [{ PURSER_MASTER_KEY: 'a' }, /environment: PURSER_MASTER_KEY: must be 32 bytes/],
+    [{ PURSER_MASTER_KEY_FILE: '/nope' }, /environment: PURSER_MASTER_KEY_FILE: there is no file \/nope/],
     [{ PURSER_MASTER_KEY: 'a', PURSER_MASTER_KEY_FILE: 'b' }, /PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, not both/],
   ];
   for (const [more, said] of faults) {
@@ -103,10 +105,10 @@ test('the master key comes from the environment, a file or the data directory, a
   }
   const short = await ask({ PURSER_MASTER_KEY: 'abc123' }, 'wallet', 'list');
   assert.equal(short.code, 1);
-  assert.match(short.stderr, /^The master key in PURSER_MASTER_KEY must be 32 bytes/);
+  assert.match(short.stderr, /^ *environment: PURSER_MASTER_KEY: must be 32 bytes/m);
   const absent = await ask({ PURSER_MASTER_KEY_FILE: join(secrets, 'absent') }, 'wallet', 'list');
   assert.equal(absent.code, 1);
-  assert.match(absent.stderr, /^There is no master key in .*absent\. Without it no wallet token/);
+  assert.match(absent.stderr, /^ *environment: PURSER_MASTER_KEY_FILE: there is no file .*absent\. Put your copy/m);
   const none = await ask({}, 'wallet', 'list');
   assert.equal(none.code, 1);
   assert(!existsSync(join(purser.directory, 'master.key')), 'a lost key is not replaced by a new one');
