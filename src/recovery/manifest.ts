@@ -6,7 +6,7 @@ import { installationOf } from '../ledger/installation.ts';
 
 type Client = Database['client'];
 
-/** The description of a backup, in a table of its own that no running database has. */
+/** The description of a backup, in a table of its own. */
 const Manifest = v.strictObject({
   /** The version of Purser that made it. */
   version: v.string(),
@@ -37,8 +37,9 @@ export function manifestOf(client: Client, read: Reader, version: string, create
   };
 }
 
-/** Writes the manifest into a backup, in a table of its own. */
+/** Writes the manifest into a backup, in a table of its own. A file put in place by hand has its old one still. */
 export function writeManifest(client: Client, manifest: Manifest): void {
+  client.exec(`drop table if exists ${TABLE}`);
   client.exec(`create table ${TABLE} (one integer primary key check (one = 1), manifest text not null) strict`);
   client.prepare(`insert into ${TABLE} values (1, ?)`).run(JSON.stringify(manifest));
 }

@@ -1,6 +1,15 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
-import { existsSync, readdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  copyFileSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
@@ -50,6 +59,17 @@ test('a backup is one private file with its manifest, made while the server serv
     'delete',
   );
   assert.equal((await purser.chat(token)).status, 200, 'and the server goes on');
+});
+
+test('books that are a backup put in place by hand are backed up like any other', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const [first, second] = [newFile(t), newFile(t)];
+  await backUpServer(purser, first);
+  await purser.chat(token);
+  await purser.reopen(() => copyFileSync(first, files(purser.directory).database), { acceptLoss: true });
+  const { counts, head } = await backUpServer(purser, second);
+  assert.deepEqual([counts.purser_backup, head.epoch], [undefined, 2]);
 });
 
 test('a backup under load is a prefix of the journal', async (t) => {
