@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
 import { adviceOnStart } from '../src/config/advice-start.ts';
 import { readConfig, type Secrets } from '../src/config/config.ts';
-import { files } from '../src/files/data-directory.ts';
+import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import type { Served } from '../src/serve.ts';
 import { example, type Globals, readContext, repeated, secretsOf } from './context.ts';
 import { say } from './report.ts';
@@ -30,6 +30,7 @@ export function serveCommand(program: Command): void {
       const [{ createLog }, { serve }] = await Promise.all([import('../src/log.ts'), import('../src/serve.ts')]);
       const hidden = secretsOf(secrets);
       const log = createLog(config.logLevel, hidden);
+      prepareDirectory(config.dataDirectory, true);
       const isNew = !existsSync(files(config.dataDirectory).database);
       if (isNew) {
         say(`Creating a new installation in ${config.dataDirectory}.`);

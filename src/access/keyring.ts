@@ -3,7 +3,7 @@ import type { Reader } from '../db/handle.ts';
 import { newId } from '../id.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type MasterKeyRow, masterKeyRows } from '../ledger/master-keys.ts';
-import type { MasterKey } from './master-key.ts';
+import { type MasterKey, NoMasterKeyError } from './master-key.ts';
 import { deriveToken, hashToken, lastFour } from './token.ts';
 import { unwrapKey } from './wrapped-key.ts';
 
@@ -59,8 +59,8 @@ export function openKeyring(read: Reader, given: MasterKey): Keyring {
 function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterKey): MasterKey {
   const row = rows.find((it) => it.id === wanted);
   if (row?.wrapped && row.wrappedBy === given.id) return unwrapKey(wanted, row.wrapped, given);
-  throw new Error(
-    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}; if nobody has it any more, run: purser master-key replace --lost`,
+  throw new NoMasterKeyError(
+    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}`,
   );
 }
 

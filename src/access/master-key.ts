@@ -6,6 +6,17 @@ import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
 const KEY_BYTES = 32;
 
+/** Thrown where books cannot be opened for want of their master key. */
+export class NoMasterKeyError extends Error {
+  /** What is wrong, without the way out where nobody has the key: while books are being restored, it is another. */
+  readonly fault: string;
+
+  constructor(fault: string) {
+    super(`${fault}; if nobody has it any more, run: purser master-key replace --lost`);
+    this.fault = fault;
+  }
+}
+
 /** The key that wallet and gateway tokens are derived from. Its id is a fingerprint, safe to print. */
 export type MasterKey = { id: string; key: Buffer };
 
@@ -18,8 +29,8 @@ export function readMasterKey(source: Secrets['masterKey'], options: { create: b
   const path = source.path as string;
   if (!existsSync(path)) {
     if (source.from !== 'data directory' || !options.create)
-      throw new Error(
-        `There is no master key in ${path}. Without it no wallet token of this installation can be made again. Put your copy there; if there is none, run: purser master-key replace --lost`,
+      throw new NoMasterKeyError(
+        `There is no master key in ${path}. Without it no wallet token of this installation can be made again. Put your copy there`,
       );
     writeDurablySync(path, textOf(generateMasterKey()));
   }

@@ -1,5 +1,6 @@
 import { chmodSync, copyFileSync, existsSync, linkSync, renameSync, statSync } from 'node:fs';
 import { basename, dirname } from 'node:path';
+import { NoMasterKeyError } from '../access/master-key.ts';
 import { damageOf, newestOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, keyringOf, openBooks, type WritableBooks } from '../books/open.ts';
 import { systemTime } from '../clock.ts';
@@ -186,13 +187,17 @@ function readable<T>(file: string, read: () => T): T {
   }
 }
 
+const WHERE_KEY =
+  'The key before a rotation is kept as master.key.before-<time> beside the new one; if nobody has it any more, restore with --without-key';
+
 /** Throws `conflict` when the configured master key does not fit these books: every wallet would lose its token. */
 function refuseOtherKey({ read }: WritableBooks, secrets: Secrets, file: string): void {
   try {
     keyringOf(read, secrets.masterKey);
   } catch (error) {
     const { masterKeyId } = installationOf(read);
-    throw refused(file, `it needs the master key ${masterKeyId}. ${(error as Error).message.replace(/\.$/, '')}`);
+    const fault = error instanceof NoMasterKeyError ? error.fault : (error as Error).message.replace(/\.$/, '');
+    throw refused(file, `it needs the master key ${masterKeyId}. ${fault}. ${WHERE_KEY}`);
   }
 }
 

@@ -15,7 +15,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import Client from 'better-sqlite3';
 import { hasComponent, hasProgram } from '../helper/component.ts';
-import { EXECUTABLE, installation, within } from '../helper/executable.ts';
+import { EXECUTABLE, installation, run, within } from '../helper/executable.ts';
 
 const STRANGER = 65534;
 
@@ -152,6 +152,25 @@ test('another user than the owner of the directory is refused with exit 4, befor
     assert.match(stderr, /belongs to user 65534, this is user 0\. Run Purser as the owner of its data directory\.\n$/);
   }
   assert.deepEqual(readdirSync(purser.directory), before);
+});
+
+test('a first start that is refused creates nothing and does not say that it does', async (t) => {
+  const purser = installation(t);
+  const refused = async (env: Record<string, string>, why: RegExp, exitCode: number) => {
+    const { code, stdout, stderr } = await run(['--data', purser.directory, 'serve'], { env });
+    assert.deepEqual([code, stdout], [exitCode, ''], stderr);
+    assert.match(stderr, why);
+    assert.doesNotMatch(stderr, /Creating|Copy|replace --lost/);
+    assert.deepEqual(readdirSync(purser.directory), ['purser.yaml']);
+  };
+  await refused(
+    { PURSER_MASTER_KEY_FILE: '/nope' },
+    /there is no file \/nope\. .*for a new installation.* a fresh one/,
+    1,
+  );
+  if (!hasComponent(t, 'root', () => process.getuid?.() === 0)) return;
+  chownSync(purser.directory, STRANGER, STRANGER);
+  await refused({}, /belongs to user 65534/, 4);
 });
 
 test('a copy of the SQLite addon that the owner cannot read is written anew', async (t) => {

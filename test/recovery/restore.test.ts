@@ -80,19 +80,33 @@ test('the restored books are those of the backup, in a new epoch, and the others
   assert.equal(existsSync(database), true);
 });
 
+test('a backup made before a rotation is restored with the key that the rotation kept', async (t) => {
+  const { purser, file, backup } = await openBackedUp(t);
+  const { kept } = await purser.run('master-key.rotate', {});
+  await purser.close();
+  await assert.rejects(restoreIn(purser.directory, file), ({ message }: Error) => {
+    assert.match(message, RegExp(`needs the master key ${backup.master_key_id}.*as master\\.key\\.before-<time>`));
+    assert.doesNotMatch(message, /replace --lost/);
+    return true;
+  });
+  copyFileSync(kept as string, join(purser.directory, 'master.key'));
+  assert.equal((await restoreIn(purser.directory, file)).head.epoch, 2);
+});
+
 test('a new machine needs the backup and the master key', async (t) => {
   const { purser, file, backup } = await openBackedUp(t);
   await purser.close();
   const directory = join(temporaryDirectory(t), 'data');
+  const helps = 'if nobody has it any more, restore with --without-key\\.$';
   await assert.rejects(
     restoreIn(directory, file),
-    conflict(RegExp(`it needs the master key ${backup.master_key_id}\\. There is no master key in`)),
+    conflict(RegExp(`it needs the master key ${backup.master_key_id}\\. There is no master key in .*; ${helps}`)),
   );
   const other = generateMasterKey();
   writeFileSync(join(directory, 'master.key'), other.key.toString('hex'));
   await assert.rejects(
     restoreIn(directory, file),
-    conflict(RegExp(`needs the master key ${backup.master_key_id}\\. The master key is ${other.id}, but`)),
+    conflict(RegExp(`needs the master key ${backup.master_key_id}\\. The master key is ${other.id}, but .*; ${helps}`)),
   );
   assert.equal(existsSync(files(directory).database), false);
   copyFileSync(join(purser.directory, 'master.key'), join(directory, 'master.key'));
