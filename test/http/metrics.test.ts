@@ -237,6 +237,19 @@ test('a stream is timed to its first byte and to its end', async (t) => {
     assert(all.includes(line), `${line}\nis not in\n${all.join('\n')}`);
 });
 
+test('what is frozen is ready all the same, and its own metrics say that it is frozen', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.run('freeze', {});
+  const all = (await purser.app.events.registry.metrics()).split('\n');
+  assert.equal((await purser.ask('GET', '/readyz')).status, 200);
+  for (const line of [
+    '# HELP purser_ready 1 while it can take new holds, as /readyz says, frozen or not.',
+    'purser_ready 1',
+    'purser_frozen_installations 1',
+  ])
+    assert(all.includes(line), line);
+});
+
 test('a model server is down in the metrics as its events say: over a restart, and no more once it is not configured', async (t) => {
   const purser = await openTestServer(t);
   const { token } = await purser.openWallet();
