@@ -46,10 +46,10 @@ function parseCents(value: string): number {
 function parseCarry(value: string): 'none' | 'all' | number {
   if (value === 'none' || value === 'all') return value;
   try {
-    return parseCents(value);
-  } catch {
-    throw new InvalidArgumentError('It must be "none", "all", or an amount above 0 in US cents, or in USD as "2.00".');
-  }
+    const cents = parseAmount(value);
+    if (cents >= 0) return cents;
+  } catch {} // Said below, with the words that may stand for an amount.
+  throw new InvalidArgumentError('It must be "none", "all", or an amount in US cents, or in USD as "2.00".');
 }
 
 /** Returns whether a command is for one wallet or all of an account. Ends with a usage error unless it is one of them. */

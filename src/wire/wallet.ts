@@ -41,7 +41,7 @@ export const ExtendRequest = v.strictObject({ seconds: wholeNumber(1, 31_536_000
 
 export const FreezeRequest = v.strictObject({ reason: v.optional(text(1, 500)) });
 
-const CARRY_RULE = 'must be "none", "all" or a whole number of cents from 1 to 1000000';
+const CARRY_RULE = 'must be "none", "all" or a whole number of cents from 0 to 1000000';
 const zone = checked(isZone, 'must be the name of a time zone, as "Europe/Berlin"', { description: 'IANA time zone' });
 
 /** A refill (design, section 13). */
@@ -49,7 +49,7 @@ export const RefillRequest = v.strictObject({
   cents: wholeNumber(1, 1_000_000),
   every: v.picklist(PERIODS),
   zone: v.optional(v.pipe(text(1, 64), zone), 'UTC'),
-  carry: v.optional(v.union([v.picklist(['none', 'all']), wholeNumber(1, 1_000_000)], CARRY_RULE), 'none'),
+  carry: v.optional(v.union([v.picklist(['none', 'all']), wholeNumber(0, 1_000_000)], CARRY_RULE), 'none'),
 });
 
 const USD_RULE = 'must be an amount in USD, as "1.50", above 0 and with at most nine decimals';

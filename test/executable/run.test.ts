@@ -166,6 +166,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
       { ...set, next_at: 0 },
       { cents: 500, every: 'week', zone: 'Europe/Berlin', carry: 100, next_at: 0 },
     );
+    assert.equal((await purser.json(...refill, '--carry', '0')).refill.carry, 0);
     assert.equal((await purser.json('wallet', 'refill', id, '--off')).refill, null);
     assert.equal((await purser.json('wallet', 'freeze', id, '--reason', 'it loops')).freeze_reason, 'it loops');
     assert.equal((await purser.json('wallet', 'unfreeze', id)).frozen_at, null);
@@ -179,7 +180,7 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
       ['wallet', 'refill', id, '--cents', '5', '--every', 'year'],
       ['wallet', 'refill', id, '--cents', '5', '--every', 'day', '--zone', 'Mars/Base'],
       ['wallet', 'refill', id, '--cents', '5', '--every', 'day', '--carry', 'some'],
-      ['wallet', 'refill', id, '--cents', '5', '--every', 'day', '--carry', '0'],
+      ['wallet', 'refill', id, '--cents', '5', '--every', 'day', '--carry', '-1'],
       ['wallet', 'freeze'],
       ['wallet', 'close', id, '--account', account],
     ]) {

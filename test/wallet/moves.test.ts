@@ -232,29 +232,30 @@ test('closing a parent closes its children first, deepest first; the depth has a
   assert.deepEqual(purser.problems(), []);
 });
 
-test('a daily refill sets what is available back, once a day, however long the server slept', async (t) => {
-  const purser = await openTestServer(t, { creditCents: 3000 });
-  const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
-  const set = await purser.ask('PUT', `/v1/wallets/${id}/refill`, {
-    token: purser.accountKey,
-    body: { cents: 500, every: 'day', zone: 'Europe/Berlin' },
+for (const carry of ['none', 0])
+  test(`a daily refill that carries ${carry} sets what is available back, once a day, however long the server slept`, async (t) => {
+    const purser = await openTestServer(t, { creditCents: 3000 });
+    const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });
+    const set = await purser.ask('PUT', `/v1/wallets/${id}/refill`, {
+      token: purser.accountKey,
+      body: { cents: 500, every: 'day', zone: 'Europe/Berlin', carry },
+    });
+    assert.equal(set.status, 200, set.text);
+    assert.equal((await recordOf(purser, id)).refill.next_at, set.body.refill.next_at);
+    assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
+    const wait = set.body.refill.next_at - Math.floor(purser.clock.wall() / 1000);
+    purser.clock.advance(wait + 3 * 86_400 + 7200);
+    await purser.app.reaper.runOnce();
+    await purser.app.reaper.runOnce();
+    const after = await recordOf(purser, id);
+    assert.deepEqual([after.available_usd, after.budget_usd], ['5.00', '5.01']);
+    await purser.reopen();
+    await purser.app.reaper.runOnce();
+    assert.equal((await recordOf(purser, id)).available_usd, '5.00');
+    assert.deepEqual(purser.problems(), []);
+    const off = await purser.ask('DELETE', `/v1/wallets/${id}/refill`, { token: purser.accountKey });
+    assert.equal(off.body.refill, null);
   });
-  assert.equal(set.status, 200, set.text);
-  assert.equal((await recordOf(purser, id)).refill.next_at, set.body.refill.next_at);
-  assert.equal((await purser.chat(token, { model: 'flat' })).status, 200);
-  const wait = set.body.refill.next_at - Math.floor(purser.clock.wall() / 1000);
-  purser.clock.advance(wait + 3 * 86_400 + 7200);
-  await purser.app.reaper.runOnce();
-  await purser.app.reaper.runOnce();
-  const after = await recordOf(purser, id);
-  assert.deepEqual([after.available_usd, after.budget_usd], ['5.00', '5.01']);
-  await purser.reopen();
-  await purser.app.reaper.runOnce();
-  assert.equal((await recordOf(purser, id)).available_usd, '5.00');
-  assert.deepEqual(purser.problems(), []);
-  const off = await purser.ask('DELETE', `/v1/wallets/${id}/refill`, { token: purser.accountKey });
-  assert.equal(off.body.refill, null);
-});
 
 test('a child that needs the refill of its parent brings it, before the reaper does, when it opens and when it is raised', async (t) => {
   const purser = await openTestServer(t);
