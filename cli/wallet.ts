@@ -1,5 +1,5 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { formatUsd, Nanos, parseUsd, ZERO } from '../src/money.ts';
+import { centsToNanos, formatUsd, Nanos, parseUsd, ZERO } from '../src/money.ts';
 import type { CommandInput, CommandOutput } from '../src/operator/commands.ts';
 import { Refusal } from '../src/refusal.ts';
 import { confirm, irreversible } from './confirm.ts';
@@ -115,7 +115,7 @@ export function walletCommands(program: Command): void {
     .description('add to a wallet’s budget, out of its account’s credit')
     .addHelpText('after', example('purser wallet raise wal_01k9… 500'))
     .action((id: string, cents: number, options: { key?: string }, command: Command) =>
-      askAndPrint(command, 'wallet.budget', { id, add_cents: cents, ...options }, showRecord),
+      changeBudget(command, { id, add_cents: cents, ...options }),
     );
   group
     .command('lower')
@@ -125,7 +125,7 @@ export function walletCommands(program: Command): void {
     .description('return part of a wallet’s budget, at most what is not spent, held or delegated')
     .addHelpText('after', example('purser wallet lower wal_01k9… 200'))
     .action((id: string, cents: number, options: { key?: string }, command: Command) =>
-      askAndPrint(command, 'wallet.budget', { id, add_cents: -cents, ...options }, showRecord),
+      changeBudget(command, { id, add_cents: -cents, ...options }),
     );
   group
     .command('extend')
@@ -264,6 +264,16 @@ const listWallets = (options: ListOptions<'wallet.list'>, command: Command) =>
     options,
     (it) => showWallets(it) + footOf(it.wallets, it.total, ', --all shows all'),
   );
+
+/** Prints the wallet record, and says where a lower moved less than was asked. */
+async function changeBudget(command: Command, input: CommandInput<'wallet.budget'>): Promise<void> {
+  const { ask } = await import('./operator-client.ts');
+  const { moved_cents: moved, ...wallet } = await ask(command, 'wallet.budget', input);
+  output(command, wallet, showRecord);
+  if (moved >= Math.abs(input.add_cents)) return;
+  const why = 'a lower stops at what is spent, held and delegated, and moves whole cents';
+  say(`${moved ? `Only ${formatUsd(centsToNanos(moved))} USD were` : 'Nothing was'} moved: ${why}.`);
+}
 
 type RefillOptions = { cents?: number; every?: string; zone?: string; carry?: 'none' | 'all' | number; off?: boolean };
 

@@ -8,7 +8,7 @@ import { newId } from '../id.ts';
 import { openOperations } from '../ledger/operation.ts';
 import { timeline } from '../ledger/timeline.ts';
 import { countWallets, listWallets, openWalletsOf, refuseInactive, statusAt, type Wallet } from '../ledger/wallet.ts';
-import { centsToNanos } from '../money.ts';
+import { centsToNanos, Nanos, nanosToCentsDown } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { changeWalletBudget, extend, freeze, refill } from '../wallet/change.ts';
 import { close } from '../wallet/close.ts';
@@ -109,12 +109,19 @@ export const wallets = {
     if (isNew) app.events.routerKeyOpened(key);
     return { api_key: routerToken(app.keyring, key), base_url: `${app.state.baseUrl}/v1/router` };
   }),
-  /** Raises the budget, or lowers it by negative cents to at most what is spent, held and delegated. */
+  /**
+   * Raises the budget, or lowers it by negative cents to at most what is spent, held and delegated. `moved_cents` says how
+   * many cents that were, above 0 either way.
+   */
   'wallet.budget': command(
     v.strictObject({ id: Id, key: Key, ...BudgetRequest.entries }),
     async (app, { id, key, add_cents: cents }) => {
       const order = changeOf(app, id, key, { budget: { add_cents: cents } });
-      return record(app, (await changeWalletBudget(app, { ...order, cents })).wallet);
+      const {
+        wallet,
+        change: { amount },
+      } = await changeWalletBudget(app, { ...order, cents });
+      return { ...record(app, wallet), moved_cents: nanosToCentsDown(Nanos(amount < 0n ? -amount : amount)) };
     },
   ),
   'wallet.extend': command(

@@ -157,7 +157,12 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     const before = await purser.json('wallet', 'show', id);
     assert.equal((await purser.json('wallet', 'raise', id, '300', '--key', 'a')).budget_usd, '8.00');
     assert.equal((await purser.json('wallet', 'raise', id, '300', '--key', 'a')).budget_usd, '8.00');
-    assert.equal((await purser.json('wallet', 'lower', id, '900')).budget_usd, '0.00');
+    const short = await purser.cli('--json', 'wallet', 'lower', id, '900');
+    assert.deepEqual([short.code, JSON.parse(short.stdout).budget_usd], [0, '0.00']);
+    assert.match(short.stderr, /^Only 8\.00 USD were moved: a lower stops at what is spent/);
+    const none = await purser.cli('wallet', 'lower', id, '1');
+    assert.deepEqual([none.code, none.stderr.split(':')[0]], [0, 'Nothing was moved']);
+    assert.equal((await purser.cli('wallet', 'raise', id, '300', '--key', 'a')).stderr, '');
     assert.equal((await purser.json('wallet', 'raise', id, '200')).budget_usd, '2.00');
     assert.equal((await purser.json('wallet', 'extend', id, '7d')).expires_at, before.expires_at + 7 * 86_400);
     const refill = ['wallet', 'refill', id, '--cents', '500', '--every', 'week', '--zone', 'Europe/Berlin'];
