@@ -1,5 +1,5 @@
 import type { Command, Option } from 'commander';
-import { example } from './context.ts';
+import { example, refuseJson } from './context.ts';
 import { print } from './report.ts';
 
 const SHELLS = { bash, zsh, fish };
@@ -19,6 +19,7 @@ export function completionCommand(program: Command): void {
       ),
     )
     .action((shell: string, _, command: Command) => {
+      refuseJson(command, 'a script');
       if (!Object.hasOwn(SHELLS, shell)) command.error('error: the shell is bash, zsh or fish');
       print(SHELLS[shell as keyof typeof SHELLS](nodesOf(program)));
     });

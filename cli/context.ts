@@ -68,6 +68,12 @@ export function output<T>(command: Command, value: T, format: (value: T) => stri
   else show(format(value));
 }
 
+/** Ends with a usage error where JSON is asked of a command whose stdout is not its own result. */
+export function refuseJson(command: Command, prints: string): void {
+  if (command.optsWithGlobals<Globals>().json)
+    command.error(`error: --json is not for this command: it prints ${prints}`);
+}
+
 /** Runs an operator command and prints its result, as JSON or formatted for people. Throws like `ask`. */
 export async function askAndPrint<N extends CommandName>(
   command: Command,
@@ -91,6 +97,7 @@ export async function askAndPrintList<N extends CommandName, M extends keyof Com
   format: (value: CommandOutput<N>) => string,
 ): Promise<void> {
   if (!all) return askAndPrint(command, name, options as CommandInput<N>, format);
+  if (options.limit !== undefined) command.error('error: give --all or --limit, not both');
   const { ask } = await import('./operator-client.ts');
   const rows = await everyPage(
     async (page) => (await ask(command, name, { ...options, ...page } as CommandInput<N>))[member] as { id: string }[],

@@ -2,7 +2,7 @@ import type { CommanderError } from 'commander';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { OpenToOthersError } from '../src/config/strict-modes.ts';
 import { LockedError, NoDatabaseError, OtherOwnerError } from '../src/files/data-directory.ts';
-import { REFUSALS, Refusal } from '../src/refusal.ts';
+import { REFUSALS, Refusal, type RefusalCode } from '../src/refusal.ts';
 import { visible } from '../src/visible.ts';
 import { paint } from './terminal.ts';
 
@@ -19,6 +19,14 @@ function exitCodeOf(error: unknown): number {
   return status === 500 ? 1 : 5;
 }
 
+/** Returns the code of an error in JSON: that of the refusal which has the same exit code. */
+function codeOf(error: unknown): string {
+  if (error instanceof Refusal) return error.code;
+  if (error instanceof ConfigurationFault) return 'configuration';
+  const codes: Record<number, RefusalCode> = { 3: 'not_found', 4: 'conflict', 5: 'read_only' };
+  return codes[exitCodeOf(error)] ?? 'failed';
+}
+
 /** Returns the original error: on a full disk closing fails as well, which is not worth reporting. */
 function firstOf(error: unknown): unknown {
   return error instanceof SuppressedError ? firstOf(error.suppressed) : error;
@@ -28,8 +36,7 @@ function firstOf(error: unknown): unknown {
 export function reportFailure(thrown: unknown, json: boolean): void {
   const error = firstOf(thrown);
   const message = error instanceof Error ? error.message : String(error);
-  const code = error instanceof Refusal ? error.code : error instanceof ConfigurationFault ? 'configuration' : 'failed';
-  if (json) print(JSON.stringify({ error: { code, message } }));
+  if (json) print(JSON.stringify({ error: { code: codeOf(error), message } }));
   else say(message);
 
   process.exitCode = exitCodeOf(error);

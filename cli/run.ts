@@ -7,7 +7,7 @@ import { nanosToCentsDown, nanosToCentsUp, parseUsd } from '../src/money.ts';
 import { askServer } from '../src/operator/ask.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
 import { Refusal } from '../src/refusal.ts';
-import { example, type Globals, parseDuration } from './context.ts';
+import { example, type Globals, parseDuration, refuseJson } from './context.ts';
 import { say } from './report.ts';
 
 const SHOW_MILLISECONDS = 1000;
@@ -48,6 +48,7 @@ function parseBudget(value: string): number {
 }
 
 async function run(program: string, args: string[], options: Options, command: Command): Promise<void> {
+  refuseJson(command, 'what the program does; options of the program stand after --');
   const socket = socketOf(command);
   const { budget: budget_cents, expires: expires_in_seconds, name = program.slice(-80) } = options;
   const account = options.account ?? (await ask(socket, 'account.list', {})).accounts[0]?.id;

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { appendFileSync, writeFileSync } from 'node:fs';
+import { appendFileSync, chmodSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import test from 'node:test';
@@ -66,6 +66,31 @@ for (const way of ['over the socket of a running server', 'in its own process'] 
     const { ok } = await purser.json('ledger', 'verify');
     assert(ok);
   });
+
+test('what stands in the way of every command has the code of a refusal with its exit code', async (t) => {
+  const purser = installation(t);
+  assert.equal((await refused(purser, 3, ['account', 'list'])).code, 'not_found');
+  const server = await purser.serve();
+  const other = await purser.cli('--json', 'serve');
+  assert.deepEqual([other.code, JSON.parse(other.stdout).error.code], [5, 'read_only']);
+  await server.stop();
+  chmodSync(purser.directory, 0o777);
+  assert.equal((await refused(purser, 4, ['account', 'list'])).code, 'conflict');
+});
+
+test('options that a command cannot heed are refused as wrong usage', async (t) => {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  for (const args of [
+    ['completion', 'bash'],
+    ['run', '--budget', '5', '--', 'true'],
+    ['wallet', 'list', '--all', '--limit', '2'],
+    ['operation', 'list', '--all', '--limit', '2'],
+  ]) {
+    const { code, stdout } = await purser.cli('--json', ...args);
+    assert.deepEqual([code, JSON.parse(stdout).error.code], [2, 'usage'], args.join(' '));
+  }
+});
 
 test('ledger verify exits 1 and names what is wrong when an entry was changed behind its back', async (t) => {
   const purser = installation(t);
