@@ -9,7 +9,7 @@ import { homeFigures } from './pages/home.ts';
 import { leaseFigures } from './pages/leases.ts';
 import { nowFigures } from './pages/now.ts';
 import { walletFigures } from './pages/wallet.ts';
-import { operatorOnly, refuseOthers, type Visit } from './visit.ts';
+import { operatorOnly, type Visit, walletSeen } from './visit.ts';
 
 /** Figures by the key of their element on the page. */
 export type Figures = Record<string, string>;
@@ -49,7 +49,7 @@ function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
   const fresh = () => ({ ...visit, now: visit.app.clock.now() });
   const walletId = query.get('wallet');
   if (walletId !== null) {
-    refuseOthers(visit, walletId);
+    walletSeen(visit, walletId);
     return () => walletFigures(fresh(), walletId);
   }
   const page = query.get('page');

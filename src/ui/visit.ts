@@ -77,15 +77,10 @@ export async function callEndpoint<A>(
   }
 }
 
-/** Throws `not_found` unless the viewer may see this wallet. */
-export function refuseOthers({ app, viewer }: Visit, walletId: string): void {
-  if (viewer.kind === 'account') walletOf(app.ledger.read, viewer.accountId, walletId);
-}
-
 /** Returns a wallet that the viewer may see. Throws `not_found`, also for somebody else's. */
-export function walletSeen(visit: Visit, walletId: string): Wallet {
-  refuseOthers(visit, walletId);
-  const wallet = findWallet(visit.app.ledger.read, walletId);
+export function walletSeen({ app, viewer }: Visit, walletId: string): Wallet {
+  if (viewer.kind === 'account') return walletOf(app.ledger.read, viewer.accountId, walletId);
+  const wallet = findWallet(app.ledger.read, walletId);
   if (!wallet) throw new Refusal('not_found', 'There is no such wallet.');
   return wallet;
 }

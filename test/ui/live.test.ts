@@ -86,6 +86,12 @@ test('every figure that a stream sends is on its page', async (t) => {
   }
 });
 
+test('a stream of a wallet that there is not is not found, whoever asks', async (t) => {
+  const purser = await openTestServer(t);
+  for (const browser of [await asOperator(purser), await asAccount(purser)])
+    assert.equal((await browser.get('/live?wallet=wal_none')).status, 404);
+});
+
 test('a stream ends with its session, and with the server', async (t) => {
   const purser = await openTestServer(t);
   const [one, two] = [await asOperator(purser), await asOperator(purser)];

@@ -30,7 +30,7 @@ import {
 } from '../parts.ts';
 import { ganttOf, type Lease } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
-import { accountIn, refuseOthers, run, type Visit, walletAsked } from '../visit.ts';
+import { accountIn, run, type Visit, walletAsked, walletSeen } from '../visit.ts';
 import { PAGE_COUNT, walletField } from './wallets.ts';
 
 const STRIP_COUNT = 30;
@@ -140,7 +140,7 @@ export function listPage(visit: Visit): Page {
 function leaseIn(visit: Visit): Resource {
   const lease = findResource(visit.app.ledger.read, visit.params.id as string);
   if (!lease) throw new Refusal('not_found', 'There is no such lease.');
-  refuseOthers(visit, lease.walletId);
+  walletSeen(visit, lease.walletId);
   return lease;
 }
 
