@@ -43,7 +43,7 @@ function takeStream({ viewer }: Visit): () => void {
   };
 }
 
-/** Returns the figures of the page that the stream is for. Throws `not_found` for a page of somebody else. */
+/** Returns the figures of the page that the stream is for, without a name those of `/`. Throws `not_found` for a page of somebody else. */
 function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
   const { query } = visit;
   const fresh = () => ({ ...visit, now: visit.app.clock.now() });
@@ -52,7 +52,7 @@ function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
     walletSeen(visit, walletId);
     return () => walletFigures(fresh(), walletId);
   }
-  const page = query.get('page');
+  const page = query.get('page') ?? (visit.viewer.kind === 'operator' ? 'now' : 'home');
   if (page === 'leases') return () => leaseFigures(fresh());
   if (page === 'home' && visit.viewer.kind === 'account') return () => homeFigures(fresh());
   if (page !== 'now') throw new Refusal('not_found', 'There is no such stream.');
