@@ -65,11 +65,15 @@ function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
  * session does or the server stops. Throws `rate_limited` beyond twenty streams of one person.
  */
 export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => boolean): Promise<Response> {
-  const { app } = visit;
+  const { app, requestId } = visit;
   const read = figuresFor(visit);
   const giveBack = takeStream(visit);
   const response = c.env.outgoing as ServerResponse;
-  const events = openEventStream(response, () => ({ ...PAGE_HEADERS }), app.stallMilliseconds);
+  const events = openEventStream(
+    response,
+    () => ({ ...PAGE_HEADERS, 'x-request-id': requestId }),
+    app.stallMilliseconds,
+  );
   const isGone = () => response.closed || response.destroyed;
   try {
     events.begin();
@@ -91,7 +95,7 @@ export async function openLive(visit: Visit, c: Context<Env>, isSignedIn: () => 
       await pause(response);
     }
   } catch (error) {
-    app.events.failed('live', error);
+    app.events.failed('live', error, { request_id: requestId });
   } finally {
     giveBack();
     events.end();

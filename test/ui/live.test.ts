@@ -19,6 +19,7 @@ async function open(t: TestContext, purser: TestServer, browser: Browser, path: 
   });
   assert.equal(response.statusCode, 200);
   assert.match(response.headers['content-type'] as string, /^text\/event-stream/);
+  assert.match(response.headers['x-request-id'] as string, /^req_/);
   let text = '';
   response.on('data', (chunk) => {
     text += chunk;
