@@ -398,6 +398,18 @@ test('an account holder makes a wallet and sees its token once', async (t) => {
   assert.ok(!(await browser.get('/wallets')).html.includes(token));
 });
 
+test('a wallet whose form says nothing of its life lives for a day, as over HTTP', async (t) => {
+  const purser = await openTestServer(t);
+  for (const browser of [await asAccount(purser), await asOperator(purser)])
+    for (const life of [{}, { life: '' }, { life: ' ' }]) {
+      const fields = { name: 'brief', budget: '1', account: purser.accountId, ...life };
+      const { status, html } = await browser.post('/wallets/new', fields);
+      assert.equal(status, 200);
+      const { createdAt, expiresAt } = purser.wallet(/"\/wallets\/(wal_\w+)"/.exec(html)?.[1] as string);
+      assert.equal(expiresAt, createdAt + 86_400, JSON.stringify(life));
+    }
+});
+
 test('a session that was signed out does not come back with a backup in which it was open', async (t) => {
   const purser = await openTestServer(t);
   const browser = await asOperator(purser);

@@ -197,7 +197,7 @@ export async function create(visit: Visit): Promise<Page> {
   const raw = {
     name: sent.get('name') ?? '',
     budget_cents: centsIn(sent.get('budget')),
-    expires_in_seconds: Number(sent.get('life') ?? DAY_SECONDS),
+    expires_in_seconds: Number(sent.get('life')?.trim() || DAY_SECONDS), // An empty one is none: 0 would be for ever.
   };
   const key = sent.get('key') ?? undefined;
   const opened =
