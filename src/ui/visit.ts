@@ -85,6 +85,10 @@ export function walletSeen({ app, viewer }: Visit, walletId: string): Wallet {
   return wallet;
 }
 
+/** Returns whether the viewer may do what takes a signed-in person: an account key may not, nor a session that it opened. */
+export const isPerson = ({ viewer }: Visit): boolean =>
+  viewer.kind === 'account' && viewer.principal.kind !== 'account';
+
 /** Throws `not_found` for anybody but the operator. */
 export function operatorOnly({ viewer }: Visit): void {
   if (viewer.kind !== 'operator') throw new Refusal('not_found', 'There is no such page.');

@@ -11,6 +11,7 @@ import { backUp } from '../../src/recovery/backup.ts';
 import { replaceLostKey } from '../../src/recovery/lost-key.ts';
 import { restore } from '../../src/recovery/restore.ts';
 import { createOnce } from '../../src/ui/once.ts';
+import { openShop } from '../billing/paid.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
@@ -408,6 +409,23 @@ test('a wallet whose form says nothing of its life lives for a day, as over HTTP
       const { createdAt, expiresAt } = purser.wallet(/"\/wallets\/(wal_\w+)"/.exec(html)?.[1] as string);
       assert.equal(expiresAt, createdAt + 86_400, JSON.stringify(life));
     }
+});
+
+test('topping up is offered to whoever may: not to a session that an account key opened', async (t) => {
+  const { purser, stripe } = await openShop(t);
+  const [byAccountKey, byOperatorKey] = [await asAccount(purser), openBrowser(purser)];
+  await byOperatorKey.post('/sign-in/key', { key: purser.operatorKey });
+  for (const [browser, mayPay] of [
+    [byAccountKey, false],
+    [byOperatorKey, true],
+  ] as const) {
+    const { html } = await browser.get('/');
+    const key = /action="\/top-up"[\s\S]*?name="key" value="([^"]+)"/.exec(html)?.[1];
+    assert.equal(key !== undefined, mayPay);
+    assert.equal(html.includes('a key pays nothing in'), !mayPay);
+    assert.equal((await browser.post('/top-up', { amount: '20', key: key ?? 'guess' })).status, mayPay ? 200 : 403);
+  }
+  assert.equal(stripe.sessions.size, 1);
 });
 
 test('a session that was signed out does not come back with a backup in which it was open', async (t) => {

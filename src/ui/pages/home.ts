@@ -9,7 +9,7 @@ import type { Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
 import { buttonLink, card, cents, count, dollars, form, link } from '../parts.ts';
 import { barShapes, moneyBar, spendingOver } from '../pictures.ts';
-import { callEndpoint, type Visit } from '../visit.ts';
+import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 import { moneyOf } from './accounts.ts';
 import { centsIn, walletTable } from './wallets.ts';
 
@@ -70,7 +70,14 @@ export async function homePage(visit: Visit): Promise<Page> {
           : html`<div class="empty">Nothing was spent in the last 30 days.</div>`,
         link('/spend', 'More'),
       )}
-      ${card('Top up', app.payments ? topUpForm : html`<p>No payment provider is configured here: the operator credits accounts.</p>`)}
+      ${card(
+        'Top up',
+        !app.payments
+          ? html`<p>No payment provider is configured here: the operator credits accounts.</p>`
+          : isPerson(visit)
+            ? topUpForm
+            : html`<p>You signed in with a key, and a key pays nothing in. Sign in with your identity provider, or ask the operator.</p>`,
+      )}
     </div>
     ${card('Your sessions', html`<p>Ends every session of this account, this one included.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}`;
   return {

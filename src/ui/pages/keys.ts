@@ -5,7 +5,7 @@ import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
 import { ago, badge, buttonLink, card, copyButton, form, outside, pagesOf, table, when } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
-import { callEndpoint, type Visit } from '../visit.ts';
+import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 
 const PATH = [['/keys', 'Keys']] as const;
 const KEY_COUNT = 25;
@@ -62,7 +62,7 @@ export const newKeyForm = (visit: Visit, action: string, tone: 'primary' | '' = 
 /** The keys of the account. Only a signed-in person makes and revokes them, as over HTTP. */
 export function listPage(visit: Visit): Page {
   const keys = keysOf(visit, ownAccount(visit));
-  const canChange = visit.viewer.kind === 'account' && visit.viewer.principal.kind !== 'account';
+  const canChange = isPerson(visit);
   const body = html`${card('Keys of the account', keyTable(visit, keys, canChange ? '/keys' : undefined), '', 'keys')}${canChange ? card('New key', newKeyForm(visit, '/keys', 'primary')) : html`<p class="notice info">You signed in with a key, and a key makes no keys. Sign in with your identity provider, or ask the operator.</p>`}`;
   return { title: 'Keys', body, section: '/keys' };
 }
