@@ -5,7 +5,7 @@ import type { Env } from '../http/endpoint.ts';
 import { openEventStream } from '../http/event-stream.ts';
 import { Refusal } from '../refusal.ts';
 import { PAGE_HEADERS } from './guard.ts';
-import { homeFigures } from './pages/home.ts';
+import { accountFigures, accountSeen } from './pages/accounts.ts';
 import { leaseFigures } from './pages/leases.ts';
 import { nowFigures } from './pages/now.ts';
 import { walletFigures } from './pages/wallet.ts';
@@ -45,16 +45,21 @@ function takeStream({ viewer }: Visit): () => void {
 
 /** Returns the figures of the page that the stream is for, without a name those of `/`. Throws `not_found` for a page of somebody else. */
 function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
-  const { query } = visit;
+  const { query, viewer } = visit;
   const fresh = () => ({ ...visit, now: visit.app.clock.now() });
   const walletId = query.get('wallet');
   if (walletId !== null) {
     walletSeen(visit, walletId);
     return () => walletFigures(fresh(), walletId);
   }
-  const page = query.get('page') ?? (visit.viewer.kind === 'operator' ? 'now' : 'home');
+  const accountId = query.get('account');
+  if (accountId !== null) {
+    accountSeen(visit, accountId);
+    return () => accountFigures(fresh(), accountId);
+  }
+  const page = query.get('page') ?? (viewer.kind === 'operator' ? 'now' : 'home');
   if (page === 'leases') return () => leaseFigures(fresh());
-  if (page === 'home' && visit.viewer.kind === 'account') return () => homeFigures(fresh());
+  if (page === 'home' && viewer.kind === 'account') return () => accountFigures(fresh(), viewer.accountId);
   if (page !== 'now') throw new Refusal('not_found', 'There is no such stream.');
   operatorOnly(visit);
   return () => nowFigures(fresh());

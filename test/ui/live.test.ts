@@ -73,26 +73,41 @@ test('the figures of a page move with the books, and only those that changed are
 test('every figure that a stream sends is on its page', async (t) => {
   const purser = await openTestServer(t);
   const [operator, account] = [await asOperator(purser), await asAccount(purser)];
-  for (const [browser, query] of [
-    [operator, '?page=now'],
-    [operator, ''],
-    [account, '?page=home'],
-    [account, ''],
+  const { accountId } = purser;
+  for (const [browser, query, path] of [
+    [operator, '?page=now', '/'],
+    [operator, '', '/'],
+    [operator, `?account=${accountId}`, `/accounts/${accountId}`],
+    [account, '?page=home', '/'],
+    [account, '', '/'],
+    [account, `?account=${accountId}`, '/'],
   ] as const) {
     const figures = await (await open(t, purser, browser, `/live${query}`)).next();
-    const { html } = await browser.get('/');
+    const { html } = await browser.get(path);
     assert.ok(Object.keys(figures).length > 3);
     for (const key of Object.keys(figures))
       assert.match(html, new RegExp(`data-live(-bar)?="${RegExp.escape(key)}"`), key);
     for (const [, key] of html.matchAll(/data-live(?:-bar)?="([^"]+)"/g))
       assert.ok(figures[key as string] !== undefined, key);
   }
+  for (const [browser, path, stream] of [
+    [operator, '/', 'page=now'],
+    [operator, `/accounts/${accountId}`, `account=${accountId}`],
+    [account, '/', 'page=home'],
+  ] as const)
+    assert.ok((await browser.get(path)).html.includes(`data-stream="/live?${stream}"`), path);
 });
 
-test('a stream of a wallet that there is not is not found, whoever asks', async (t) => {
+test('a stream of a wallet or an account that there is not is not found, nor is that of another account', async (t) => {
   const purser = await openTestServer(t);
-  for (const browser of [await asOperator(purser), await asAccount(purser)])
-    assert.equal((await browser.get('/live?wallet=wal_none')).status, 404);
+  const [operator, account] = [await asOperator(purser), await asAccount(purser)];
+  for (const browser of [operator, account])
+    for (const query of ['wallet=wal_none', 'account=acct_none'])
+      assert.equal((await browser.get(`/live?${query}`)).status, 404, query);
+  const { id } = await purser.run('account.create', { name: 'other' });
+  assert.equal((await account.get(`/live?account=${id}`)).status, 404);
+  const figures = await (await open(t, purser, operator, `/live?account=${id}`)).next();
+  assert.equal(figures['account.available'], '$0.00');
 });
 
 test('a stream ends with its session, and with the server', async (t) => {

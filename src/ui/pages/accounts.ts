@@ -1,10 +1,11 @@
 import { countBrowserSessionsOf } from '../../access/browser-sessions.ts';
-import { type Account, findAccount } from '../../ledger/account.ts';
+import { type Account, accountOf, findAccount } from '../../ledger/account.ts';
 import { countWallets, listWallets } from '../../ledger/wallet.ts';
 import { centsToNanos } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
+import type { Figures } from '../live.ts';
 import {
   ago,
   badge,
@@ -12,6 +13,7 @@ import {
   card,
   cents,
   count,
+  dollars,
   facts,
   filters,
   form,
@@ -24,7 +26,7 @@ import {
   table,
   when,
 } from '../parts.ts';
-import { moneyBar, type Part } from '../pictures.ts';
+import { barShapes, moneyBar, type Part } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
 import { keysOf, keyTable, newKeyForm, newKeyPage, revokePage } from './keys.ts';
@@ -104,11 +106,15 @@ export async function create(visit: Visit): Promise<Go> {
   return { to: `/accounts/${account.id}` };
 }
 
-function accountIn({ app, params }: Visit): Account {
-  const account = findAccount(app.ledger.read, params.id as string);
+/** Returns an account that the viewer may see. Throws `not_found`, also for somebody else's. */
+export function accountSeen({ app, viewer }: Visit, accountId: string): Account {
+  const isOthers = viewer.kind === 'account' && viewer.accountId !== accountId;
+  const account = isOthers ? undefined : findAccount(app.ledger.read, accountId);
   if (!account) throw new Refusal('not_found', 'There is no such account.');
   return account;
 }
+
+const accountIn = (visit: Visit): Account => accountSeen(visit, visit.params.id as string);
 
 /** One account: its money as a bar, its statement, its wallets and keys. */
 export async function accountPage(visit: Visit): Promise<Page> {
@@ -187,7 +193,14 @@ export async function accountPage(visit: Visit): Promise<Page> {
       ? form({ action: `/accounts/${account.id}/resume`, submit: 'Resume', tone: 'primary', isInline: true })
       : buttonLink(`/wallets/new?account=${account.id}`, 'New wallet', 'primary'),
     ...below('/accounts'),
+    stream: `/live?account=${account.id}`,
   };
+}
+
+/** Returns the figures that the stream keeps up to date. */
+export function accountFigures({ app }: Pick<Visit, 'app'>, accountId: string): Figures {
+  const parts = moneyOf(accountOf(app.ledger.read, accountId));
+  return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
 }
 
 /** Credits an account, or debits it by a negative amount. */

@@ -6,9 +6,8 @@ import { countWallets, listWallets } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import type { Figures } from '../live.ts';
-import { buttonLink, card, cents, count, dollars, form, link } from '../parts.ts';
-import { barShapes, moneyBar, spendingOver } from '../pictures.ts';
+import { buttonLink, card, cents, count, form, link } from '../parts.ts';
+import { moneyBar, spendingOver } from '../pictures.ts';
 import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 import { moneyOf } from './accounts.ts';
 import { centsIn, walletTable } from './wallets.ts';
@@ -17,7 +16,7 @@ const WALLET_COUNT = 10;
 const DAY_SECONDS = 86_400;
 const SPEND_DAYS = 30;
 
-function ownAccount({ app, viewer }: Pick<Visit, 'app' | 'viewer'>) {
+function ownAccount({ app, viewer }: Visit) {
   if (viewer.kind !== 'account') throw new Refusal('not_found', 'The operator has no account of their own.');
   return accountOf(app.ledger.read, viewer.accountId);
 }
@@ -87,12 +86,6 @@ export async function homePage(visit: Visit): Promise<Page> {
     stream: '/live?page=home',
     aside: buttonLink('/wallets/new', 'New wallet', 'primary'),
   };
-}
-
-/** Returns the figures that the stream keeps up to date. */
-export function homeFigures(visit: Pick<Visit, 'app' | 'viewer'>): Figures {
-  const parts = moneyOf(ownAccount(visit));
-  return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
 }
 
 /** Creates a checkout. The way to the payment is a link: a form may not lead to another site. */
