@@ -1,5 +1,5 @@
 import type { IncomingMessage } from 'node:http';
-import { type Context, type Handler, Hono } from 'hono';
+import { type Context, Hono } from 'hono';
 import { refuseFault } from '../health.ts';
 import { readBody } from '../http/body.ts';
 import { callerNetwork, describeError, type Env, onError, requestIdOf } from '../http/endpoint.ts';
@@ -129,9 +129,7 @@ const ARRIVALS: readonly (readonly ['GET' | 'POST', string, (arrival: Arrival) =
 export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<Env> {
   const hono = new Hono<Env>();
   hono.onError(onError(app, loggedPath));
-  hono.notFound(() => {
-    throw new Refusal('not_found', 'There is no such path.');
-  });
+  hono.notFound(refusing(app, () => new Refusal('not_found', 'There is no such path.')));
   const parts: UiParts = { settings: printSettings, pulse: createPulse(app.ledger.read), once: createOnce() };
   for (const asset of Object.values(assets)) hono.get(asset.path, (c) => sendAsset(c, asset));
   for (const [method, path, arrive] of ARRIVALS) hono.on(method, path, arriving(app, arrive));
@@ -158,11 +156,31 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
     }),
   );
   for (const [method, path, show] of ROUTES) hono.on(method, path, visiting(app, parts, show));
+  for (const [path, known] of Map.groupBy(hono.routes, (it) => it.path)) {
+    const refuse = refusing(app, () => new Refusal('method_not_allowed'));
+    hono.all(path, (c) => {
+      c.set('allow', known.map(({ method }) => method).join(', '));
+      return refuse(c);
+    });
+  }
   return hono;
 }
 
+type Answer = (c: Context<Env>) => Promise<Response>;
+
+/** Answers with a refusal what no page is for: as a page to a browser, to programs as they get it from every other path. */
+function refusing(app: UiApp, refusal: () => Refusal): Answer {
+  const asPage = handle(app, () => {
+    throw refusal();
+  });
+  return async (c) => {
+    if (c.req.header('accept')?.includes('text/html')) return asPage(c);
+    throw refusal();
+  };
+}
+
 /** Runs a handler behind the checks of every request to the page; what it throws becomes a page. */
-function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Response> | Response): Handler<Env> {
+function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Response> | Response): Answer {
   return async (c) => {
     const { incoming } = c.env;
     const place = placeOf(app, incoming);
@@ -176,6 +194,7 @@ function handle(app: UiApp, run: (c: Context<Env>, place: Place) => Promise<Resp
       const { status } = REFUSALS[refusal.code];
       const page = answer(c, documentOf(faultPage(message, requestIdOf(c)), found?.viewer), status);
       if (refusal.retryAfterSeconds !== undefined) page.headers.set('retry-after', String(refusal.retryAfterSeconds));
+      if (c.var.allow) page.headers.set('allow', c.var.allow);
       return page;
     }
   };
@@ -189,7 +208,7 @@ const faultPage = (message: string, requestId: string): Page => ({
   body: html`<p class="notice bad" role="alert">${message}</p><p class="weak">Request <code>${requestId}</code>. Go <a href="/">back to the first page</a>.</p>`,
 });
 
-function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<Page | Go>): Handler<Env> {
+function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<Page | Go>): Answer {
   return handle(app, async (c, place) => {
     const { incoming } = c.env;
     const query = queryOf(c);
@@ -208,7 +227,7 @@ function arriving(app: UiApp, arrive: (arrival: Arrival) => Page | Go | Promise<
   });
 }
 
-function visiting(app: UiApp, parts: UiParts, show: Show): Handler<Env> {
+function visiting(app: UiApp, parts: UiParts, show: Show): Answer {
   return handle(app, async (c, place) => {
     const found = signedIn(app, c.env.incoming, place);
     if (!found) return turnAway(c, place);

@@ -15,9 +15,12 @@ import { openShop } from '../billing/paid.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { asAccount, asOperator, openBrowser } from './sample.ts';
+import { asAccount, asOperator, openBrowser, type Shown } from './sample.ts';
 
 const SESSION = 'purser-session';
+
+/** What a browser sends with a page that somebody opens. */
+const BROWSER_ACCEPT = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
 
 const rows = (purser: TestServer) =>
   Number(purser.app.ledger.client.prepare('select count(*) from browser_session').pluck().get());
@@ -305,11 +308,8 @@ test('no page may be framed, sniffed, stored or asked for by another site', asyn
   const purser = await openTestServer(t);
   const browser = await asOperator(purser);
   for (const path of ['/', '/sign-in', '/nowhere-else', '/wallets/wal_unknown', '/sign-in/link/wrong']) {
-    const { headers, status } = await browser.get(path);
-    if (path === '/nowhere-else') {
-      assert.equal(status, 404);
-      continue;
-    }
+    const { headers, status } = await browser.get(path, { accept: BROWSER_ACCEPT });
+    assert.equal(status === 404, /nowhere|unknown/.test(path), path);
     const policy = headers['content-security-policy'] as string;
     for (const rule of [
       "default-src 'none'",
@@ -327,6 +327,41 @@ test('no page may be framed, sniffed, stored or asked for by another site', asyn
     assert.equal(headers['cache-control'], 'no-store');
     assert.equal(headers['cross-origin-opener-policy'], 'same-origin');
   }
+});
+
+test('a browser that goes where no page is sees a page, and how a known one is asked for; programs get JSON', async (t) => {
+  const purser = await openTestServer(t);
+  const none = openBrowser(purser);
+  const accept = BROWSER_ACCEPT;
+  for (const browser of [none, await asOperator(purser)]) {
+    const lost: [() => Promise<Shown>, number, string | undefined][] = [
+      [() => browser.get('/wallets/', { accept }), 404, undefined],
+      [() => browser.post('/nowhere', {}, { accept }), 404, undefined],
+      [() => browser.get('/sign-in/key', { accept }), 405, 'POST'],
+      [() => browser.get('/sign-out', { accept }), 405, 'POST'],
+      [() => browser.get('/settings/reload', { accept }), 405, 'POST'],
+      [() => browser.get('/accounts/acct_any/keys', { accept }), 405, 'POST'],
+      [() => browser.post('/live', {}, { accept }), 405, 'GET'],
+      [() => browser.post('/wallets/wal_any', {}, { accept }), 405, 'GET'],
+      [() => browser.post('/accounts/acct_any', {}, { accept }), 405, 'GET'],
+    ];
+    for (const [ask, wanted, allow] of lost) {
+      const { status, headers, html } = await ask();
+      assert.deepEqual([status, headers.allow], [wanted, allow], ask.toString());
+      assert.match(html, /<h1>That did not work<\/h1>/);
+      assert.match(headers['content-security-policy'] as string, /default-src 'none'/);
+      assert.equal(headers['x-content-type-options'], 'nosniff');
+      assert.match(headers['x-request-id'] as string, /^req_/);
+    }
+  }
+  for (const [answer, status, code] of [
+    [await none.get('/wallets/'), 404, 'not_found'],
+    [await none.get('/nowhere', { accept: 'application/json' }), 404, 'not_found'],
+    [await none.get('/v1/nowhere', { accept }), 404, 'not_found'],
+    [await none.post('/v1/account', {}, { accept }), 405, 'method_not_allowed'],
+    [await none.get('/sign-in/key'), 405, 'method_not_allowed'],
+  ] as const)
+    assert.deepEqual([answer.status, JSON.parse(answer.html).error.code], [status, code]);
 });
 
 test('`ui: false` switches the page off', async (t) => {
