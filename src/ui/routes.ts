@@ -159,6 +159,7 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
   for (const [path, known] of Map.groupBy(hono.routes, (it) => it.path)) {
     const refuse = refusing(app, () => new Refusal('method_not_allowed'));
     hono.all(path, (c) => {
+      placeOf(app, c.env.incoming); // Under a foreign host name no path is known.
       c.set('allow', known.map(({ method }) => method).join(', '));
       return refuse(c);
     });
