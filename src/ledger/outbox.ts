@@ -1,11 +1,11 @@
-import { and, asc, count, desc, eq, gt, gte, lt, lte, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
 import type { EventConfig, EventType } from '../config/events.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
 import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
-import { LIST_COUNT_MAX, type Page } from './wallet.ts';
+import { LIST_COUNT_MAX, type Page, type Wallet } from './wallet.ts';
 
 /**
  * The outbox of events for receivers (docs/decisions/0037): what happened is written in the transaction that caused it,
@@ -141,12 +141,23 @@ export const latestEventOf = (read: Reader, subject: string): Event | undefined 
   reads(read).latestOf.get({ subject });
 
 /** `since` is in Unix seconds. */
-export type EventFilter = { type?: EventType | undefined; subject?: string | undefined; since?: number | undefined };
+export type EventFilter = {
+  type?: EventType | undefined;
+  wallet?: Pick<Wallet, 'id' | 'accountId'> | undefined;
+  since?: number | undefined;
+};
 
-const matching = ({ type, subject, since }: EventFilter) =>
+/** What is about a wallet. A refill that failed has its account as its subject: only that one's few events are looked into. */
+const aboutWallet = ({ id, accountId }: Pick<Wallet, 'id' | 'accountId'>) =>
+  and(
+    inArray(events.subject, [id, accountId]),
+    or(eq(events.subject, id), and(sql`${events.type} = 'account.low'`, sql`${events.data} ->> '$.wallet_id' = ${id}`)),
+  );
+
+const matching = ({ type, wallet, since }: EventFilter) =>
   and(
     type === undefined ? undefined : eq(events.type, type),
-    subject === undefined ? undefined : eq(events.subject, subject),
+    wallet === undefined ? undefined : aboutWallet(wallet),
     since === undefined ? undefined : gte(events.createdAt, since),
   );
 

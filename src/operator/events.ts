@@ -39,7 +39,7 @@ export const events = {
     }),
     (app, { type, wallet, since, ...page }) => {
       const { read } = app.ledger;
-      const filter = { type, subject: wallet === undefined ? undefined : walletWith(read, wallet).id, since };
+      const filter = { type, wallet: wallet === undefined ? undefined : walletWith(read, wallet), since };
       const before = page.before === undefined ? undefined : eventWith(read, page.before).id;
       const list = listEvents(read, filter, { ...page, before });
       return { events: list.map((it) => record(app, it)), total: countEvents(read, filter) };

@@ -148,7 +148,7 @@ test('an account is low once, until it has credit again', async (t) => {
 });
 
 test('a refill that its account cannot pay is told once in its period', async (t) => {
-  const purser = await openTestServer(t, { creditCents: 1000 });
+  const purser = await openTestServer(t, { creditCents: 1100 });
   const { id } = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 0 });
   await purser.run('wallet.refill', { id, refill: { cents: 5000, every: 'day' } });
   purser.clock.advance(86_400);
@@ -158,6 +158,11 @@ test('a refill that its account cannot pay is told once in its period', async (t
   }
   const [low, ...others] = await told(purser, 'account.low');
   assert.deepEqual([low?.cause, low?.wallet_id, low?.account_id, others], ['refill', id, purser.accountId, []]);
+  const other = await purser.openWallet({ budget_cents: 100 });
+  assert.deepEqual(await told(purser, 'account.low', id), [low], 'it is about that wallet, too');
+  assert.deepEqual(await told(purser, 'account.low', other.id), []);
+  const { events, total } = await purser.run('events.list', { wallet: id });
+  assert.deepEqual([events.map(({ type }) => type).at(0), events.length], ['account.low', total]);
   purser.clock.advance(86_400);
   await purser.app.reaper.runOnce();
   assert.equal((await told(purser, 'account.low')).length, 2);
