@@ -1,16 +1,17 @@
 import { asc, eq, or, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
-import { entries, operations, walletChanges } from '../db/schema.ts';
+import { entries, operations, walletChanges, wallets } from '../db/schema.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { book } from './journal.ts';
 import type { Wallet } from './wallet.ts';
 
 const reads = prepare((read: Reader) => ({
   ofWallet: read
-    .select({ entry: entries, operation: operations, change: walletChanges })
+    .select({ entry: entries, operation: operations, change: walletChanges, opened: wallets.requestId })
     .from(entries)
     .leftJoin(operations, eq(operations.id, entries.causeId))
     .leftJoin(walletChanges, eq(walletChanges.id, entries.causeId))
+    .leftJoin(wallets, eq(wallets.id, entries.causeId))
     .where(
       or(
         eq(entries.causeId, sql.placeholder('walletId')),
@@ -63,7 +64,8 @@ export type Step = {
   /** The wallet's available money afterwards. */
   available: Nanos;
   operationId: string | null;
-  requestId: string;
+  /** Null for what a child gave back: the request that closed it is not in the books. */
+  requestId: string | null;
   /** The model or the resource, and what was metered. */
   subject: string | null;
   usage: string | null;
@@ -76,19 +78,20 @@ export function timeline(read: Reader, wallet: Wallet): Step[] {
   let available = ZERO;
   return reads(read)
     .ofWallet.all({ walletId: wallet.id })
-    .map(({ entry, operation, change }) => {
+    .map(({ entry, operation, change, opened }) => {
       const own = book.wallet(wallet.id);
       if (entry.credit === own) available = Nanos(available + entry.amount);
       if (entry.debit === own) available = Nanos(available - entry.amount);
       const settling = operation !== null && entry.debit === book.hold(wallet.id);
+      const what = describe(entry, own, wallet, change);
       return {
         seq: entry.seq,
         at: entry.at,
-        what: describe(entry, own, wallet, change),
+        what,
         amount: entry.amount,
         available,
         operationId: operation?.id ?? null,
-        requestId: operation?.requestId ?? change?.requestId ?? wallet.requestId,
+        requestId: operation?.requestId ?? change?.requestId ?? (what === 'recovered' ? null : opened),
         subject: operation?.subject ?? change?.period ?? childIn(entry, own),
         usage: settling ? operation.usage : null,
         settledBy: settling ? operation.settledBy : null,

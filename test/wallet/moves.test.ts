@@ -479,3 +479,28 @@ test('what is frozen is said by readyz, the doctor’s books, the log of every s
   await purser.run('wallet.unfreeze', { id });
   assert.deepEqual(await ready(), { ready: true });
 });
+
+test('the timeline of a wallet has the request that opened a child, and none for what a child gave back', async (t) => {
+  const purser = await openTestServer(t);
+  const opened = await purser.ask('POST', '/v1/wallets', {
+    token: purser.accountKey,
+    key: 'parent',
+    body: { name: 'parent', budget_cents: 500 },
+  });
+  const { id, agent_token: token } = opened.body;
+  const child = await purser.ask('POST', '/v1/run/wallets', {
+    token,
+    key: 'child',
+    body: { name: 'child', budget_usd: '1' },
+  });
+  assert.equal((await purser.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token })).status, 200);
+  const requests = async (wallet: string) =>
+    (await purser.run('wallet.timeline', { id: wallet })).steps.map(({ what, request_id }) => [what, request_id]);
+  const [openedBy, childBy] = [opened, child].map(({ headers }) => headers['x-request-id']);
+  assert.deepEqual(await requests(id), [
+    ['opened', openedBy],
+    ['delegated', childBy],
+    ['recovered', null],
+  ]);
+  assert.deepEqual((await requests(child.body.id))[0], ['opened', childBy]);
+});
