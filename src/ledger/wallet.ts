@@ -203,12 +203,17 @@ export function refuseInactive(wallet: Wallet, now: number): void {
 
 /** Throws `wallet_frozen` while the wallet, or one that its budget comes from, is frozen (design, section 13). */
 export function refuseFrozen(read: Reader, wallet: Wallet): void {
-  for (const it of lineage(read, wallet)) {
-    if (it.frozenAt === null) continue;
-    const whose = it.id === wallet.id ? `The wallet ${it.id}` : `The wallet ${it.id}, which this one is a child of,`;
-    const why = it.freezeReason === null ? '' : `: ${it.freezeReason}`;
-    throw new Refusal('wallet_frozen', `${whose} is frozen${why}. It spends nothing until it is unfrozen.`);
-  }
+  const it = frozenOver(read, wallet);
+  if (!it) return;
+  const whose = it.id === wallet.id ? `The wallet ${it.id}` : `The wallet ${it.id}, which this one is a child of,`;
+  const why = it.freezeReason === null ? '' : `: ${it.freezeReason}`;
+  throw new Refusal('wallet_frozen', `${whose} is frozen${why}. It spends nothing until it is unfrozen.`);
+}
+
+/** Returns the wallet whose freeze holds this one back: itself, or the nearest above it. Undefined where none is frozen. */
+export function frozenOver(read: Reader, wallet: Wallet): Wallet | undefined {
+  for (const it of lineage(read, wallet)) if (it.frozenAt !== null) return it;
+  return undefined;
 }
 
 /** Returns the wallet, its parent, and so on up to the one whose budget comes from the account. */

@@ -30,7 +30,7 @@ const walletWith = (app: OperatorApp, text: string): Wallet => findByText(app.le
 
 /** The wallet record with its account. */
 const record = (app: OperatorApp, wallet: Wallet) => ({
-  ...walletRecord(wallet, app.clock.now()),
+  ...walletRecord(app.ledger.read, wallet, app.clock.now()),
   account_id: wallet.accountId,
 });
 

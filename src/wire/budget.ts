@@ -1,10 +1,11 @@
 import * as v from 'valibot';
+import type { Reader } from '../db/handle.ts';
 import { OPERATION_KINDS, WALLET_STATUSES } from '../db/schema.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { formatUsd } from '../money.ts';
 import { Time, Usd } from './parts.ts';
-import { walletRecord } from './wallet.ts';
+import { WalletRecord, walletRecord } from './wallet.ts';
 
 /** Budget (design, section 3). */
 export const Budget = v.object({
@@ -15,7 +16,7 @@ export const Budget = v.object({
   held_usd: Usd,
   delegated_usd: v.pipe(Usd, v.description('the budgets of its open child wallets')),
   available_usd: Usd,
-  frozen_at: v.nullable(Time),
+  frozen_at: WalletRecord.entries.frozen_at,
   expires_at: v.nullable(Time),
   holds: v.array(
     v.object({
@@ -30,9 +31,14 @@ export const Budget = v.object({
 });
 
 /** Builds the body of the budget of a wallet with its `open` operations, at `now` (Unix seconds). */
-export function budget(wallet: Wallet, open: readonly Operation[], now: number): v.InferOutput<typeof Budget> {
+export function budget(
+  read: Reader,
+  wallet: Wallet,
+  open: readonly Operation[],
+  now: number,
+): v.InferOutput<typeof Budget> {
   const { id, status, budget_usd, used_usd, held_usd, delegated_usd, available_usd, frozen_at, expires_at } =
-    walletRecord(wallet, now);
+    walletRecord(read, wallet, now);
   return {
     wallet_id: id,
     status,

@@ -1,8 +1,9 @@
 import * as v from 'valibot';
 import { isZone, PERIODS } from '../calendar.ts';
+import type { Reader } from '../db/handle.ts';
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/schema.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
-import { available, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { available, frozenOver, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd, ZERO } from '../money.ts';
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
@@ -111,7 +112,7 @@ export const WalletRecord = v.object({
   delegated_usd: v.pipe(Usd, v.description('the budgets of its open children')),
   available_usd: Usd,
   parent_id: v.nullable(v.string()),
-  frozen_at: v.nullable(Time),
+  frozen_at: v.nullable(v.pipe(Time, v.description('since when it, or the nearest frozen wallet above it, is frozen'))),
   freeze_reason: v.nullable(v.string()),
   refill: v.nullable(RefillRecord),
   created_at: Time,
@@ -135,7 +136,8 @@ export const RunClosed = v.object({
 });
 
 /** Builds the body of a wallet at `now` (Unix seconds), without its token. */
-export function walletRecord(wallet: Wallet, now: number): v.InferOutput<typeof WalletRecord> {
+export function walletRecord(read: Reader, wallet: Wallet, now: number): v.InferOutput<typeof WalletRecord> {
+  const frozen = frozenOver(read, wallet);
   const status = statusAt(wallet, now);
   return {
     id: wallet.id,
@@ -150,8 +152,8 @@ export function walletRecord(wallet: Wallet, now: number): v.InferOutput<typeof 
     delegated_usd: formatUsd(wallet.delegated),
     available_usd: formatUsd(status === 'closed' ? ZERO : available(wallet)),
     parent_id: wallet.parentId,
-    frozen_at: wallet.frozenAt,
-    freeze_reason: wallet.freezeReason,
+    frozen_at: frozen?.frozenAt ?? null,
+    freeze_reason: frozen?.freezeReason ?? null,
     refill: refillRecord(refillOf(wallet), wallet.refillAt),
     created_at: wallet.createdAt,
     expires_at: wallet.expiresAt,

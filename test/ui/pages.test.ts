@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { openTestServer } from '../helper/server.ts';
 import { asAccount, asOperator, type Browser, EVIL, openSample, type Sample } from './sample.ts';
 
 // Every page as it comes from the server, without a script that would mend it.
@@ -99,6 +100,21 @@ for (const isOperator of [true, false])
     assert.ok(EVIL.length <= 80);
     assert.deepEqual(sample.problems(), []);
   });
+
+test('the page of a child below a frozen wallet names what freezes it', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ name: 'the parent' });
+  const body = { name: 'child', budget_usd: '1' };
+  const child = (await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body })).body.id;
+  const browser = await asAccount(purser);
+  const notice = async () =>
+    /<p class="notice warn">Frozen .*?<\/p>/.exec((await browser.get(`/wallets/${child}`)).html)?.[0];
+  assert.equal(await notice(), undefined);
+  await purser.run('wallet.freeze', { id, reason: 'it loops' });
+  assert.match((await notice()) ?? '', new RegExp(`with <a href="/wallets/${id}">the parent</a>: it loops`));
+  await purser.run('wallet.freeze', { id: child, reason: 'its own' });
+  assert.match((await notice()) ?? '', /ago<\/time>: its own/);
+});
 
 test('a model with a small share of what a wallet spent is not at 0 %', async (t) => {
   const sample = await openSample(t);

@@ -121,9 +121,18 @@ test('a frozen wallet takes no holds, and all below it none; reads go on', async
     const refused = await purser.chat(it);
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'wallet_frozen']);
     assert.match(refused.body.error.message, /it loops/);
-    assert.equal((await purser.ask('GET', '/v1/budget', { token: it })).status, 200);
+    const budget = await purser.ask('GET', '/v1/budget', { token: it });
+    assert.deepEqual([budget.status, budget.body.frozen_at], [200, frozen.body.frozen_at]);
   }
+  const recordOf = async () => (await purser.ask('GET', `/v1/wallets/${child.id}`, { token: purser.accountKey })).body;
+  const { frozen_at, freeze_reason } = await recordOf();
+  assert.deepEqual([frozen_at, freeze_reason], [frozen.body.frozen_at, 'it loops'], 'of the nearest that is frozen');
+  purser.clock.advance(5);
+  const own = (await post(purser, `/v1/wallets/${child.id}/freeze`, { reason: 'it waits' })).body;
+  assert.deepEqual([own.frozen_at, own.freeze_reason], [frozen_at + 5, 'it waits'], 'its own comes first');
+  assert.equal((await post(purser, `/v1/wallets/${child.id}/unfreeze`, {})).body.frozen_at, frozen_at);
   assert.equal((await post(purser, `/v1/wallets/${id}/unfreeze`, {})).body.frozen_at, null);
+  assert.equal((await recordOf()).frozen_at, null);
   assert.equal((await purser.chat(child.agent_token)).status, 200);
   assert.deepEqual(purser.problems(), []);
 });

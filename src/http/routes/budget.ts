@@ -33,9 +33,8 @@ export const readBudget = endpoint({
     },
   },
   run(app, { principal: { wallet } }) {
-    const now = app.clock.now();
-    return {
-      body: budget(findWallet(app.ledger.read, wallet.id) as Wallet, openOperations(app.ledger.read, wallet.id), now),
-    };
+    const { read } = app.ledger;
+    const known = findWallet(read, wallet.id) as Wallet;
+    return { body: budget(read, known, openOperations(read, wallet.id), app.clock.now()) };
   },
 });

@@ -31,7 +31,7 @@ export const closeRun = endpoint({
   async run(app, { principal }) {
     const wallet = await close(app, principal.wallet.id, 'agent_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
-    const { id, status, cleanup } = walletRecord(wallet, app.clock.now());
+    const { id, status, cleanup } = walletRecord(app.ledger.read, wallet, app.clock.now());
     return { body: { wallet_id: id, status, cleanup } };
   },
 });
@@ -139,7 +139,7 @@ export const listRunWallets = endpoint({
     const now = app.clock.now();
     const filter = { parentId: principal.wallet.id, status: query.status as Wallet['status'] | undefined, now };
     const page = listWallets(app.ledger.read, filter, pageOf(query, 'wal'));
-    return { body: { wallets: page.map((it) => walletRecord(it, now)) } };
+    return { body: { wallets: page.map((it) => walletRecord(app.ledger.read, it, now)) } };
   },
 });
 
@@ -150,7 +150,7 @@ export const readChild = endpoint({
   refusals: ['not_found'],
   example: { answer: CHILD },
   run: (app, { principal, params }) => ({
-    body: walletRecord(walletBelow(app, principal.wallet, params.id as string), app.clock.now()),
+    body: walletRecord(app.ledger.read, walletBelow(app, principal.wallet, params.id as string), app.clock.now()),
   }),
 });
 
@@ -166,7 +166,7 @@ export const closeChild = endpoint({
     const { id } = walletBelow(app, principal.wallet, params.id as string);
     const wallet = await close(app, id, 'agent_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
-    return { body: walletRecord(wallet, app.clock.now()) };
+    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()) };
   },
 });
 

@@ -60,7 +60,7 @@ export const listWallets = endpoint({
     const now = app.clock.now();
     const filter = { accountId, status: query.status as Wallet['status'] | undefined, now };
     const page = walletsOf(app.ledger.read, filter, pageOf(query, 'wal'));
-    return { body: { wallets: page.map((it) => walletRecord(it, now)) } };
+    return { body: { wallets: page.map((it) => walletRecord(app.ledger.read, it, now)) } };
   },
 });
 
@@ -103,7 +103,11 @@ export const readWallet = endpoint({
   refusals: ['not_found'],
   example: { answer: EXAMPLE },
   run: (app, { principal, params }) => ({
-    body: walletRecord(walletOf(app.ledger.read, principal.accountId, params.id as string), app.clock.now()),
+    body: walletRecord(
+      app.ledger.read,
+      walletOf(app.ledger.read, principal.accountId, params.id as string),
+      app.clock.now(),
+    ),
   }),
 });
 
@@ -139,7 +143,7 @@ export const closeWallet = endpoint({
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
     const wallet = await close(app, id, 'account_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
-    return { body: walletRecord(wallet, app.clock.now()) };
+    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()) };
   },
 });
 
@@ -166,7 +170,7 @@ export const changeBudget = endpoint({
     const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
     const order = { walletId, idempotencyKey, fingerprint: fingerprint({ budget: raw }), requestId };
     const { wallet, isNew } = await changeWalletBudget(app, { ...order, cents: body.add_cents });
-    return { body: walletRecord(wallet, app.clock.now()), replayed: !isNew };
+    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()), replayed: !isNew };
   },
 });
 
@@ -182,7 +186,7 @@ export const extendWallet = endpoint({
     const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
     const order = { walletId, idempotencyKey, fingerprint: fingerprint({ extend: raw }), requestId };
     const { wallet, isNew } = await extend(app, { ...order, seconds: body.seconds });
-    return { body: walletRecord(wallet, app.clock.now()), replayed: !isNew };
+    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()), replayed: !isNew };
   },
 });
 
@@ -199,7 +203,7 @@ export const freezeWallet = endpoint({
   },
   async run(app, { principal, params, body }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(await freeze(app, id, true, body.reason ?? null), app.clock.now()) };
+    return { body: walletRecord(app.ledger.read, await freeze(app, id, true, body.reason ?? null), app.clock.now()) };
   },
 });
 
@@ -211,7 +215,7 @@ export const unfreezeWallet = endpoint({
   example: { answer: EXAMPLE },
   async run(app, { principal, params }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(await freeze(app, id, false), app.clock.now()) };
+    return { body: walletRecord(app.ledger.read, await freeze(app, id, false), app.clock.now()) };
   },
 });
 
@@ -230,7 +234,7 @@ export const setRefill = endpoint({
   },
   async run(app, { principal, params, body }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(await refill(app, id, body), app.clock.now()) };
+    return { body: walletRecord(app.ledger.read, await refill(app, id, body), app.clock.now()) };
   },
 });
 
@@ -242,6 +246,6 @@ export const endRefill = endpoint({
   example: { answer: EXAMPLE },
   async run(app, { principal, params }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(await refill(app, id, null), app.clock.now()) };
+    return { body: walletRecord(app.ledger.read, await refill(app, id, null), app.clock.now()) };
   },
 });

@@ -12,7 +12,15 @@ import { countOperations, listOperations, type Operation, openOperations } from 
 import { countResources, pageResources } from '../../ledger/resource.ts';
 import { spendingOverTime, sumSpending } from '../../ledger/spending.ts';
 import { isTimelineWithin, type Step, timeline } from '../../ledger/timeline.ts';
-import { available, closingSince, countWallets, findWallet, listWallets, type Wallet } from '../../ledger/wallet.ts';
+import {
+  available,
+  closingSince,
+  countWallets,
+  findWallet,
+  frozenOver,
+  listWallets,
+  type Wallet,
+} from '../../ledger/wallet.ts';
 import { formatUsd, Nanos, ZERO } from '../../money.ts';
 import { Refusal } from '../../refusal.ts';
 import { EMPTY, type Html, html, type Value } from '../html.ts';
@@ -90,7 +98,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
   const cells = byDay.map(({ at, keys, charged }) => ({ at, key: keys[0] as string, amount: charged }));
 
   const body = html`
-    ${stateNotice(wallet, now)}
+    ${stateNotice(visit, wallet)}
     ${card(
       'Money',
       html`${moneyBar('Budget', partsOf(wallet))}${facts([
@@ -135,9 +143,10 @@ export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Fi
   return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
 }
 
-function stateNotice(wallet: Wallet, now: number): Html {
-  if (wallet.frozenAt !== null && wallet.status === 'active')
-    return html`<p class="notice warn">Frozen ${ago(wallet.frozenAt, now)}${wallet.freezeReason !== null && html`: ${outside(wallet.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
+function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
+  const frozen = frozenOver(app.ledger.read, wallet);
+  if (frozen && wallet.status === 'active')
+    return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, now)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, outside(frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
   const since = closingSince(wallet);
   if (wallet.status === 'closing' || wallet.status === 'expired')
     return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since)} (${ago(since, now)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
