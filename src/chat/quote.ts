@@ -53,6 +53,7 @@ export function quoteChat(
     choices,
     routes: model.routes.map((route) => ({ price: route.price, usage: bounded.maxUsage(route) })),
     reducible,
+    reducedTo: bounded.reducedTo(),
     maxPrice,
   });
   let terms = termsNow();

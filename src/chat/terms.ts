@@ -1,3 +1,4 @@
+import type { Operation } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, type Nanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
@@ -15,18 +16,29 @@ export type ChatTerms = {
   routes: readonly { price: Price; usage: MaxUsage }[];
   /** Output tokens of one answer, and how few they may become; undefined where they may not. */
   reducible: { outputTokens: number; outputTokensMin: number } | undefined;
+  /** The limit of output tokens per answer, if it was lowered. */
+  reducedTo: number | undefined;
   /** The price limit of one request, if the caller's key has one. */
   maxPrice: Nanos | undefined;
 };
 
 /** Returns the hold and the price snapshot of a request: those of the route that may cost most. */
-export function orderOf({ priceText, choices, routes }: Pick<ChatTerms, 'priceText' | 'choices' | 'routes'>) {
+export function orderOf({
+  priceText,
+  choices,
+  routes,
+  reducedTo,
+}: Pick<ChatTerms, 'priceText' | 'choices' | 'routes' | 'reducedTo'>) {
   const { hold, max } = routes
     .map(({ price, usage }) => ({ max: usage, hold: holdOf(price, usage) }))
     .reduce((costliest, it) => (it.hold > costliest.hold ? it : costliest));
-  const bounds = `"bound_prompt_tokens":${max.promptTokens},"bound_completion_tokens":${max.completionTokens}${max.isCachedForHour ? ',"cached_for_hour":true' : ''}`;
+  const bounds = `"bound_prompt_tokens":${max.promptTokens},"bound_completion_tokens":${max.completionTokens}${max.isCachedForHour ? ',"cached_for_hour":true' : ''}${reducedTo === undefined ? '' : `,"reduced_to_tokens":${reducedTo}`}`;
   return { hold, price: `${priceText},${bounds}}`, outputTokens: max.completionTokens / choices };
 }
+
+/** Returns the limit of output tokens per answer if that of an operation was lowered to fit. */
+export const reducedToOf = ({ price }: Pick<Operation, 'price'>): number | undefined =>
+  (JSON.parse(price) as { reduced_to_tokens?: number }).reduced_to_tokens;
 
 /** Returns how many output tokens per answer `left` pays for on all routes: with fewer, another may cost most. */
 const affordable = ({ routes, choices }: ChatTerms, left: Nanos): number =>
@@ -47,7 +59,7 @@ function reduce(terms: ChatTerms, left: Nanos) {
     const completionTokens = Math.min(usage.completionTokens, terms.choices * to);
     return { price, usage: { ...usage, completionTokens } };
   };
-  return { ...orderOf({ ...terms, routes: terms.routes.map(cut) }), to };
+  return { ...orderOf({ ...terms, routes: terms.routes.map(cut), reducedTo: to }), to };
 }
 
 function advice(terms: ChatTerms, left: Nanos): string {

@@ -157,6 +157,8 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   idempotent?: boolean | 'optional';
   status?: 200 | 201;
   answer: v.GenericSchema;
+  /** Headers of its answer beside those that every answer has, each with what it says. */
+  headers?: Record<string, string>;
   /** Answers of other media types that the request may accept, each with what it is. */
   otherAnswers?: Record<string, string>;
   /** The refusals of this endpoint, in addition to those that every endpoint has. */

@@ -107,7 +107,15 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
   const responses: Record<string, JsonObject> = {
     [it.status ?? 200]: {
       description: 'Done',
-      headers: { 'X-Request-Id': { schema: { type: 'string' } } },
+      headers: {
+        'X-Request-Id': { schema: { type: 'string' } },
+        ...Object.fromEntries(
+          Object.entries(it.headers ?? {}).map(([name, description]) => [
+            name,
+            { description, schema: { type: 'string' } },
+          ]),
+        ),
+      },
       content: {
         'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer },
         ...Object.fromEntries(

@@ -1,24 +1,49 @@
+import { reducedToOf } from '../chat/terms.ts';
 import { findOperationByKey } from '../ledger/operation.ts';
 import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
 import { formatUsd } from '../money.ts';
+import type { Bounded } from '../router/bound.ts';
 import { DONE_EVENT } from '../router/sse.ts';
 import type { PaidRequest } from '../spend/spend.ts';
 import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';
 
+type App = Pick<HttpApp, 'ledger'>;
 type Asked = Pick<PaidRequest, 'walletId' | 'route' | 'idempotencyKey'>;
 
+/** The headers of an answer that was charged, for the API document. */
+export const PAID_HEADERS = {
+  'x-purser-cost-usd': 'What it cost; left out while nothing is charged',
+  'x-purser-available-usd': 'What the wallet may still spend; left out while nothing is charged',
+};
+export const CHAT_HEADERS = {
+  ...PAID_HEADERS,
+  'x-purser-max-tokens': 'How long the answer could be at most, where its limit was cut to what the wallet can hold',
+};
+
+const operationOf = ({ ledger }: App, { walletId, route, idempotencyKey }: Asked) =>
+  findOperationByKey(ledger.read, walletId, route, idempotencyKey);
+
 /** Returns the headers of a paid answer: its charge, and what its wallet may still spend. Empty if nothing was charged. */
-export function paidHeaders(app: Pick<HttpApp, 'ledger'>, asked: Asked): Record<string, string> {
-  const { read } = app.ledger;
-  const operation = findOperationByKey(read, asked.walletId, asked.route, asked.idempotencyKey);
+export function paidHeaders(app: App, asked: Asked): Record<string, string> {
+  const operation = operationOf(app, asked);
   if (operation?.charge === null || operation?.charge === undefined) return {};
-  const wallet = findWallet(read, asked.walletId) as Wallet;
+  const wallet = findWallet(app.ledger.read, asked.walletId) as Wallet;
   return { 'x-purser-cost-usd': formatUsd(operation.charge), 'x-purser-available-usd': formatUsd(available(wallet)) };
 }
 
-/** Returns the same as a comment in a stream, whose headers were sent before the charge was known. */
-export function paidComment(app: Pick<HttpApp, 'ledger'>, asked: Asked): Buffer {
+/**
+ * Returns the header of the output limit, where that was cut to fit. A replay is not bounded again: its operation
+ * says it.
+ */
+export function limitHeaders(app: App, asked: Asked, bounded: Pick<Bounded, 'reducedTo'> | undefined) {
+  const operation = bounded ? undefined : operationOf(app, asked);
+  const tokens = bounded ? bounded.reducedTo() : operation && reducedToOf(operation);
+  return tokens === undefined ? {} : { 'x-purser-max-tokens': String(tokens) };
+}
+
+/** Returns what was paid as a comment in a stream, whose headers were sent before the charge was known. */
+export function paidComment(app: App, asked: Asked): Buffer {
   const fields = Object.entries(paidHeaders(app, asked)).map(([name, value]) => `${name}=${value}`);
   return Buffer.from(fields.length ? `: ${fields.join(' ')}\n\n` : '');
 }

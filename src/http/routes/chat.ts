@@ -1,8 +1,11 @@
 import { chat } from '../../chat/chat.ts';
+import type { ChatRequest } from '../../chat/quote.ts';
+import type { Bounded } from '../../router/bound.ts';
 import { PAID_REFUSALS } from '../../spend/spend.ts';
 import { ChatBody, ChatCompletion } from '../../wire/chat.ts';
 import { endpoint } from '../endpoint.ts';
 import { boundRequest } from '../model-request.ts';
+import { CHAT_HEADERS, limitHeaders, paidHeaders } from '../paid.ts';
 import { tagsOf } from '../tags.ts';
 
 export const CHAT_BYTES_MAX = 8 * 1024 * 1024;
@@ -15,6 +18,7 @@ export const createChatCompletion = endpoint({
   modelRequest: 'chat',
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: ChatCompletion,
+  headers: CHAT_HEADERS,
   refusals: [
     ...PAID_REFUSALS,
     'streaming_not_supported',
@@ -36,7 +40,8 @@ export const createChatCompletion = endpoint({
     },
   },
   async run(app, { principal, request, idempotencyKey, requestId, headers }) {
-    const { answer, replayed } = await chat(app, {
+    let bounded: Bounded | undefined;
+    const asked: ChatRequest = {
       walletId: principal.wallet.id,
       route: 'chat/completions',
       idempotencyKey,
@@ -46,9 +51,11 @@ export const createChatCompletion = endpoint({
       traceparent: headers.traceparent,
       prepare() {
         const model = app.catalogue.find(request.model, 'chat');
-        return { model, bounded: boundRequest(model, request) };
+        bounded = boundRequest(model, request);
+        return { model, bounded };
       },
-    });
-    return { body: answer, replayed };
+    };
+    const { answer, replayed } = await chat(app, asked);
+    return { body: answer, replayed, headers: { ...paidHeaders(app, asked), ...limitHeaders(app, asked, bounded) } };
   },
 });

@@ -27,6 +27,7 @@ import {
 } from '../../wire/compute.ts';
 import { endpoint, type HttpApp } from '../endpoint.ts';
 import { PAGE_QUERY, pageOf } from '../page.ts';
+import { PAID_HEADERS, paidHeaders } from '../paid.ts';
 import { tagsOf } from '../tags.ts';
 
 /** The time limit for a backend's offers. A slower slot is left out of the list and does not delay the others. */
@@ -143,6 +144,7 @@ export const createCompute = endpoint({
   idempotent: true,
   body: ComputeRequest,
   answer: ResourceSummary,
+  headers: PAID_HEADERS,
   refusals: [
     ...PAID_REFUSALS,
     'provider_not_configured',
@@ -156,7 +158,7 @@ export const createCompute = endpoint({
     answer: EXAMPLE,
   },
   async run(app, { principal, body, raw, idempotencyKey, requestId, headers }) {
-    const { answer, replayed } = await createLease(app, {
+    const asked = {
       walletId: principal.wallet.id,
       route: 'compute/create',
       idempotencyKey,
@@ -166,8 +168,9 @@ export const createCompute = endpoint({
       traceparent: headers.traceparent,
       slot: body.provider,
       spec: specOf(body),
-    });
-    return { body: summaryOf(app, answer), replayed };
+    };
+    const { answer, replayed } = await createLease(app, asked);
+    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked) };
   },
 });
 
@@ -177,6 +180,7 @@ export const extendCompute = endpoint({
   idempotent: true,
   body: ExtendRequest,
   answer: ResourceSummary,
+  headers: PAID_HEADERS,
   refusals: [
     ...PAID_REFUSALS,
     'not_found',
@@ -187,7 +191,7 @@ export const extendCompute = endpoint({
   ],
   example: { body: { id: ID, additional_seconds: 600 }, answer: EXAMPLE },
   async run(app, { principal, body, raw, idempotencyKey, requestId, headers }) {
-    const { answer, replayed } = await extendLease(app, {
+    const asked = {
       walletId: principal.wallet.id,
       route: 'compute/extend',
       idempotencyKey,
@@ -197,8 +201,9 @@ export const extendCompute = endpoint({
       traceparent: headers.traceparent,
       resource: resourceOf(app.ledger.read, principal.wallet.id, body.id),
       additionalSeconds: body.additional_seconds,
-    });
-    return { body: summaryOf(app, answer), replayed };
+    };
+    const { answer, replayed } = await extendLease(app, asked);
+    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked) };
   },
 });
 

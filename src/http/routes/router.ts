@@ -31,7 +31,7 @@ import { type Call, endpoint, type HttpApp } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
 import { boundRequest } from '../model-request.ts';
-import { paidComment, paidHeaders, withComment } from '../paid.ts';
+import { limitHeaders, paidComment, paidHeaders, withComment } from '../paid.ts';
 import { type Tag, tagsOf } from '../tags.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { MODEL_EXAMPLE } from './models.ts';
@@ -166,34 +166,29 @@ export async function paidRequest(
     ? hash('sha256', Buffer.concat([Buffer.from(`${principal.routerKeyId}\n${route}\n`), ofBody.fingerprint]), 'buffer')
     : ofBody.fingerprint;
   const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
-  let reducedTo: Bounded['reducedTo'] = () => undefined;
-  return {
-    request: {
-      walletId,
-      route,
-      // Read again for the headers of the answer: it may have become a request of its own.
-      get idempotencyKey() {
-        return place?.idempotencyKey ?? idempotencyKey;
-      },
-      fingerprint,
-      isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
-      takesOver: place?.takesOver ?? false,
-      requestId,
-      place,
-      tags: tagsOf(sent, ofBody.tags),
-      traceparent: sent.traceparent,
-      prepare() {
-        const prepared = prepare();
-        ({ reducedTo } = prepared.bounded);
-        return prepared;
-      },
-      maxPrice: principal.limits.maxPrice,
+  let bounded: Bounded | undefined;
+  const request: ChatRequest = {
+    walletId,
+    route,
+    // Read again for the headers of the answer: it may have become a request of its own.
+    get idempotencyKey() {
+      return place?.idempotencyKey ?? idempotencyKey;
     },
-    headers() {
-      const tokens = reducedTo();
-      return tokens === undefined ? {} : { 'x-purser-max-tokens': String(tokens) };
+    fingerprint,
+    isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
+    takesOver: place?.takesOver ?? false,
+    requestId,
+    place,
+    tags: tagsOf(sent, ofBody.tags),
+    traceparent: sent.traceparent,
+    prepare() {
+      const prepared = prepare();
+      ({ bounded } = prepared);
+      return prepared;
     },
+    maxPrice: principal.limits.maxPrice,
   };
+  return { request, headers: () => limitHeaders(app, request, bounded) };
 }
 
 /** Rewrites the advice of `operation_uncertain` for a caller without an Idempotency-Key, who cannot retry the same attempt. */
