@@ -180,6 +180,31 @@ test('a refusal is an error result with code, message and request id, and it mov
   assert.equal(logged.length, refused.length, 'each is logged');
 });
 
+test('an argument that a tool does not take is refused by name, and the call does not become another', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { id, token } = await purser.openWallet(LONG);
+  const client = await connectMcp(t, purser.url, token);
+  const child = await client.tool('wallet_delegate', { name: 'a', budget_usd: '1.00', idempotency_key: 'a' });
+  const wrong: [string, Record<string, unknown>, RegExp][] = [
+    [
+      'wallet_close',
+      { wallet_id: child.structuredContent.id },
+      /^wallet_id: unknown property.* these arguments: id\.$/,
+    ],
+    ['wallet_budget', { id }, /^id: unknown property.* wallet_budget takes no arguments\.$/],
+    ['compute_stop', { id: 'res_1', force: true }, /^force: unknown property/],
+    ['compute_offers', { constructor: 1 }, /^constructor: unknown property/],
+    ['compute_create', { ...CREATE, key: 'a' }, /^key: .* provider, spec, idempotency_key\.$/],
+  ];
+  for (const [name, args, message] of wrong) {
+    const { isError, structuredContent } = await client.tool(name, args);
+    assert.deepEqual([isError, structuredContent.error.code], [true, 'invalid_request'], name);
+    assert.match(structuredContent.error.message, message);
+  }
+  assert.equal(purser.wallet(id).status, 'active');
+  assert.equal((await purser.budget(token)).delegated_usd, '1.00');
+});
+
 test('a closed wallet is still read, and buys nothing', async (t) => {
   const purser = await openMemoryServer(t);
   const wallet = await purser.openWallet(LONG);

@@ -7,7 +7,7 @@ import {
   Server,
   WebStandardStreamableHTTPServerTransport,
 } from '@modelcontextprotocol/server';
-import type { Refusal } from '../../refusal.ts';
+import { Refusal } from '../../refusal.ts';
 import { describeError, type HttpApp, type Invocation, invoke, type Reply } from '../endpoint.ts';
 import { INTERFACE_VERSION } from '../openapi.ts';
 import { listTools, TOOLS, type Tool } from './tools.ts';
@@ -18,6 +18,8 @@ Read wallet_budget before you spend. compute_create, compute_extend and wallet_d
 A refusal is an error result with error.code and error.message, and request_id for the operator. Refusals with retry_after_seconds are worth repeating after that time.`;
 
 const TOOL_LIST = listTools();
+/** The names of the arguments that each tool takes. */
+const ARGUMENTS = new Map(TOOL_LIST.map(({ name, inputSchema }) => [name, Object.keys(inputSchema.properties)]));
 
 type Arguments = Record<string, unknown>;
 type McpCall = Pick<Invocation, 'principal' | 'requestId' | 'headers' | 'share' | 'whenGone'>;
@@ -69,17 +71,24 @@ function createServer(app: HttpApp, call: McpCall): Server & AsyncDisposable {
   server.setRequestHandler('tools/call', ({ params }) => {
     const tool = Object.hasOwn(TOOLS, params.name) ? TOOLS[params.name] : undefined;
     if (!tool) throw new ProtocolError(ProtocolErrorCode.InvalidParams, 'There is no such tool.');
-    return callTool(app, call, tool, params.arguments ?? {});
+    return callTool(app, call, params.name, tool, params.arguments ?? {});
   });
   return Object.assign(server, { [Symbol.asyncDispose]: () => server.close() });
 }
 
 /** Calls the endpoint of a tool with the arguments as its body. */
-async function callTool(app: HttpApp, call: McpCall, tool: Tool, args: Arguments): Promise<CallToolResult> {
+async function callTool(
+  app: HttpApp,
+  call: McpCall,
+  name: string,
+  tool: Tool,
+  args: Arguments,
+): Promise<CallToolResult> {
   const endpoint = tool.withoutId && args.id === undefined ? tool.withoutId : tool.endpoint;
   const { idempotency_key: key, ...others } = args;
   const raw = endpoint.idempotent ? others : args;
   try {
+    refuseUnknown(name, args);
     const params = { id: String(args.id) };
     const { accept: _, ...headers } = call.headers; // Of the message; a tool answers JSON.
     const reply = await invoke(app, endpoint, { ...call, headers, raw, key, params, query: {} });
@@ -90,6 +99,18 @@ async function callTool(app: HttpApp, call: McpCall, tool: Tool, args: Arguments
     const { refusal, message } = describeError(app, call.requestId, '/v1/mcp', error);
     return { ...resultOf(refusalBody(refusal, message, call.requestId)), isError: true };
   }
+}
+
+/**
+ * Throws `invalid_request` for an argument that the tool does not take. Endpoints ignore what they do not know, but a mistaken
+ * name of `id` would make another call of this one: one that closes the caller's own wallet.
+ */
+function refuseUnknown(name: string, args: Arguments): void {
+  const known = ARGUMENTS.get(name) as string[];
+  const unknown = Object.keys(args).find((it) => !known.includes(it));
+  if (unknown === undefined) return;
+  const takes = known.length ? `these arguments: ${known.join(', ')}` : 'no arguments';
+  throw new Refusal('invalid_request', `${unknown.slice(0, 120)}: unknown property. ${name} takes ${takes}.`);
 }
 
 /** The interface's JSON twice: as the structure, and as text for clients that show a model nothing else. */
