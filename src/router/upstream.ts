@@ -5,9 +5,10 @@ import { redact } from '../log.ts';
 import { readBounded } from '../net/read-bounded.ts';
 import { type AnswerBody, type AnswerHead, openWatchedPool, type Whole } from '../net/watched-pool.ts';
 import type { RefusalCode } from '../refusal.ts';
-import { type Api, errorOf, isAnswerOf, isPreamble } from './native.ts';
+import { type Api, errorOf, isAnswerOf, isNativeEvent, isPreamble } from './native.ts';
 import { createPlainText } from './plain-text.ts';
-import { createEventSplitter, type SseRun } from './sse.ts';
+import { createEventSplitter, DONE, type SseRun } from './sse.ts';
+import { readUsage } from './usage.ts';
 
 /** Longer answers are not read to the end and count as unreadable. */
 const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
@@ -184,9 +185,10 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
   async function begin(body: AnswerBody, api: Api, limits: Limits, over: () => void): Promise<Reply> {
     const next = eventsOf(body, limits, api);
     const held: SseRun[] = [];
+    const empty = { kind: 'unknown', reason: `${name} answered 200 with a stream that holds no answer` } as const;
     for (;;) {
       const events = await next();
-      if (!events) return { kind: 'unknown', reason: `${name} answered 200 with an empty stream` };
+      if (!events) return empty;
       for (const [at, event] of events.entries()) {
         const { data, textBytes } = event;
         if (data === undefined && textBytes === undefined) continue; // A comment, which keeps the connection alive.
@@ -196,7 +198,11 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
           body.leave(REST);
           return errorReply(error, name, clean);
         }
-        if (isWire(api) && isPreamble(json)) held.push(event);
+        if (data === DONE) {
+          body.leave(REST);
+          return empty;
+        }
+        if (textBytes === undefined && isBeforeAnswer(api, json)) held.push(event);
         else {
           const first = [...held, ...events.slice(at)];
           return { kind: 'streaming', events: follow(first, next, body, limits, over), endSoon: limits.endSoon };
@@ -321,7 +327,7 @@ function replyOf(
     if (!bytes || typeof json !== 'object' || json === null)
       return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
     const error = hasAnswer(json) ? undefined : errorOf(api, json);
-    if (!error && isWire(api) && !isAnswerOf(api, json))
+    if (!error && !holdsAnswer(api, json))
       return { kind: 'unknown', reason: `${name} answered 200 with something else than an answer of ${PATHS[api]}` };
     return error ? errorReply(error, name, clean) : { kind: 'answered', body: bytes, json };
   }
@@ -336,8 +342,21 @@ function replyOf(
 /** Returns whether the body contains generated output or an embedding. */
 function hasAnswer(json: unknown): boolean {
   const { choices, data, content, output } = (json ?? {}) as Record<string, unknown>;
-  return [choices, data, content, output].some((it) => Array.isArray(it) && it.length > 0);
+  return [choices, data, content, output].some(isFilled);
 }
+
+const isFilled = (it: unknown) => Array.isArray(it) && it.length > 0;
+
+/** Returns whether a body or a chunk is what this API answers. What says only what it has used was done as well. */
+function holdsAnswer(api: Api, json: unknown): boolean {
+  if (isWire(api)) return isAnswerOf(api, json);
+  const { choices, data } = (json ?? {}) as Record<string, unknown>;
+  return isFilled(api === 'chat' ? choices : data) || readUsage(json, api) !== undefined;
+}
+
+/** Returns whether an event comes before any of the answer: an error right after it is a definite refusal. */
+const isBeforeAnswer = (api: Api, json: unknown) =>
+  isWire(api) ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json);
 
 /** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */
 function errorReply(error: object, name: string, clean: (text: string) => string): Refused {

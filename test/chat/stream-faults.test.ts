@@ -333,6 +333,10 @@ const LOST: [what: string, handler: ReturnType<typeof failure>][] = [
   ['answers 408', failure(408)],
   ['answers 504', failure(504)],
   ['is no JSON and no stream', failure(200, '<html>')],
+  ['is a list of choices that is none', failure(200, { choices: {} })],
+  ['is an object without choices', failure(200, { detail: 'Model is loading' })],
+  ['has nothing but events without choices', streaming(event({}), event({ detail: 'Model is loading' }))],
+  ['has nothing but an empty list of choices and its end', streaming(event({ choices: [] }), DONE, forever)],
 ];
 test('an unclear answer before the first event is an ordinary 503', async (t) => {
   const purser = await openTestServer(t);
@@ -348,20 +352,26 @@ test('an unclear answer before the first event is an ordinary 503', async (t) =>
     });
 });
 
-/** An answer in one piece that cannot be told of in chunks. */
-for (const [what, body, charged] of [
-  ['no choices', { id: 'a', usage: USAGE }, '0.00012'],
-  ['choices that are none', { choices: {} }, undefined],
-] as const)
-  test(`an upstream that answers a stream with ${what} in one piece is charged by what it says`, async (t) => {
-    const purser = await openTestServer(t);
-    const gateway = await openGateway(purser);
-    purser.upstream.handle = failure(200, body);
-    const { text } = await gateway.streamed();
-    assert.match(text, /"code":"answer_lost"/);
-    assert(!text.includes('[DONE]'));
-    assert.equal((await purser.budget(gateway.token)).used_usd, charged ?? (await estimateOf(purser, 0)));
-  });
+test('an upstream that answers a stream without choices in one piece is charged by the usage that it says', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = failure(200, { id: 'a', usage: USAGE }); // It cannot be told of in chunks.
+  const { text } = await gateway.streamed();
+  assert.match(text, /"code":"answer_lost"/);
+  assert(!text.includes('[DONE]'));
+  assert.equal((await purser.budget(gateway.token)).used_usd, '0.00012');
+});
+
+test('what an upstream says before its first choice is passed on with it; an error right after it is a refusal', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const filters = event({ choices: [], prompt_filter_results: [] }); // Azure begins this way.
+  purser.upstream.handle = streaming(filters, said('a'), FINISHED, DONE);
+  assert.equal((await gateway.streamed()).text, filters + said('a') + FINISHED + DONE);
+  purser.upstream.handle = streaming(filters, event({ error: { message: 'no', code: 400 } }), DONE);
+  const refused = await gateway.streamed();
+  assert.deepEqual([refused.status, refused.body?.error.code], [400, 'invalid_request'], refused.text);
+});
 
 /** A purser whose upstream has these time limits. */
 const withLimits = (limits: object) => ({

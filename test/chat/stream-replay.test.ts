@@ -59,7 +59,7 @@ test('only what can be asked for again is kept: a stream and an answer without a
   assert.equal(stored(purser).count, 0n);
   await gateway.streamed({}, 'k');
   assert.equal(stored(purser).count, 1n);
-  purser.upstream.handle = (_, response) => response.end(JSON.stringify({ choices: [], usage: {} }));
+  purser.upstream.handle = (_, response) => response.end(JSON.stringify({ choices: [{}], usage: {} }));
   await gateway.chat();
   assert.equal(stored(purser).count, 1n);
   await gateway.chat({}, 'plain');

@@ -82,6 +82,9 @@ const UNKNOWN: [what: string, handler: Handler][] = [
   ['answers 200 with something that is not JSON', plain(200, '<html>busy</html>')],
   ['answers 200 with a bare string', plain(200, '"hello"')],
   ['answers 200 with nothing', plain(200, '')],
+  ...[{}, [], { choices: [] }, { detail: 'Model is loading' }, { message: 'quota exceeded', code: 429 }].map(
+    (it): [string, Handler] => [`answers 200 with ${JSON.stringify(it)}`, failure(200, it)],
+  ),
   ...[408, 425, 499, 504, 522, 524].map((it): [string, Handler] => [`answers ${it}`, failure(it)]),
   [
     'answers 500 and breaks off',

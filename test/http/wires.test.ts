@@ -543,6 +543,28 @@ test('chats and embeddings say what they cost: in a header, or before the end of
   assert.equal(odd.text.match(/x-purser-cost-usd/g)?.length, 1, 'what only looks like the end has no comment');
 });
 
+test('a 200 that holds no answer is none on any endpoint: nothing is known, and the hold stays', async (t) => {
+  const limits = { upstream: 'local', context_length: 1000 };
+  const embed = { id: 'embed', kind: 'embeddings', ...limits, pricing: { prompt: '0.000001' } };
+  const { purser, gateway } = await open(t, {
+    change: (all) => ({ ...all, router: { ...all.router, models: [...all.router.models, embed] } }),
+  });
+  purser.upstream.handle = failure(200, {});
+  const asked = [
+    ['/messages', ASKED],
+    ['/responses', { model: 'chat', max_output_tokens: 100, input: 'hi' }],
+    ['/embeddings', { model: 'embed', input: 'hi' }],
+  ] as const;
+  for (const [path, body] of asked) {
+    purser.clock.advance(60); // So that the circuit stays closed.
+    const { status, text } = await gateway.ask('POST', path, { body });
+    assert.equal(status, 503, text);
+    assert.match(text, /The outcome is not known/);
+  }
+  const { holds, used_usd: used } = await purser.budget(gateway.token);
+  assert.deepEqual([holds.length, used], [asked.length, '0.00']);
+});
+
 test('a WebSocket is refused in words, at once', async (t) => {
   const { port, hostname } = new URL((await open(t)).purser.url);
   const socket = connect(Number(port), hostname);
