@@ -1,6 +1,6 @@
 import { reducedToOf } from '../chat/terms.ts';
 import { findOperationByKey } from '../ledger/operation.ts';
-import { available, findWallet, type Wallet } from '../ledger/wallet.ts';
+import { findWallet, shownAvailable, type Wallet } from '../ledger/wallet.ts';
 import { formatUsd } from '../money.ts';
 import type { Bounded } from '../router/bound.ts';
 import { DONE_EVENT } from '../router/sse.ts';
@@ -29,7 +29,10 @@ export function paidHeaders(app: App, asked: Asked): Record<string, string> {
   const operation = operationOf(app, asked);
   if (operation?.charge === null || operation?.charge === undefined) return {};
   const wallet = findWallet(app.ledger.read, asked.walletId) as Wallet;
-  return { 'x-purser-cost-usd': formatUsd(operation.charge), 'x-purser-available-usd': formatUsd(available(wallet)) };
+  return {
+    'x-purser-cost-usd': formatUsd(operation.charge),
+    'x-purser-available-usd': formatUsd(shownAvailable(wallet)),
+  };
 }
 
 /**

@@ -1,7 +1,7 @@
 import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
-import { Nanos } from '../money.ts';
+import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 
 export type Wallet = typeof wallets.$inferSelect;
@@ -180,6 +180,9 @@ export function countWallets(read: Reader, filter: WalletFilter): number {
 /** Returns what the wallet may still spend or delegate. */
 export const available = ({ budget, held, spent, delegated }: Wallet): Nanos =>
   Nanos(budget - held - spent - delegated);
+
+/** Returns the same as people and agents are shown it: nothing of a closed wallet, which has given back its rest. */
+export const shownAvailable = (wallet: Wallet): Nanos => (wallet.status === 'closed' ? ZERO : available(wallet));
 
 /**
  * Returns the effective status at `now`: expiry is computed, so a late reaper never changes an answer (design, section

@@ -3,8 +3,8 @@ import { isZone, PERIODS } from '../calendar.ts';
 import type { Reader } from '../db/handle.ts';
 import { CLOSE_REASONS, WALLET_STATUSES } from '../db/schema.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
-import { available, frozenOver, statusAt, type Wallet } from '../ledger/wallet.ts';
-import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd, ZERO } from '../money.ts';
+import { frozenOver, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd } from '../money.ts';
 import { Cents, checked, name, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const DAY_SECONDS = 86_400;
@@ -150,7 +150,7 @@ export function walletRecord(read: Reader, wallet: Wallet, now: number): v.Infer
     used_usd: formatUsd(wallet.spent),
     held_usd: formatUsd(wallet.held),
     delegated_usd: formatUsd(wallet.delegated),
-    available_usd: formatUsd(status === 'closed' ? ZERO : available(wallet)),
+    available_usd: formatUsd(shownAvailable(wallet)),
     parent_id: wallet.parentId,
     frozen_at: frozen?.frozenAt ?? null,
     freeze_reason: frozen?.freezeReason ?? null,

@@ -47,6 +47,18 @@ for (const stream of [false, true])
     }
   });
 
+test('a closed wallet has nothing left, wherever that is said', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser, { wallet: { budget_cents: 100 } });
+  await purser.chat(gateway.token, {}, 'k');
+  assert.equal((await purser.ask('POST', '/v1/run/close', { token: gateway.token })).status, 200);
+  const replay = await purser.chat(gateway.token, {}, 'k');
+  assert.equal(replay.headers['idempotent-replayed'], 'true');
+  const { limit_remaining: remaining } = (await gateway.ask('GET', '/key')).body.data;
+  const { available_usd: left } = await purser.budget(gateway.token);
+  assert.deepEqual([left, remaining, replay.headers['x-purser-available-usd']], ['0.00', 0, '0.00']);
+});
+
 test('a lease and its extension say what they cost, once they are charged', async (t) => {
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);

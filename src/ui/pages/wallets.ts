@@ -2,8 +2,14 @@ import { WALLET_STATUSES } from '../../db/schema.ts';
 import { createWallet } from '../../http/routes/wallets.ts';
 import { newId } from '../../id.ts';
 import { findAccount, listAccounts } from '../../ledger/account.ts';
-import { available, countWallets, listWallets, statusAt, type Wallet, type WalletFilter } from '../../ledger/wallet.ts';
-import { ZERO } from '../../money.ts';
+import {
+  countWallets,
+  listWallets,
+  shownAvailable,
+  statusAt,
+  type Wallet,
+  type WalletFilter,
+} from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -225,6 +231,6 @@ export function partsOf(wallet: Wallet): Part[] {
     { name: 'spent', amount: spent, tone: 'spent', key: 'spent' },
     { name: 'held', amount: held, tone: 'held', key: 'held' },
     ...(delegated > 0n ? [{ name: 'delegated', amount: delegated, tone: 'delegated', key: 'delegated' } as const] : []),
-    { name: 'free', amount: wallet.status === 'closed' ? ZERO : available(wallet), tone: 'free', key: 'free' },
+    { name: 'free', amount: shownAvailable(wallet), tone: 'free', key: 'free' },
   ];
 }
