@@ -543,6 +543,26 @@ test('chats and embeddings say what they cost: in a header, or before the end of
   assert.equal(odd.text.match(/x-purser-cost-usd/g)?.length, 1, 'what only looks like the end has no comment');
 });
 
+test('without a key only the same bytes take over a hold; the same meaning in other bytes is a new request', async (t) => {
+  for (const [path, asked] of [
+    ['/messages', ASKED],
+    ['/responses', { model: 'chat', max_output_tokens: 100, input: 'hi' }],
+  ] as const) {
+    const { purser, gateway } = await open(t);
+    purser.upstream.handle = reset;
+    const held = async (body: string) => {
+      assert.equal((await gateway.ask('POST', path, { body })).status, 503);
+      return (await purser.budget(gateway.token)).holds.length;
+    };
+    const counts = [
+      await held(JSON.stringify(asked)),
+      await held(JSON.stringify(asked)),
+      await held(JSON.stringify(asked, null, 1)),
+    ];
+    assert.deepEqual(counts, [1, 1, 2], path);
+  }
+});
+
 test('a 200 that holds no answer is none on any endpoint: nothing is known, and the hold stays', async (t) => {
   const limits = { upstream: 'local', context_length: 1000 };
   const embed = { id: 'embed', kind: 'embeddings', ...limits, pricing: { prompt: '0.000001' } };

@@ -1,3 +1,4 @@
+import { hash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import * as v from 'valibot';
 import { chat } from '../../chat/chat.ts';
@@ -54,7 +55,9 @@ function translated(
       // Released as soon as its price is bounded, as boundRequest (http/model-request.ts) does.
       let asked: Asked | undefined = { ...translated, raw: raw as Json, sent };
       const caller = { principal, isKeyMadeUp, ...call };
-      const ofBody = { fingerprint: fingerprint(raw), tags: tagsOfBody(raw as Json) };
+      // As that of a chat (http/model-request.ts): without a key it is that of the bytes.
+      const asSent = isKeyMadeUp ? hash('sha256', (sent as Sent).bytes, 'buffer') : fingerprint(raw);
+      const ofBody = { fingerprint: asSent, tags: tagsOfBody(raw as Json) };
       const { request, headers } = await paidRequest(app, caller, ofBody, wire.route, () => {
         const model = find(app, principal, id, 'chat');
         const bounded = boundAsked(wire, model, asked as Asked, isStream, call.headers);
