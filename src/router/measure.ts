@@ -138,7 +138,13 @@ export function measureChat(model: MeasuredFor, raw: ChatBody, stream: boolean, 
   const bytes = renderedBytes(request, [...forwarded, ...Object.keys({ ...written, ...byRoute })], model.enough);
   if (choices > 1) written.n = choices;
   written.stream = stream;
-  if (stream) written.stream_options = { include_usage: true };
+  if (stream) {
+    const { include_obfuscation } = (request.stream_options ?? {}) as { include_obfuscation?: unknown };
+    written.stream_options = {
+      include_usage: true,
+      ...(typeof include_obfuscation === 'boolean' ? { include_obfuscation } : {}),
+    };
+  }
   return {
     prompts: [{ bytes, tokens: 0 }],
     messages: request.messages.length,

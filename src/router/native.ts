@@ -56,7 +56,9 @@ const STATUSES: Record<string, number> = {
 export function errorOf(api: Api, json: unknown): object | undefined {
   if (!isWire(api)) return errorIn(json);
   const { type, error, response, ...own } = objectOf(json);
-  const told = type === 'response.failed' ? objectOf(response).error : (error ?? (type === 'error' ? own : undefined));
+  // One that failed may leave out why.
+  const told =
+    type === 'response.failed' ? (objectOf(response).error ?? {}) : (error ?? (type === 'error' ? own : undefined));
   if (!told) return undefined;
   const { type: kind, code, message } = typeof told === 'string' ? ({ message: told } as Json) : objectOf(told);
   return { error: { message, code: STATUSES[String(kind)] ?? STATUSES[String(code)] ?? code } };
@@ -205,7 +207,8 @@ function eventsOfResponse(response: Json): Json[] {
     { type: 'response.output_item.added', output_index, item },
     { type: 'response.output_item.done', output_index, item },
   ]);
-  const last = response.status === 'incomplete' ? 'response.incomplete' : 'response.completed';
+  const { status } = response;
+  const last = `response.${status === 'incomplete' || status === 'failed' ? status : 'completed'}`;
   return [{ type: 'response.created', response: begun }, ...items, { type: last, response }].map((it, number) => ({
     ...it,
     sequence_number: number,

@@ -2,7 +2,7 @@ import * as v from 'valibot';
 import type { RouterKey } from '../access/router-keys.ts';
 import { TOKEN_PREFIX } from '../access/token.ts';
 import type { Period } from '../calendar.ts';
-import { available, type Wallet } from '../ledger/wallet.ts';
+import { shownAvailable, type Wallet } from '../ledger/wallet.ts';
 import { formatUsd, Nanos, parseUsd } from '../money.ts';
 import { ChatBody, Messages } from './chat.ts';
 import { Time, text } from './parts.ts';
@@ -33,14 +33,14 @@ function isPrice(text: string): boolean {
   }
 }
 
+const Flag = v.nullish(v.boolean('must be true or false'));
+
 /** Body of POST /v1/router/chat/completions, as OpenAI's. Unpriced members are refused once the model is known. */
 export const RouterChatBody = v.looseObject({
   model: ChatBody.entries.model,
   messages: Messages,
-  stream: v.nullish(v.boolean('must be true or false')),
-  stream_options: v.nullish(
-    v.strictObject({ include_usage: v.nullish(v.boolean('must be true or false')) }, 'must be an object'),
-  ),
+  stream: Flag,
+  stream_options: v.nullish(v.strictObject({ include_usage: Flag, include_obfuscation: Flag }, 'must be an object')),
 });
 
 /** Body of POST /v1/router/embeddings. */
@@ -75,7 +75,7 @@ export function gatewayKey(
     data: {
       label: `${TOKEN_PREFIX.router}…${last4}`,
       limit: dollars(Nanos(wallet.budget - wallet.periodSpent)), // Of the current period, where the wallet is refilled.
-      limit_remaining: dollars(available(wallet)),
+      limit_remaining: dollars(shownAvailable(wallet)),
       limit_reset: every ? ({ day: 'daily', week: 'weekly', month: 'monthly' } as const)[every] : null,
       usage: dollars(wallet.spent),
       usage_daily: dollars(daily),

@@ -40,12 +40,31 @@ test('the upstream is always told to stream with its usage; whoever asked for th
   }
 });
 
+test('whether the model server pads its chunks is passed on as the caller says', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completionStream();
+  for (const include_obfuscation of [true, false, null]) {
+    const { text } = await gateway.streamed({ stream_options: { include_obfuscation } });
+    assert(text.endsWith(`${FINISHED}${DONE}`), text);
+  }
+  assert.deepEqual(
+    purser.upstream.calls.map(({ body }) => body.stream_options),
+    [
+      { include_usage: true, include_obfuscation: true },
+      { include_usage: true, include_obfuscation: false },
+      { include_usage: true },
+    ],
+  );
+});
+
 test('what is no stream option is refused, and without a stream there are none', async (t) => {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser);
   for (const [body, code] of [
     [{ stream: true, stream_options: { include_usage: 'yes' } }, 'invalid_request'],
-    [{ stream: true, stream_options: { include_obfuscation: true } }, 'invalid_request'],
+    [{ stream: true, stream_options: { include_obfuscation: 1 } }, 'invalid_request'],
+    [{ stream: true, stream_options: { include_everything: true } }, 'invalid_request'],
     [{ stream: true, stream_options: true }, 'invalid_request'],
     [{ stream: 'true' }, 'invalid_request'],
     [{ stream_options: { include_usage: true } }, 'unsupported_parameter'],

@@ -289,6 +289,20 @@ test('a streamed message is passed on event for event, and ends once its charge 
   assert.deepEqual(purser.problems(), []);
 });
 
+test('a response in one piece ends its stream as its status says', async (t) => {
+  const { purser, gateway } = await open(t);
+  for (const [status, last] of [
+    ['completed', 'response.completed'],
+    ['incomplete', 'response.incomplete'],
+    ['failed', 'response.failed'],
+  ]) {
+    purser.upstream.handle = failure(200, { ...RESPONSE, status });
+    const { text } = await gateway.ask('POST', '/responses', { body: { model: 'own', input: status, stream: true } });
+    const ends = [...text.matchAll(/^event: (response\.(?:completed|incomplete|failed))$/gm)].map((it) => it[1]);
+    assert.deepEqual(ends, [last], text);
+  }
+});
+
 test('a response is passed on as it came, whole and streamed', async (t) => {
   const { purser, gateway, openai } = await open(t);
   purser.upstream.handle = response;
