@@ -563,6 +563,32 @@ test('without a key only the same bytes take over a hold; the same meaning in ot
   }
 });
 
+test('what is malformed is refused by the name of its field, and nobody is asked', async (t) => {
+  const { purser, gateway } = await open(t);
+  const response = { model: 'chat', input: 'hi' };
+  for (const [path, body, message] of [
+    ['/messages', { ...ASKED, stream: 'yes' }, /stream: must be true or false/],
+    ['/responses', { ...response, stream: 1 }, /stream: must be true or false/],
+    ['/messages', { ...ASKED, messages: [] }, /messages: must have at least one message/],
+    ['/messages', { ...ASKED, system: 'Be brief.', messages: [] }, /messages: must have at least one message/],
+    ['/messages', { ...ASKED, messages: [{ role: 'user', content: [] }] }, /messages: must have at least one message/],
+    ['/responses', { ...response, input: [] }, /input: must have at least one message/],
+    [
+      '/responses',
+      { ...response, input: [{ type: 'reasoning', summary: [] }] },
+      /input: must have at least one message/,
+    ],
+    ['/responses', { model: 'chat' }, /input: must be a text or an array/],
+    ['/responses', { ...response, max_output_tokens: 0 }, /max_output_tokens: must be a whole number from 1/],
+  ] as const) {
+    const { status, text } = await gateway.ask('POST', path, { body });
+    assert.equal(status, 400, text);
+    assert.match(text, message);
+    assert.match(text, /invalid_request/);
+  }
+  assert.deepEqual(purser.upstream.calls, []);
+});
+
 test('a 200 that holds no answer is none on any endpoint: nothing is known, and the hold stays', async (t) => {
   const limits = { upstream: 'local', context_length: 1000 };
   const embed = { id: 'embed', kind: 'embeddings', ...limits, pricing: { prompt: '0.000001' } };

@@ -10,7 +10,7 @@ import { withoutCacheControl } from '../../router/cache-control.ts';
 import type { Model } from '../../router/catalogue.ts';
 import { isAnswerOf, isLastEvent, isNativeEvent } from '../../router/native.ts';
 import { createEventSplitter, DONE } from '../../router/sse.ts';
-import { ChatBody as StrictChatBody } from '../../wire/chat.ts';
+import { RouterChatBody } from '../../wire/router.ts';
 import { type Endpoint, endpoint, type HttpApp, type Sent } from '../endpoint.ts';
 import type { EventStream } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
@@ -25,7 +25,7 @@ import { CHAT_BYTES_MAX } from './chat.ts';
 import { adviseCaller, find, paidRequest, refuseOthers, replayTranscript } from './router.ts';
 
 /** Every other member is checked by the translation. */
-const WireBody = v.looseObject({ model: StrictChatBody.entries.model });
+const WireBody = v.looseObject({ model: RouterChatBody.entries.model, stream: RouterChatBody.entries.stream });
 
 type Json = Record<string, unknown>;
 const planOf = (app: HttpApp, walletId: string) => planHeaders(findWallet(app.ledger.read, walletId) as Wallet);

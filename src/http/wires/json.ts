@@ -26,6 +26,12 @@ export function objectsOf(value: unknown, param: string): Json[] {
   return value;
 }
 
+/** Returns a list that has something in it. Throws `invalid_request` for an empty one. */
+export function filled<T>(list: T[], param: string): T[] {
+  if (!list.length) throw invalid(param, 'must have at least one message');
+  return list;
+}
+
 /** Returns a string. Throws `invalid_request` for anything else. */
 export function textOf(value: unknown, param: string): string {
   if (typeof value !== 'string') throw invalid(param, 'must be a string');

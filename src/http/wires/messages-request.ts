@@ -1,6 +1,7 @@
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { createConversation, imagePart, markedText, marksOf, type Said } from './conversation.ts';
 import {
+  filled,
   given,
   givenBut,
   invalid,
@@ -63,7 +64,7 @@ function messagesOf({ system, messages }: Json): Json[] {
   const told = createConversation();
   const instructions = system === undefined || system === null ? [] : textsOf(system, 'system');
   if (instructions.some((it) => it !== '')) told.system(instructions);
-  for (const [i, { role, content }] of objectsOf(messages, 'messages').entries()) {
+  for (const [i, { role, content }] of filled(objectsOf(messages, 'messages'), 'messages').entries()) {
     const where = `messages.${i}`;
     // Claude Code tells of changes in its surroundings this way.
     if (role === 'system') {
@@ -86,7 +87,7 @@ function messagesOf({ system, messages }: Json): Json[] {
       told.user(said);
     }
   }
-  return told.finish();
+  return filled(told.finish(), 'messages');
 }
 
 /** Returns a text, or the texts of a list of text blocks. */

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto';
 import { FREE_MEMBERS } from '../../router/free-members.ts';
 import { type Conversation, createConversation, imagePart, type Said } from './conversation.ts';
 import {
+  filled,
   given,
   givenBut,
   invalid,
@@ -57,7 +58,7 @@ export function chatOfResponses(raw: Json): Translated & { special: SpecialTools
     messages: messagesOf(raw),
     ...given({
       ...pick(raw, FREE),
-      max_tokens: raw.max_output_tokens,
+      max_tokens: limitOf(raw.max_output_tokens),
       temperature: raw.temperature,
       top_p: raw.top_p,
       user: raw.user,
@@ -74,12 +75,21 @@ export function chatOfResponses(raw: Json): Translated & { special: SpecialTools
   return { chat, others: { members: givenBut(raw, TRANSLATED), dispensable: LEFT_OUT }, special };
 }
 
+/** Returns the output limit. Throws `invalid_request` by the name that it has here. */
+function limitOf(limit: unknown): unknown {
+  if (limit === undefined || limit === null || (Number.isSafeInteger(limit) && (limit as number) >= 1)) return limit;
+  throw invalid('max_output_tokens', 'must be a whole number from 1');
+}
+
 function messagesOf({ instructions, input }: Json): Json[] {
   const told = createConversation();
   if (instructions !== undefined && instructions !== null) told.system([textOf(instructions, 'instructions')]);
   if (typeof input === 'string') told.user([input]);
-  else for (const [i, item] of objectsOf(input, 'input').entries()) tell(told, item, `input.${i}`);
-  return told.finish();
+  else {
+    if (!Array.isArray(input)) throw invalid('input', 'must be a text or an array');
+    for (const [i, item] of filled(objectsOf(input, 'input'), 'input').entries()) tell(told, item, `input.${i}`);
+  }
+  return filled(told.finish(), 'input');
 }
 
 function tell(told: Conversation, item: Json, where: string): void {
