@@ -1,3 +1,5 @@
+/** Advice once an attempt has ended for good. */
+export const NEW_KEY = 'a new key is safe now.';
 export const RETRY_SAME_KEY = 'Retry with the same Idempotency-Key and body, never under a new key.';
 
 /**

@@ -1,6 +1,6 @@
 import { ANSWER_KEPT_SECONDS, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import { formatUsd, type Nanos } from '../money.ts';
-import { RETRY_SAME_KEY, Refusal } from '../refusal.ts';
+import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../refusal.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
 import type { Route } from '../router/catalogue.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
@@ -109,7 +109,12 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
 
 /** The refusal that the caller gets once the outcome is on disk. */
 function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
-  return outcome.kind === 'unknown' ? uncertainChat(app, operationOf(app.ledger.read, id)) : refusedOutside(outcome);
+  const operation = operationOf(app.ledger.read, id);
+  if (outcome.kind === 'unknown') return uncertainChat(app, operation);
+  if (operation.state === 'settled') return refusedOutside(outcome);
+  // A retry was refused that took over the hold of an earlier attempt, of which this says nothing.
+  const reason = outcome.reason.replace(' Nothing was charged.', '');
+  return refusedOutside({ ...outcome, reason: `${reason} ${heldFor('the earlier attempt', app, operation)}` });
 }
 
 /** Returns the stored answer of an operation that is no longer running. Throws a refusal if there is none. */
@@ -126,17 +131,22 @@ function replay(app: ChatApp, operation: Operation): Buffer {
 export function lost(charge: Nanos): Refusal {
   return new Refusal(
     'answer_lost',
-    `The answer to this request was lost and ${formatUsd(charge)} USD were charged for it. That is final; a new key is safe now.`,
+    `The answer to this request was lost and ${formatUsd(charge)} USD were charged for it. That is final; ${NEW_KEY}`,
   );
 }
 
 /** Returns the refusal for an unknown outcome: says what will happen to the hold, and when. */
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
-  const { after_seconds: seconds, policy } = uncertainPolicyOf(app.config.router, operation);
-  const end = policy === 'charge' ? 'charged' : 'given back';
   return new Refusal(
     'operation_uncertain',
-    `The outcome is not known: the model server may have done the work. The ${formatUsd(operation.hold)} USD held for it are ${end} after ${seconds} s, or when the wallet is closed, unless the operator decides before that. ${RETRY_SAME_KEY}`,
+    `The outcome is not known: the model server may have done the work. ${heldFor('it', app, operation)} ${RETRY_SAME_KEY}`,
     { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS },
   );
+}
+
+/** Says what will happen to the hold of an operation whose outcome is not known. `what` it is held for. */
+function heldFor(what: string, { config }: Pick<ChatApp, 'config'>, operation: Operation): string {
+  const { after_seconds: seconds, policy } = uncertainPolicyOf(config.router, operation);
+  const end = policy === 'charge' ? 'charged' : 'given back';
+  return `The ${formatUsd(operation.hold)} USD held for ${what} are ${end} after ${seconds} s, or when the wallet is closed, unless the operator decides before that.`;
 }

@@ -4,7 +4,7 @@ import { isPassing } from '../../src/http/openai-error.ts';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { type Answer, openTestServer, type TestServer } from '../helper/server.ts';
-import { completionStream, forever, said, streaming } from '../helper/sse.ts';
+import { breakOff, completionStream, forever, said, streaming } from '../helper/sse.ts';
 import { completion, failure, gate, reset } from '../helper/upstream.ts';
 
 /** The type that OpenAI's clients know for a status. */
@@ -103,6 +103,27 @@ test('what an upstream says comes in the same shape, and tells a stock client wh
       purser.upstream.handle = handler;
       assertOpenAiError(await gateway.chat({ stream }), status, code, retry);
     }
+});
+
+test('whoever sent no key is told nothing of keys when a stream breaks, and of the earlier hold when a retry is refused', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = streaming(said('a'), breakOff);
+  const body = { max_tokens: 50 };
+  assert.match(
+    (await gateway.chat({ ...body, stream: true })).text,
+    /That is final; asked again, it is a new request\./,
+  );
+  assert.match((await gateway.chat({ ...body, stream: true }, 'k')).text, /That is final; a new key is safe now\./);
+  purser.upstream.handle = reset;
+  await gateway.chat();
+  const { held_usd: held } = await purser.budget(gateway.token);
+  purser.upstream.handle = failure(500);
+  const { status, text } = await gateway.chat();
+  assert.equal(status, 503, text);
+  assert(text.includes(`The ${held} USD held for the earlier attempt are charged after 900 s`), text);
+  assert.doesNotMatch(text, /Nothing was charged/);
+  assert.equal((await purser.budget(gateway.token)).held_usd, held);
 });
 
 test('whoever sent no key is told that the same body takes over the hold', async (t) => {

@@ -11,7 +11,7 @@ import { installationOf } from '../../ledger/installation.ts';
 import { chargedSince } from '../../ledger/operation.ts';
 import { refillOf } from '../../ledger/refill.ts';
 import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
-import { RETRY_SAME_KEY, Refusal } from '../../refusal.ts';
+import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../../refusal.ts';
 import type { Bounded } from '../../router/bound.ts';
 import type { Model } from '../../router/catalogue.ts';
 import { DONE_EVENT } from '../../router/sse.ts';
@@ -191,17 +191,16 @@ export async function paidRequest(
   return { request, headers: () => limitHeaders(app, request, bounded) };
 }
 
-/** Rewrites the advice of `operation_uncertain` for a caller without an Idempotency-Key, who cannot retry the same attempt. */
+/** Rewrites advice about keys for a caller without an Idempotency-Key, who cannot retry the same attempt. */
 export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
   if (!isKeyMadeUp) return answer;
   return answer.catch((error) => {
-    if (!(error instanceof Refusal) || error.code !== 'operation_uncertain') throw error;
+    if (!(error instanceof Refusal) || !['operation_uncertain', 'answer_lost'].includes(error.code)) throw error;
     throw new Refusal(
-      'operation_uncertain',
-      error.message.replace(
-        RETRY_SAME_KEY,
-        'Asked again with the same body, it takes over this hold: nothing is held twice.',
-      ),
+      error.code,
+      error.message
+        .replace(RETRY_SAME_KEY, 'Asked again with the same body, it takes over this hold: nothing is held twice.')
+        .replace(NEW_KEY, 'asked again, it is a new request.'),
       {
         ...(error.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: error.retryAfterSeconds }),
         cause: error,
