@@ -279,7 +279,9 @@ function addGauges(
   >,
 ) {
   const { ledger, clock, events, diskReserve, inFlight, notifier, slots, outages } = app;
-  events.gauge('ready', '1 while it can take new holds, as /readyz says, frozen or not.', () => (unreadyReason(app) ? 0 : 1));
+  events.gauge('ready', '1 while it can take new holds, as /readyz says, frozen or not.', () =>
+    unreadyReason(app) ? 0 : 1,
+  );
   events.gauge('commits', 'Commits of the ledger since the start.', ledger.commitCount);
   events.gauge('journal_seq', 'Number of the newest journal entry.', () => journalHead(ledger.read).seq);
   for (const scope of ['installation', 'account', 'wallet'] as const)
