@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import { type App, createLimits, openUpstreams } from './app.ts';
 import { recallBounds } from './chat/learn.ts';
 import { type Change, changeOf, type Reload, type Settings } from './config/change.ts';
@@ -8,6 +9,20 @@ import { createAddressReader } from './net/address.ts';
 import { Refusal } from './refusal.ts';
 import { createCatalogue } from './router/catalogue.ts';
 import type { Upstream } from './router/upstream.ts';
+
+/**
+ * Throws `conflict` where the settings in force came from a file that is gone or empty now. At a start that means the defaults; while
+ * a server runs it is a file that is being moved or written.
+ */
+function refuseLost({ config: { file } }: Settings, next: Settings): void {
+  if (file === undefined) return;
+  const isGone = next.config.file === undefined;
+  if (!isGone && readFileSync(file, 'utf8').trim() !== '') return;
+  throw new Refusal(
+    'conflict',
+    `Nothing was changed: ${file} is ${isGone ? 'gone' : 'empty'}. Put the settings back and reload, or restart Purser to run with the defaults.`,
+  );
+}
 
 /**
  * Creates the reload of a running server. `secrets` are those it was opened with, and `read` reads the settings again.
@@ -27,6 +42,7 @@ export function createReload(app: App, secrets: Secrets, read: () => Settings): 
     try {
       refuseStopping();
       const next = read();
+      refuseLost(inForce, next);
       refuseOpenToOthers(next.config, next.secrets, () => {});
       const change = changeOf(inForce, next);
       const catalogue = createCatalogue(next.config);

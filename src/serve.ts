@@ -32,6 +32,8 @@ const KEEP_ALIVE_MILLISECONDS = 75_000;
 const CHECK_MILLISECONDS = 5000;
 /** Cap on connections to the metrics listener. */
 const METRICS_CONNECTION_COUNT_MAX = 64;
+/** Half a request that comes no further holds one of these few connections. */
+const METRICS_HEADERS_MILLISECONDS = 5000;
 /** Statuses that no refusal of a route has: RFC 9110, sections 15.5.18 and 15.5.20. */
 const EXPECTATION_FAILED = 417;
 const MISDIRECTED = 421;
@@ -205,7 +207,8 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
 }
 
 function openMetrics(app: App, { host }: Address): Server {
-  return createServer(async (request, response) => {
+  const patience = { headersTimeout: METRICS_HEADERS_MILLISECONDS, connectionsCheckingInterval: CHECK_MILLISECONDS };
+  return createServer(patience, async (request, response) => {
     if (!isOwnHost(request.headers.host, host))
       return response
         .writeHead(MISDIRECTED)

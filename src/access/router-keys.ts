@@ -1,4 +1,4 @@
-import { and, desc, eq, isNull, sql } from 'drizzle-orm';
+import { and, count, desc, eq, isNull, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
@@ -38,6 +38,11 @@ const reads = prepare((read: Reader) => ({
         isNull(routerKeys.revokedAt),
       ),
     )
+    .prepare(),
+  unrevoked: read
+    .select({ count: count() })
+    .from(routerKeys)
+    .where(and(eq(routerKeys.walletId, sql.placeholder('walletId')), isNull(routerKeys.revokedAt)))
     .prepare(),
   live: read
     .select({ key: routerKeys })
@@ -108,7 +113,7 @@ export function openRouterKey(
   const known = reads(tx).byOptions.get({ walletId: wallet.id, options: text });
   if (known) return { key: known, isNew: false };
   if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  if (listRouterKeys(tx, wallet.id).length >= LIST_COUNT_MAX)
+  if (Number(reads(tx).unrevoked.get({ walletId: wallet.id })?.count) >= LIST_COUNT_MAX)
     throw new Refusal('invalid_request', `A wallet has at most ${LIST_COUNT_MAX} gateway keys. Use one that it has.`);
   refuseOnLowDisk(tx);
   const key = withChecksum(routerKeys, {

@@ -111,10 +111,10 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
 function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
   const operation = operationOf(app.ledger.read, id);
   if (outcome.kind === 'unknown') return uncertainChat(app, operation);
-  if (operation.state === 'settled') return refusedOutside(outcome);
+  if (operation.outcome === 'released') return refusedOutside(outcome);
   // A retry was refused that took over the hold of an earlier attempt, of which this says nothing.
   const reason = outcome.reason.replace(' Nothing was charged.', '');
-  return refusedOutside({ ...outcome, reason: `${reason} ${heldFor('the earlier attempt', app, operation)}` });
+  return refusedOutside({ ...outcome, reason: `${reason} ${moneyOf('the earlier attempt', app, operation)}` });
 }
 
 /** Returns the stored answer of an operation that is no longer running. Throws a refusal if there is none. */
@@ -139,13 +139,17 @@ export function lost(charge: Nanos): Refusal {
 function uncertainChat(app: Pick<ChatApp, 'config'>, operation: Operation): Refusal {
   return new Refusal(
     'operation_uncertain',
-    `The outcome is not known: the model server may have done the work. ${heldFor('it', app, operation)} ${RETRY_SAME_KEY}`,
+    `The outcome is not known: the model server may have done the work. ${moneyOf('it', app, operation)} ${RETRY_SAME_KEY}`,
     { retryAfterSeconds: UNCERTAIN_RETRY_SECONDS },
   );
 }
 
-/** Says what will happen to the hold of an operation whose outcome is not known. `what` it is held for. */
-function heldFor(what: string, { config }: Pick<ChatApp, 'config'>, operation: Operation): string {
+/**
+ * Says what is held for `what`, whose outcome is not known, and what will happen to it; or what a policy or the operator has
+ * charged for it.
+ */
+function moneyOf(what: string, { config }: Pick<ChatApp, 'config'>, operation: Operation): string {
+  if (operation.outcome === 'charged') return `${formatUsd(operation.charge as Nanos)} USD were charged for ${what}.`;
   const { after_seconds: seconds, policy } = uncertainPolicyOf(config.router, operation);
   const end = policy === 'charge' ? 'charged' : 'given back';
   return `The ${formatUsd(operation.hold)} USD held for ${what} are ${end} after ${seconds} s, or when the wallet is closed, unless the operator decides before that.`;

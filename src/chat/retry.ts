@@ -11,6 +11,7 @@ import {
   uncertainOperations,
 } from '../ledger/operation.ts';
 import { dropAnswer, keepAnswer } from '../ledger/writes.ts';
+import { Refusal } from '../refusal.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import type { Answered, PaidRequest } from '../spend/spend.ts';
 
@@ -144,9 +145,9 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
     /** Runs when the attempt has been answered and the client's response is over. */
     function settle(): void {
       if (isDelivered && takesOver) forget(attempt);
-      if (isDelivered) return;
-      // A client that has gone earlier may have given its place to another, who takes care of the rest.
-      const bytes = attempt.isVacant ? attempt.answer() : null;
+      // A client that has gone earlier may have given its place to another, who needs the answer and takes care of the rest.
+      if (isDelivered || !attempt.isVacant) return;
+      const bytes = attempt.answer();
       attempt.answer = nothing;
       if (bytes) store(attempt, bytes);
     }
@@ -181,8 +182,9 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
         } catch (error) {
           end = 'failed';
           const operation = operationOf(attempt);
+          const isLost = error instanceof Refusal && error.code === 'answer_lost'; // What is asked next is a new request.
           // The caller knows no more than before, whether it heard so or not.
-          if (operation && (operation.state === 'reserved' || isOpen(operation))) vacate(attempt);
+          if (operation && !isLost && (operation.state === 'reserved' || isOpen(operation))) vacate(attempt);
           else occupy(attempt);
           throw error;
         }

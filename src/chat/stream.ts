@@ -57,7 +57,7 @@ export function streamChat(
       return {
         outcome: { kind: 'done', ...charged, answer: null, reason: broken },
         answer: () => {
-          throw lost(charged.charge);
+          throw lost(operation.charge ?? charged.charge); // A policy or the operator may have charged it before.
         },
       };
     const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, reader.end()] : [reader.end()]);

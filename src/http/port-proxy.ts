@@ -14,6 +14,8 @@ const FLUSH_MILLISECONDS = 5000;
 
 /** The destination of a request to a port, and what its answer may be. */
 export type PortTarget = {
+  /** The id that Purser's answer and its log give this request. */
+  requestId: string;
   resourceId: string;
   port: number;
   /** Path and query as the server inside gets them. */
@@ -61,10 +63,11 @@ const BEYOND_ANSWER = new Set([
   'clear-site-data',
   'cross-origin-resource-policy',
   'strict-transport-security',
+  'x-request-id', // Every answer carries Purser's (design 2.21).
 ]);
 /** What would act for the whole origin. */
 const BEYOND_PATH =
-  /^(set-cookie|service-worker-allowed|access-control-.*|report-to|reporting-endpoints|nel|cache-control)$/;
+  /^(set-cookie|service-worker-allowed|access-control-.*|report-to|reporting-endpoints|nel|cache-control|refresh|www-authenticate)$/;
 const SANDBOXED = [
   ['Content-Security-Policy', 'sandbox'],
   ['X-Content-Type-Options', 'nosniff'],
@@ -129,7 +132,10 @@ function requestHeaders(request: IncomingMessage, { port, origin, cookie }: Port
 /** Returns the headers for the client, without what reaches beyond this port. */
 function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
   const { base, origin, cookie } = target;
-  const headers: Header[] = [['Cross-Origin-Resource-Policy', 'same-origin']];
+  const headers: Header[] = [
+    ['X-Request-Id', target.requestId],
+    ['Cross-Origin-Resource-Policy', 'same-origin'],
+  ];
   if (origin === undefined) headers.push(...SANDBOXED);
   for (const [name, value] of without(answer.rawHeaders, BEYOND_ANSWER)) {
     const lower = name.toLowerCase();

@@ -40,7 +40,9 @@ export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMe
   const host = headers.host ?? '';
   const own = new URL(state.baseUrl);
   if (host.toLowerCase() === own.host) return { origin: own.origin, isSecure: own.protocol === 'https:' };
-  if (LOOPBACK.test(host)) return { origin: `http://${host.toLowerCase()}`, isSecure: false };
+  // 127.0.0.256 is neither an address nor a name.
+  if (LOOPBACK.test(host) && URL.canParse(`http://${host}`))
+    return { origin: `http://${host.toLowerCase()}`, isSecure: false };
   throw new Refusal(
     'not_found',
     `There is no page under this host name. It answers at ${own.origin} (public_url) and on loopback, for example through an SSH tunnel.`,

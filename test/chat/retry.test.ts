@@ -6,7 +6,7 @@ import { findAnswer } from '../../src/ledger/operation.ts';
 import { formatUsd, Nanos } from '../../src/money.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
-import { completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
+import { breakOff, completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure, gate, type Handler, hang, reset } from '../helper/upstream.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
 
@@ -135,6 +135,74 @@ test('a retry that goes, too, leaves its place to the next', async (t) => {
   slow.open();
   assert.equal((await last.answer)?.status, 200);
   assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [1, CHARGE]);
+});
+
+for (const stream of [false, true])
+  test(`a retry that joined and goes while it is answered leaves the answer to the next, ${stream ? 'streamed' : 'whole'}`, async (t) => {
+    const purser = await openTestServer(t);
+    const gateway = await openGateway(purser);
+    // More than connections buffer: it cannot have been delivered.
+    const piece = 'x'.repeat(100_000);
+    const slow = gate(
+      stream
+        ? streaming(said('one'), ...Array<string>(300).fill(said(piece)), FINISHED, counted(), DONE)
+        : (_, response) => {
+            const message = { role: 'assistant', content: piece.repeat(200) };
+            const usage = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 };
+            response.writeHead(200, { 'content-type': 'application/json' });
+            response.end(JSON.stringify({ choices: [{ index: 0, message, finish_reason: 'stop' }], usage }));
+          },
+    );
+    purser.upstream.handle = slow.handler;
+    const first = call(purser, gateway, { stream });
+    await purser.upstream.arrived(1);
+    first.leave();
+    await vacant(purser);
+    const second = http.request(`${purser.url}/v1/router/chat/completions`, {
+      method: 'POST',
+      agent: false,
+      headers: { authorization: `Bearer ${gateway.key}`, 'content-type': 'application/json' },
+    });
+    second.on('error', () => {});
+    const head = new Promise((resolve) => second.on('response', resolve)); // And nothing after it.
+    second.end(JSON.stringify({ ...BODY, stream }));
+    await vacant(purser, 0);
+    slow.open();
+    await head;
+    second.destroy();
+    await gateway.quiet();
+    await vacant(purser);
+    const third = await call(purser, gateway, { stream }).answer;
+    assert.deepEqual([third?.status, third?.headers['idempotent-replayed']], [200, 'true']);
+    assert((third?.text.length as number) > 20_000_000);
+    assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [1, CHARGE]);
+    assert.deepEqual(purser.problems(), []);
+  });
+
+test('what the operator charged is what every sentence about it says, and a part of an answer is the last of it', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = reset;
+  await call(purser, gateway, { stream: true }).answer;
+  const [operation] = await operationsOf(purser);
+  await purser.run('operation.resolve', { id: operation?.id as string, decision: 'charge', reason: 'test' });
+  const { spent } = purser.wallet(gateway.walletId);
+  const charged = `${formatUsd(spent)} USD were charged`;
+  const unknown = await call(purser, gateway, { stream: true }).answer;
+  assert(unknown?.text.includes(`${charged} for it.`), unknown?.text);
+  purser.upstream.handle = failure(429);
+  const refused = await call(purser, gateway, { stream: true }).answer;
+  assert(refused?.text.includes(`${charged} for the earlier attempt.`), refused?.text);
+  purser.upstream.handle = streaming(said('hel'), said('lo'), breakOff);
+  const broken = await call(purser, gateway, { stream: true }).answer;
+  assert.match(broken?.text as string, /hel[\s\S]*lo[\s\S]*answer_lost/);
+  assert(broken?.text.includes(`${charged} for it`), broken?.text);
+  assert.equal(purser.wallet(gateway.walletId).spent, spent);
+  purser.upstream.handle = completionStream();
+  assert.equal((await call(purser, gateway, { stream: true }).answer)?.status, 200);
+  assert.equal(purser.wallet(gateway.walletId).spent, spent + CHARGE, 'a new request');
+  assert.equal((await operationsOf(purser)).length, 2);
+  assert.deepEqual(purser.problems(), []);
 });
 
 test('ten minutes later an answer that was not delivered is gone: the retry is a new request', async (t) => {

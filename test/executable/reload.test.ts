@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { readFileSync, writeFileSync } from 'node:fs';
+import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { parse, stringify } from 'yaml';
@@ -52,6 +52,17 @@ test('SIGHUP and purser reload read the settings again; a chat in flight is answ
     broken.stderr,
     /^Nothing was changed\. .*\n.*purser\.yaml:\d+: lisen: unknown setting\. Did you mean listen\?\n$/,
   );
+
+  for (const [why, away] of [
+    ['empty', () => writeFileSync(file, '')],
+    ['gone', () => rmSync(file)],
+  ] as const) {
+    away();
+    const lost = await purser.cli('reload');
+    assert.equal(lost.code, 4, lost.stdout);
+    assert.match(lost.stderr, new RegExp(`^Nothing was changed: .*purser\\.yaml is ${why}\\. Put the settings back`));
+    assert.equal((await chat('new', why)).status, 200);
+  }
 
   writeFileSync(file, stringify({ ...settings, listen: '127.0.0.1:1' }));
   const moved = await purser.cli('--json', 'reload');

@@ -130,3 +130,14 @@ test('metrics are told to whoever asks an own address or name, and to no other H
   assert.equal(await statusFor('localhost'), 200);
   assert.equal(await statusFor('evil.example'), 421);
 });
+
+test('half a request to the metrics is not waited for', async (t) => {
+  const port = await freePort();
+  await openTestServer(t, { settings: { metrics: { listen: `127.0.0.1:${port}` } } });
+  const socket = connect(port, '127.0.0.1');
+  t.after(() => socket.destroy());
+  socket.on('error', () => {});
+  socket.write('GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX');
+  const [answer] = (await once(socket, 'data', { signal: AbortSignal.timeout(30_000) })) as [Buffer]; // Node's own limit is 60 s.
+  assert.match(answer.toString(), /^HTTP\/1\.1 408 /);
+});

@@ -71,7 +71,20 @@ test('a request goes to the port with its method, path, query and body, and the 
     let body = '';
     for await (const piece of request) body += piece;
     response.writeHead(request.url === '/teapot' ? 418 : 200, 'As you like', [
-      ...['X-Two', 'one', 'X-Two', 'two', 'Content-Type', 'text/plain', 'Connection', 'X-Hop', 'X-Hop', 'gone'],
+      ...[
+        'X-Request-Id',
+        'theirs',
+        'X-Two',
+        'one',
+        'X-Two',
+        'two',
+        'Content-Type',
+        'text/plain',
+        'Connection',
+        'X-Hop',
+        'X-Hop',
+        'gone',
+      ],
     ]);
     response.end(`${request.method} ${request.url} ${body}`);
   });
@@ -79,6 +92,7 @@ test('a request goes to the port with its method, path, query and body, and the 
   assert.equal(get.text, 'GET /a%2Fb//c?q=%20&r=1+1 ');
   assert.deepEqual(get.headers['x-two'], ['one', 'two']);
   assert.equal(get.headers['x-hop'], undefined);
+  assert.match(String(get.headers['x-request-id']), /^req_/);
   assert.equal((await purser.ask('GET', base, { token })).text, 'GET / ');
   assert.equal((await purser.ask('GET', `${base}?x`, { token })).text, 'GET /?x ');
   const teapot = await purser.ask('DELETE', `${base}/teapot`, { token });
@@ -158,12 +172,22 @@ test('an answer under the origin of Purser can do nothing for that origin in a b
         'strict-transport-security': 'max-age=1; includeSubDomains',
         'alt-svc': 'h2="evil.example:443"',
         'cache-control': 'public, max-age=9999',
+        refresh: '0;url=https://elsewhere.example',
+        'www-authenticate': 'Basic realm="Purser"',
         'content-type': 'text/html',
       })
       .end('<script>alert(1)</script>');
   });
   const { headers } = await purser.ask('GET', `${base}/`, { token });
-  const { date: _, connection: __, 'keep-alive': ___, 'transfer-encoding': ____, ...rest } = headers;
+  const {
+    date: _,
+    connection: __,
+    'keep-alive': ___,
+    'transfer-encoding': ____,
+    'x-request-id': id,
+    ...rest
+  } = headers;
+  assert.match(String(id), /^req_/);
   assert.deepEqual(rest, {
     'cross-origin-resource-policy': 'same-origin',
     'content-security-policy': ['sandbox', "default-src 'none'"],

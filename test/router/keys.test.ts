@@ -391,9 +391,12 @@ test('other people’s keys spend other people’s money: one wallet never pays,
 
 test('a wallet has at most a hundred gateway keys', async (t) => {
   const purser = await openTestServer(t);
-  const { token } = await purser.openWallet();
+  const { id, token } = await purser.openWallet();
   const price = (i: number) => ({ max_price_usd: `0.${String(i + 1).padStart(3, '0')}` });
   for (let i = 0; i < 100; i++) assert.equal((await makeKey(purser, token, price(i))).status, 200);
   assertRefused(await makeKey(purser, token, price(100)), 400, 'invalid_request');
   assert.equal((await makeKey(purser, token, price(50))).status, 200, 'one that it has is still answered');
+  const { keys } = await purser.run('wallet.gateway-keys', { id });
+  await purser.run('key.revoke', { id: keys[0]?.id as string });
+  assert.equal((await makeKey(purser, token, price(100))).status, 200, 'one that was revoked makes room');
 });

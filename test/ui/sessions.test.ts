@@ -182,6 +182,7 @@ test('a foreign host name gets nothing, so that no other site can pretend to be 
     `127.0.0.1.evil.example:${port}`,
     `10.0.0.7:${port}`,
     'localhost.',
+    '127.0.0.256',
   ]) {
     for (const path of ['/', '/sign-in', '/wallets', '/live?page=now']) {
       const { status, html } = await browser.get(path, { host });

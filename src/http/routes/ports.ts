@@ -6,7 +6,7 @@ import { refuseFault } from '../../health.ts';
 import { accessible } from '../../lease/ports.ts';
 import { Refusal } from '../../refusal.ts';
 import { PortLink, PortRequest } from '../../wire/port.ts';
-import { authenticateAndLimit, type Env, endpoint, type HttpApp, onError } from '../endpoint.ts';
+import { authenticateAndLimit, type Env, endpoint, type HttpApp, onError, requestIdOf } from '../endpoint.ts';
 import type { PortAccess } from '../port-links.ts';
 import { hasBody, hasOwnToken } from '../port-proxy.ts';
 import { ACTIVE_REFUSALS, active } from './compute.ts';
@@ -92,7 +92,15 @@ export function servePortPath(app: HttpApp): Handler<Env> {
     if (hasOwnToken(decoded(rest)))
       throw new Refusal('invalid_request', 'Send the token in the header "Authorization" and never in the address.');
     const { resource } = active(app, wallet, c.req.param('id') as string);
-    const target = { resourceId: resource.id, port, path: pathOf(rest), base, origin: undefined, cookie: '' };
+    const target = {
+      requestId: requestIdOf(c),
+      resourceId: resource.id,
+      port,
+      path: pathOf(rest),
+      base,
+      origin: undefined,
+      cookie: '',
+    };
     await app.portProxy.forward(incoming, outgoing as ServerResponse, target);
     return RESPONSE_ALREADY_SENT;
   };
@@ -122,6 +130,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   const { incoming, outgoing } = c.env;
   const { scheme } = hostsOf(app) as Hosts;
   const access = portAtHost(app, incoming) as PortAccess;
+  const requestId = requestIdOf(c);
   const isSecure = scheme === 'https:';
   // Browsers take the prefix, which holds a cookie to its host name, by TLS only.
   const cookie = `${isSecure ? '__Host-' : ''}purser-port`;
@@ -137,6 +146,7 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
       'set-cookie': `${cookie}=${found.session}; ${attributes}`,
       'cache-control': 'no-store',
       'referrer-policy': 'no-referrer',
+      'x-request-id': requestId,
     };
     return new Response(null, { status: 303, headers });
   }
@@ -147,7 +157,14 @@ async function servePortPage(app: HttpApp, c: Context<Env>): Promise<Response> {
   if (!resource) throw new Refusal('resource_not_active', 'The lease is over, and with it whatever ran in it.');
   app.authenticated.add(incoming.socket);
   const path = pathOf((incoming.url as string).replace(/^https?:\/\/[^/?#]*/i, ''));
-  await app.portProxy.forward(incoming, outgoing as ServerResponse, { ...access, path, base: '', origin, cookie });
+  await app.portProxy.forward(incoming, outgoing as ServerResponse, {
+    requestId,
+    ...access,
+    path,
+    base: '',
+    origin,
+    cookie,
+  });
   return RESPONSE_ALREADY_SENT;
 }
 
