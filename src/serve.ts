@@ -146,6 +146,7 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
   };
   const answer = getRequestListener(route, {
     autoCleanupIncoming: false, // `lingerAfter` does it.
+    hostname: 'localhost', // Of a request of HTTP/1.0, which may have no Host: the health check of a load balancer, for one.
     errorHandler(error) {
       const { body, ...init } = unparsableRequest(app, error instanceof RequestError ? undefined : error);
       return new Response(body, init);

@@ -57,6 +57,13 @@ test('no Host, two of them, and an expectation that nobody knows are refused lik
   assert.match(await get('host: a', 'expect: 100-continue'), /^HTTP\/1.1 100 Continue\r\n\r\nHTTP\/1.1 200 /);
 });
 
+test('HTTP/1.0 without a Host is answered: a load balancer asks so whether a server is ready', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  assert.match(await say(purser, 'GET /readyz HTTP/1.0'), /^HTTP\/1\.1 200 [\s\S]*"ready":true/);
+  assert.match(await say(purser, 'GET /v1/budget HTTP/1.0', `authorization: Bearer ${token}`), /^HTTP\/1\.1 200 /);
+});
+
 test('no answer may be stored by a cache', async (t) => {
   const purser = await openTestServer(t);
   const { id, token } = await purser.openWallet();
