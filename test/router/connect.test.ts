@@ -82,7 +82,7 @@ eachWay(
     let served = 0;
     const server = http.createServer((_, response) => {
       served++;
-      if (served === 1) response.end('{}');
+      if (served === 1) response.end('{"choices":[{}]}');
       else response.socket?.destroy();
     });
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
