@@ -89,14 +89,14 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   function shortage(): string | undefined {
     const at = performance.now();
     if (seen && at - seen.at < CHECK_VALID_MILLISECONDS) return seen.shortage;
-    const before = seen?.shortage;
+    const wasShort = shortSince !== undefined; // Not by `seen`, which is forgotten whenever the disk must be looked at anew.
     seen = { at, shortage: check() };
     shortSince = seen.shortage === undefined ? undefined : (shortSince ?? at);
-    if (seen.shortage && !before) {
+    if (seen.shortage && !wasShort) {
       events.diskLow(seen.shortage);
       checkLater();
     }
-    if (!seen.shortage && before) events.diskEnough(space().free);
+    if (!seen.shortage && wasShort) events.diskEnough(space().free);
     return seen.shortage;
   }
 

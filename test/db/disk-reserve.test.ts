@@ -121,6 +121,20 @@ suite('room on a small disk', { concurrency: true }, () => {
     assert.equal(it.blocks(), 4 * MIB);
   });
 
+  test('a shortage is told once while writes go on failing without a reserve, and so is its end', async (t) => {
+    const it = openRoom(t);
+    if (!it) return;
+    const room = it.open(); // Not started: nothing makes the reserve.
+    it.disk.fill();
+    for (let write = 0; write < 5; write++) {
+      assert(room.shortage());
+      assert.equal(room.release(), false);
+    }
+    it.disk.free();
+    assert.equal(room.shortage(), undefined);
+    assert.deepEqual(it.said, ['low', 'enough']);
+  });
+
   test('a reserve that is being made is given, too', async (t) => {
     const it = openRoom(t, () => 0, 128); // 16 MiB of reserve: making it takes a while.
     if (!it) return;
