@@ -17,6 +17,7 @@ import type { ConfiguredBackend } from './compute/slots.ts';
 import type { Reload } from './config/change.ts';
 import type { Config, Secrets } from './config/config.ts';
 import { createEvents, type Events } from './events.ts';
+import { fullDisk } from './files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from './http/concurrency.ts';
 import type { HttpApp } from './http/endpoint.ts';
 import { createMemoryQuota } from './http/memory-quota.ts';
@@ -115,7 +116,10 @@ const LAST_WORDS_MILLISECONDS = 5000;
 /** From one address: a payment provider reports a few payments a minute, and repeats what was refused. */
 const WEBHOOKS_PER_MINUTE = 600;
 
-/** Opens everything but the listeners, in the order below; it closes in the opposite order. */
+/**
+ * Opens everything but the listeners, in the order below; it closes in the opposite order. Throws as `openBooksForService`
+ * does, and `read_only` where the disk is full.
+ */
 export async function openApp(config: Config, secrets: Secrets, options: AppOptions): Promise<App> {
   const { log } = options;
   await using opening = new AsyncDisposableStack();
@@ -124,7 +128,16 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const inFlight = createInFlight(Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3)));
   let notifier: Notifier | undefined;
   const outbox: Outbox = { ...config.events, recorded: () => notifier?.wake() };
-  const books = await openBooksForService(config, secrets, { ...options, outbox }, events, inFlight.count, opening);
+  const books = await openBooksForService(
+    config,
+    secrets,
+    { ...options, outbox },
+    events,
+    inFlight.count,
+    opening,
+  ).catch((error) => {
+    throw fullDisk(error, config.dataDirectory) ?? error;
+  });
   const { ledger, clock, health } = books;
   const { installationId } = installationOf(ledger.read);
   if (config.opentelemetry) {

@@ -1,3 +1,4 @@
+import { dirname } from 'node:path';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
 import { type Clock, createClock, type KnownTime, type TimeSource } from '../clock.ts';
@@ -6,6 +7,7 @@ import type { Reader } from '../db/handle.ts';
 import { type Patience, takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
 import { type Files, files, prepareDirectory } from '../files/data-directory.ts';
+import { fullDisk } from '../files/full-disk.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { type Ledger, type LedgerOptions, openLedger } from '../ledger/ledger.ts';
 import type { Log } from '../log.ts';
@@ -21,7 +23,8 @@ export type DirectoryNeeds = {
 
 /**
  * Enters a data directory: checks its owner and takes the lock that the caller needs. Returns the paths of its files;
- * disposing them releases the lock. Throws NoDatabaseError, OtherOwnerError, LockedError and `read_only`.
+ * disposing them releases the lock. Throws NoDatabaseError, OtherOwnerError, LockedError, and `read_only` where nothing can
+ * be written or the disk is full.
  */
 export async function enterDirectory(
   directory: string,
@@ -29,8 +32,12 @@ export async function enterDirectory(
 ): Promise<Files & Disposable> {
   prepareDirectory(directory, create);
   const at = files(directory);
-  const taken = lock && (await takeLock(at[lock.file], lock.who, lock.patience));
-  return { ...at, [Symbol.dispose]: () => taken?.release() };
+  try {
+    const taken = lock && (await takeLock(at[lock.file], lock.who, lock.patience));
+    return { ...at, [Symbol.dispose]: () => taken?.release() };
+  } catch (error) {
+    throw fullDisk(error, directory) ?? error;
+  }
 }
 
 /** Books opened to be read. Disposing them closes the file. */
@@ -41,7 +48,8 @@ export type WritableBooks = Ledger & AsyncDisposable;
 /**
  * Opens a database file as books. `read` may run beside a server and needs no lock: it writes nothing and migrates nothing.
  * `write` opens the ledger with its writer, and needs the lock of the directory. Throws when the file is missing, older
- * (without `migrate`) or newer than this program, or damaged so far that SQLite cannot open it.
+ * (without `migrate`) or newer than this program, or damaged so far that SQLite cannot open it, and `read_only` where the
+ * disk has no room for what SQLite makes beside it.
  */
 export function openBooks(file: string, needs: { access: 'read' }): ReadableBooks;
 export function openBooks(file: string, needs: { access: 'write' } & LedgerOptions): WritableBooks;
@@ -49,12 +57,16 @@ export function openBooks(
   file: string,
   needs: { access: 'read' } | ({ access: 'write' } & LedgerOptions),
 ): ReadableBooks | WritableBooks {
-  if (needs.access === 'write') {
-    const ledger = openLedger(file, needs);
-    return { ...ledger, [Symbol.asyncDispose]: ledger.close };
+  try {
+    if (needs.access === 'write') {
+      const ledger = openLedger(file, needs);
+      return { ...ledger, [Symbol.asyncDispose]: ledger.close };
+    }
+    const { client, read } = openDatabase(file, { migrate: false, readonly: true });
+    return { client, read, [Symbol.dispose]: () => void client.close() };
+  } catch (error) {
+    throw fullDisk(error, dirname(file)) ?? error;
   }
-  const { client, read } = openDatabase(file, { migrate: false, readonly: true });
-  return { client, read, [Symbol.dispose]: () => void client.close() };
 }
 
 /**

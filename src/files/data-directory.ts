@@ -1,6 +1,6 @@
 import { closeSync, existsSync, mkdirSync, openSync, statSync } from 'node:fs';
-
 import { dirname, join } from 'node:path';
+import { fullDisk } from './full-disk.ts';
 
 /** Thrown when there is no database. Only `serve`, `demo` and `restore` create one (design, section 4). */
 export class NoDatabaseError extends Error {
@@ -38,7 +38,8 @@ export const files = (directory: string) => ({
 
 /**
  * Checks that the data directory is a directory and belongs to this user. With `create` a missing one is made, mode 0700;
- * without it, throws NoDatabaseError if there is no database. Throws OtherOwnerError if it belongs to another user.
+ * without it, throws NoDatabaseError if there is no database. Throws OtherOwnerError if it belongs to another user, and
+ * `read_only` where its disk is full.
  */
 export function prepareDirectory(directory: string, create: boolean): void {
   if (create && !existsSync(directory)) {
@@ -46,8 +47,11 @@ export function prepareDirectory(directory: string, create: boolean): void {
       makeDirectories(directory);
     } catch (error) {
       const { code } = error as NodeJS.ErrnoException;
-      throw new Error(
-        `The data directory ${directory} cannot be made (${code}). Choose another with --data or PURSER_DATA.`,
+      throw (
+        fullDisk(error, directory) ??
+        new Error(
+          `The data directory ${directory} cannot be made (${code}). Choose another with --data or PURSER_DATA.`,
+        )
       );
     }
   }

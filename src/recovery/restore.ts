@@ -10,6 +10,7 @@ import { migrate, pendingMigrations } from '../db/migrate.ts';
 import type { Files } from '../files/data-directory.ts';
 import { removeDatabase } from '../files/database-files.ts';
 import { syncDirectory } from '../files/durable-file.ts';
+import { fullDisk } from '../files/full-disk.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { type CommitMark, headOf, writeHeadFile } from '../ledger/head.ts';
 import { currentEpoch, installationOf } from '../ledger/installation.ts';
@@ -115,7 +116,7 @@ function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | 
     migrate(client, pending);
     return manifest;
   } catch (error) {
-    throw refused(file, (error as Error).message.replace(/\.$/, ''));
+    throw fullDisk(error, dirname(fresh)) ?? refused(file, (error as Error).message.replace(/\.$/, ''));
   } finally {
     client.close();
   }
@@ -183,6 +184,7 @@ function readable<T>(file: string, read: () => T): T {
   try {
     return read();
   } catch (error) {
+    if (error instanceof Refusal) throw error;
     throw refused(file, `it is damaged: ${(error as Error).message}`);
   }
 }
