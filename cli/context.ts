@@ -1,9 +1,11 @@
+import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { systemTime } from '../src/clock.ts';
 import { type Config, dataDirectoryOf, type Secrets } from '../src/config/config.ts';
 import type { Log } from '../src/log.ts';
 import { nanosToCentsDown, parseUsd } from '../src/money.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
+import { Refusal } from '../src/refusal.ts';
 import { print, say, show } from './report.ts';
 import { lines, table } from './table.ts';
 
@@ -16,6 +18,15 @@ export function repeated(globals: Globals): string {
     ...(data === dataDirectoryOf({}, {}) ? [] : [` --data ${data}`]),
     ...(globals.config === undefined ? [] : [` --config ${globals.config}`]),
   ].join('');
+}
+
+/** Reads a file that the command line names. Throws `not_found` where it cannot be read. */
+export function readGiven(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    throw new Refusal('not_found', `${path} cannot be read (${(error as NodeJS.ErrnoException).code}).`);
+  }
 }
 
 /** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */

@@ -1,9 +1,8 @@
-import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
 import type { LostKeyReport } from '../src/recovery/lost-key.ts';
 import { confirm, confirmAlways, irreversible } from './confirm.ts';
-import { example, output, readContext, showRecord, showTable } from './context.ts';
+import { example, output, readContext, readGiven, showRecord, showTable } from './context.ts';
 import { print, say, show } from './report.ts';
 
 /** Registers `master-key`: its rotation, and its replacement where it is lost. */
@@ -14,9 +13,9 @@ export function masterKeyCommands(program: Command): void {
     .option('--key-file <file>', 'take the new key from this file (64 hex digits, or 32 bytes in base64)')
     .addHelpText('after', example('purser master-key rotate'))
     .action(async (options: { keyFile?: string }, command: Command) => {
+      const key = options.keyFile === undefined ? {} : { key: readGiven(options.keyFile) };
       await confirm(command, 'Rotate the master key? Backups made before need the key of now.');
       const { ask } = await import('./operator-client.ts');
-      const key = options.keyFile === undefined ? {} : { key: readFileSync(options.keyFile, 'utf8') };
       const rotated = await ask(command, 'master-key.rotate', key);
       const { key: fresh, ...record } = rotated;
       output(command, rotated, () => showRecord(fresh === null ? record : rotated));
@@ -55,6 +54,11 @@ function planned({ lost_master_key_id: lost, wallets, gateway_keys, leases, ...p
   const next = plan.master_key_id ? `${plan.master_key_id}, the one in ${place}` : `a new key, made in ${place}`;
   return [
     `The lost master key is ${lost}. In its place comes ${next}.`,
+    ...(plan.from === 'data directory'
+      ? [
+          'It is not lost where the service gets it from PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE: set the same here instead.',
+        ]
+      : []),
     '',
     `Open wallets, which get a new token in place of their present one: ${wallets.length}`,
     showTable(wallets, 'id', 'name', 'account_id', 'status'),

@@ -7,7 +7,7 @@ import { readPriceList } from '../src/config/price-list.ts';
 import { files } from '../src/files/data-directory.ts';
 import { Refusal } from '../src/refusal.ts';
 import { askYesOrNo } from './confirm.ts';
-import { example, type Globals, output } from './context.ts';
+import { example, type Globals, output, readGiven } from './context.ts';
 import { say, show } from './report.ts';
 import { table } from './table.ts';
 import { canAsk } from './terminal.ts';
@@ -73,12 +73,7 @@ const isWanted = async (file: string, { json }: Globals) =>
   !json && canAsk() && (await askYesOrNo(`Write this into ${file}?`));
 
 function readList(path: string) {
-  let text: string;
-  try {
-    text = readFileSync(path, 'utf8');
-  } catch (error) {
-    throw new Refusal('not_found', `${path} cannot be read (${(error as NodeJS.ErrnoException).code}).`);
-  }
+  const text = readGiven(path);
   try {
     return readPriceList(text);
   } catch (error) {

@@ -60,7 +60,7 @@ function successor(rows: readonly MasterKeyRow[], wanted: string, given: MasterK
   const row = rows.find((it) => it.id === wanted);
   if (row?.wrapped && row.wrappedBy === given.id) return unwrapKey(wanted, row.wrapped, given);
   throw new NoMasterKeyError(
-    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated: the one that `purser master-key rotate` printed' : ''}`,
+    `The master key is ${given.id}, but this database belongs to ${wanted}. Give Purser the key it was made with${rows.some((it) => it.id === given.id) ? ', since it was rotated or replaced: the one that `purser master-key rotate` or `replace --lost` made' : ''}`,
   );
 }
 

@@ -20,6 +20,10 @@ export class NoMasterKeyError extends Error {
 /** The key that wallet and gateway tokens are derived from. Its id is a fingerprint, safe to print. */
 export type MasterKey = { id: string; key: Buffer };
 
+/** A service may get its key from its environment, and the shell of a command may not. */
+const OURS_IS_MISSING =
+  'If the service gets it from PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, set the same for this command; else put your copy there';
+
 /**
  * Reads the configured master key. With `create`, a missing key in the data directory is generated, with mode 0600. Throws
  * when the key is missing or malformed; the message never contains the key.
@@ -30,7 +34,7 @@ export function readMasterKey(source: Secrets['masterKey'], options: { create: b
   if (!existsSync(path)) {
     if (source.from !== 'data directory' || !options.create)
       throw new NoMasterKeyError(
-        `There is no master key in ${path}. Without it no wallet token of this installation can be made again. Put your copy there`,
+        `There is no master key in ${path}. Without it no wallet token of this installation can be made again. ${source.from === 'data directory' ? OURS_IS_MISSING : 'Put your copy there'}`,
       );
     writeDurablySync(path, textOf(generateMasterKey()));
   }

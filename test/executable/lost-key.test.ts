@@ -44,13 +44,20 @@ test('without its master key an installation gets a new one: open wallets new to
   rmSync(key);
   const refused = purser.launch('serve');
   assert.equal((await refused.ended).code, 1);
-  assert.match(refused.output.stderr, /There is no master key in .*run: purser master-key replace --lost/);
+  assert.match(
+    refused.output.stderr,
+    /There is no master key in .*from PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE, set the same.*run: purser master-key replace --lost/,
+  );
 
   const plan = await purser.cli('master-key', 'replace', '--lost', '--dry-run');
   assert.equal(plan.code, 0, plan.stderr);
   for (const said of [one.id, two.id, /^Open wallets, .*: 2$/m, /^Gateway keys .*: 1$/m, /Account keys, operator keys/])
     assert.match(plan.stdout, typeof said === 'string' ? RegExp(said) : said);
   assert.doesNotMatch(plan.stdout, RegExp(closed.id));
+  assert.match(
+    plan.stdout,
+    /^It is not lost where the service gets it from PURSER_MASTER_KEY or PURSER_MASTER_KEY_FILE/m,
+  );
   assert.match(plan.stdout, /^ID +NAME +ACCOUNT ID +STATUS$/m); // No mark of a tone is left in a pipe.
   assert.equal(existsSync(key), false);
   const unasked = await purser.cli('master-key', 'replace', '--lost');
@@ -118,6 +125,14 @@ test('a key file that does not open the books is kept under another name, and on
   );
   writeFileSync(own, `${'cd'.repeat(32)}\n`, { mode: 0o600 });
   assert.notEqual((await there.json('master-key', 'replace', '--lost', '--yes')).master_key_id, id);
+  writeFileSync(own, `${'ab'.repeat(32)}\n`, { mode: 0o600 });
+  const former = await there.cli('wallet', 'list');
+  assert.match(
+    former.stderr,
+    /since it was rotated or replaced: the one that `purser master-key rotate` or `replace --lost`/,
+  );
+  const absent = await there.cli('master-key', 'rotate', '--yes', '--key-file', join(purser.directory, 'absent'));
+  assert.deepEqual([absent.code, absent.stderr], [3, `${join(purser.directory, 'absent')} cannot be read (ENOENT).\n`]);
   writeFileSync(own, `${'ab'.repeat(32)}\n`, { mode: 0o600 });
   const used = await there.cli('master-key', 'replace', '--lost', '--yes');
   assert.equal(used.code, 4);
