@@ -213,8 +213,12 @@ export function refuseFrozen(read: Reader, wallet: Wallet): void {
   throw new Refusal('wallet_frozen', `${whose} is frozen${why}. It spends nothing until it is unfrozen.`);
 }
 
-/** Returns the wallet whose freeze holds this one back: itself, or the nearest above it. Undefined where none is frozen. */
+/**
+ * Returns the wallet whose freeze holds this one back: itself, or the nearest above it. Undefined where none is frozen, and for a
+ * closed wallet that is not frozen itself: its record is final.
+ */
 export function frozenOver(read: Reader, wallet: Wallet): Wallet | undefined {
+  if (wallet.status === 'closed') return wallet.frozenAt === null ? undefined : wallet;
   for (const it of lineage(read, wallet)) if (it.frozenAt !== null) return it;
   return undefined;
 }

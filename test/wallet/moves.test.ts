@@ -134,6 +134,9 @@ test('a frozen wallet takes no holds, and all below it none; reads go on', async
   assert.equal((await post(purser, `/v1/wallets/${id}/unfreeze`, {})).body.frozen_at, null);
   assert.equal((await recordOf()).frozen_at, null);
   assert.equal((await purser.chat(child.agent_token)).status, 200);
+  const closed = (await post(purser, `/v1/wallets/${child.id}/close`, {})).body;
+  await post(purser, `/v1/wallets/${id}/freeze`, {});
+  assert.deepEqual(await recordOf(), closed, 'what a wallet was closed with is final');
   assert.deepEqual(purser.problems(), []);
 });
 
