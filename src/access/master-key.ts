@@ -1,14 +1,12 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import type { Secrets } from '../config/config.ts';
-import { decodeMasterKey, MASTER_KEY_RULE } from '../config/master-key.ts';
+import { decodeMasterKey, KEY_BYTES, MASTER_KEY_RULE } from '../config/master-key.ts';
 import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
-
-const KEY_BYTES = 32;
 
 /** Thrown where books cannot be opened for want of their master key. */
 export class NoMasterKeyError extends Error {
-  /** What is wrong, without the way out where nobody has the key: while books are being restored, it is another. */
+  /** The message without its remedy for a lost key: `restore` has another one. */
   readonly fault: string;
 
   constructor(fault: string) {

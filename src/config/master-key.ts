@@ -1,6 +1,7 @@
-const KEY_BYTES = 32;
+/** The length of a master key. */
+export const KEY_BYTES = 32;
 
-/** What a text must be to be a master key, to follow where it was found. */
+/** Says what the text of a master key must be. A message puts the place where it was found before this. */
 export const MASTER_KEY_RULE = `must be ${KEY_BYTES} bytes, as 64 hex digits or in base64`;
 
 /** Decodes the text of a master key. Returns undefined when it is malformed. */

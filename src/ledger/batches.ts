@@ -11,7 +11,7 @@ export type WriterOptions = {
   diskReserve?: Pick<DiskReserve, 'shortage' | 'release' | 'isReadOnly'>;
   /** Receivers of events. Without it nobody is told of what happens. */
   outbox?: Outbox | undefined;
-  /** Called after each commit, before its promises resolve; with what the head file should say, unless it is empty. */
+  /** Called after each commit, before its promises resolve; with what the head file should say, unless nothing is installed yet. */
   committed?: (newest: CommitMark | undefined) => void;
   /** Called when the writes of a batch have been told how they ended. */
   told?: () => void;
@@ -25,7 +25,7 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
   if (diskReserve) attachReserve(tx, diskReserve);
   if (outbox) attachOutbox(tx, outbox);
   const forgetHead = rememberHead(tx);
-  let { seq } = journalHead(read);
+  const { seq } = journalHead(read); // Until there is a newer mark.
   let [newest, next]: (CommitMark | undefined)[] = [];
   return createWriter(client, tx, {
     fatal: options.fatal,
@@ -36,12 +36,11 @@ export function openWriter({ client, read, tx }: Database, options: WriterOption
       next = undefined; // A batch that writes nothing leaves what was there before.
     },
     committing() {
-      if (journalHead(tx).seq === seq) countQuietCommit(tx);
+      if (journalHead(tx).seq === (newest?.seq ?? seq)) countQuietCommit(tx);
       next = findInstallation(tx) && headOf(tx); // In this transaction: a new one would cost more than the reading.
     },
     committed() {
       newest = next ?? newest;
-      seq = newest?.seq ?? seq;
       options.committed?.(newest);
     },
   });

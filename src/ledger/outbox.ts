@@ -147,7 +147,10 @@ export type EventFilter = {
   since?: number | undefined;
 };
 
-/** What is about a wallet. A refill that failed has its account as its subject: only that one's few events are looked into. */
+/**
+ * Matches the events about a wallet. A failed refill has the account as its subject, so of the account's few events those are
+ * matched whose data name the wallet.
+ */
 const aboutWallet = ({ id, accountId }: Pick<Wallet, 'id' | 'accountId'>) =>
   and(
     inArray(events.subject, [id, accountId]),

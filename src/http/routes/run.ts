@@ -18,7 +18,7 @@ import {
 } from '../../wire/wallet.ts';
 import { endpoint, type HttpApp } from '../endpoint.ts';
 import { PAGE_QUERY, pageOf, statusQuery } from '../page.ts';
-import { EXAMPLE } from './wallets.ts';
+import { EXAMPLE, recordOf } from './wallets.ts';
 
 const { id: ID } = EXAMPLE;
 
@@ -31,7 +31,7 @@ export const closeRun = endpoint({
   async run(app, { principal }) {
     const wallet = await close(app, principal.wallet.id, 'agent_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
-    const { id, status, cleanup } = walletRecord(app.ledger.read, wallet, app.clock.now());
+    const { id, status, cleanup } = recordOf(app, wallet);
     return { body: { wallet_id: id, status, cleanup } };
   },
 });
@@ -150,7 +150,7 @@ export const readChild = endpoint({
   refusals: ['not_found'],
   example: { answer: CHILD },
   run: (app, { principal, params }) => ({
-    body: walletRecord(app.ledger.read, walletBelow(app, principal.wallet, params.id as string), app.clock.now()),
+    body: recordOf(app, walletBelow(app, principal.wallet, params.id as string)),
   }),
 });
 
@@ -166,7 +166,7 @@ export const closeChild = endpoint({
     const { id } = walletBelow(app, principal.wallet, params.id as string);
     const wallet = await close(app, id, 'agent_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
-    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()) };
+    return { body: recordOf(app, wallet) };
   },
 });
 

@@ -21,8 +21,12 @@ import {
   WalletToken,
   walletRecord,
 } from '../../wire/wallet.ts';
-import { endpoint } from '../endpoint.ts';
+import { endpoint, type HttpApp } from '../endpoint.ts';
 import { PAGE_QUERY, pageOf, statusQuery } from '../page.ts';
+
+/** Returns the record of a wallet as it is now. */
+export const recordOf = ({ ledger, clock }: Pick<HttpApp, 'ledger' | 'clock'>, wallet: Wallet) =>
+  walletRecord(ledger.read, wallet, clock.now());
 
 const ID = 'wal_01k9v3c2mq8r5t7w1x4z6b0d2f';
 export const EXAMPLE = {
@@ -103,11 +107,7 @@ export const readWallet = endpoint({
   refusals: ['not_found'],
   example: { answer: EXAMPLE },
   run: (app, { principal, params }) => ({
-    body: walletRecord(
-      app.ledger.read,
-      walletOf(app.ledger.read, principal.accountId, params.id as string),
-      app.clock.now(),
-    ),
+    body: recordOf(app, walletOf(app.ledger.read, principal.accountId, params.id as string)),
   }),
 });
 
@@ -143,7 +143,7 @@ export const closeWallet = endpoint({
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
     const wallet = await close(app, id, 'account_request');
     if (wallet.status !== 'closed') throw new Refusal('cleanup_pending', undefined, { retryAfterSeconds: 5 });
-    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()) };
+    return { body: recordOf(app, wallet) };
   },
 });
 
@@ -170,7 +170,7 @@ export const changeBudget = endpoint({
     const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
     const order = { walletId, idempotencyKey, fingerprint: fingerprint({ budget: raw }), requestId };
     const { wallet, isNew } = await changeWalletBudget(app, { ...order, cents: body.add_cents });
-    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()), replayed: !isNew };
+    return { body: recordOf(app, wallet), replayed: !isNew };
   },
 });
 
@@ -186,7 +186,7 @@ export const extendWallet = endpoint({
     const { id: walletId } = walletOf(app.ledger.read, principal.accountId, params.id as string);
     const order = { walletId, idempotencyKey, fingerprint: fingerprint({ extend: raw }), requestId };
     const { wallet, isNew } = await extend(app, { ...order, seconds: body.seconds });
-    return { body: walletRecord(app.ledger.read, wallet, app.clock.now()), replayed: !isNew };
+    return { body: recordOf(app, wallet), replayed: !isNew };
   },
 });
 
@@ -203,7 +203,7 @@ export const freezeWallet = endpoint({
   },
   async run(app, { principal, params, body }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(app.ledger.read, await freeze(app, id, true, body.reason ?? null), app.clock.now()) };
+    return { body: recordOf(app, await freeze(app, id, true, body.reason ?? null)) };
   },
 });
 
@@ -215,7 +215,7 @@ export const unfreezeWallet = endpoint({
   example: { answer: EXAMPLE },
   async run(app, { principal, params }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(app.ledger.read, await freeze(app, id, false), app.clock.now()) };
+    return { body: recordOf(app, await freeze(app, id, false)) };
   },
 });
 
@@ -234,7 +234,7 @@ export const setRefill = endpoint({
   },
   async run(app, { principal, params, body }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(app.ledger.read, await refill(app, id, body), app.clock.now()) };
+    return { body: recordOf(app, await refill(app, id, body)) };
   },
 });
 
@@ -246,6 +246,6 @@ export const endRefill = endpoint({
   example: { answer: EXAMPLE },
   async run(app, { principal, params }) {
     const { id } = walletOf(app.ledger.read, principal.accountId, params.id as string);
-    return { body: walletRecord(app.ledger.read, await refill(app, id, null), app.clock.now()) };
+    return { body: recordOf(app, await refill(app, id, null)) };
   },
 });
