@@ -1,8 +1,8 @@
-import type { BetterSQLite3Database } from 'drizzle-orm/better-sqlite3';
-import type * as schema from './schema.ts';
-import { precompile } from './statement.ts';
+import type { Database as Client } from 'better-sqlite3';
+import { type BetterSQLite3Database, drizzle } from 'drizzle-orm/better-sqlite3';
+import { type CompiledQuery, compileQuery } from './statement.ts';
 
-type Drizzle = BetterSQLite3Database<typeof schema>;
+type Drizzle = BetterSQLite3Database;
 declare const writing: unique symbol;
 
 /** A handle that may read committed rows. */
@@ -11,17 +11,22 @@ export type Reader = Pick<Drizzle, 'select'>;
 /** A handle for use inside a write. Only the writer creates one, so having it is the proof. Every Tx is a Reader. */
 export type Tx = Reader & Pick<Drizzle, 'insert' | 'update' | 'delete'> & { readonly [writing]: true };
 
+/** A drizzle database without a file: what it prepares is compiled, and then made for each database that is opened. */
+const withoutFile = drizzle({ prepare: () => undefined } as unknown as Client);
+
 /**
- * Prepares statements once per open database. Building a drizzle query on every call costs twenty times the raw
- * statement, so each file declares its statements at the top and gets them by handle.
+ * Declares the statements of a file, which gets them by handle. drizzle builds each query once in a process; building it on
+ * every call would cost twenty times the raw statement.
  */
 export function prepare<H extends Reader, S extends Record<string, object>>(build: (handle: H) => S): (handle: H) => S {
   const made = new WeakMap<object, S>();
+  let compiled: [name: string, CompiledQuery][] | undefined;
   return (handle) => {
     let statements = made.get(handle);
     if (!statements) {
-      statements = build(handle);
-      for (const statement of Object.values(statements)) precompile(statement);
+      compiled ??= Object.entries(build(withoutFile as unknown as H)).map(([name, it]) => [name, compileQuery(it)]);
+      const { $client } = handle as unknown as { $client: Client };
+      statements = Object.fromEntries(compiled.map(([name, it]) => [name, it($client)])) as S;
       made.set(handle, statements);
     }
     return statements;

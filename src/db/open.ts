@@ -5,8 +5,8 @@ import { drizzle } from 'drizzle-orm/better-sqlite3';
 import { syncDirectory } from '../files/durable-file.ts';
 import { connect } from './addon.ts';
 import type { Reader, Tx } from './handle.ts';
-import { migrate, pendingMigrations } from './migrate.ts';
-import * as schema from './schema.ts';
+import { knownSchema } from './known-schema.ts';
+import { createSchema, migrate, pendingMigrations } from './migrate.ts';
 import { holdSnapshots } from './snapshots.ts';
 
 /** Litestream asks for at least five seconds; a checkpoint by another process takes far less. */
@@ -39,7 +39,7 @@ type OpenOptions = {
  */
 export function openDatabase(file: string, options: OpenOptions): Database {
   const client = connectTo(file, options);
-  const db = drizzle(client, { schema });
+  const db = drizzle(client);
   return { client, read: db, tx: db as unknown as Tx };
 }
 
@@ -66,10 +66,15 @@ function connectTo(file: string, options: OpenOptions): Client.Database {
       throw new Error('The database is older than this Purser. Start `purser serve` once to migrate it.');
     if (pending.length) {
       const isNew = client.prepare("select count(*) = 0 from sqlite_schema where name = 'migration'").pluck().get();
-      const copy = isNew ? undefined : copyBefore(client, file, pending[0]?.name ?? '');
-      migrate(client, pending);
-      const names = pending.map(({ name }) => name);
-      if (copy !== undefined) options.migrated?.(names, copy);
+      if (isNew) createSchema(client, knownSchema().values(), pending);
+      else {
+        const copy = copyBefore(client, file, pending[0]?.name ?? '');
+        migrate(client, pending);
+        options.migrated?.(
+          pending.map(({ name }) => name),
+          copy,
+        );
+      }
     }
     return client;
   } catch (error) {
@@ -85,7 +90,7 @@ function connectTo(file: string, options: OpenOptions): Client.Database {
 export function openReader(file: string): Pick<Database, 'client' | 'read'> & { renew(): void } {
   const client = connectTo(file, { migrate: false, readonly: true });
   const renew = holdSnapshots(client);
-  return { client, read: drizzle(client, { schema }), renew };
+  return { client, read: drizzle(client), renew };
 }
 
 function assertDurable(client: Client.Database, readonly: boolean): void {

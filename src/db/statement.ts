@@ -1,57 +1,57 @@
 import assert from 'node:assert/strict';
-import type { Statement } from 'better-sqlite3';
+import type { Database as Client, Statement } from 'better-sqlite3';
 import { Column, is, Param, Placeholder, SQL } from 'drizzle-orm';
 
 type Values = Record<string, unknown>;
 type Codec = { mapToDriverValue(value: unknown): unknown; mapFromDriverValue(value: unknown): unknown };
 
 /**
- * The private fields of a prepared better-sqlite3 query in drizzle-orm 0.45. They are not in its types:
- * test/db/statement.test.ts checks them.
+ * The private fields of a query that drizzle-orm 0.45 has prepared. They are not in its types: test/db/statement.test.ts
+ * checks them.
  */
 type Prepared = {
-  stmt: Statement;
-  query: { params: unknown[] };
+  query: { sql: string; params: unknown[] };
   fields?: { path: string[]; field: unknown }[];
-  get(values?: Values): unknown;
-  all(values?: Values): unknown[];
-  run(values?: Values): unknown;
 };
 
+/** Returns a query as a statement of an open database, with drizzle's `get`, `all` and `run`. */
+export type CompiledQuery = (client: Pick<Client, 'prepare'>) => object;
+
 /**
- * Speeds up a prepared drizzle query in place: what drizzle works out on each call (which parameter is a placeholder,
- * which field is a column, how each is encoded) is worked out once. The results are the same.
+ * Works out once what drizzle works out on each call of a prepared query: which parameter is a placeholder, which field is a
+ * column, how each is encoded. The results are the same. SQLite prepares a statement when it is first used: most of a file's
+ * statements are not, in most of the threads and commands that load it.
  */
-export function precompile(prepared: object): void {
-  const query = prepared as Prepared;
-  const { fields } = query;
-  const { stmt, params } = withLiteralLimit(query.stmt, query.query.params);
+export function compileQuery(prepared: object): CompiledQuery {
+  const { query, fields } = prepared as Prepared;
+  // A join of whole tables: drizzle puts its rows together.
+  if (fields?.some(({ path }) => path.length > 1))
+    return (client) => Object.assign(Object.create(prepared), { stmt: client.prepare(query.sql) });
+  const { sql, params } = withLiteralLimit(query.sql, query.params);
   const bind = binder(params);
-  if (!stmt.reader) {
-    query.run = (values) => stmt.run(bind(values));
-    return;
-  }
-  if (!fields || fields.some(({ path }) => path.length > 1)) return; // A join of whole tables, which this project does not use.
-  const toRow = mapper(fields);
-  stmt.raw();
-  query.get = (values) => {
-    const row = stmt.get(bind(values)) as unknown[] | undefined;
-    return row && toRow(row);
+  const toRow = fields && mapper(fields);
+  return (client) => {
+    let made: Statement | undefined;
+    if (!toRow) return { run: (values?: Values) => (made ??= client.prepare(sql)).run(bind(values)) };
+    const reading = () => (made ??= client.prepare(sql).raw());
+    return {
+      get(values?: Values) {
+        const row = reading().get(bind(values)) as unknown[] | undefined;
+        return row && toRow(row);
+      },
+      all: (values?: Values) => (reading().all(bind(values)) as unknown[][]).map(toRow),
+    };
   };
-  query.all = (values) => (stmt.all(bind(values)) as unknown[][]).map(toRow);
 }
 
 /**
- * Puts a bound LIMIT into the statement as a literal. SQLite recompiles a statement whenever its LIMIT is bound,
- * because the plan depends on it; that costs ten times as much as reading one row.
+ * Puts a bound LIMIT into the text as a literal. SQLite recompiles a statement whenever its LIMIT is bound, because the plan
+ * depends on it; that costs ten times as much as reading one row.
  */
-function withLiteralLimit(
-  stmt: Statement,
-  params: readonly unknown[],
-): { stmt: Statement; params: readonly unknown[] } {
+function withLiteralLimit(sql: string, params: readonly unknown[]): { sql: string; params: readonly unknown[] } {
   const limit = params.at(-1);
-  if (typeof limit !== 'number' || !stmt.source.endsWith(' limit ?')) return { stmt, params };
-  return { stmt: stmt.database.prepare(`${stmt.source.slice(0, -1)}${limit}`), params: params.slice(0, -1) };
+  if (typeof limit !== 'number' || !sql.endsWith(' limit ?')) return { sql, params };
+  return { sql: `${sql.slice(0, -1)}${limit}`, params: params.slice(0, -1) };
 }
 
 /**

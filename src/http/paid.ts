@@ -1,6 +1,7 @@
 import { reducedToOf } from '../chat/terms.ts';
-import { findOperationByKey } from '../ledger/operation.ts';
-import { findWallet, shownAvailable, type Wallet } from '../ledger/wallet.ts';
+import type { Reader } from '../db/handle.ts';
+import { findOperationByKey, findPaid } from '../ledger/operation.ts';
+import type { Wallet } from '../ledger/wallet.ts';
 import { formatUsd } from '../money.ts';
 import type { Bounded } from '../router/bound.ts';
 import { DONE_EVENT } from '../router/sse.ts';
@@ -21,17 +22,13 @@ export const CHAT_HEADERS = {
   'x-purser-max-tokens': 'How long the answer could be at most, where its limit was cut to what the wallet can hold',
 };
 
-const operationOf = ({ ledger }: App, { walletId, route, idempotencyKey }: Asked) =>
-  findOperationByKey(ledger.read, walletId, route, idempotencyKey);
-
 /** Returns the headers of a paid answer: its charge, and what its wallet may still spend. Empty if nothing was charged. */
-export function paidHeaders(app: App, asked: Asked): Record<string, string> {
-  const operation = operationOf(app, asked);
-  if (operation?.charge === null || operation?.charge === undefined) return {};
-  const wallet = findWallet(app.ledger.read, asked.walletId) as Wallet;
+export function paidHeaders({ ledger }: App, { walletId, route, idempotencyKey }: Asked): Record<string, string> {
+  const paid = findPaid(ledger.read, walletId, route, idempotencyKey);
+  if (!paid || paid.charge === null) return {};
   return {
-    'x-purser-cost-usd': formatUsd(operation.charge),
-    'x-purser-available-usd': formatUsd(shownAvailable(wallet)),
+    'x-purser-cost-usd': formatUsd(paid.charge),
+    'x-purser-available-usd': formatUsd(paid.available),
   };
 }
 
@@ -39,10 +36,14 @@ export function paidHeaders(app: App, asked: Asked): Record<string, string> {
  * Returns the header of the output limit, where that was cut to fit. A replay is not bounded again: its operation
  * says it.
  */
-export function limitHeaders(app: App, asked: Asked, bounded: Pick<Bounded, 'reducedTo'> | undefined) {
-  const operation = bounded ? undefined : operationOf(app, asked);
-  const tokens = bounded ? bounded.reducedTo() : operation && reducedToOf(operation);
+export function limitHeaders({ ledger }: App, asked: Asked, bounded: Pick<Bounded, 'reducedTo'> | undefined) {
+  const tokens = bounded ? bounded.reducedTo() : reducedToBefore(ledger.read, asked);
   return tokens === undefined ? {} : { 'x-purser-max-tokens': String(tokens) };
+}
+
+function reducedToBefore(read: Reader, { walletId, route, idempotencyKey }: Asked): number | undefined {
+  const operation = findOperationByKey(read, walletId, route, idempotencyKey);
+  return operation && reducedToOf(operation);
 }
 
 /** Returns what was paid as a comment in a stream, whose headers were sent before the charge was known. */

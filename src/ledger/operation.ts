@@ -3,7 +3,7 @@ import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from '
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
+import { answers, type OPERATION_KINDS, operations, type SETTLED_BY, wallets } from '../db/schema.ts';
 import { formatUsd, Nanos, sum, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
@@ -20,6 +20,7 @@ import {
   refuseFrozen,
   refuseInactive,
   settleHeld,
+  shownAvailable,
   TREE,
   type Wallet,
 } from './wallet.ts';
@@ -57,24 +58,34 @@ export const AFTER: Record<Operation['state'], Record<Outcome<never>['kind'], Op
 /** More operations than this are not summed for a figure that is only shown. */
 const SUMMED_COUNT_MAX = 10_000;
 
+/** The operation that owns a key of a wallet and a route. */
+const OWNS_KEY = and(
+  eq(operations.walletId, sql.placeholder('walletId')),
+  eq(operations.route, sql.placeholder('route')),
+  eq(operations.idempotencyKey, sql.placeholder('key')),
+  // must match the partial index's condition
+  sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged' or ${operations.answeredAt} is not null)`,
+);
+
 const reads = prepare((read: Reader) => ({
   byId: read
     .select()
     .from(operations)
     .where(eq(operations.id, sql.placeholder('id')))
     .prepare(),
-  byKey: read
-    .select()
+  byKey: read.select().from(operations).where(OWNS_KEY).prepare(),
+  paidByKey: read
+    .select({
+      charge: operations.charge,
+      status: wallets.status,
+      budget: wallets.budget,
+      held: wallets.held,
+      spent: wallets.spent,
+      delegated: wallets.delegated,
+    })
     .from(operations)
-    .where(
-      and(
-        eq(operations.walletId, sql.placeholder('walletId')),
-        eq(operations.route, sql.placeholder('route')),
-        eq(operations.idempotencyKey, sql.placeholder('key')),
-        // must match the partial index's condition
-        sql`(${operations.state} <> 'settled' or ${operations.outcome} = 'charged' or ${operations.answeredAt} is not null)`,
-      ),
-    )
+    .innerJoin(wallets, eq(wallets.id, operations.walletId))
+    .where(OWNS_KEY)
     .prepare(),
   // Ordered by +id: with the bare column SQLite would scan all operations of the wallet instead of the few open ones.
   open: read
@@ -222,6 +233,15 @@ export function operationOf(read: Reader, id: string): Operation {
  */
 export function findOperationByKey(read: Reader, walletId: string, route: string, key: string): Operation | undefined {
   return reads(read).byKey.get({ walletId, route, key });
+}
+
+/**
+ * Returns what the operation that owns this key was charged, null while it is not, and what its wallet may still spend, as
+ * people and agents are shown it. Undefined when no operation owns the key.
+ */
+export function findPaid(read: Reader, walletId: string, route: string, key: string) {
+  const row = reads(read).paidByKey.get({ walletId, route, key });
+  return row && { charge: row.charge, available: shownAvailable(row) };
 }
 
 /** Returns the stored body of a charged answer until `keptUntil`, even if the reaper is late in deleting it. */

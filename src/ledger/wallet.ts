@@ -177,12 +177,15 @@ export function countWallets(read: Reader, filter: WalletFilter): number {
   return Number(read.select({ count: count() }).from(wallets).where(matching(filter)).get()?.count);
 }
 
+type Balances = Pick<Wallet, 'budget' | 'held' | 'spent' | 'delegated'>;
+
 /** Returns what the wallet may still spend or delegate. */
-export const available = ({ budget, held, spent, delegated }: Wallet): Nanos =>
+export const available = ({ budget, held, spent, delegated }: Balances): Nanos =>
   Nanos(budget - held - spent - delegated);
 
 /** Returns the same as people and agents are shown it: nothing of a closed wallet, which has given back its rest. */
-export const shownAvailable = (wallet: Wallet): Nanos => (wallet.status === 'closed' ? ZERO : available(wallet));
+export const shownAvailable = (wallet: Balances & Pick<Wallet, 'status'>): Nanos =>
+  wallet.status === 'closed' ? ZERO : available(wallet);
 
 /**
  * Returns the effective status at `now`: expiry is computed, so a late reaper never changes an answer (design, section

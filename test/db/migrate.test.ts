@@ -7,6 +7,7 @@ import { fileURLToPath } from 'node:url';
 import Client from 'better-sqlite3';
 import { getTableName, is } from 'drizzle-orm';
 import { SQLiteTable } from 'drizzle-orm/sqlite-core';
+import { schemaOf } from '../../src/db/known-schema.ts';
 import { knownMigrations, migrate, pendingMigrations } from '../../src/db/migrate.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import * as schema from '../../src/db/schema.ts';
@@ -45,6 +46,20 @@ test('a fresh database has every table of the schema, each of them STRICT', (t) 
   const expected = Object.values(schema).flatMap((it) => (is(it, SQLiteTable) ? [getTableName(it)] : []));
   assert.deepEqual(tables.map((it) => it.name).sort(), [...expected, 'migration'].sort());
   for (const { name, strict } of tables) assert.equal(strict, 1n, `${name} is STRICT`);
+});
+
+test('a fresh database is what running all migrations makes', (t) => {
+  const { client: fresh } = openDatabase(newFile(t), { migrate: true });
+  const migrated = openRaw(t, newFile(t));
+  migrate(migrated, knownMigrations());
+  t.after(() => fresh.close());
+  const contents = (client: Client.Database) => {
+    const tables = client.prepare("select name from sqlite_schema where type = 'table' order by name").pluck().all();
+    const rows = (tables as string[]).map((name) => [name, client.prepare(`select * from "${name}"`).all()]);
+    return Object.fromEntries([...rows, ['migration', client.prepare('select name, sha256 from migration').all()]]);
+  };
+  assert.deepEqual([...schemaOf(fresh)], [...schemaOf(migrated)]);
+  assert.deepEqual(contents(fresh), contents(migrated));
 });
 
 test('opening again changes nothing, and leaves no copy beside it', (t) => {

@@ -6,19 +6,27 @@ import { drizzle } from 'drizzle-orm/better-sqlite3';
 import { blob, sqliteTable, text } from 'drizzle-orm/sqlite-core';
 import { prepare, type Reader } from '../../src/db/handle.ts';
 import { count, entries, nanos, wallets } from '../../src/db/schema.ts';
-import { precompile } from '../../src/db/statement.ts';
+import { compileQuery } from '../../src/db/statement.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { Nanos } from '../../src/money.ts';
 import { openBooks } from '../ledger/books.ts';
 
-// What precompile reads of a prepared query is not in drizzle's types: another version may keep it elsewhere.
+// What compileQuery reads of a prepared query is not in drizzle's types: another version may keep it elsewhere.
 
 /** The same statement as drizzle runs it, and as we do. */
-function twice<S extends object>(build: () => S): { slow: S; quick: S } {
-  const [slow, quick] = [build(), build()];
-  precompile(quick);
-  return { slow, quick };
+function twice<S extends object>(db: object, slow: S): { slow: S; quick: S } {
+  return { slow, quick: compileQuery(slow)(clientOf(db)) as S };
 }
+
+const clientOf = (db: object) => (db as { $client: Client.Database }).$client;
+
+/** The database of a handle, which notes what is prepared. */
+const preparing = (db: object, sources: string[]): Pick<Client.Database, 'prepare'> => ({
+  prepare(sql: string) {
+    sources.push(sql);
+    return clientOf(db).prepare(sql) as never;
+  },
+});
 
 async function openFull(t: TestContext) {
   const books = await openBooks(t);
@@ -30,7 +38,7 @@ async function openFull(t: TestContext) {
 
 test('every kind of column is read as drizzle reads it', async (t) => {
   const read = await openFull(t);
-  const { slow, quick } = twice(() => read.select().from(wallets).orderBy(desc(wallets.id)).prepare());
+  const { slow, quick } = twice(read, read.select().from(wallets).orderBy(desc(wallets.id)).prepare());
   const rows = quick.all();
   assert.equal(rows.length, 2);
   assert.deepEqual(rows, slow.all());
@@ -44,7 +52,8 @@ test('every kind of column is read as drizzle reads it', async (t) => {
 
 test('what is computed is read as drizzle reads it, and what is not there is undefined', async (t) => {
   const read = await openFull(t);
-  const { slow, quick } = twice(() =>
+  const { slow, quick } = twice(
+    read,
     read
       .select({
         count: sql`count(*)`.mapWith(Number),
@@ -56,7 +65,8 @@ test('what is computed is read as drizzle reads it, and what is not there is und
       .prepare(),
   );
   for (const after of ['', 'wal_', 'x']) assert.deepEqual(quick.get({ after }), slow.get({ after }));
-  const none = twice(() =>
+  const none = twice(
+    read,
     read
       .select()
       .from(entries)
@@ -70,7 +80,8 @@ test('what is computed is read as drizzle reads it, and what is not there is und
 
 test('a join of whole tables stays as drizzle makes it', async (t) => {
   const read = await openFull(t);
-  const { slow, quick } = twice(() =>
+  const { slow, quick } = twice(
+    read,
     read.select().from(wallets).leftJoin(entries, eq(entries.causeId, wallets.id)).limit(1).prepare(),
   );
   assert.deepEqual(quick.all(), slow.all());
@@ -90,7 +101,7 @@ test('values are written as drizzle writes them: encoded by their column, refuse
     'create table sample (id text primary key, at integer not null, end integer, amount integer not null, hash blob not null) strict',
   );
   const db = drizzle(client);
-  const insert = db
+  const built = db
     .insert(sample)
     .values({
       id: sql.placeholder('id'),
@@ -100,7 +111,7 @@ test('values are written as drizzle writes them: encoded by their column, refuse
       hash: sql.placeholder('hash'),
     })
     .prepare();
-  precompile(insert);
+  const insert = twice(db, built).quick;
   const row = { id: 'one', end: null, amount: Nanos(2n ** 62n + 1n), hash: Buffer.alloc(32, 1) };
   assert.equal(insert.run(row).changes, 1);
   assert.deepEqual(db.select().from(sample).all(), [{ ...row, at: 7 }]);
@@ -110,22 +121,30 @@ test('values are written as drizzle writes them: encoded by their column, refuse
 
 test('a limit is a part of the statement, so that SQLite does not compile it anew each time', async (t) => {
   const read = await openFull(t);
+  const first = read.select({ id: wallets.id }).from(wallets).orderBy(wallets.id).limit(1).prepare();
   const sources: string[] = [];
+  const { slow, quick } = twice({ $client: preparing(read, sources) }, first);
+  assert.deepEqual(quick.all(), slow.all());
+  assert.match(sources.join(), /^select .* limit 1$/);
+});
+
+test('a statement is prepared once for each database, when it is first used', async (t) => {
+  const handles = [await openFull(t), await openFull(t)];
+  let built = 0;
   const statements = prepare((read: Reader) => {
-    const first = read.select({ id: wallets.id }).from(wallets).orderBy(wallets.id).limit(1).prepare();
-    const { database } = (first as unknown as { stmt: { database: { prepare(sql: string): unknown } } }).stmt;
-    const original = database.prepare;
-    database.prepare = (sql) => {
-      sources.push(sql);
-      return original.call(database, sql);
-    };
-    t.after(() => {
-      database.prepare = original;
-    });
-    return { first };
+    built++;
+    const ids = () => read.select({ id: wallets.id }).from(wallets).orderBy(wallets.id);
+    return { all: ids().prepare(), first: ids().limit(1).prepare() };
   });
-  const all = read.select({ id: wallets.id }).from(wallets).orderBy(wallets.id).all();
-  assert.deepEqual(statements(read).first.all(), all.slice(0, 1));
-  assert.match(sources[0] ?? '', / limit 1$/);
-  assert.equal(findWallet(read, all[0]?.id as string)?.id, all[0]?.id);
+  for (const read of handles) {
+    const sources: string[] = [];
+    const handle = { $client: preparing(read, sources) } as unknown as Reader;
+    const { all, first } = statements(handle);
+    assert.deepEqual(sources, []);
+    for (let i = 0; i < 2; i++) assert.deepEqual(first.get(), all.all()[0]);
+    assert.equal(findWallet(read, first.get()?.id as string)?.id, first.get()?.id);
+    assert.equal(sources.length, 2);
+    assert.equal(statements(handle), statements(handle));
+  }
+  assert.equal(built, 1);
 });

@@ -30,12 +30,16 @@ import { createRandom, type Random, SEED } from './random.ts';
 /** More of them for a night: PURSER_TEST_FLIPS. */
 const DAMAGES = Number(process.env.PURSER_TEST_FLIPS ?? 120);
 
-/** These promise nothing: when a key was last used, what the cleanup of a wallet met, what was told of its budget. */
+/**
+ * These promise nothing: when a key was last used, what the cleanup of a wallet met, what was told of its budget, when a
+ * migration ran.
+ */
 const NOTES: Record<string, string[]> = {
   key: ['last_used_at'],
   wallet: ['cleanup_attempts', 'cleanup_error', 'period_spent_nanos', 'next_threshold_nanos'],
   delivery: ['due_at', 'attempts', 'last_error'],
   browser_session: ['last_used_at'],
+  migration: ['at'],
 };
 /** Where nobody listens: what is told stays in the outbox. */
 const events = { receivers: [{ url: 'http://127.0.0.1:1/', secret: 'a signing secret of a test' }] };

@@ -2,14 +2,20 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Database as Client } from 'better-sqlite3';
 import type { Tx } from '../../src/db/handle.ts';
-import { dueCheckouts, listCheckouts, nextDueCheckout, reportPayment } from '../../src/ledger/checkout.ts';
+import {
+  dueCheckouts,
+  listCheckouts,
+  nextDueCheckout,
+  openCheckout,
+  reportPayment,
+} from '../../src/ledger/checkout.ts';
 import { openOperations, reservedOperations } from '../../src/ledger/operation.ts';
 import { nextDelivery, nextDeliveryAt, nextStaleEvent, waitingCount } from '../../src/ledger/outbox.ts';
 import { hasPaymentsSince } from '../../src/ledger/payment-events.ts';
 import { dueWallets, endingWallets, nextExpiry } from '../../src/ledger/wallet.ts';
 import { openBooks } from './books.ts';
 
-/** The plan of the statement that `look` prepares on a fresh handle and runs. */
+/** The plan of the statement that was prepared. */
 function planOf(client: Client, statement: string): string {
   const values = Array((statement.match(/\?/g) ?? []).length).fill('x');
   const rows = client.prepare(`explain query plan ${statement}`).all(...values) as { detail: string }[];
@@ -17,7 +23,9 @@ function planOf(client: Client, statement: string): string {
 }
 
 test('what the reaper and the budget ask walks what is due, never what exists', async (t) => {
-  const { ledger } = await openBooks(t);
+  const books = await openBooks(t);
+  const { ledger } = books;
+  const accountId = await books.account(1000);
   const asked: string[] = [];
   const { client } = ledger;
   const prepare = client.prepare.bind(client);
@@ -41,6 +49,8 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   waitingCount(read, 'ops');
   nextStaleEvent(read);
   const report = { sessionId: 'cs_x', checkoutId: null, outcome: 'open', currency: null, amountCents: null } as const;
+  const order = { accountId, amountCents: 1, fingerprint: Buffer.alloc(32), requestId: 'req_1', expiresAt: 9 };
+  await ledger.write((tx) => void openCheckout(tx, { ...order, idempotencyKey: 'one' }, 1));
   reportPayment(read as unknown as Tx, { ...report, paymentIntent: null }, 1);
   client.prepare = prepare as typeof client.prepare;
 

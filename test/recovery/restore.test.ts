@@ -263,7 +263,7 @@ test('a backup whose schema is damaged is refused', async (t) => {
   client.close();
   await assert.rejects(restoreIn(purser.directory, file), {
     code: 'conflict',
-    message: /is not restored: it is damaged: /,
+    message: /is not restored: the books are damaged \(2 faults\): the table installation was changed/,
   });
 });
 
