@@ -23,7 +23,7 @@ import { contextFault, describeLearned, readStatedModels } from '../router/check
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
-import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
+import { judgeBackups, judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { judgeClock, judgeTools } from './machine.ts';
 import { examineServices } from './services.ts';
 
@@ -180,6 +180,10 @@ async function examineBooks(
     if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);
     return 'ended when their time is over';
   });
+  const { backup } = config;
+  const { installationId } = findInstallation(read) ?? {};
+  if (backup && installationId)
+    await check('backups', () => judgeBackups(backup, installationId, Math.floor(Date.now() / 1000)));
   await check('frozen', () => {
     const frozen = describeFrozen(read);
     return frozen
@@ -215,7 +219,7 @@ async function examineBooks(
     );
     return learned.length ? warning(learned.join(' ')) : 'no count was above its bound';
   });
-  return findInstallation(read)?.installationId;
+  return installationId;
 }
 
 /** What the codes of failed connections mean. */

@@ -33,6 +33,34 @@ export type Backups = {
   runOnce(): Promise<void>;
 };
 
+const nameOf = (installationId: string) =>
+  new RegExp(`^purser-${installationId}-(\\d{4})(\\d\\d)(\\d\\d)T(\\d\\d)(\\d\\d)(\\d\\d)Z\\.db(\\.part.*)?$`);
+
+/**
+ * Returns the finished backups of an installation by the times in their names, the oldest first; before them those whose time
+ * is yet to come, because the clock went back: nobody knows their age. Throws when the directory cannot be read.
+ */
+function backupsIn(directory: string, installationId: string, now: number): { file: string; at: number }[] {
+  const name = nameOf(installationId);
+  const all = readdirSync(directory)
+    .filter((it) => name.test(it) && it.endsWith('.db'))
+    .sort()
+    .map((file) => {
+      const [, year, month, day, hour, minute, second] = name.exec(file) ?? [];
+      return { file, at: Date.parse(`${year}-${month}-${day}T${hour}:${minute}:${second}Z`) / 1000 };
+    });
+  return [...all.filter((it) => it.at > now), ...all.filter((it) => it.at <= now)];
+}
+
+/**
+ * Returns the Unix seconds of the newest backup of an installation that is not of a time to come. Throws when the directory
+ * cannot be read.
+ */
+export function newestBackup(directory: string, installationId: string, now: number): number | undefined {
+  const at = backupsIn(directory, installationId, now).at(-1)?.at;
+  return at !== undefined && at <= now ? at : undefined;
+}
+
 /**
  * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest that lies in the directory,
  * also over restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of
@@ -44,10 +72,6 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   let running: Promise<void> | undefined;
   let failedAt: number | undefined;
   let newest: { directory: string; at: number | undefined } | undefined;
-  const name = new RegExp(
-    `^purser-${app.installationId}-(\\d{4})(\\d\\d)(\\d\\d)T(\\d\\d)(\\d\\d)(\\d\\d)Z\\.db(\\.part.*)?$`,
-  );
-
   app.events.gauge('backup_age_seconds', 'Since the newest backup of `backup`; +Inf when there is none.', () => {
     if (!app.config.backup) return undefined;
     const now = app.clock.now();
@@ -56,31 +80,16 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   });
   app.events.gauge('backup_every_seconds', '`backup.every`.', () => app.config.backup?.every);
 
-  /**
-   * Returns the Unix seconds of the newest backup: of its file name, looked up once. One whose time is yet to come, because
-   * the clock went back, does not count: nobody knows its age.
-   */
+  /** `newestBackup`, looked up once, and again after the clock went back. */
   function newestIn(directory: string, now: number): number | undefined {
-    if (newest?.directory !== directory || (newest.at ?? 0) > now) {
-      const at = list(directory, now).map(timeOf).at(-1);
-      newest = { directory, at: at !== undefined && at <= now ? at : undefined };
-    }
+    if (newest?.directory !== directory || (newest.at ?? 0) > now) newest = { directory, at: lookUp(directory, now) };
     return newest.at;
   }
-  function timeOf(file: string): number {
-    const [, year, month, day, hour, minute, second] = name.exec(file) ?? [];
-    return Date.parse(`${year}-${month}-${day}T${hour}:${minute}:${second}Z`) / 1000;
-  }
-  /** Returns the finished backups of this installation, the oldest first; before them those whose time is yet to come. */
-  function list(directory: string, now: number): string[] {
+  function lookUp(directory: string, now: number): number | undefined {
     try {
-      const all = readdirSync(directory)
-        .filter((it) => name.test(it) && it.endsWith('.db'))
-        .sort();
-      const isAhead = (it: string) => timeOf(it) > now;
-      return [...all.filter(isAhead), ...all.filter((it) => !isAhead(it))];
+      return newestBackup(directory, app.installationId, now);
     } catch {
-      return []; // The next backup says what is wrong with it.
+      return undefined; // The next backup says what is wrong with the directory.
     }
   }
   function isOurs(file: string): boolean {
@@ -101,11 +110,12 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       await make(file, ending.signal);
       newest = { directory, at: now };
       // Only one backup is made at a time, so what is unfinished was left by one that was killed.
+      const name = nameOf(app.installationId);
       for (const it of readdirSync(directory))
         if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
-      const outdated = list(directory, now)
+      const outdated = backupsIn(directory, app.installationId, now)
         .slice(0, -keep)
-        .map((it) => join(directory, it))
+        .map((it) => join(directory, it.file))
         .filter(isOurs);
       for (const it of outdated) rmSync(it);
       app.events.backupMade(file, outdated);

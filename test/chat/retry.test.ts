@@ -281,7 +281,7 @@ test('an uncertain outcome that was delivered: the retry asks again on the same 
   const gateway = await openGateway(purser);
   purser.upstream.handle = reset;
   const first = await call(purser, gateway).answer;
-  assert.match(first?.text as string, /takes over this hold.*operation_uncertain/s);
+  assert.match(first?.text as string, /takes the place of this one.*operation_uncertain/s);
   const { held } = purser.wallet(gateway.walletId);
   assert(held > CHARGE);
 

@@ -302,6 +302,36 @@ test('a disk that refuses to sync is told from one that is slow', async (t) => {
   );
 });
 
+test('scheduled backups that cannot be made, or were not, are named', async (t) => {
+  const directory = join(mkdtempSync(join(tmpdir(), 'purser-doctor-')), 'backups');
+  const { purser } = await books(t, { settings: { backup: { every: '6h', directory } } });
+  const found = async () => (await doctor(purser)).get('backups');
+  assert.deepEqual(await found(), {
+    name: 'backups',
+    ok: false,
+    detail: `${directory} cannot be read (ENOENT), so no backup is made. Is it mounted?`,
+  });
+  mkdirSync(directory);
+  assert.match((await found())?.detail ?? '', /^Warning: there is none in .*backups\. A running server makes/);
+
+  const database = new Database(join(purser.directory, 'purser.db'), { readonly: true });
+  const id = database.prepare('select installation_id from installation').pluck().get();
+  database.close();
+  const madeBefore = (hours: number) => {
+    const time = new Date(Date.now() - hours * 3_600_000).toISOString().replace(/[-:]|\.\d+/g, '');
+    writeFileSync(join(directory, `purser-${id}-${time}.db`), '');
+  };
+  writeFileSync(join(directory, `purser-inst_other-20260101T000000Z.db`), '');
+  madeBefore(-48); // The clock went back.
+  madeBefore(30);
+  assert.match(
+    (await found())?.detail ?? '',
+    /^Warning: the newest in .* is 30 h old, and one is due every 6 h\. .*\(backup\.failed\)/,
+  );
+  madeBefore(5);
+  assert.deepEqual(await found(), { name: 'backups', ok: true, detail: `the newest in ${directory} is 5 h old` });
+});
+
 test('a server that was stopped in the middle does not stop doctor', async (t) => {
   const { is, purser } = await books(t);
   const server = await purser.serve();

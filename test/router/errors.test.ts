@@ -126,7 +126,7 @@ test('whoever sent no key is told nothing of keys when a stream breaks, and of t
   assert.equal((await purser.budget(gateway.token)).held_usd, held);
 });
 
-test('whoever sent no key is told that the same body takes over the hold', async (t) => {
+test('whoever sent no key is told that the same body takes its place', async (t) => {
   const purser = await openTestServer(t, { unknownCountMax: Infinity });
   const gateway = await openGateway(purser);
   for (const [key, stream] of [
@@ -135,7 +135,7 @@ test('whoever sent no key is told that the same body takes over the hold', async
   ] as const) {
     purser.upstream.handle = reset;
     const [unkeyed, keyed] = [await gateway.chat({ stream }), await gateway.chat({ stream }, key)];
-    assert.match(unkeyed.text, /Asked again with the same body, it takes over this hold/);
+    assert.match(unkeyed.text, /Asked again with the same body, it takes the place of this one/);
     assert.doesNotMatch(unkeyed.text, /same Idempotency-Key/);
     assert.match(keyed.text, /Retry with the same Idempotency-Key and body, never under a new key/);
     for (const answer of [unkeyed, keyed]) {
