@@ -32,14 +32,17 @@ export function compileQuery(prepared: object): CompiledQuery {
   const toRow = fields && mapper(fields);
   return (client) => {
     let made: Statement | undefined;
-    if (!toRow) return { run: (values?: Values) => (made ??= client.prepare(sql)).run(bind(values)) };
-    const reading = () => (made ??= client.prepare(sql).raw());
+    const statement = () => {
+      made ??= toRow ? client.prepare(sql).raw() : client.prepare(sql);
+      return made;
+    };
+    if (!toRow) return { run: (values?: Values) => statement().run(bind(values)) };
     return {
       get(values?: Values) {
-        const row = reading().get(bind(values)) as unknown[] | undefined;
+        const row = statement().get(bind(values)) as unknown[] | undefined;
         return row && toRow(row);
       },
-      all: (values?: Values) => (reading().all(bind(values)) as unknown[][]).map(toRow),
+      all: (values?: Values) => (statement().all(bind(values)) as unknown[][]).map(toRow),
     };
   };
 }

@@ -199,7 +199,10 @@ export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promi
     throw new Refusal(
       error.code,
       error.message
-        .replace(RETRY_SAME_KEY, 'Asked again with the same body, it takes the place of this one: nothing is held or charged twice.')
+        .replace(
+          RETRY_SAME_KEY,
+          'Asked again with the same body, it takes the place of this one: nothing is held or charged twice.',
+        )
         .replace(NEW_KEY, 'asked again, it is a new request.'),
       {
         ...(error.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: error.retryAfterSeconds }),
