@@ -1,4 +1,4 @@
-import { renameSync, rmSync } from 'node:fs';
+import { existsSync, renameSync, rmSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
@@ -35,7 +35,7 @@ type OpenOptions = {
  * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file
  * is created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`), which
  * `migrated` is told.
- * Throws when the file is missing (without `migrate`), newer than this program, damaged, or not durable.
+ * Throws when the file is missing (without `migrate`, or beside a log of its own), newer than this program, damaged, or not durable.
  */
 export function openDatabase(file: string, options: OpenOptions): Database {
   const client = connectTo(file, options);
@@ -44,6 +44,10 @@ export function openDatabase(file: string, options: OpenOptions): Database {
 }
 
 function connectTo(file: string, options: OpenOptions): Client.Database {
+  if (options.migrate && !existsSync(file) && sizeOf(`${file}-wal`))
+    throw new Error(
+      `${file} is gone, but its write-ahead log is there and may hold the newest of it. Put the database back beside its log, or restore a backup: \`purser restore\` keeps the log under another name.`,
+    );
   const client = connect(file, {
     fileMustExist: !options.migrate,
     readonly: options.readonly ?? false,
@@ -92,6 +96,8 @@ export function openReader(file: string): Pick<Database, 'client' | 'read'> & { 
   const renew = holdSnapshots(client);
   return { client, read: drizzle(client), renew };
 }
+
+const sizeOf = (file: string) => statSync(file, { throwIfNoEntry: false })?.size ?? 0;
 
 function assertDurable(client: Client.Database, readonly: boolean): void {
   const mode = client.pragma('journal_mode', { simple: true });

@@ -198,7 +198,8 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
     const verdicts = await askForVerdicts(app, backend, row, settleSeconds);
     if (verdicts.length) return settleVerdicts(app, row, verdicts, { again: always });
   }
-  if (end !== row.endWanted) return { ...change(row, { endWanted: end, attempts: 0 }), again: always };
+  if (end !== row.endWanted)
+    return { write: (ledger) => ledger.write(beginEnd, { id: row.id, time: timeOf(app) }), again: always };
   if (row.quarantinedAt !== null) return reportOnly(app, row);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
   const state = stateOf(row);
@@ -486,6 +487,14 @@ function reasonToEnd({ now, isInDoubt }: Time, read: Reader, row: Resource): End
   if (row.readyAt === null && now >= row.readyBy) return 'create_failed';
   return null;
 }
+
+type BeginEnd = { id: string; time: Time };
+/** Notes why a lease has to end, if it still has to: while its backend was asked, the operator may have charged an extension. */
+const beginEnd = defineWrite('lease.begin_end', (tx, { id, time }: BeginEnd) => {
+  const current = findResource(tx, id) as Resource;
+  const endWanted = current.endWanted ?? reasonToEnd(time, tx, current);
+  return endWanted === current.endWanted ? current : updateIfLive(tx, id, { endWanted, attempts: 0 });
+});
 
 type EndLease = { row: Resource; reason: EndReason; outcome: Outcome<null>; by: 'answer' | 'operator'; now: number };
 /** Ends the row of a lease, and releases what it still holds. */

@@ -76,8 +76,9 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
     updateResource(tx, it.id, {
       dueAt: Math.min(it.dueAt, now),
       absentSince: it.absentSince && Math.min(it.absentSince, now),
-      // A lease of the later time keeps its length.
-      ...(it.createdAt > now ? { expiresAt: earlier(it.expiresAt), readyBy: earlier(it.readyBy) } : {}),
+      // A lease of the later time keeps its length: the paid time begins when its machine is ready.
+      ...((it.readyAt ?? it.createdAt) > now ? { expiresAt: earlier(it.expiresAt) } : {}),
+      ...(it.createdAt > now ? { readyBy: earlier(it.readyBy) } : {}),
     });
   for (const row of reads(tx).uncertainAfter.all({ now }))
     tx.update(operations)

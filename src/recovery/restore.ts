@@ -65,7 +65,7 @@ export async function restore(
   const manifest = bringUpToDate(file, fresh, force);
   const before = await remember(at);
   const head = await begin(fresh, before, secrets, manifest, options);
-  const kept = existsSync(at.database) ? setAside(at.database) : null;
+  const kept = setAside(at.database);
   renameSync(fresh, at.database);
   syncDirectory(dirname(at.database));
   await writeHeadFile(at.head, head);
@@ -203,27 +203,36 @@ function refuseOtherKey({ read }: WritableBooks, secrets: Secrets, file: string)
   }
 }
 
+/** What SQLite keeps beside a database. Left behind, a log would be taken for the new database's, and change it. */
+const BESIDE = ['-wal', '-shm', '-journal'];
+
 /**
  * Links the old database under another name, so that the rename which replaces it is the only step that counts. Its
- * write-ahead log is checkpointed first: left behind, it would be taken for the new database's.
+ * write-ahead log is checkpointed first, or kept beside it: also that of a database which is gone, because it may hold all
+ * that is left. Returns what is kept, or null when there is nothing.
  */
-function setAside(database: string): string {
+function setAside(database: string): string | null {
+  const isThere = existsSync(database);
+  const beside = BESIDE.filter((suffix) => existsSync(database + suffix));
+  if (!isThere && !beside.length) return null;
   const stamp = new Date().toISOString().replace(/[-:]|\.\d+/g, '');
   let kept = `${database}.before-restore-${stamp}`;
-  for (let i = 2; existsSync(kept); i++) kept = `${database}.before-restore-${stamp}-${i}`;
-  const isFolded = foldLog(database);
-  try {
-    linkSync(database, kept);
-  } catch {
-    copyFileSync(database, kept);
-  }
-  for (const suffix of ['-wal', '-shm'])
-    if (existsSync(database + suffix)) {
-      if (isFolded) removeDatabase(`${database}${suffix}`);
-      else renameSync(database + suffix, kept + suffix);
+  for (let i = 2; ['', ...BESIDE].some((suffix) => existsSync(kept + suffix)); i++)
+    kept = `${database}.before-restore-${stamp}-${i}`;
+  const isFolded = isThere && foldLog(database);
+  if (isThere) {
+    try {
+      linkSync(database, kept);
+    } catch {
+      copyFileSync(database, kept);
     }
+  }
+  for (const suffix of beside)
+    if (!existsSync(database + suffix)) continue;
+    else if (isFolded) removeDatabase(database + suffix);
+    else renameSync(database + suffix, kept + suffix);
   syncDirectory(dirname(database)); // Without this, a power cut might keep the coming rename and the old log beside the new database.
-  return kept;
+  return isThere ? kept : `${kept}${beside[0]}`;
 }
 
 /**

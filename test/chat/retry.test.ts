@@ -255,6 +255,18 @@ test('of two retries at once one takes the vacant place, the other is a new requ
   assert.equal(purser.wallet(gateway.walletId).spent, 2n * CHARGE);
 });
 
+test('a retry that is refused for its tag leaves the place to the next', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = reset;
+  assert.equal((await call(purser, gateway).answer)?.status, 503);
+  purser.upstream.handle = completion();
+  const tag = { 'x-purser-tag-a': 'x'.repeat(500) };
+  assert.equal((await call(purser, gateway, {}, tag).answer)?.status, 400);
+  assert.equal((await call(purser, gateway).answer)?.status, 200);
+  assert.deepEqual([purser.wallet(gateway.walletId).spent, purser.wallet(gateway.walletId).held], [CHARGE, 0n]);
+});
+
 test('another gateway key, another body and an Idempotency-Key have nothing to do with it', async (t) => {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser);

@@ -1,6 +1,15 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { cpSync, existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import {
+  copyFileSync,
+  cpSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { join, relative } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
@@ -90,6 +99,20 @@ for (const options of [{ migrate: true }, { migrate: false }, { migrate: false, 
     assert.throws(() => openDatabase(file, options), /newer Purser: it has 9999_future\.sql/);
     assert.deepEqual(readFileSync(file), before, 'nothing was touched');
   });
+
+test('no database is made beside the log of one that is gone', (t) => {
+  const file = newFile(t);
+  const { client } = openDatabase(file, { migrate: true });
+  copyFileSync(`${file}-wal`, `${file}.log`);
+  client.close();
+  rmSync(file);
+  renameSync(`${file}.log`, `${file}-wal`);
+  const before = readFileSync(`${file}-wal`);
+  assert.throws(() => openDatabase(file, { migrate: true }), /purser\.db is gone, but its write-ahead log is there/);
+  assert.deepEqual([existsSync(file), readFileSync(`${file}-wal`)], [false, before]);
+  writeFileSync(`${file}-wal`, '');
+  openDatabase(file, { migrate: true }).client.close();
+});
 
 test('a migration that was changed after it ran is refused', (t) => {
   const file = newFile(t);

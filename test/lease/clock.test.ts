@@ -101,6 +101,30 @@ test('a clock that is set back lengthens no lease: it ends when its seconds have
   assert.equal(purser.memory.machines.size, 0);
 });
 
+test('a lease that became ready in a wrong future keeps its length when the clock is right again', async (t) => {
+  const offers = [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: PRICE }];
+  const nowhere = { backend: 'container', socket: 'unix:///nowhere/docker.sock', image: 'nowhere:1', offers };
+  const compute = { provider_three: { ...nowhere, provision_seconds: 900 } };
+  const purser = await openMemoryServer(t, { settings: { compute } });
+  const { token } = await purser.openWallet({ ...LONG, expires_in_seconds: DAY });
+  purser.app.answerSeconds = 0.1;
+  purser.memory.ready = false;
+  const { id } = (await purser.rent(token)).body;
+  const bootWith = (seconds: number) => () => {
+    purser.clock.bootAgain();
+    purser.clock.leap(seconds);
+  };
+  await purser.reopen(bootWith(800));
+  for (const it of purser.memory.machines.values()) it.state = 'running';
+  await purser.app.reaper.runOnce();
+  assert.equal((await purser.status(token, id)).status, 'running');
+  await purser.reopen(bootWith(-800));
+  await purser.reopen(undefined, { acceptClock: true });
+  const { expires_at: end, purchased_seconds: seconds } = await purser.status(token, id);
+  assert.equal(end - purser.app.clock.now(), seconds);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a clock that is set back across a restart, and accepted, neither lengthens a lease nor ends it early', async (t) => {
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);

@@ -128,6 +128,33 @@ test('an extension that the operator charges while its lease is being ended is i
   assert.deepEqual(purser.problems(), []);
 });
 
+test('an extension that the operator charges while its backend is asked at the deadline is lived to its end', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.rent(token)).body;
+  purser.memory.after.extend = () => {
+    throw new Error('the line died');
+  };
+  purser.memory.readable = false;
+  assert.equal((await purser.extend(token, id, HALF)).status, 503);
+  const [{ id: operation }] = (await purser.budget(token)).holds;
+  const slow = hold();
+  purser.memory.before.inspect = slow.wait;
+  purser.clock.advance(600);
+  const pass = purser.app.reaper.runOnce();
+  await slow.arrived;
+  await purser.run('operation.resolve', { id: operation, decision: 'charge', reason: 'it was done' });
+  delete purser.memory.before.inspect;
+  slow.go();
+  await pass;
+  assert.deepEqual([(await purser.status(token, id)).status, purser.memory.machines.size], ['running', 1]);
+  purser.clock.advance(HALF);
+  await purser.app.reaper.runOnce();
+  const { end_reason: reason, charged_usd: charged } = await purser.status(token, id);
+  assert.deepEqual([reason, charged, purser.memory.machines.size], ['lease_expired', '0.09', 0]);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('an extension that comes while the lease is being ended is refused, and costs nothing', async (t) => {
   const purser = await openMemoryServer(t);
   const { token } = await purser.openWallet(LONG);

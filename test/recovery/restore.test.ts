@@ -130,6 +130,23 @@ test('a backup of before a rotation needs the key of before', async (t) => {
   assert.equal(await statusOf(purser, early.token), 200);
 });
 
+test('the log of a database that is gone does not get into the restored one, and is kept', async (t) => {
+  const { purser, file, backup } = await openBackedUp(t);
+  const { database } = files(purser.directory);
+  const log = readFileSync(`${database}-wal`); // As after a crash: closing folds it into the database.
+  assert(log.length);
+  await purser.close();
+  rmSync(database);
+  writeFileSync(`${database}-wal`, log);
+  const { head, kept } = await restoreIn(purser.directory, file);
+  assert.match(basename(kept as string), /^purser\.db\.before-restore-\w+-wal$/);
+  assert.deepEqual(readFileSync(kept as string), log);
+  assert.equal(head.seq, backup.head.seq);
+  assert.deepEqual((await auditFiles(files(purser.directory))).problems, []);
+  await purser.reopen();
+  assert.equal((await purser.ask('GET', '/readyz')).status, 200);
+});
+
 test('while a server runs, or anybody has the database open, nothing is restored', async (t) => {
   const { purser, file } = await openBackedUp(t);
   await purser.close();

@@ -165,6 +165,7 @@ export async function paidRequest(
   const fingerprint = isKeyMadeUp
     ? hash('sha256', Buffer.concat([Buffer.from(`${principal.routerKeyId}\n${route}\n`), ofBody.fingerprint]), 'buffer')
     : ofBody.fingerprint;
+  const tags = tagsOf(sent, ofBody.tags); // Refused before the place is taken: a refusal would keep it.
   const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
   let bounded: Bounded | undefined;
   const request: ChatRequest = {
@@ -179,7 +180,7 @@ export async function paidRequest(
     takesOver: place?.takesOver ?? false,
     requestId,
     place,
-    tags: tagsOf(sent, ofBody.tags),
+    tags,
     traceparent: sent.traceparent,
     prepare() {
       const prepared = prepare();
