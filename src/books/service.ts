@@ -6,6 +6,7 @@ import { finishRotation, type KeyPlace, warnOfOldKey } from '../access/rotation.
 import { type Clock, systemTime, type TimeSource } from '../clock.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
+import { findChangedSchema, missingPart } from '../db/damage.ts';
 import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
 import type { Events } from '../events.ts';
 import type { Files } from '../files/data-directory.ts';
@@ -154,9 +155,12 @@ async function examine(
 
   const marks = await readMarks(at);
   const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
-  const problems = isExamined ? audit(ledger.client).problems : [];
+  const problems = isExamined ? audit(ledger.client).problems : changesOf(ledger.client);
+  const missing = missingPart(ledger.client);
   let fault = gapOf(ledger, marks) ?? newFault(ledger.read, problems);
-  if (fault && options.acceptLoss) {
+  if (missing)
+    fault = `the books are damaged: ${missing}. No accepted loss makes up for that: restore the newest backup`;
+  else if (fault && options.acceptLoss) {
     options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
     const epoch = { reason: fault, acceptedFaults: problems.length, above: newestOf(marks).epoch };
     // Not earlier than the books: that would accept a clock which is behind them.
@@ -167,7 +171,9 @@ async function examine(
   if (fault)
     options.log.error(
       { event: 'not_served', fault },
-      'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
+      missing
+        ? 'this database is not served'
+        : 'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
     );
   else {
     if (options.create && installationOf(ledger.read).defaultAccountId === null)
@@ -175,6 +181,13 @@ async function examine(
     await recognise(ledger, (options.machineId ?? readMachineId)(), now);
   }
   return fault;
+}
+
+/** Returns what was changed in the schema: statements are prepared when they are first used, which may be in the middle of a payment. */
+function changesOf(client: Ledger['client']): string[] {
+  const changes: string[] = [];
+  findChangedSchema(client, (text) => changes.push(text));
+  return changes;
 }
 
 /** Begins the report-only state on another machine than before: there these books may be a copy. */

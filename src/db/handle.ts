@@ -14,19 +14,24 @@ export type Tx = Reader & Pick<Drizzle, 'insert' | 'update' | 'delete'> & { read
 /** A drizzle database without a file: what it prepares is compiled, and then made for each database that is opened. */
 const withoutFile = drizzle({ prepare: () => undefined } as unknown as Client);
 
+/** What is left of drizzle's prepared queries. */
+type Statements<S> = { [Name in keyof S]: Pick<S[Name], Extract<keyof S[Name], 'get' | 'all' | 'run'>> };
+
 /**
  * Declares the statements of a file, which gets them by handle. drizzle builds each query once in a process; building it on
  * every call would cost twenty times the raw statement.
  */
-export function prepare<H extends Reader, S extends Record<string, object>>(build: (handle: H) => S): (handle: H) => S {
-  const made = new WeakMap<object, S>();
+export function prepare<H extends Reader, S extends Record<string, object>>(
+  build: (handle: H) => S,
+): (handle: H) => Statements<S> {
+  const made = new WeakMap<object, Statements<S>>();
   let compiled: [name: string, CompiledQuery][] | undefined;
   return (handle) => {
     let statements = made.get(handle);
     if (!statements) {
       compiled ??= Object.entries(build(withoutFile as unknown as H)).map(([name, it]) => [name, compileQuery(it)]);
       const { $client } = handle as unknown as { $client: Client };
-      statements = Object.fromEntries(compiled.map(([name, it]) => [name, it($client)])) as S;
+      statements = Object.fromEntries(compiled.map(([name, it]) => [name, it($client)])) as Statements<S>;
       made.set(handle, statements);
     }
     return statements;

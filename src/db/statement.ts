@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import type { Database as Client, Statement } from 'better-sqlite3';
+import type { Database as Client } from 'better-sqlite3';
 import { Column, is, Param, Placeholder, SQL } from 'drizzle-orm';
 
 type Values = Record<string, unknown>;
@@ -24,18 +24,12 @@ export type CompiledQuery = (client: Pick<Client, 'prepare'>) => object;
  */
 export function compileQuery(prepared: object): CompiledQuery {
   const { query, fields } = prepared as Prepared;
-  // A join of whole tables: drizzle puts its rows together.
-  if (fields?.some(({ path }) => path.length > 1))
-    return (client) => Object.assign(Object.create(prepared), { stmt: client.prepare(query.sql) });
+  if (fields?.some(({ path }) => path.length > 1)) return joinOf(prepared, query.sql);
   const { sql, params } = withLiteralLimit(query.sql, query.params);
   const bind = binder(params);
   const toRow = fields && mapper(fields);
   return (client) => {
-    let made: Statement | undefined;
-    const statement = () => {
-      made ??= toRow ? client.prepare(sql).raw() : client.prepare(sql);
-      return made;
-    };
+    const statement = onceOf(() => (toRow ? client.prepare(sql).raw() : client.prepare(sql)));
     if (!toRow) return { run: (values?: Values) => statement().run(bind(values)) };
     return {
       get(values?: Values) {
@@ -44,6 +38,21 @@ export function compileQuery(prepared: object): CompiledQuery {
       },
       all: (values?: Values) => (statement().all(bind(values)) as unknown[][]).map(toRow),
     };
+  };
+}
+
+/** A join of whole tables, whose rows drizzle puts together. */
+const joinOf =
+  (prepared: object, sql: string): CompiledQuery =>
+  (client) =>
+    Object.create(prepared, { stmt: { get: onceOf(() => client.prepare(sql)) } });
+
+/** Returns a function that calls `make` the first time and remembers what it returned. */
+function onceOf<T extends object>(make: () => T): () => T {
+  let made: T | undefined;
+  return () => {
+    made ??= make();
+    return made;
   };
 }
 

@@ -6,13 +6,10 @@ import { extname, join } from 'node:path';
 enableCompileCache(join(import.meta.dirname, '../../node_modules/.cache/purser-tests'));
 
 // Node 24 parses package.json again for every import, both the importing package's and the imported one's. The one of
-// drizzle-orm has 178 kB, and its modules import each other some hundred times. What a module imports from beside it, under
-// its own extension, is a module too; and a package is the same one for every file of the project.
-const FORMATS = new Map([
-  ['.js', 'module'],
-  ['.mjs', 'module'],
-  ['.ts', 'module-typescript'],
-]);
+// drizzle-orm has 178 kB, and its modules import each other some hundred times. A package is the same one for every file of the
+// project.
+const formatOf = (url) =>
+  url.endsWith('.ts') ? 'module-typescript' : url.includes('/node_modules/drizzle-orm/') ? 'module' : undefined;
 const packages = new Map();
 
 registerHooks({
@@ -20,9 +17,9 @@ registerHooks({
     const { parentURL, conditions } = context;
     if (!parentURL || !conditions.includes('import')) return next(specifier, context);
     if (specifier.startsWith('.')) {
-      const format = parentURL.endsWith(extname(specifier)) && FORMATS.get(extname(specifier));
-      if (!format) return next(specifier, context);
-      return { url: new URL(specifier, parentURL).href, format, shortCircuit: true };
+      const { href } = new URL(specifier, parentURL);
+      const format = formatOf(href);
+      return format ? { url: href, format, shortCircuit: true } : next(specifier, context);
     }
     if (specifier.includes(':') || parentURL.includes('/node_modules/')) return next(specifier, context);
     if (!packages.has(specifier)) packages.set(specifier, { ...next(specifier, context), shortCircuit: true });
