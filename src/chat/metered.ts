@@ -113,7 +113,7 @@ function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
   if (outcome.kind === 'unknown') return uncertainChat(app, operation);
   if (operation.outcome === 'released') return refusedOutside(outcome);
   // A retry was refused that took over the hold of an earlier attempt, of which this says nothing.
-  const reason = outcome.reason.replace(' Nothing was charged.', '');
+  const reason = outcome.reason.replace(' Nothing was charged.', '').replace(/[^.!?]$/, '$&.');
   return refusedOutside({ ...outcome, reason: `${reason} ${moneyOf('the earlier attempt', app, operation)}` });
 }
 

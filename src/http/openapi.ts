@@ -77,6 +77,21 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
   };
 }
 
+const REPLAYED = { 'Idempotent-Replayed': '`true` where this is the answer to an earlier request with this key' };
+const LATER = { 'Retry-After': 'Seconds after which to try again, where that may help' };
+/** Headers of refusals, by status. */
+const REFUSED: Record<number, Record<string, string>> = {
+  401: { 'WWW-Authenticate': '`Bearer`' },
+  402: LATER,
+  409: LATER,
+  429: LATER,
+  503: LATER,
+};
+const headersOf = (described: Record<string, string>): JsonObject =>
+  Object.fromEntries(
+    Object.entries(described).map(([name, description]) => [name, { description, schema: { type: 'string' } }]),
+  );
+
 function operation(method: string, path: string, it: Endpoint): JsonObject {
   const parameters: JsonObject[] = [...path.matchAll(/:(\w+)/g)].map(([, name]) => ({
     name,
@@ -109,12 +124,7 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
       description: 'Done',
       headers: {
         'X-Request-Id': { schema: { type: 'string' } },
-        ...Object.fromEntries(
-          Object.entries(it.headers ?? {}).map(([name, description]) => [
-            name,
-            { description, schema: { type: 'string' } },
-          ]),
-        ),
+        ...headersOf({ ...(it.idempotent ? REPLAYED : {}), ...it.headers }),
       },
       content: {
         'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer },
@@ -128,6 +138,7 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
     const status = REFUSALS[code].status;
     responses[status] ??= {
       description: '',
+      headers: { 'X-Request-Id': { schema: { type: 'string' } }, ...headersOf(REFUSED[status] ?? {}) },
       content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' }, examples: {} } },
     };
     const response = responses[status] as {

@@ -111,13 +111,15 @@ export const decideOperation = defineWrite(
 );
 
 /**
- * Applies the operator's resolution to the lease: a charged extension counts as done; the lease's next step finds the
- * rest.
+ * Applies the operator's resolution to the lease: a charged creation is shown as charged, whether its machine is found or not; a
+ * charged extension counts as done; the lease's next step finds the rest.
  */
 function applyResolution(tx: Tx, operation: Operation, now: number): void {
   if (operation.resourceId === null) return;
-  if (operation.kind === 'compute_extend' && operation.outcome === 'charged') applyExtension(tx, operation);
-  updateIfLive(tx, operation.resourceId, { dueAt: now });
+  const { kind, outcome, charge } = operation;
+  if (kind === 'compute_extend' && outcome === 'charged') applyExtension(tx, operation);
+  const created = kind === 'compute_create' && outcome === 'charged' ? { charged: charge as Nanos } : {};
+  updateIfLive(tx, operation.resourceId, { ...created, dueAt: now });
 }
 
 /**

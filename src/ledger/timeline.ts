@@ -117,7 +117,7 @@ function describe(
   if (credit.startsWith('sales:')) return 'charged';
   if (credit === book.rounding) return 'rounded';
   if (debit.startsWith('hold:')) return 'released';
-  if (change?.kind === 'refill') return 'refilled';
+  if (change?.kind === 'refill' && credit === own) return 'refilled';
   if (change?.walletId === wallet.id) return credit === own ? 'raised' : 'lowered';
   if (causeId === wallet.id) return credit === own ? 'opened' : 'returned';
   return credit === own ? 'recovered' : 'delegated';

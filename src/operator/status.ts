@@ -53,7 +53,8 @@ export const status = {
       },
       wallets: {
         open: wallets.count,
-        budget_usd: formatUsd(wallets.budget),
+        // What a wallet has given to its children is in their budgets.
+        budget_usd: formatUsd(Nanos(wallets.budget - wallets.delegated)),
         used_usd: formatUsd(wallets.spent),
         held_usd: formatUsd(wallets.held),
         available_usd: formatUsd(Nanos(wallets.budget - wallets.spent - wallets.held - wallets.delegated)),

@@ -240,12 +240,13 @@ test('a server that stops tells the streams that still run, and charges what the
   const purser = await openTestServer(t, { settings: { drain_seconds: 0 } });
   const gateway = await openGateway(purser);
   purser.upstream.handle = streaming(said('a'), forever);
-  const stream = await gateway.stream({}, 'k');
-  await stream.next();
-  const rest = stream.rest();
+  const [stream, keyless] = [await gateway.stream({}, 'k'), await gateway.stream()];
+  for (const it of [stream, keyless]) await it.next();
+  const [rest, restOfKeyless] = [stream.rest(), keyless.rest()];
   await purser.reopen();
   const { error } = JSON.parse((await rest).trim().slice('data: '.length));
   assert.equal(error.code, 'operation_uncertain');
+  assert.match(await restOfKeyless, /What came of it is charged; asked again, it is a new request/);
   assert.deepEqual((await purser.budget(gateway.token)).holds, []);
   const [operation] = (await purser.run('operation.list', {})).operations;
   assert.deepEqual([operation?.outcome, operation?.usage?.completion_tokens], ['charged', 1]);

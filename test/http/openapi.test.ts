@@ -5,7 +5,7 @@ import * as v from 'valibot';
 import { REFUSALS, type RefusalCode } from '../../src/refusal.ts';
 import { shopOf } from '../billing/paid.ts';
 import { openTestServer } from '../helper/server.ts';
-import { gate } from '../helper/upstream.ts';
+import { failure, gate } from '../helper/upstream.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { KEYS } from '../transfer/object-store.ts';
 import { assertIs, type Document, documentOf, endpointOf, holdToDocument, type Operation } from './documented.ts';
@@ -71,6 +71,28 @@ test('the document covers exactly the endpoints of the interface, of leases to w
   const document = await documentOf(await openTestServer(t));
   const written = operationsOf(document).map(([line]) => line);
   assert.deepEqual(written.sort(), [...INTERFACE.map(({ method, path }) => `${method} ${path}`), ...EXTRAS].sort());
+});
+
+test('the headers that answers carry beside their type are described', async (t) => {
+  const purser = await openTestServer(t);
+  const paths = (await documentOf(purser)).paths as Record<string, any>;
+  const opening = { token: purser.accountKey, key: 'a', body: { name: 'a', budget_cents: 100 } };
+  const { agent_token: token } = (await purser.ask('POST', '/v1/wallets', opening)).body;
+  const dear = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 1000 };
+  purser.upstream.handle = failure(429);
+  for (const [method, path, asked, status, expected] of [
+    ['POST', '/v1/wallets', opening, 201, 'idempotent-replayed'],
+    ['GET', '/v1/budget', {}, 401, 'www-authenticate'],
+    ['POST', '/v1/chat/completions', { token, key: 'b', body: dear }, 429, 'retry-after'],
+  ] as const) {
+    const answer = await purser.ask(method, path, asked);
+    assert.equal(answer.status, status, answer.text);
+    const described = Object.keys(paths[path][method.toLowerCase()].responses[status].headers);
+    for (const name of [expected, 'x-request-id']) {
+      assert(answer.headers[name] !== undefined, name);
+      assert(described.map((it) => it.toLowerCase()).includes(name), `${method} ${path} ${status}: ${name}`);
+    }
+  }
 });
 
 test('every reference in the document leads somewhere', async (t) => {

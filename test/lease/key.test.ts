@@ -127,3 +127,32 @@ test('an answer of 200 that cannot be written is not given', async (t) => {
   t.mock.method(purser.app.ledger, 'write', write);
   inspecting.go();
 });
+
+test('a creation that the operator charges is shown as charged before its machine is found', async (t) => {
+  const purser = await openMemoryServer(t);
+  purser.app.answerSeconds = 0.1;
+  const { id: walletId, token } = await purser.openWallet(LONG);
+  purser.memory.after.create = () => {
+    throw new Error('the line died');
+  };
+  purser.memory.before.find = () => {
+    throw new Error('the line is down');
+  };
+  assert.equal((await purser.rent(token, 'k')).body.error.code, 'operation_uncertain');
+  const [operation] = (await purser.run('operation.list', { uncertain: true })).operations;
+  await purser.run('operation.resolve', {
+    id: operation?.id as string,
+    decision: 'charge',
+    reason: 'the console says so',
+  });
+  await purser.app.reaper.runOnce();
+  const shown = async () => (await purser.rent(token, 'k')).body;
+  assert.deepEqual([(await shown()).charged_usd, (await shown()).reserved_usd], ['0.06', '0.00']);
+  assert.deepEqual(purser.problems(), []);
+
+  purser.memory.before = {} as never;
+  await purser.closeWallet(walletId);
+  await purser.app.reaper.runOnce();
+  assert.deepEqual([(await shown()).charged_usd, purser.memory.machines.size], ['0.06', 0]);
+  assert.deepEqual(purser.problems(), []);
+});

@@ -269,6 +269,36 @@ for (const carry of ['none', 0])
     assert.equal(off.body.refill, null);
   });
 
+test('a refill that takes back what was left over lowers the wallet, and the timeline says so', async (t) => {
+  const purser = await openTestServer(t);
+  const { id } = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 0 });
+  await purser.run('wallet.refill', { id, refill: { cents: 300, every: 'day' } });
+  purser.clock.advance(86_400);
+  await purser.app.reaper.runOnce();
+  await purser.run('wallet.refill', { id, refill: { cents: 500, every: 'day' } });
+  purser.clock.advance(86_400);
+  await purser.app.reaper.runOnce();
+  const { steps } = await purser.run('wallet.timeline', { id });
+  assert.deepEqual(
+    steps.map((it) => [it.what, it.amount_usd, it.available_usd]),
+    [
+      ['opened', '10.00', '10.00'],
+      ['lowered', '7.00', '3.00'],
+      ['refilled', '2.00', '5.00'],
+    ],
+  );
+});
+
+test('what a wallet has given to its children is once in the figures of the status', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 3000 });
+  const { token } = await purser.openWallet({ budget_cents: 1000 });
+  const body = { name: 'child', budget_usd: '4', expires_in_seconds: 3600 };
+  assert.equal((await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body })).status, 201);
+  const { accounts, wallets } = await purser.run('status', {});
+  assert.deepEqual([wallets.open, wallets.budget_usd, wallets.available_usd], [2, '10.00', '10.00']);
+  assert.equal(wallets.budget_usd, accounts.reserved_usd);
+});
+
 test('a child that needs the refill of its parent brings it, before the reaper does, when it opens and when it is raised', async (t) => {
   const purser = await openTestServer(t);
   const { id, token } = await purser.openWallet({ budget_cents: 300, expires_in_seconds: 0 });

@@ -192,19 +192,20 @@ export async function paidRequest(
   return { request, headers: () => limitHeaders(app, request, bounded) };
 }
 
-/** Rewrites advice about keys for a caller without an Idempotency-Key, who cannot retry the same attempt. */
-export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>): Promise<T> {
+/**
+ * Rewrites advice about keys for a caller without an Idempotency-Key, who cannot retry the same attempt. A stream that has begun
+ * is charged for what came of it (decision 0025): its retry takes no place.
+ */
+export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBegun = () => false): Promise<T> {
   if (!isKeyMadeUp) return answer;
   return answer.catch((error) => {
     if (!(error instanceof Refusal) || !['operation_uncertain', 'answer_lost'].includes(error.code)) throw error;
+    const again = hasBegun()
+      ? 'What came of it is charged; asked again, it is a new request.'
+      : 'Asked again with the same body, it takes the place of this one: nothing is held or charged twice.';
     throw new Refusal(
       error.code,
-      error.message
-        .replace(
-          RETRY_SAME_KEY,
-          'Asked again with the same body, it takes the place of this one: nothing is held or charged twice.',
-        )
-        .replace(NEW_KEY, 'asked again, it is a new request.'),
+      error.message.replace(RETRY_SAME_KEY, again).replace(NEW_KEY, 'asked again, it is a new request.'),
       {
         ...(error.retryAfterSeconds === undefined ? {} : { retryAfterSeconds: error.retryAfterSeconds }),
         cause: error,
@@ -236,7 +237,11 @@ export const createRouterChatCompletion = endpoint({
         const begin = (more?: Record<string, string>) => commented.begin({ ...headers(), ...more });
         const events = { ...commented, begin };
         const { includeUsage } = asked;
-        const streamed = adviseCaller(isKeyMadeUp, streamChat(app, { ...request, includeUsage }, events));
+        const streamed = adviseCaller(
+          isKeyMadeUp,
+          streamChat(app, { ...request, includeUsage }, events),
+          client.hasBegun,
+        );
         const { answer, replayed } = await streamed;
         if (!replayed) return;
         asked.measured = undefined; // A replay never prepares, so the body is still referenced.

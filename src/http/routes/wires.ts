@@ -80,7 +80,11 @@ function translated(
             begin: (more?: Record<string, string>) =>
               client.begin({ ...headers(), ...extraHeaders(app, walletId), ...more }),
           };
-          const streamed = adviseCaller(isKeyMadeUp, streamChat(app, { ...request, includeUsage: true }, events));
+          const streamed = adviseCaller(
+            isKeyMadeUp,
+            streamChat(app, { ...request, includeUsage: true }, events),
+            client.hasBegun,
+          );
           const { answer, replayed } = await streamed;
           if (!replayed) return;
           asked = undefined;
