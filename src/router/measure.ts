@@ -192,7 +192,8 @@ function namedBytes(request: Readonly<Record<string, unknown>>, names: readonly 
 function messageBytes({ content, ...rest }: Record<string, unknown>, enough: number): number {
   let bytes = 0;
   for (const [name, it] of Object.entries(rest)) {
-    if (typeof it !== 'string') bytes += valueBytes(it, enough);
+    if (ANSWERED.includes(name)) bytes += valueBytes({ [name]: it }, enough);
+    else if (typeof it !== 'string') bytes += valueBytes(it, enough);
     else bytes += name === 'refusal' || REASONING.includes(name) ? textBytes(it, enough) : quotedBytes(it, enough);
   }
   // A tool's result may be rendered as text or as JSON.
@@ -207,6 +208,7 @@ function messageBytes({ content, ...rest }: Record<string, unknown>, enough: num
     );
   for (const part of content as readonly Record<string, unknown>[]) {
     if (bytes >= enough) break;
+    if (part.type === 'thinking') bytes += TOKENS_PER_PART + valueBytes(part, enough);
     for (const it of [part.text, part.refusal])
       if (it !== undefined)
         bytes += TOKENS_PER_PART + (typeof it === 'string' ? textBytes(it, enough) : valueBytes(it, enough));
@@ -289,6 +291,18 @@ function wholeNumber(
 /** Fields in which reasoning models answer besides the content, and which clients send back in tool loops: text. */
 const REASONING = ['reasoning_content', 'reasoning'];
 /**
+ * Members in which model servers answer besides these, with thoughts, signatures and sources (OpenRouter, LiteLLM, SGLang, Gemini).
+ * Clients send them back with the rest of an answer. They have values of any shape, and count by value.
+ */
+const ANSWERED = [
+  'reasoning_details',
+  'thinking_blocks',
+  'provider_specific_fields',
+  'extra_content',
+  'annotations',
+  'matched_stop',
+];
+/**
  * Allowed members of a message, of a part of its content and of a tool. An answer of a model can be sent back
  * unchanged.
  */
@@ -296,7 +310,10 @@ const MESSAGE = new Set([
   ...['role', 'content', 'name', 'tool_calls', 'tool_call_id', 'function_call', 'refusal'],
   ...REASONING,
 ]);
+const ANSWER = new Set([...MESSAGE, ...ANSWERED]);
 const PART = new Set(['type', 'text', 'refusal']);
+/** A thought as Mistral answers it: with parts of its own, or as a text. */
+const THOUGHT = new Set(['type', 'thinking', 'closed', 'signature']);
 const TOOL = new Set(['type', 'function', 'custom']);
 
 /**
@@ -310,6 +327,19 @@ function refuseMembers(value: unknown, allowed: ReadonlySet<string>, where: stri
   }
 }
 
+/** Matches names of members, and types of parts, that hold or name what bytes do not bound, and marks for prompt caches. */
+const NOT_TEXT = /^(input_)?(image|audio|video|file|document$|cache_control$)/;
+
+/** Refuses what is not text, anywhere in a value that came with an answer. */
+function refuseMedia(value: unknown, where: string): void {
+  if (typeof value !== 'object' || value === null) return;
+  for (const [name, it] of Object.entries(value)) {
+    if (it === null) continue;
+    if (NOT_TEXT.test(name) || (name === 'type' && NOT_TEXT.test(String(it)))) throw unsupported(where);
+    refuseMedia(it, where);
+  }
+}
+
 const IMAGE = new Set(['type', 'image_url']);
 const IMAGE_URL = new Set(['url', 'detail']);
 
@@ -317,7 +347,9 @@ const IMAGE_URL = new Set(['url', 'detail']);
 function refuseContent(messages: readonly Record<string, unknown>[], model: MeasuredFor): number {
   let images = 0;
   messages.forEach((message, i) => {
-    refuseMembers(message, MESSAGE, `messages.${i}`);
+    const isAnswer = message?.role === 'assistant';
+    refuseMembers(message, isAnswer ? ANSWER : MESSAGE, `messages.${i}`);
+    for (const name of ANSWERED) refuseMedia(message[name], `messages.${i}.${name}`);
     const { role, content } = message;
     if (typeof role !== 'string') throw invalid(`messages.${i}.role`, 'must be a string');
     for (const name of REASONING)
@@ -330,6 +362,11 @@ function refuseContent(messages: readonly Record<string, unknown>[], model: Meas
       if (model.sellsImages && part.type === 'image_url') {
         images++;
         refuseImage(part, where, model.imageUrls);
+        return;
+      }
+      if (isAnswer && part.type === 'thinking') {
+        refuseMembers(part, THOUGHT, where);
+        refuseMedia(part, where);
         return;
       }
       refuseMembers(part, PART, where);

@@ -220,6 +220,32 @@ test('a value is never bounded by less than its JSON, indented by four', () => {
   }
 });
 
+test('what came with an answer counts with its name, as JSON and as text', () => {
+  const next = random(11);
+  const boundWith = (more: object) => boundOf({ messages: [{ role: 'assistant', content: '', ...more }] });
+  const plain = boundWith({});
+  for (const name of [
+    'reasoning_details',
+    'thinking_blocks',
+    'provider_specific_fields',
+    'extra_content',
+    'annotations',
+    'matched_stop',
+  ])
+    for (let i = 0; i < 50; i++) {
+      const value = randomValue(next, 6) ?? 0;
+      if (Array.isArray(value) && value.length === 0) continue;
+      const written = JSON.stringify({ [name]: value }, null, 4);
+      assert(boundWith({ [name]: value }) - plain >= Buffer.byteLength(written), written);
+    }
+  for (const text of ['a', 'é', '\ufdfa', '<', '\u0001'].map((it) => it.repeat(1000)))
+    for (const thinking of [text, [{ type: 'text', text }]]) {
+      const part = { type: 'thinking', thinking, closed: true, signature: text };
+      assert(boundWith({ content: [part] }) - plain >= Buffer.byteLength(JSON.stringify(part, null, 4)));
+      assert(boundWith({ content: [part] }) - plain >= 2 * textBytes(text));
+    }
+});
+
 test('arguments that are nested deeper than a body may be are refused', () => {
   const request = called(`${'['.repeat(5000)}${']'.repeat(5000)}`);
   assert.throws(() => boundOf(request), /nested too deep/);

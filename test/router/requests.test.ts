@@ -119,6 +119,7 @@ test('what is not priced is refused by name, whatever its value', async (t) => {
   assert.deepEqual(purser.upstream.calls, []);
 });
 
+const CALL = { id: 'call_1', type: 'function', function: { name: 'look', arguments: '{}' } };
 /** Messages as stock clients and model servers write them. */
 const ANSWERS: [what: string, message: Record<string, unknown>][] = [
   ['OpenAI', { role: 'assistant', content: 'a', refusal: null, annotations: [] }],
@@ -128,6 +129,53 @@ const ANSWERS: [what: string, message: Record<string, unknown>][] = [
   ],
   ['vLLM with a thought', { role: 'assistant', content: 'a', reasoning_content: 'let me think', tool_calls: [] }],
   ['OpenRouter with a thought', { role: 'assistant', content: 'a', reasoning: 'let me think', refusal: null }],
+  [
+    'OpenRouter with details of its thought',
+    {
+      role: 'assistant',
+      content: null,
+      reasoning: 'hm',
+      reasoning_details: [
+        { type: 'reasoning.text', text: 'hm', signature: 's'.repeat(200), format: 'anthropic-claude-v1', index: 0 },
+        { type: 'reasoning.encrypted', data: 'x'.repeat(200), id: 'rs_1', format: 'openai-responses-v1', index: 1 },
+      ],
+      tool_calls: [CALL],
+    },
+  ],
+  [
+    'LiteLLM with thinking blocks',
+    {
+      role: 'assistant',
+      content: 'a',
+      thinking_blocks: [{ type: 'thinking', thinking: 'é'.repeat(200), signature: 's', cache_control: null }],
+      provider_specific_fields: { citations: [[{ type: 'char_location', cited_text: 'c', document_index: 0 }]] },
+    },
+  ],
+  ['SGLang', { role: 'assistant', content: 'a', matched_stop: 151645 }],
+  ['Gemini', { role: 'assistant', content: 'a', extra_content: { google: { thought_signature: 'x'.repeat(200) } } }],
+  [
+    'OpenAI with sources',
+    {
+      role: 'assistant',
+      content: 'a',
+      annotations: [{ type: 'url_citation', url_citation: { url: 'https://a.example/', title: 'A', start_index: 0 } }],
+    },
+  ],
+  [
+    'Mistral with a thought',
+    {
+      role: 'assistant',
+      content: [
+        { type: 'thinking', thinking: [{ type: 'text', text: '<'.repeat(200) }], closed: true },
+        { type: 'text', text: 'a' },
+      ],
+      tool_calls: [CALL],
+    },
+  ],
+  [
+    'vLLM with a thought as a part',
+    { role: 'assistant', content: [{ type: 'thinking', thinking: 'let me think', closed: true }] },
+  ],
   ['vLLM without a thought', { role: 'assistant', content: 'a', reasoning_content: null, reasoning: null }],
 ];
 for (const [whose, message] of ANSWERS)
@@ -155,6 +203,33 @@ test('a thought that is no text is not forwarded: bytes bound text only', async 
     assert.deepEqual(
       [answer.status, answer.body.error.code, answer.body.error.param],
       [400, 'unsupported_parameter', `messages.0.${Object.keys(message)[0]}`],
+    );
+  }
+  assert.deepEqual(purser.upstream.calls, []);
+});
+
+test('what came with an answer passes in a message of the model alone, and only as text', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const thought = { type: 'thinking', thinking: [{ type: 'text', text: 'a' }] };
+  const image = { type: 'image_url', image_url: { url: 'https://a.example/' } };
+  for (const [message, where] of [
+    [{ role: 'user', reasoning_details: [{ type: 'reasoning.text', text: 'a' }] }, 'reasoning_details'],
+    [{ role: 'tool', tool_call_id: 'c', provider_specific_fields: { a: 1 } }, 'provider_specific_fields'],
+    [{ role: 'user', content: [thought] }, 'content.0.thinking'],
+    [{ role: 'assistant', content: [{ ...thought, source: 'a' }] }, 'content.0.source'],
+    [{ role: 'assistant', content: [{ ...thought, thinking: [image] }] }, 'content.0'],
+    [{ role: 'assistant', annotations: [{ type: 'file', file: { hash: 'a', content: [image] } }] }, 'annotations'],
+    [
+      { role: 'assistant', provider_specific_fields: { parts: [{ input_audio: { data: 'a' } }] } },
+      'provider_specific_fields',
+    ],
+    [{ role: 'assistant', thinking_blocks: [{ ...thought, cache_control: { type: 'ephemeral' } }] }, 'thinking_blocks'],
+  ] as const) {
+    const { status, body } = await gateway.chat({ messages: [{ content: 'a', ...message }] });
+    assert.deepEqual(
+      [status, body.error.code, body.error.param],
+      [400, 'unsupported_parameter', `messages.0.${where}`],
     );
   }
   assert.deepEqual(purser.upstream.calls, []);
