@@ -1,6 +1,7 @@
 import { isWire, type NativeWire } from '../config/router.ts';
 import type { Model } from './catalogue.ts';
 import { bytesOfText } from './generated.ts';
+import { eventsOfItem } from './response-events.ts';
 import { DONE, errorIn, eventOf, type SseEvent } from './sse.ts';
 import type { Heard, Reading, StreamReader } from './stream-reader.ts';
 import { readUsage, type Usage } from './usage.ts';
@@ -203,14 +204,13 @@ function eventsOfMessage({ content, stop_reason, stop_sequence, usage, ...head }
 
 function eventsOfResponse(response: Json): Json[] {
   const begun = { ...response, status: 'in_progress', output: [], usage: null };
-  const items = (response.output as unknown[]).flatMap((item, output_index) => [
-    { type: 'response.output_item.added', output_index, item },
-    { type: 'response.output_item.done', output_index, item },
-  ]);
+  const items = (response.output as unknown[]).flatMap((item, index) => eventsOfItem(index, objectOf(item)));
   const { status } = response;
   const last = `response.${status === 'incomplete' || status === 'failed' ? status : 'completed'}`;
-  return [{ type: 'response.created', response: begun }, ...items, { type: last, response }].map((it, number) => ({
-    ...it,
-    sequence_number: number,
-  }));
+  return [
+    { type: 'response.created', response: begun },
+    { type: 'response.in_progress', response: begun },
+    ...items,
+    { type: last, response },
+  ].map((it, number) => ({ ...it, sequence_number: number }));
 }

@@ -303,6 +303,129 @@ test('a response in one piece ends its stream as its status says', async (t) => 
   }
 });
 
+test('a response in one piece is streamed with all that a stream has: SDKs that collect deltas get each text', async (t) => {
+  const { purser, gateway, openai } = await open(t);
+  const source = { type: 'url_citation', url: 'https://a.example/', title: 'A', start_index: 0, end_index: 2 };
+  const output = [
+    {
+      id: 'rs_1',
+      type: 'reasoning',
+      summary: [
+        { type: 'summary_text', text: 'First.' },
+        { type: 'summary_text', text: 'Then.' },
+      ],
+      content: [{ type: 'reasoning_text', text: 'Hm.' }],
+      encrypted_content: 'Z2VoZWlt',
+    },
+    {
+      id: 'msg_1',
+      type: 'message',
+      role: 'assistant',
+      status: 'completed',
+      content: [
+        { type: 'output_text', text: 'hello', annotations: [source], logprobs: [] },
+        { type: 'refusal', refusal: 'No.' },
+        { type: 'output_text', text: '', annotations: [] },
+      ],
+    },
+    { id: 'fc_1', type: 'function_call', call_id: 'c_1', name: 'look', arguments: '{"at":1}', status: 'completed' },
+    { id: 'ctc_1', type: 'custom_tool_call', call_id: 'c_2', name: 'patch', input: '*** Begin', status: 'completed' },
+    { id: 'x_1', type: 'compaction', encrypted_content: 'Z2VoZWlt' },
+  ];
+  purser.upstream.handle = failure(200, { ...RESPONSE, output });
+  const { text } = await gateway.ask('POST', '/responses', { body: { model: 'own', input: 'hi', stream: true } });
+  const events = [...text.matchAll(/^data: (.*)$/gm)].map((it) => JSON.parse(it[1] as string));
+  for (const [i, { type, sequence_number }] of events.entries()) {
+    assert.equal(sequence_number, i);
+    assert.match(text, new RegExp(`^event: ${type}$`, 'm'));
+  }
+  const begun = { ...RESPONSE, status: 'in_progress', output: [], usage: null };
+  const [thought, said, called, patched, other] = output;
+  const summary = (i: number) => ({ item_id: 'rs_1', output_index: 0, summary_index: i });
+  const content = (i: number) => ({ item_id: 'msg_1', output_index: 1, content_index: i });
+  const spoken = { type: 'output_text', text: 'hello', annotations: [source], logprobs: [] };
+  const silent = { type: 'output_text', text: '', annotations: [] };
+  const R = 'response.reasoning_summary';
+  assert.deepEqual(
+    events.map(({ sequence_number: __, ...it }) => it),
+    [
+      { type: 'response.created', response: begun },
+      { type: 'response.in_progress', response: begun },
+      { type: 'response.output_item.added', output_index: 0, item: { ...thought, summary: [], content: [] } },
+      ...['First.', 'Then.'].flatMap((it, i) => [
+        { type: `${R}_part.added`, ...summary(i), part: { type: 'summary_text', text: '' } },
+        { type: `${R}_text.delta`, ...summary(i), delta: it },
+        { type: `${R}_text.done`, ...summary(i), text: it },
+        { type: `${R}_part.done`, ...summary(i), part: { type: 'summary_text', text: it } },
+      ]),
+      ...[
+        { type: 'response.content_part.added', part: { type: 'reasoning_text', text: '' } },
+        { type: 'response.reasoning_text.delta', delta: 'Hm.' },
+        { type: 'response.reasoning_text.done', text: 'Hm.' },
+        { type: 'response.content_part.done', part: { type: 'reasoning_text', text: 'Hm.' } },
+      ].map((it) => ({ ...it, item_id: 'rs_1', output_index: 0, content_index: 0 })),
+      { type: 'response.output_item.done', output_index: 0, item: thought },
+      {
+        type: 'response.output_item.added',
+        output_index: 1,
+        item: { ...said, status: 'in_progress', content: [] },
+      },
+      { type: 'response.content_part.added', ...content(0), part: { ...spoken, text: '', annotations: [] } },
+      { type: 'response.output_text.delta', ...content(0), delta: 'hello', logprobs: [] },
+      { type: 'response.output_text.annotation.added', ...content(0), annotation_index: 0, annotation: source },
+      { type: 'response.output_text.done', ...content(0), text: 'hello', logprobs: [] },
+      { type: 'response.content_part.done', ...content(0), part: spoken },
+      { type: 'response.content_part.added', ...content(1), part: { type: 'refusal', refusal: '' } },
+      { type: 'response.refusal.delta', ...content(1), delta: 'No.' },
+      { type: 'response.refusal.done', ...content(1), refusal: 'No.' },
+      { type: 'response.content_part.done', ...content(1), part: { type: 'refusal', refusal: 'No.' } },
+      { type: 'response.content_part.added', ...content(2), part: silent },
+      { type: 'response.output_text.done', ...content(2), text: '', logprobs: [] },
+      { type: 'response.content_part.done', ...content(2), part: silent },
+      { type: 'response.output_item.done', output_index: 1, item: said },
+      {
+        type: 'response.output_item.added',
+        output_index: 2,
+        item: { ...called, status: 'in_progress', arguments: '' },
+      },
+      { type: 'response.function_call_arguments.delta', item_id: 'fc_1', output_index: 2, delta: '{"at":1}' },
+      {
+        type: 'response.function_call_arguments.done',
+        item_id: 'fc_1',
+        output_index: 2,
+        name: 'look',
+        arguments: '{"at":1}',
+      },
+      { type: 'response.output_item.done', output_index: 2, item: called },
+      { type: 'response.output_item.added', output_index: 3, item: { ...patched, status: 'in_progress', input: '' } },
+      { type: 'response.custom_tool_call_input.delta', item_id: 'ctc_1', output_index: 3, delta: '*** Begin' },
+      { type: 'response.custom_tool_call_input.done', item_id: 'ctc_1', output_index: 3, input: '*** Begin' },
+      { type: 'response.output_item.done', output_index: 3, item: patched },
+      { type: 'response.output_item.added', output_index: 4, item: other },
+      { type: 'response.output_item.done', output_index: 4, item: other },
+      { type: 'response.completed', response: { ...RESPONSE, output } },
+    ],
+  );
+
+  const collected = { text: '', arguments: '' };
+  const stream = openai.responses
+    .stream({ model: 'own', input: 'again' })
+    .on('response.output_text.delta', ({ delta }) => {
+      collected.text += delta;
+    })
+    .on('response.function_call_arguments.delta', ({ delta }) => {
+      collected.arguments += delta;
+    });
+  const final = await stream.finalResponse();
+  assert.deepEqual(collected, { text: 'hello', arguments: '{"at":1}' });
+  assert.equal(final.output_text, 'hello');
+
+  purser.upstream.handle = failure(200, { ...RESPONSE, output: [null, { type: 'message', content: [null, 1] }] });
+  const odd = await gateway.ask('POST', '/responses', { body: { model: 'own', input: 'odd', stream: true } });
+  assert.match(odd.text, /^event: response\.completed$/m);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a response is passed on as it came, whole and streamed', async (t) => {
   const { purser, gateway, openai } = await open(t);
   purser.upstream.handle = response;

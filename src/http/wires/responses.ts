@@ -1,3 +1,11 @@
+import {
+  itemAdded,
+  itemDone,
+  partBegun,
+  partDone,
+  partGrown,
+  type ResponseEvent,
+} from '../../router/response-events.ts';
 import { readUsage, type Usage } from '../../router/usage.ts';
 import { openAiBody } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
@@ -177,9 +185,9 @@ const partOf = ({ kind, text }: Block): Json =>
     ? { type: 'refusal', refusal: text }
     : { type: 'output_text', text, annotations: [], logprobs: [] };
 
-type Event = Json & { type: string };
-const REASONING = 'response.reasoning_summary';
-const textEvent = ({ kind }: Block) => (kind === 'refusal' ? 'response.refusal' : 'response.output_text');
+/** Returns what the events of a block's text are about: a part of its item, or the item of a call. */
+const partIn = (block: Block, item: Json): Json =>
+  block.kind === 'call' ? item : block.kind === 'reasoning' ? summaryOf(block.text) : partOf(block);
 
 /** What the events inside an item have in common. */
 const inside = ({ kind, index }: Block, id: unknown): Json => ({
@@ -188,56 +196,25 @@ const inside = ({ kind, index }: Block, id: unknown): Json => ({
   ...(kind === 'call' ? {} : kind === 'reasoning' ? { summary_index: 0 } : { content_index: 0 }),
 });
 
-function startOf(block: Block, item: Json): Event[] {
-  const empty = { summary: [], arguments: '', input: '', content: [] };
-  const started = Object.fromEntries(Object.entries({ ...item, ...empty }).filter(([name]) => name in item));
-  const added = { type: 'response.output_item.added', output_index: block.index, item: started };
-  const at = inside(block, item.id);
-  if (block.kind === 'call') return [added];
-  if (block.kind === 'reasoning') return [added, { type: `${REASONING}_part.added`, ...at, part: summaryOf('') }];
-  return [added, { type: 'response.content_part.added', ...at, part: partOf({ ...block, text: '' }) }];
+function startOf(block: Block, item: Json): ResponseEvent[] {
+  return [itemAdded(block.index, item), ...partBegun(partIn(block, item), inside(block, item.id))];
 }
 
-function deltaOf({ block, text }: Extract<BlockEvent, { text: string }>, id: string, special: SpecialTools): Event[] {
-  const delta = { ...inside(block, id), delta: text };
-  switch (block.kind) {
-    case 'call':
-      // The input of a custom tool is inside JSON: it is told once that is complete.
-      if (special.get(block.name)?.isCustom) return [];
-      return [{ type: 'response.function_call_arguments.delta', ...delta }];
-    case 'reasoning':
-      return [{ type: `${REASONING}_text.delta`, ...delta }];
-    case 'text':
-      return [{ type: `${textEvent(block)}.delta`, ...delta, logprobs: [] }];
-    case 'refusal':
-      return [{ type: `${textEvent(block)}.delta`, ...delta }];
-  }
+const TYPES = { reasoning: 'summary_text', text: 'output_text', refusal: 'refusal', call: 'function_call' } as const;
+
+function deltaOf(
+  { block, text }: Extract<BlockEvent, { text: string }>,
+  id: string,
+  special: SpecialTools,
+): ResponseEvent[] {
+  // The input of a custom tool is inside JSON: it is told once that is complete.
+  if (block.kind === 'call' && special.get(block.name)?.isCustom) return [];
+  return partGrown({ type: TYPES[block.kind] }, inside(block, id), text);
 }
 
-function stopOf(block: Block, item: Json): Event[] {
-  const { text } = block;
+function stopOf(block: Block, item: Json): ResponseEvent[] {
+  const part = partIn(block, item);
   const at = inside(block, item.id);
-  const done = { type: 'response.output_item.done', output_index: block.index, item };
-  if (item.type === 'custom_tool_call') {
-    const name = 'response.custom_tool_call_input';
-    return [
-      { type: `${name}.delta`, ...at, delta: item.input },
-      { type: `${name}.done`, ...at, input: item.input },
-      done,
-    ];
-  }
-  if (block.kind === 'call')
-    return [{ type: 'response.function_call_arguments.done', ...at, name: item.name, arguments: text }, done];
-  if (block.kind === 'reasoning')
-    return [
-      { type: `${REASONING}_text.done`, ...at, text },
-      { type: `${REASONING}_part.done`, ...at, part: summaryOf(text) },
-      done,
-    ];
-  const whole = block.kind === 'refusal' ? { refusal: text } : { text, logprobs: [] };
-  return [
-    { type: `${textEvent(block)}.done`, ...at, ...whole },
-    { type: 'response.content_part.done', ...at, part: partOf(block) },
-    done,
-  ];
+  const input = item.type === 'custom_tool_call' ? partGrown(item, at, String(item.input)) : [];
+  return [...input, ...partDone(part, at), itemDone(block.index, item)];
 }

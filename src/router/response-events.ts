@@ -1,0 +1,95 @@
+/**
+ * The events in which OpenAI's Responses tell of an item: its beginning, each of its texts, its end. A text belongs to a part of the
+ * item or, of a call, to the item itself, which then stands for the part.
+ */
+
+type Json = Record<string, unknown>;
+export type ResponseEvent = Json & { type: string };
+
+/** How a text is told, by the type of its part: the name of its events, its member, and the name of the events around it. */
+const TEXTS = new Map<unknown, { event: string; member: string; around?: string }>([
+  ['output_text', { event: 'response.output_text', member: 'text', around: 'response.content_part' }],
+  ['refusal', { event: 'response.refusal', member: 'refusal', around: 'response.content_part' }],
+  ['reasoning_text', { event: 'response.reasoning_text', member: 'text', around: 'response.content_part' }],
+  [
+    'summary_text',
+    { event: 'response.reasoning_summary_text', member: 'text', around: 'response.reasoning_summary_part' },
+  ],
+  ['function_call', { event: 'response.function_call_arguments', member: 'arguments' }],
+  ['custom_tool_call', { event: 'response.custom_tool_call_input', member: 'input' }],
+]);
+
+/** What is not there yet when an item or a part begins. */
+const EMPTY: Json = {
+  ...{ text: '', refusal: '', arguments: '', input: '' },
+  ...{ summary: [], content: [], annotations: [], logprobs: [] },
+};
+const emptied = (it: Json): Json => ({
+  ...it,
+  ...Object.fromEntries(Object.entries(EMPTY).filter(([name]) => Object.hasOwn(it, name))),
+});
+const logprobsOf = ({ type, logprobs }: Json): Json => (type === 'output_text' ? { logprobs: logprobs ?? [] } : {});
+
+export const itemAdded = (index: number, item: Json): ResponseEvent => ({
+  type: 'response.output_item.added',
+  output_index: index,
+  item: { ...emptied(item), ...(item.status === undefined ? {} : { status: 'in_progress' }) },
+});
+
+export const itemDone = (index: number, item: Json): ResponseEvent => ({
+  type: 'response.output_item.done',
+  output_index: index,
+  item,
+});
+
+/** Returns the events at the beginning of a part. `at` says where it is, in each of its events. */
+export function partBegun(part: Json, at: Json): ResponseEvent[] {
+  const { around } = TEXTS.get(part.type) ?? {};
+  return around ? [{ type: `${around}.added`, ...at, part: emptied(part) }] : [];
+}
+
+/** Returns the events of a piece of the part's text. */
+export function partGrown(part: Json, at: Json, delta: string): ResponseEvent[] {
+  const { event } = TEXTS.get(part.type) ?? {};
+  return event && delta ? [{ type: `${event}.delta`, ...at, delta, ...logprobsOf(part) }] : [];
+}
+
+/** Returns the events at the end of a part. */
+export function partDone(part: Json, at: Json): ResponseEvent[] {
+  const told = TEXTS.get(part.type);
+  if (!told) return [];
+  const { event, member, around } = told;
+  const name = part.type === 'function_call' ? { name: part.name } : {};
+  const done = { type: `${event}.done`, ...at, ...name, [member]: part[member], ...logprobsOf(part) };
+  return around ? [done, { type: `${around}.done`, ...at, part }] : [done];
+}
+
+/** Returns the events of a complete item. One of another type than the model's own words and calls is told as a whole. */
+export function eventsOfItem(index: number, item: Json): ResponseEvent[] {
+  const isCall = TEXTS.has(item.type);
+  if (!isCall && item.type !== 'message' && item.type !== 'reasoning')
+    return [{ ...itemAdded(index, item), item }, itemDone(index, item)];
+  const at = { item_id: item.id, output_index: index };
+  const within = (list: unknown, name: string) =>
+    Array.isArray(list) ? list.flatMap((part, i) => eventsOfPart(part ?? {}, { ...at, [name]: i })) : [];
+  const inner = isCall
+    ? eventsOfPart(item, at)
+    : [...within(item.summary, 'summary_index'), ...within(item.content, 'content_index')];
+  return [itemAdded(index, item), ...inner, itemDone(index, item)];
+}
+
+function eventsOfPart(part: Json, at: Json): ResponseEvent[] {
+  const text = part[TEXTS.get(part.type)?.member ?? ''];
+  const annotations = Array.isArray(part.annotations) ? part.annotations : [];
+  return [
+    ...partBegun(part, at),
+    ...partGrown(part, at, typeof text === 'string' ? text : ''),
+    ...annotations.map((annotation, annotation_index) => ({
+      type: 'response.output_text.annotation.added',
+      ...at,
+      annotation_index,
+      annotation,
+    })),
+    ...partDone(part, at),
+  ];
+}
