@@ -99,18 +99,27 @@ test(`a streamed message adds up to the whole one (seed ${seed})`, () => {
       const events = streamOf(wire, ask, chunksOf(it));
       const content: any[] = [];
       let json = '';
+      let isSigned = false;
       for (const { type, index, content_block: block, delta } of events) {
         if (type === 'content_block_start') {
           assert.equal(index, content.length);
           content.push({ ...block });
           json = '';
+          isSigned = false;
         } else if (type === 'content_block_delta') {
           assert.equal(index, content.length - 1);
           const last = content.at(-1);
+          assert(!isSigned, 'a signature is the last');
           if (delta.type === 'text_delta') last.text += delta.text;
           else if (delta.type === 'thinking_delta') last.thinking += delta.thinking;
-          else json += delta.partial_json;
-        } else if (type === 'content_block_stop' && json) content.at(-1).input = JSON.parse(json);
+          else if (delta.type === 'signature_delta') {
+            isSigned = true;
+            last.signature += delta.signature;
+          } else json += delta.partial_json;
+        } else if (type === 'content_block_stop') {
+          if (json) content.at(-1).input = JSON.parse(json);
+          assert.equal(isSigned, content.at(-1).type === 'thinking', 'the AI SDK sends back no thought without one');
+        }
       }
       assert.deepEqual(content, whole.content);
       const { delta, usage } = events.at(-2);

@@ -94,19 +94,19 @@ function contentOf(block: Block, seed: string): Json {
 function eventOf(event: BlockEvent, seed: string): string {
   const { block } = event;
   const { kind, index } = block;
-  if (event.type === 'stop') return namedEvent({ type: 'content_block_stop', index });
+  const deltaOf = (delta: Json) => namedEvent({ type: 'content_block_delta', index, delta });
+  if (event.type === 'stop') {
+    // Clients that build their next request from deltas leave out a thought that none has signed (the AI SDK).
+    const signed = kind === 'reasoning' ? deltaOf({ type: 'signature_delta', signature: '' }) : '';
+    return signed + namedEvent({ type: 'content_block_stop', index });
+  }
   if (event.type === 'start') {
     const empty = contentOf({ ...block, text: '' }, seed);
     return namedEvent({ type: 'content_block_start', index, content_block: empty });
   }
   const { text } = event;
-  const delta =
-    kind === 'call'
-      ? { type: 'input_json_delta', partial_json: text }
-      : kind === 'reasoning'
-        ? { type: 'thinking_delta', thinking: text }
-        : { type: 'text_delta', text };
-  return namedEvent({ type: 'content_block_delta', index, delta });
+  if (kind === 'call') return deltaOf({ type: 'input_json_delta', partial_json: text });
+  return deltaOf(kind === 'reasoning' ? { type: 'thinking_delta', thinking: text } : { type: 'text_delta', text });
 }
 
 function stopOf(
