@@ -2,6 +2,7 @@ import type { Command } from 'commander';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { formatUsd, Nanos } from '../src/money.ts';
 import { example, type Globals, readContext } from './context.ts';
+
 import { print, say } from './report.ts';
 
 /** Prices are kept in nano-dollars per million tokens, or per request; people read USD. */
@@ -48,7 +49,14 @@ export function configCommands(program: Command): void {
         for (const note of notes) (json ? say : print)(`note: ${note}`);
       } catch (error) {
         if (!(error instanceof ConfigurationFault) || !json) throw error;
-        print(JSON.stringify({ ok: false, file: null, faults: error.faults }));
+        const { settingsFile } = await import('../src/config/config.ts');
+        print(
+          JSON.stringify({
+            ok: false,
+            file: settingsFile(command.optsWithGlobals<Globals>()) ?? null,
+            faults: error.faults,
+          }),
+        );
         process.exitCode = 1;
       }
     });

@@ -121,6 +121,12 @@ export const showRecord = (record: Record<string, unknown>) => lines(record);
 /** Formats records as a table of these columns. */
 export const showTable = (rows: readonly Record<string, unknown>[], ...columns: string[]) => table(rows, columns);
 
+/** Returns an argument that is not empty. Throws a usage error otherwise. */
+export function notEmpty(value: string): string {
+  if (value === '') throw new InvalidArgumentError('It is empty.');
+  return value;
+}
+
 /** Parses an argument as a whole number. Throws a usage error otherwise. */
 export function parseWholeNumber(value: string): number {
   if (!/^-?\d{1,15}$/.test(value)) throw new InvalidArgumentError('It must be a whole number.');
@@ -176,6 +182,10 @@ export function footOf(shown: readonly { id: string }[], total: number, hint = '
   if (shown.length >= total) return '';
   return `\n${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`;
 }
+
+/** The same of a list that begins with the oldest, whose next page comes when these are decided. */
+export const restOf = (shown: readonly unknown[], total: number): string =>
+  shown.length >= total ? '' : `\n${shown.length} of ${total}, --all shows all`;
 
 /** Asks for all pages of a list, newest first. */
 async function everyPage<T extends { id: string }>(

@@ -28,6 +28,8 @@ export function keyCommands(program: Command): void {
     .option('--limit <n>', 'at most so many, 1 to 1000 (default 100)', parseWholeNumber)
     .addHelpText('after', example('purser key list --account acct_01k9…', 'purser key list --wallet wal_01k9…'))
     .action(({ account, wallet, ...page }: ListOptions, command: Command) => {
+      if (wallet !== undefined && Object.keys(page).length)
+        command.error('error: --wallet shows all keys of the wallet; leave out --since, --before and --limit');
       if (wallet !== undefined)
         return askAndPrint(command, 'wallet.gateway-keys', { id: wallet }, ({ keys }) =>
           showTable(

@@ -7,8 +7,14 @@ import { reportFailure, reportUsage } from './report.ts';
 async function main(): Promise<void> {
   process.umask(0o077); // Files are created for their owner alone.
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EPIPE') throw error; // The reader closed the pipe (`| head`): not an error.
+    if (error.code === 'EPIPE') return; // The reader closed the pipe (`| head`): not an error.
+    console.error(
+      `The output cannot be written (${error.code}). What the command did stands: revoke a key that it made and that you did not see.`,
+    );
+    process.exitCode = 5;
   });
+  // A terminal that was closed, a reader that is gone, a full disk: what was to be told is lost, and the work goes on.
+  process.stderr.on('error', () => {});
   const [major] = process.versions.node.split('.');
   if (Number(major) < 24) {
     console.error(

@@ -7,6 +7,7 @@ import {
   footOf,
   type ListOptions,
   pageOptions,
+  restOf,
   showRecord,
   showTable,
 } from './context.ts';
@@ -14,6 +15,8 @@ import {
 function listOperations(options: ListOptions<'operation.list'>, command: Command): Promise<void> {
   // --uncertain is a page of its own order, the oldest first.
   const { all, uncertain, ...rest } = options;
+  if (uncertain && (options.state !== undefined || options.before !== undefined))
+    command.error('error: give --uncertain alone, or --state uncertain with --before');
   const asked = all && uncertain ? { ...rest, all, state: 'uncertain' as const } : options;
   return askAndPrintList(
     command,
@@ -33,7 +36,7 @@ function listOperations(options: ListOptions<'operation.list'>, command: Command
         'charge_usd',
         'created_at',
         'reason',
-      ) + footOf(operations, total, ', --all shows all'),
+      ) + (uncertain ? restOf(operations, total) : footOf(operations, total, ', --all shows all')),
   );
 }
 

@@ -6,7 +6,7 @@ import { backupCommand } from './backup.ts';
 import { checkoutCommands } from './checkout.ts';
 import { completionCommand } from './completion.ts';
 import { configCommands } from './config.ts';
-import { example } from './context.ts';
+import { example, notEmpty } from './context.ts';
 import { demoCommand } from './demo.ts';
 import { doctorCommand } from './doctor.ts';
 import { eventsCommands } from './events.ts';
@@ -83,7 +83,7 @@ export function createProgram(output: OutputConfiguration = {}): Command {
     .description('Bounded spending wallets for software agents.')
     .version(VERSION, '-V')
     .version(VERSION, '-v, --version')
-    .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)')
+    .option('--data <dir>', 'data directory (default ./purser-data, or PURSER_DATA)', notEmpty)
     .option('--config <file>', 'configuration (default DIR/purser.yaml if it exists, or PURSER_CONFIG)')
     .option('--json', 'print one JSON value on stdout, nothing else')
     .configureHelp({

@@ -72,16 +72,14 @@ async function sayOnStart(served: Served, isNew: boolean, { path }: Secrets['mas
   say(welcome(served, { globals: repeated(globals), isNew, masterKeyFile: path, notes }));
 }
 
-const SIGNALS = ['SIGTERM', 'SIGINT'] as const;
-
-/** Resolves at the next SIGTERM or SIGINT; a second one kills the process. */
-export function untilSignal(): Promise<void> {
+/** Resolves at the next of these signals; a second one kills the process. */
+export function untilSignal(signals: readonly NodeJS.Signals[] = ['SIGTERM', 'SIGINT']): Promise<void> {
   return new Promise((resolve) => {
     const stop = () => {
-      for (const signal of SIGNALS) process.off(signal, stop).once(signal, () => process.kill(process.pid, 'SIGKILL'));
+      for (const signal of signals) process.off(signal, stop).once(signal, () => process.kill(process.pid, 'SIGKILL'));
       resolve();
     };
-    for (const signal of SIGNALS) process.on(signal, stop);
+    for (const signal of signals) process.on(signal, stop);
   });
 }
 

@@ -279,6 +279,8 @@ type RefillOptions = { cents?: number; every?: string; zone?: string; carry?: 'n
 
 async function refillWallet(id: string, options: RefillOptions, command: Command): Promise<void> {
   const { cents, every, zone, carry, off } = options;
+  if (off && [cents, every, zone, carry].some((it) => it !== undefined))
+    return command.error('error: give --off alone, or the refills without it');
   if (off) return askAndPrint(command, 'wallet.refill', { id, refill: null }, showRecord);
   if (cents === undefined || every === undefined)
     return command.error('error: give --cents and --every, or --off to end the refills');

@@ -10,7 +10,14 @@ import { type EventConfig, EventSettings, type ReceiverSecrets, splitReceivers }
 import { ConfigurationFault } from './fault.ts';
 import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
 import { OpenTelemetry, type OpenTelemetrySettings, splitOpenTelemetry } from './opentelemetry.ts';
-import { type ModelConfig, Router, type UncertainPolicy, type UpstreamConfig, url, wholeSeconds } from './router.ts';
+import {
+  baseUrl,
+  type ModelConfig,
+  Router,
+  type UncertainPolicy,
+  type UpstreamConfig,
+  wholeSeconds,
+} from './router.ts';
 import {
   Billing,
   type BillingKeys,
@@ -73,7 +80,7 @@ const LOG_LEVELS = [
 
 const Settings = v.strictObject({
   listen: v.optional(address),
-  public_url: v.optional(url),
+  public_url: v.optional(baseUrl),
   trusted_proxies: v.optional(v.array(proxy), []),
   close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
   drain_seconds: v.optional(wholeSeconds(0, 3600)),
@@ -234,7 +241,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   else settings = readYaml(file, env, faults);
 
   const listen = fromEnvironment(env, 'PURSER_LISTEN', address, faults);
-  const publicUrl = fromEnvironment(env, 'PURSER_PUBLIC_URL', url, faults);
+  const publicUrl = fromEnvironment(env, 'PURSER_PUBLIC_URL', baseUrl, faults);
   const logLevel = fromEnvironment(env, 'PURSER_LOG_LEVEL', v.picklist(LOG_LEVELS), faults);
   const faultOfKey = faultOfMasterKey(env, flags.withoutKey ?? false);
   if (faultOfKey) faults.push(`environment: ${faultOfKey}`);

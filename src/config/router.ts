@@ -184,13 +184,16 @@ export const WIRES = ['messages', 'responses'] as const;
 export type NativeWire = (typeof WIRES)[number];
 export const isWire = (name: string): name is NativeWire => (WIRES as readonly string[]).includes(name);
 
+/** An address to which paths are appended. */
+export const baseUrl = v.pipe(
+  url,
+  v.check((text) => !/[?#]/.test(text), 'must not have a query or a fragment'),
+);
+
 const Upstream = v.pipe(
   v.strictObject({
     name: v.pipe(v.string(), v.minLength(1)),
-    base_url: v.pipe(
-      url,
-      v.check((text) => !/[?#]/.test(text), 'must not have a query or a fragment'),
-    ),
+    base_url: baseUrl,
     api_key: v.optional(v.pipe(v.string(), v.trim(), v.regex(/^[\x20-\x7e]*$/, 'must be printable ASCII'))),
     /** Time limits of the whole call, of its first byte (default: the same) and of connecting. */
     timeout_seconds: v.optional(whole(1, 3600), 300),

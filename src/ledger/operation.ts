@@ -309,12 +309,17 @@ function matching({ walletId, accountId, state, since }: OperationFilter, before
 }
 
 /** Returns operations, newest first, before the id `before`, at most `limit`. */
-export function listOperations(read: Reader, filter: OperationFilter = {}, page: Page = {}): Operation[] {
+export function listOperations(
+  read: Reader,
+  filter: OperationFilter = {},
+  page: Page = {},
+  first: 'newest' | 'oldest' = 'newest',
+): Operation[] {
   return read
     .select()
     .from(operations)
     .where(matching(filter, page.before))
-    .orderBy(desc(operations.id))
+    .orderBy(first === 'newest' ? desc(operations.id) : asc(operations.id))
     .limit(page.limit ?? LIST_COUNT_MAX)
     .all();
 }

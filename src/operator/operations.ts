@@ -1,13 +1,13 @@
 import * as v from 'valibot';
 import { OPERATION_STATES } from '../db/schema.ts';
 import { decideOperation } from '../lease/extension.ts';
-import { countOperations, listOperations, uncertainOperations } from '../ledger/operation.ts';
+import { countOperations, listOperations } from '../ledger/operation.ts';
 import { operationRecord } from '../wire/operation.ts';
 import { command, Id, PAGE, Reason } from './command.ts';
 import { limitedTo, operationWith, pageAfter } from './find.ts';
 
 export const operations = {
-  /** Lists operations, newest first; with `uncertain`, the first 100 of these, oldest first. `total` counts all pages. */
+  /** Lists operations, newest first; with `uncertain`, those of unknown outcome, oldest first. `total` counts all pages. */
   'operation.list': command(
     v.strictObject({
       uncertain: v.optional(v.boolean(), false),
@@ -22,10 +22,8 @@ export const operations = {
         state: uncertain ? ('uncertain' as const) : state,
         since,
       };
-      const isPlain = uncertain && wallet === undefined && account === undefined && since === undefined && !page.before;
-      const list = isPlain
-        ? uncertainOperations(read, Number.MAX_SAFE_INTEGER).slice(0, page.limit)
-        : listOperations(read, filter, pageAfter(read, page, operationWith));
+      const first = uncertain ? 'oldest' : 'newest';
+      const list = listOperations(read, filter, pageAfter(read, page, operationWith), first);
       return { operations: list.map(operationRecord), total: countOperations(read, filter) };
     },
   ),

@@ -80,12 +80,17 @@ test('the demo needs no privilege', async (t) => {
   }
 });
 
-for (const moment of ['Purser is serving', 'It runs a command', 'Plain ssh'])
-  test(`Ctrl-C after ${JSON.stringify(moment)} leaves neither a process nor a file, and is no success`, async (t) => {
+for (const [what, signal, moment] of [
+  ['Ctrl-C', 'SIGINT', 'Purser is serving'],
+  ['Ctrl-C', 'SIGINT', 'It runs a command'],
+  ['Ctrl-C', 'SIGINT', 'Plain ssh'],
+  ['its terminal’s end', 'SIGHUP', 'It runs a command'],
+] as const)
+  test(`${what} after ${JSON.stringify(moment)} leaves neither a process nor a file, and is no success`, async (t) => {
     const { directory, start } = place(t);
     const demo = start('--once');
     await demo.printed(moment);
-    demo.child.kill('SIGINT');
+    demo.child.kill(signal);
     const ended = await demo.ended;
     assert.deepEqual([ended.signal, demo.output.stderr], [null, '']);
     // Where it had come to its end before it heard of it, every figure was looked at.

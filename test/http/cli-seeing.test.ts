@@ -3,7 +3,8 @@ import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import test from 'node:test';
 import { promisify } from 'node:util';
-import { openTestServer } from '../helper/server.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
+import { reset } from '../helper/upstream.ts';
 
 const MAIN = [
   '--import',
@@ -11,12 +12,17 @@ const MAIN = [
   join(import.meta.dirname, '../../cli/main.ts'),
 ];
 
+/** What a command answers on stdout. */
+const typing =
+  (purser: TestServer) =>
+  async (...args: string[]): Promise<string> =>
+    (await promisify(execFile)(process.execPath, [...MAIN, '--data', purser.directory, ...args])).stdout;
+
 test('spend, status, lists and the timeline as an operator types them', async (t) => {
   const events = { receivers: [{ url: 'http://127.0.0.1:1/', secret: 'a signing secret of a test' }] };
   const purser = await openTestServer(t, { settings: { events } });
   await purser.run('events.test', {});
-  const type = async (...args: string[]) =>
-    (await promisify(execFile)(process.execPath, [...MAIN, '--data', purser.directory, ...args])).stdout;
+  const type = typing(purser);
   const { id, token } = await purser.openWallet({ name: 'agent-7' });
   await purser.chat(token, { metadata: { team: '=1+1,"x"' } });
   await purser.chat(token, { model: 'flat' });
@@ -51,4 +57,20 @@ test('spend, status, lists and the timeline as an operator types them', async (t
   const alone = JSON.parse(await type('status', '--json'));
   assert.deepEqual([alone.uptime_seconds, alone.ready, alone.wallets.open], [null, false, 2]);
   assert.match(alone.reason, /no server is running/);
+});
+
+test('operations of unknown outcome are listed oldest first, of one wallet, too', async (t) => {
+  const purser = await openTestServer(t, { unknownCountMax: Number.POSITIVE_INFINITY });
+  const type = typing(purser);
+  const { id, token } = await purser.openWallet();
+  purser.upstream.handle = reset;
+  for (let i = 0; i < 3; i++) await purser.chat(token);
+  const all = (await purser.run('operation.list', {})).operations.map((it) => it.id).reverse();
+  for (const limits of [[], ['--wallet', id]]) {
+    const list = ['operation', 'list', '--uncertain', ...limits];
+    const shown = JSON.parse(await type(...list, '--limit', '2', '--json'));
+    assert.deepEqual([shown.operations.map((it: { id: string }) => it.id), shown.total], [all.slice(0, 2), 3]);
+    assert.match(await type(...list, '--limit', '2'), /\n2 of 3, --all shows all\n$/);
+  }
+  await assert.rejects(type('operation', 'list', '--uncertain', '--state', 'settled'), { code: 2 });
 });
