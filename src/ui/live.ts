@@ -6,7 +6,7 @@ import { openEventStream } from '../http/event-stream.ts';
 import { Refusal } from '../refusal.ts';
 import { PAGE_HEADERS } from './guard.ts';
 import { accountFigures, accountSeen } from './pages/accounts.ts';
-import { leaseFigures } from './pages/leases.ts';
+import { leaseFigures, leasesAsked } from './pages/leases.ts';
 import { nowFigures } from './pages/now.ts';
 import { walletFigures } from './pages/wallet.ts';
 import { operatorOnly, type Visit, walletSeen } from './visit.ts';
@@ -47,10 +47,11 @@ function takeStream({ viewer }: Visit): () => void {
 function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
   const { query, viewer } = visit;
   const fresh = () => ({ ...visit, now: visit.app.clock.now() });
+  const leases = leasesAsked(visit);
   const walletId = query.get('wallet');
   if (walletId !== null) {
     walletSeen(visit, walletId);
-    return () => walletFigures(fresh(), walletId);
+    return () => ({ ...walletFigures(fresh(), walletId), ...leaseFigures(fresh(), leases) });
   }
   const accountId = query.get('account');
   if (accountId !== null) {
@@ -58,7 +59,7 @@ function figuresFor(visit: Visit): () => Figures | Promise<Figures> {
     return () => accountFigures(fresh(), accountId);
   }
   const page = query.get('page') ?? (viewer.kind === 'operator' ? 'now' : 'home');
-  if (page === 'leases') return () => leaseFigures(fresh());
+  if (page === 'leases') return () => leaseFigures(fresh(), leases);
   if (page === 'home' && viewer.kind === 'account') return () => accountFigures(fresh(), viewer.accountId);
   if (page !== 'now') throw new Refusal('not_found', 'There is no such stream.');
   operatorOnly(visit);

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import http from 'node:http';
 import test, { type TestContext } from 'node:test';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { asAccount, asOperator, type Browser, openBrowser } from './sample.ts';
 
 type Stream = { next(): Promise<Record<string, string>>; ended: Promise<void> };
@@ -98,11 +99,53 @@ test('every figure that a stream sends is on its page', async (t) => {
     assert.ok((await browser.get(path)).html.includes(`data-stream="/live?${stream}"`), path);
 });
 
+test('the leases of a list and of a wallet are told of until they have ended, be it before the stream was opened', async (t) => {
+  const purser = await openMemoryServer(t);
+  const [mine, other] = [await purser.openWallet(LONG), await purser.openWallet(LONG)];
+  const rented: string[] = [];
+  for (const { token } of [mine, mine, other]) rented.push((await purser.rent(token)).body.id);
+  const [first, second, foreign] = rented as [string, string, string];
+  const browser = await asAccount(purser);
+  const streamOf = (html: string) => (/data-stream="([^"]+)"/.exec(html)?.[1] ?? '').replaceAll('&amp;', '&');
+  const leasesOn = (html: string) =>
+    new Set([...html.matchAll(/data-live(?:-bar)?="(res_\w+)\.(?:left|bar)"/g)].map(([, id]) => id as string));
+  for (const [path, shown] of [
+    ['/leases', rented],
+    [`/leases?wallet=${mine.id}`, [first, second]],
+    [`/wallets/${mine.id}`, [first, second]],
+  ] as const) {
+    const { html } = await browser.get(path);
+    assert.deepEqual(leasesOn(html), new Set(shown), path);
+    const figures = await (await open(t, purser, browser, streamOf(html))).next();
+    for (const id of rented)
+      assert.equal(`${id}.left` in figures, (shown as string[]).includes(id), `${id} on ${path}`);
+    for (const [, key, text] of html.matchAll(/data-live="(res_\w+\.left)">([^<]+)</g))
+      assert.equal(figures[key as string], text, path);
+  }
+  const { html } = await browser.get('/leases');
+  const stream = await open(t, purser, browser, streamOf(html));
+  await stream.next();
+  await purser.stop(mine.token, first);
+  for (let left: string | undefined; left !== 'ended'; ) {
+    const figures = await stream.next();
+    left = figures[`${first}.left`];
+    if (left === 'ended') assert.equal(figures[`${first}.bar`], '0 100%');
+  }
+  // A browser opens a stream after the page, and again after it broke off.
+  const late = await (await open(t, purser, browser, streamOf(html))).next();
+  assert.deepEqual([late[`${first}.left`], late[`${first}.bar`]], ['ended', '0 100%']);
+  assert.match(late[`${foreign}.left`] as string, / left$/);
+  const stranger = openBrowser(purser);
+  const { id } = await purser.run('account.create', { name: 'other' });
+  await stranger.post('/sign-in/key', { key: (await purser.run('key.create', { account: id, name: 'k' })).key });
+  assert.equal((await stranger.get(streamOf(html))).status, 404);
+});
+
 test('a stream of a wallet or an account that there is not is not found, nor is that of another account', async (t) => {
   const purser = await openTestServer(t);
   const [operator, account] = [await asOperator(purser), await asAccount(purser)];
   for (const browser of [operator, account])
-    for (const query of ['wallet=wal_none', 'account=acct_none'])
+    for (const query of ['wallet=wal_none', 'account=acct_none', 'page=leases&leases=res_none'])
       assert.equal((await browser.get(`/live?${query}`)).status, 404, query);
   const { id } = await purser.run('account.create', { name: 'other' });
   assert.equal((await account.get(`/live?account=${id}`)).status, 404);

@@ -24,6 +24,7 @@ import {
   money,
   outside,
   pager,
+  plural,
   state,
   table,
   when,
@@ -44,27 +45,49 @@ function whatIs({ slot, spec }: Resource): string {
   return what === undefined ? slot : `${what} at ${slot}`;
 }
 
+/** Whether the machine of a lease has withstood an attempt to end it. */
+const isStuck = (it: Resource): boolean => it.endWanted !== null && it.attempts > 0;
+
+/** How much of a lease's time is over, in percent, and what is left of it in words. */
+function timeOf(it: Resource, now: number): { percent: string; left: string } {
+  if (it.endedAt !== null) return { percent: '100', left: 'ended' };
+  const begun = it.readyAt ?? it.createdAt;
+  const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100));
+  return { percent: part.toFixed(1), left: isStuck(it) ? 'does not stop' : `${duration(it.expiresAt - now)} left` };
+}
+
 /** How much of a lease's time is over, as a bar, and what is left. */
 function timeLeft(it: Resource, now: number): Html {
   if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
-  if (it.endWanted !== null && it.attempts > 0)
-    return html`<span class="bad">does not stop; tried ${it.attempts} times</span>`;
-  const begun = it.readyAt ?? it.createdAt;
-  const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100)).toFixed(1);
-  const left = `${duration(it.expiresAt - now)} left`;
-  return html`<svg class="time-left" role="img" aria-label="${part}% of the time is over" width="100%" height="8"><rect class="past" x="0" width="${part}%" height="8" data-live-bar="${it.id}.bar"></rect></svg>${live(`${it.id}.left`, left)}`;
+  const { percent, left } = timeOf(it, now);
+  if (isStuck(it))
+    return html`<span class="bad">${live(`${it.id}.left`, left)}; tried ${plural(it.attempts, 'time')}</span>`;
+  return html`<svg class="time-left" role="img" aria-label="${percent}% of the time is over" width="100%" height="8"><rect class="past" x="0" width="${percent}%" height="8" data-live-bar="${it.id}.bar"></rect></svg>${live(`${it.id}.left`, left)}`;
 }
 
-/** Returns the figures that the stream of the list keeps up to date. */
-export function leaseFigures({ app, viewer, now }: Pick<Visit, 'app' | 'viewer' | 'now'>): Figures {
-  const accountId = viewer.kind === 'account' ? viewer.accountId : undefined;
-  const { page } = pageResources(app.ledger.read, { isLive: true, accountId });
+/**
+ * Returns the part of a stream's address that names the leases of a table which still run: the stream has to tell of just
+ * these, and also that one of them has ended, be it before the stream was opened.
+ */
+export const streamOf = (leases: readonly Resource[]): string =>
+  `leases=${leases
+    .filter((it) => it.endedAt === null)
+    .map((it) => it.id)
+    .join()}`;
+
+/** Returns the ids of the leases that a stream was asked for. Throws `not_found`, also for those of somebody else. */
+export function leasesAsked(visit: Visit): string[] {
+  const ids = visit.query.get('leases')?.split(',').filter(Boolean).slice(0, PAGE_COUNT) ?? [];
+  return ids.map((leaseId) => leaseSeen(visit, leaseId).id);
+}
+
+/** Returns the figures of these leases that a stream keeps up to date. */
+export function leaseFigures({ app, now }: Pick<Visit, 'app' | 'now'>, leaseIds: readonly string[]): Figures {
   const list: Figures = {};
-  for (const it of page) {
-    const begun = it.readyAt ?? it.createdAt;
-    const part = Math.min(100, Math.max(0, ((now - begun) / Math.max(1, it.expiresAt - begun)) * 100)).toFixed(1);
-    list[`${it.id}.left`] = `${duration(it.expiresAt - now)} left`;
-    list[`${it.id}.bar`] = `0 ${part}%`;
+  for (const leaseId of leaseIds) {
+    const { percent, left } = timeOf(findResource(app.ledger.read, leaseId) as Resource, now);
+    list[`${leaseId}.left`] = left;
+    list[`${leaseId}.bar`] = `0 ${percent}%`;
   }
   return list;
 }
@@ -134,15 +157,18 @@ export function listPage(visit: Visit): Page {
     ${strip.length > 0 && card('Running now', ganttOf(strip, now), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
     ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: asked, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
     ${card(wallet ? `Leases of ${outside(wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
-  return { title: 'Leases', body, section: '/leases', stream: '/live?page=leases' };
+  return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(page)}` };
 }
 
-function leaseIn(visit: Visit): Resource {
-  const lease = findResource(visit.app.ledger.read, visit.params.id as string);
+/** Returns a lease that the viewer may see. Throws `not_found`, also for somebody else's. */
+function leaseSeen(visit: Visit, leaseId: string): Resource {
+  const lease = findResource(visit.app.ledger.read, leaseId);
   if (!lease) throw new Refusal('not_found', 'There is no such lease.');
   walletSeen(visit, lease.walletId);
   return lease;
 }
+
+const leaseIn = (visit: Visit): Resource => leaseSeen(visit, visit.params.id as string);
 
 /** What a keep has bought and may buy, and why it has ended or waits. */
 function keepSentence({ state: is, bought_seconds: bought, max_seconds: max, ...keep }: Keep): Html {

@@ -50,7 +50,7 @@ import {
 import { barShapes, type Moment, moneyBar, spendingOver, walletLife } from '../pictures.ts';
 import type { Go } from '../sign-in.ts';
 import { callEndpoint, run, type Visit, walletSeen } from '../visit.ts';
-import { leaseTable } from './leases.ts';
+import { leaseTable, streamOf } from './leases.ts';
 import { centsIn, handOver, partsOf, stateOf, walletTable } from './wallets.ts';
 
 /**
@@ -132,7 +132,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
     body,
     aside: html`<span class="row">${state(stateOf(wallet, now))}${wallet.status === 'active' && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
     ...below('/wallets'),
-    ...(wallet.status === 'closed' ? {} : { stream: `/live?wallet=${wallet.id}` }),
+    ...(wallet.status === 'closed' ? {} : { stream: `/live?wallet=${wallet.id}&${streamOf(leases)}` }),
   };
 }
 
