@@ -1,4 +1,4 @@
-import type { Nanos } from '../money.ts';
+import { type Nanos, ZERO } from '../money.ts';
 import { EMPTY, type Html, html } from './html.ts';
 import { brief, count, dollars, duration, outside, table, when } from './parts.ts';
 
@@ -24,7 +24,11 @@ export type Part = {
   amount: Nanos;
   tone: 'spent' | 'held' | 'delegated' | 'free' | 'reserved';
   key?: string;
+  /** The legend names it only while it is not nothing. */
+  isRare?: boolean;
 };
+
+const NOTHING = dollars(ZERO);
 
 /** Money as a bar of its parts, with a legend that has the amounts. */
 export function moneyBar(title: string, parts: readonly Part[]): Html {
@@ -35,11 +39,15 @@ export function moneyBar(title: string, parts: readonly Part[]): Html {
     x += it.amount;
     return html`<rect class="${it.tone}" x="${at}" width="${percent(it.amount, whole)}" height="100%"${it.key && html` data-live-bar="${it.key}.bar"`}></rect>`;
   });
+  const isUnnamed = ({ isRare, amount }: Part) => isRare && amount === ZERO;
   const legend = parts.map(
     (it) =>
-      html`<li><span class="swatch ${it.tone}"></span>${it.name} <b${it.key && html` data-live="${it.key}"`}>${dollars(it.amount)}</b></li>`,
+      html`<li${it.isRare && html` data-unless="${NOTHING}"`}${isUnnamed(it) && html` hidden`}><span class="swatch ${it.tone}"></span>${it.name} <b${it.key && html` data-live="${it.key}"`}>${dollars(it.amount)}</b></li>`,
   );
-  const words = parts.map((it) => `${it.name} ${dollars(it.amount)}`).join(', ');
+  const words = parts
+    .filter((it) => !isUnnamed(it))
+    .map((it) => `${it.name} ${dollars(it.amount)}`)
+    .join(', ');
   return html`<figure class="bar"><svg role="img" aria-label="${title}: ${words}" width="100%" height="14">${shapes}</svg><ul class="legend">${legend}</ul></figure>`;
 }
 

@@ -71,6 +71,24 @@ test('the figures of a page move with the books, and only those that changed are
   assert.notEqual(known['spent.bar'], first['spent.bar']);
 });
 
+test('an open page of a wallet adds up after a raise and after the first delegation', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const browser = await asAccount(purser);
+  const { html } = await browser.get(`/wallets/${id}`);
+  const stream = await open(t, purser, browser, `/live?wallet=${id}`);
+  const known = await stream.next();
+  for (const key of Object.keys(known)) assert.match(html, new RegExp(`data-live(-bar)?="${key}"`), key);
+  assert.match(html, /<li data-unless="\$0\.00" hidden><span class="swatch delegated">/, 'nothing is not named');
+  await purser.run('wallet.budget', { id, add_cents: 200 });
+  const body = { name: 'child', budget_usd: '1.50' };
+  await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body });
+  while (known.delegated === '$0.00') Object.assign(known, await stream.next());
+  assert.deepEqual([known.budget, known.delegated, known.free], ['$7.00', '$1.50', '$5.50']);
+  const { html: after } = await browser.get(`/wallets/${id}`);
+  assert.match(after, /<li data-unless="\$0\.00"><span class="swatch delegated">/);
+});
+
 test('every figure that a stream sends is on its page', async (t) => {
   const purser = await openTestServer(t);
   const [operator, account] = [await asOperator(purser), await asAccount(purser)];

@@ -3,6 +3,7 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { breachesOn, openChromium } from '../helper/chromium.ts';
+import { openTestServer } from '../helper/server.ts';
 import { openSample, type Sample } from './sample.ts';
 
 // Every page in a real browser: in both colour schemes, on a phone and on a desk, with and without script.
@@ -109,6 +110,22 @@ test('every page has the same words without script', { timeout: 600_000 }, async
     }
     assert.equal(texts[0], texts[1], path);
   }
+  assert.deepEqual(chromium.faults, []);
+});
+
+test('the legend of an open wallet names what is delegated as soon as something is', async (t) => {
+  const purser = await openTestServer(t);
+  const chromium = await openChromium(t, purser.url);
+  if (!chromium) return;
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const { page } = await chromium.open();
+  await page.goto((await purser.run('ui.link', {})).url);
+  await page.goto(`${purser.url}/wallets/${id}`);
+  const delegated = page.locator('.legend li').filter({ hasText: 'delegated' });
+  assert.equal(await delegated.isVisible(), false);
+  await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body: { name: 'child', budget_usd: '1.50' } });
+  await delegated.waitFor();
+  assert.match(await delegated.innerText(), /\$1\.50/);
   assert.deepEqual(chromium.faults, []);
 });
 

@@ -39,6 +39,8 @@ if (stream) {
       const value = values[element.dataset.live];
       if (value === undefined || value === element.textContent) continue;
       element.textContent = value;
+      const line = element.closest('[data-unless]');
+      if (line) line.hidden = value === line.dataset.unless;
       element.classList.remove('changed');
       void element.offsetWidth;
       element.classList.add('changed');

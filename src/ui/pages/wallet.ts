@@ -37,6 +37,7 @@ import {
   form,
   id,
   link,
+  live,
   money,
   outside,
   pager,
@@ -102,7 +103,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
     ${card(
       'Money',
       html`${moneyBar('Budget', partsOf(wallet))}${facts([
-        ['Budget', dollars(wallet.budget)],
+        ['Budget', live('budget', dollars(wallet.budget))],
         ['Opened', when(wallet.createdAt)],
         [
           'Expires',
@@ -140,7 +141,11 @@ export async function walletPage(visit: Visit): Promise<Page> {
 export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Figures {
   const wallet = findWallet(app.ledger.read, walletId) as Wallet;
   const parts = partsOf(wallet);
-  return { ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])), ...barShapes(parts) };
+  return {
+    budget: dollars(wallet.budget),
+    ...Object.fromEntries(parts.map((it) => [it.key as string, dollars(it.amount)])),
+    ...barShapes(parts),
+  };
 }
 
 function stateNotice({ app, now }: Visit, wallet: Wallet): Html {

@@ -230,7 +230,7 @@ export function partsOf(wallet: Wallet): Part[] {
   return [
     { name: 'spent', amount: spent, tone: 'spent', key: 'spent' },
     { name: 'held', amount: held, tone: 'held', key: 'held' },
-    ...(delegated > 0n ? [{ name: 'delegated', amount: delegated, tone: 'delegated', key: 'delegated' } as const] : []),
+    { name: 'delegated', amount: delegated, tone: 'delegated', key: 'delegated', isRare: true },
     { name: 'free', amount: shownAvailable(wallet), tone: 'free', key: 'free' },
   ];
 }
