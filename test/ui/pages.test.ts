@@ -116,6 +116,26 @@ test('the page of a child below a frozen wallet names what freezes it', async (t
   assert.match((await notice()) ?? '', /ago<\/time>: its own/);
 });
 
+test('closing and freezing are offered only while they do something, and what goes back is said whole', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const browser = await asAccount(purser);
+  const asked = async (what: string) => {
+    const { status, html } = await browser.get(`/wallets/${id}/${what}`);
+    return { status, html, isForm: html.includes(`action="/wallets/${id}/${what}"`) };
+  };
+  assert.match((await asked('close')).html, /\$5\.00 goes back to where it came from/);
+  await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body: { name: 'child', budget_usd: '1.50' } });
+  assert.match((await asked('close')).html, /\$3\.50, with what the children return, goes back/);
+  for (const what of ['close', 'freeze']) assert.equal((await asked(what)).isForm, true, what);
+  await purser.run('wallet.close', { id });
+  for (const what of ['close', 'freeze']) {
+    const { status, html, isForm } = await asked(what);
+    assert.deepEqual([status, isForm], [409, false], what);
+    assert.match(html, /is closed/);
+  }
+});
+
 test('a model with a small share of what a wallet spent is not at 0 %', async (t) => {
   const sample = await openSample(t);
   const browser = await asOperator(sample);

@@ -19,6 +19,7 @@ import {
   findWallet,
   frozenOver,
   listWallets,
+  refuseInactive,
   type Wallet,
 } from '../../ledger/wallet.ts';
 import { formatUsd, Nanos, ZERO } from '../../money.ts';
@@ -356,9 +357,10 @@ function spendByModel(rows: Awaited<ReturnType<typeof sumSpending>>['rows'], tot
   );
 }
 
-/** Asks before a wallet is frozen, and for a reason. */
+/** Asks before a wallet is frozen, and for a reason. Throws `wallet_closed` and `wallet_expired`, as the freeze would. */
 export function confirmFreeze(visit: Visit): Page {
   const wallet = walletIn(visit);
+  refuseInactive(wallet, visit.now);
   const body = card(
     'Stop its spending now?',
     html`<p>From now on every new request of this wallet and of the wallets below it is refused. Requests that are in flight are settled, and leases run on to their deadlines. You can unfreeze it at any time.</p>${form(
@@ -423,9 +425,10 @@ export async function token(visit: Visit): Promise<Page> {
   return handOver(wallet.id, outside(wallet.name), answer.agent_token, visit.app.state.baseUrl);
 }
 
-/** Asks before a wallet is closed, and says what that ends. */
+/** Asks before a wallet is closed, and says what that ends. Throws `conflict` for one that is closed already. */
 export function confirmClose(visit: Visit): Page {
   const wallet = walletIn(visit);
+  if (wallet.status === 'closed') throw new Refusal('conflict', 'This wallet is closed. That is final.');
   const { page: leases } = pageResources(
     visit.app.ledger.read,
     { walletId: wallet.id, isLive: true },
@@ -433,7 +436,7 @@ export function confirmClose(visit: Visit): Page {
   );
   const body = card(
     'Close it for good?',
-    html`<p>${leases.length > 0 && html`${plural(leases.length, 'running lease')} ends. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
+    html`<p>${leases.length > 0 && html`${plural(leases.length, 'running lease')} ends. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))}${wallet.delegated > 0n && ', with what the children return,'} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
   );
   return sub(wallet, `Close ${outside(wallet.name)}`, body);
 }
