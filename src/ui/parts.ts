@@ -220,6 +220,11 @@ export const pager = (
 ): Html =>
   html`<nav class="pager" aria-label="Pages"><span>${count(shown)} of ${count(total)}</span>${first !== undefined && link(first, words[0])}${next !== undefined && link(next, words[1])}</nav>`;
 
+/** Parts a page of a list from the row beyond it, which is read to know whether the list goes on, and after which row. */
+export function cutPage<T>(rows: readonly T[], length: number): { page: readonly T[]; goesOnAfter: T | undefined } {
+  return { page: rows.slice(0, length), goesOnAfter: rows.length > length ? rows[length - 1] : undefined };
+}
+
 /**
  * Returns one page of a list that stands on a page beside others, and the way to its other pages. The parameter `name` of
  * the address has the index of the first row, and `name` is the card of the list. `words` name the ways.

@@ -25,6 +25,7 @@ async function walk(browser: Browser, path: string, heading: string, word: strin
     const { status, html } = await browser.get(at);
     assert.equal(status, 200, at);
     const card = cardOf(html, heading);
+    if (pages > 0) assert.ok(card.includes('<tbody>'), `${at} is an empty page`);
     found.push(...[...card.matchAll(pattern)].map(([, it]) => it as string));
     if (pages > 0) assert.ok(wayIn(card, word === 'Older' ? 'Newest' : '(?:First|Oldest)'), `the way back is on ${at}`);
     at = wayIn(card, word);
@@ -72,9 +73,9 @@ test('every movement of a wallet is reached by "Older", in both views, and every
 test('every operation of a wallet with a long life is reached by "Older"', { timeout: 600_000 }, async (t) => {
   const purser = await openTestServer(t);
   const { id, token } = await purser.openWallet({ budget_cents: 100_000 });
-  await times(2005, (i) => purser.chat(token, { model: 'free' }, `k${i}`));
+  await times(2050, (i) => purser.chat(token, { model: 'free' }, `k${i}`));
   const shown = await walk(await asAccount(purser), `/wallets/${id}`, 'Operations', 'Older', /title="(op_\w+)"/g);
-  assert.equal(new Set(shown).size, 2005);
+  assert.equal(new Set(shown).size, 2050);
 });
 
 test('the statement and the keys of an account, and all accounts, are reached to their end', async (t) => {
@@ -118,6 +119,23 @@ test('every event and every operation of unknown outcome is reached', async (t) 
     /<td class="text">(operation\.uncertain|upstream\.\w+|wallet\.\w+)/g,
   );
   assert.equal(rows.length, total);
+});
+
+test('a list that ends on a full page goes on to no empty one', async (t) => {
+  const purser = await openTestServer(t, { unknownCountMax: 1000 });
+  const wallets: { id: string; token: string }[] = [];
+  await times(100, async (i) => wallets.push(await purser.openWallet({ name: `wallet ${i}.`, budget_cents: 100 })));
+  purser.upstream.handle = reset;
+  await times(100, (i) => purser.chat((wallets[i] as { token: string }).token, { model: 'flat' }));
+  const operator = await asOperator(purser);
+  assert.equal((await walk(operator, '/wallets', 'Wallets', 'Older', /(wallet \d+\.)/g)).length, 100);
+  const operation = /href="\/operations\/(op_\w+)"/g;
+  assert.equal((await walk(operator, '/operations', 'Operations', 'Older', operation)).length, 100);
+  assert.equal((await walk(operator, '/operations?state=uncertain', 'Operations', 'More', operation)).length, 100);
+  const type = 'operation.uncertain';
+  assert.equal((await purser.run('events.list', { type })).total, 100);
+  const { html } = await operator.get(`/events?type=${type}`);
+  assert.equal(wayIn(cardOf(html, 'Events'), 'Older'), undefined);
 });
 
 test('the leases and the children of a wallet are reached from it', async (t) => {

@@ -2,7 +2,21 @@ import { EVENT_TYPES } from '../../config/events.ts';
 import { waitingCount } from '../../ledger/outbox.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { address, badge, card, count, filters, form, link, outside, pager, state, table, when } from '../parts.ts';
+import {
+  address,
+  badge,
+  card,
+  count,
+  cutPage,
+  filters,
+  form,
+  link,
+  outside,
+  pager,
+  state,
+  table,
+  when,
+} from '../parts.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
 
@@ -13,11 +27,12 @@ export async function eventsPage(visit: Visit): Promise<Page> {
   const { app, query, path } = visit;
   const type = EVENT_TYPES.find((it) => it === query.get('type'));
   const before = query.get('before') || undefined;
-  const { events, total } = await run(visit, 'events.list', { type, before, limit: EVENT_COUNT });
-  const older = events.length === EVENT_COUNT ? address(path, query, { before: events.at(-1)?.id }) : undefined;
-  const pages = pager(events.length, total, before && address(path, query, { before: undefined }), older);
+  const { events, total } = await run(visit, 'events.list', { type, before, limit: EVENT_COUNT + 1 });
+  const { page, goesOnAfter } = cutPage(events, EVENT_COUNT);
+  const older = goesOnAfter && address(path, query, { before: goesOnAfter.id });
+  const pages = pager(page.length, total, before && address(path, query, { before: undefined }), older);
   const { receivers } = app.config.events;
-  const rows = events.map((it) => [
+  const rows = page.map((it) => [
     when(it.created_at),
     it.type,
     about(it.data),

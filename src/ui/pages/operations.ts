@@ -7,7 +7,7 @@ import {
   type UncertainCursor,
   uncertainOperations,
 } from '../../ledger/operation.ts';
-import { findWallet, LIST_COUNT_MAX } from '../../ledger/wallet.ts';
+import { findWallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -16,6 +16,7 @@ import {
   ago,
   buttonLink,
   card,
+  cutPage,
   dollars,
   facts,
   filters,
@@ -42,11 +43,11 @@ export function listPage(visit: Visit): Page {
   const operationState = OPERATION_STATES.find((it) => it === asked);
   const filter = { state: operationState };
   const isUncertain = operationState === 'uncertain';
-  const page = isUncertain
+  const list = isUncertain
     ? uncertainOperations(read, Number.MAX_SAFE_INTEGER, cursorIn(query.get('after')))
-    : listOperations(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT });
+    : listOperations(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT + 1 });
+  const { page, goesOnAfter } = cutPage(list, PAGE_COUNT);
   const total = countOperations(read, filter);
-  const last = page.at(-1);
   const rows = page.map((it) => [
     link(`/operations/${it.id}`, outside(it.subject)),
     state(it.outcome ?? it.state),
@@ -55,12 +56,8 @@ export function listPage(visit: Visit): Page {
     money(it.charge ?? it.hold),
     outside(it.reason ?? ''),
   ]);
-  const older =
-    !isUncertain && page.length === PAGE_COUNT
-      ? address(path, query, { before: last?.id, after: undefined })
-      : undefined;
-  const goesOn = page.length === LIST_COUNT_MAX ? last : undefined;
-  const more = goesOn && address(path, query, { after: `${goesOn.uncertainAt}.${goesOn.id}` });
+  const older = goesOnAfter && address(path, query, { before: goesOnAfter.id, after: undefined });
+  const more = goesOnAfter && address(path, query, { after: `${goesOnAfter.uncertainAt}.${goesOnAfter.id}` });
   const first = query.has('before') || query.has('after');
   const pages = isUncertain
     ? pager(page.length, total, first ? address(path, query, { after: undefined }) : undefined, more, [
@@ -69,7 +66,7 @@ export function listPage(visit: Visit): Page {
       ])
     : pager(page.length, total, first ? address(path, query, { before: undefined }) : undefined, older);
   const empty = isUncertain ? 'No outcome is unknown. Nothing has to be resolved.' : 'No operation is like that.';
-  const list = table(
+  const shown = table(
     'Operations',
     [
       { label: 'For' },
@@ -97,7 +94,7 @@ export function listPage(visit: Visit): Page {
         ],
       },
     ])}
-    ${card('Operations', html`${list}${(total > 0 || first) && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
+    ${card('Operations', html`${shown}${(total > 0 || first) && pages}`, isUncertain ? 'oldest first' : 'newest first')}`;
   return { title: 'Operations', body, section: '/operations' };
 }
 

@@ -33,6 +33,7 @@ import {
   buttonLink,
   card,
   count,
+  cutPage,
   dollars,
   facts,
   form,
@@ -305,7 +306,8 @@ function latestOperations(visit: Visit, wallet: Wallet): Html {
   const { app, path, query } = visit;
   const { read } = app.ledger;
   const before = query.get('before') || undefined;
-  const page = listOperations(read, { walletId: wallet.id }, { before, limit: STEP_COUNT });
+  const list = listOperations(read, { walletId: wallet.id }, { before, limit: STEP_COUNT + 1 });
+  const { page, goesOnAfter } = cutPage(list, STEP_COUNT);
   const rows = page.map((it) => [
     when(it.createdAt),
     html`${outside(it.subject)} ${usageOf(it.usage)}`,
@@ -313,7 +315,7 @@ function latestOperations(visit: Visit, wallet: Wallet): Html {
     money(it.charge ?? it.hold),
     operationLink(visit, it.id),
   ]);
-  const list = table(
+  const shown = table(
     'Operations',
     [
       { label: 'Time', kind: 'time' },
@@ -325,8 +327,8 @@ function latestOperations(visit: Visit, wallet: Wallet): Html {
     rows,
   );
   const to = (id: string | undefined) => `${address(path, query, { before: id })}#movements`;
-  const older = page.length === STEP_COUNT ? to(page.at(-1)?.id) : undefined;
-  return html`${list}${pager(page.length, countOperations(read, { walletId: wallet.id }), before && to(undefined), older)}`;
+  const older = goesOnAfter && to(goesOnAfter.id);
+  return html`${shown}${pager(page.length, countOperations(read, { walletId: wallet.id }), before && to(undefined), older)}`;
 }
 
 /** A share in words: what is not nothing is never 0 %. */

@@ -19,6 +19,7 @@ import {
   buttonLink,
   card,
   copyButton,
+  cutPage,
   type Field,
   filters,
   form,
@@ -130,9 +131,9 @@ export function listPage(visit: Visit): Page {
     isFrozen: asked === 'frozen',
     status: WALLET_STATUSES.find((it) => it === asked),
   };
-  const page = listWallets(read, filter, { before: query.get('before') || undefined, limit: PAGE_COUNT });
+  const before = query.get('before') || undefined;
+  const { page, goesOnAfter } = cutPage(listWallets(read, filter, { before, limit: PAGE_COUNT + 1 }), PAGE_COUNT);
   const total = countWallets(read, filter);
-  const last = page.at(-1);
   const states = [['', 'any state'], ...WALLET_STATUSES.map((it) => [it, it]), ['frozen', 'frozen']] as [
     string,
     string,
@@ -150,7 +151,7 @@ export function listPage(visit: Visit): Page {
     ])}
     ${card(
       parent ? `Children of ${outside(parent.name)}` : account ? `Wallets of ${outside(account.name)}` : 'Wallets',
-      html`${walletTable(visit, page, 'Wallets', empty, viewer.kind === 'operator' && !account)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, last && page.length === PAGE_COUNT && total > PAGE_COUNT ? address(path, query, { before: last.id }) : undefined)}`,
+      html`${walletTable(visit, page, 'Wallets', empty, viewer.kind === 'operator' && !account)}${page.length > 0 && pager(page.length, total, before && address(path, query, { before: undefined }), goesOnAfter && address(path, query, { before: goesOnAfter.id }))}`,
     )}`;
   return { title: 'Wallets', body, section: '/wallets', aside: buttonLink('/wallets/new', 'New wallet', 'primary') };
 }
