@@ -6,6 +6,12 @@ import { EMPTY, type Html, html, type Value } from './html.ts';
 /** Text that somebody else wrote: an agent, a model server, a backend. Escapes what would reorder or hide it. */
 export const outside = (text: string): string => visible(text);
 
+/** Nothing that is seen: spaces, and what only shapes its neighbours. The blank of Braille is a symbol to Unicode. */
+const UNSEEN = /^[\s\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]*$/u;
+
+/** The name that somebody gave a wallet, an account or a key; the end of its id where nothing of the name would be seen. */
+export const named = (id: string, name = ''): string => (UNSEEN.test(name) ? endOf(id) : outside(name));
+
 /** Writes a time, always with its zone. The script adds the local time as a hint. */
 export function when(at: number | null | undefined, otherwise = '–'): Html | string {
   if (at == null) return otherwise;
@@ -115,7 +121,8 @@ export const copyButton = (text: string, what: string): Html =>
 export const id = (text: string): Html => html`<code class="id">${text}</code> ${copyButton(text, text)}`;
 
 /** The part of an id that people can tell apart: its end. */
-export const shortId = (text: string): Html => html`<code class="id" title="${text}">&hellip;${text.slice(-6)}</code>`;
+const endOf = (id: string): string => `…${id.slice(-6)}`;
+export const shortId = (text: string): Html => html`<code class="id" title="${text}">${endOf(text)}</code>`;
 
 export type Column = { label: string; kind?: 'text' | 'number' | 'money' | 'time' | 'actions' };
 

@@ -136,6 +136,21 @@ test('closing and freezing are offered only while they do something, and what go
   }
 });
 
+test('what has a name that nobody can see goes by the end of its id', async (t) => {
+  const purser = await openTestServer(t);
+  const browser = await asOperator(purser);
+  for (const name of ['   ', '\u200b\u2060', '\u3164', '\u2800']) {
+    const { id, token } = await purser.openWallet({ name });
+    await purser.chat(token, { model: 'flat' });
+    for (const path of ['/wallets', '/operations', '/spend?by=wallet', `/accounts/${purser.accountId}`])
+      assert.match((await browser.get(path)).html, new RegExp(`href="/wallets/${id}">…${id.slice(-6)}<`), path);
+    assert.match((await browser.get(`/wallets/${id}`)).html, new RegExp(`<h1>…${id.slice(-6)}</h1>`));
+  }
+  const family = '\u{1f468}\u200d\u{1f469}\u200d\u{1f467}';
+  const { id } = await purser.openWallet({ name: family });
+  assert.ok((await browser.get(`/wallets/${id}`)).html.includes(`<h1>${family}</h1>`), 'joined as it was written');
+});
+
 test('a model with a small share of what a wallet spent is not at 0 %', async (t) => {
   const sample = await openSample(t);
   const browser = await asOperator(sample);

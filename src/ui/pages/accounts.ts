@@ -20,6 +20,7 @@ import {
   id,
   link,
   money,
+  named,
   outside,
   pagesOf,
   plural,
@@ -62,7 +63,7 @@ export async function listPage(visit: Visit): Promise<Page> {
     .filter((it) => query.get('state') !== 'suspended' || it.suspended_at !== null);
   const { shown, pages } = pagesOf(visit, 'accounts', matching, PAGE_COUNT, ['First', 'More']);
   const rows = shown.map((it) => [
-    link(`/accounts/${it.id}`, outside(it.name)),
+    link(`/accounts/${it.id}`, named(it.id, it.name)),
     stateOf(it),
     cents(it.available_cents),
     cents(it.reserved_cents),
@@ -187,7 +188,7 @@ export async function accountPage(visit: Visit): Promise<Page> {
     )}
     ${!isSuspended && html`<p>${buttonLink(`/accounts/${account.id}/suspend`, 'Suspend the account', 'danger')}</p>`}`;
   return {
-    title: outside(account.name),
+    title: named(account.id, account.name),
     body,
     aside: isSuspended
       ? form({ action: `/accounts/${account.id}/resume`, submit: 'Resume', tone: 'primary', isInline: true })
@@ -221,9 +222,9 @@ export function confirmSuspend(visit: Visit): Page {
     html`<p>No wallet of this account takes a new hold, and no wallet or key is made. Leases run on to their deadlines. You can resume it at any time.</p>${form({ action: `/accounts/${account.id}/suspend`, submit: 'Suspend the account', tone: 'danger' })}`,
   );
   return {
-    title: `Suspend ${outside(account.name)}`,
+    title: `Suspend ${named(account.id, account.name)}`,
     body,
-    ...below('/accounts', [`/accounts/${account.id}`, outside(account.name)]),
+    ...below('/accounts', [`/accounts/${account.id}`, named(account.id, account.name)]),
   };
 }
 
@@ -246,7 +247,7 @@ export async function createKey(visit: Visit): Promise<Page> {
   const made = await visit.parts.once(visit, make);
   return newKeyPage(made.key, [
     ['/accounts', 'Accounts'],
-    [`/accounts/${account.id}`, outside(account.name)],
+    [`/accounts/${account.id}`, named(account.id, account.name)],
   ]);
 }
 
@@ -256,7 +257,7 @@ export function confirmRevoke(visit: Visit): Page {
   const at = `/accounts/${account.id}`;
   return {
     ...revokePage(visit, account.id, visit.params.key as string, `${at}/keys`),
-    ...below('/accounts', [at, outside(account.name)]),
+    ...below('/accounts', [at, named(account.id, account.name)]),
   };
 }
 

@@ -11,6 +11,7 @@ import {
   filters,
   form,
   link,
+  named,
   outside,
   pager,
   state,
@@ -74,7 +75,7 @@ function about(data: Record<string, unknown>): Html {
   const text = (name: string) => (typeof data[name] === 'string' ? (data[name] as string) : undefined);
   const walletId = text('wallet_id');
   const name = text('wallet_name') ?? text('account_name') ?? text('upstream') ?? text('scope') ?? walletId ?? '';
-  return walletId ? html`${link(`/wallets/${walletId}`, outside(name))}` : html`${outside(name)}`;
+  return walletId ? html`${link(`/wallets/${walletId}`, named(walletId, name))}` : html`${outside(name)}`;
 }
 
 export async function testEvents(visit: Visit): Promise<Go> {

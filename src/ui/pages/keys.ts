@@ -3,7 +3,7 @@ import { createAccountKey, deleteKey } from '../../http/routes/keys.ts';
 import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { ago, badge, buttonLink, card, copyButton, form, outside, pagesOf, table, when } from '../parts.ts';
+import { ago, badge, buttonLink, card, copyButton, form, named, pagesOf, table, when } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
 import { callEndpoint, isPerson, type Visit } from '../visit.ts';
 
@@ -24,7 +24,7 @@ export const keysOf = ({ app }: Visit, accountId: string): Key[] =>
 export function keyTable(visit: Visit, keys: readonly Key[], at: string | undefined): Html {
   const { shown, pages } = pagesOf(visit, 'keys', keys, KEY_COUNT);
   const rows = shown.map((it) => [
-    outside(it.name),
+    named(it.id, it.name),
     html`<code>cnv_live_&hellip;${it.last4}</code>`,
     when(it.createdAt),
     ago(it.lastUsedAt, visit.now, 'never'),
@@ -97,7 +97,7 @@ export function revokePage(visit: Visit, accountId: string, keyId: string, at: s
     'Revoke it for good?',
     html`<p>Every program that uses this key is refused at once, and sessions that it opened end. This cannot be undone.</p>${form({ action: `${at}/${keyId}/revoke`, submit: 'Revoke the key', tone: 'danger' })}`,
   );
-  return { title: `Revoke ${outside(key.name)}`, body };
+  return { title: `Revoke ${named(key.id, key.name)}`, body };
 }
 
 export async function revoke(visit: Visit): Promise<Go> {

@@ -22,6 +22,7 @@ import {
   link,
   live,
   money,
+  named,
   outside,
   pager,
   plural,
@@ -102,7 +103,7 @@ export function leaseTable(visit: Visit, leases: readonly Resource[], empty: Htm
     return [
       link(`/leases/${it.id}`, outside(whatIs(it))),
       html`${state(it.status)}${isKept && html` <span class="weak">kept while busy</span>`}`,
-      link(`/wallets/${it.walletId}`, outside(wallet?.name ?? '')),
+      link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
       timeLeft(it, now),
       money(it.charged),
       canStop ? buttonLink(`/leases/${it.id}/stop`, 'Stop') : '',
@@ -143,7 +144,7 @@ export function listPage(visit: Visit): Page {
   const liveCount = countResources(read, live);
   const strip: Lease[] = running.map((it) => ({
     id: it.id,
-    label: findWallet(read, it.walletId)?.name ?? it.id,
+    label: named(it.walletId, findWallet(read, it.walletId)?.name),
     from: it.createdAt,
     readyAt: it.readyAt,
     until: it.expiresAt,
@@ -156,7 +157,7 @@ export function listPage(visit: Visit): Page {
   const body = html`
     ${strip.length > 0 && card('Running now', ganttOf(strip, now), `${liveCount > strip.length ? `the newest ${strip.length} of ${count(liveCount)}, ` : ''}from the order to the deadline`)}
     ${filters('/leases', [...walletField(wallet), { name: 'state', label: 'State', value: asked, options: [['live', 'running'], ['all', 'all'], ...RESOURCE_STATUSES.map((it) => [it, it] as const)] }])}
-    ${card(wallet ? `Leases of ${outside(wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
+    ${card(wallet ? `Leases of ${named(wallet.id, wallet.name)}` : 'Leases', html`${leaseTable(visit, page, empty)}${page.length > 0 && pager(page.length, total, query.get('before') ? address(path, query, { before: undefined }) : undefined, next && address(path, query, { before: next }))}`)}`;
   return { title: 'Leases', body, section: '/leases', stream: `/live?page=leases&${streamOf(page)}` };
 }
 
@@ -208,7 +209,7 @@ export function leasePage(visit: Visit): Page {
     ${card(
       'Machine',
       facts([
-        ['Wallet', link(`/wallets/${it.walletId}`, outside(wallet?.name ?? it.walletId))],
+        ['Wallet', link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name))],
         ['Slot', it.slot],
         isOperator && ['Backend', it.backend],
         ['Reference', it.ref === null ? '–' : outside(it.ref)],
@@ -229,7 +230,7 @@ export function leasePage(visit: Visit): Page {
 /** Asks before a lease is ended. */
 export function confirmStop(visit: Visit): Page {
   const it = leaseIn(visit);
-  const name = outside(findWallet(visit.app.ledger.read, it.walletId)?.name ?? '');
+  const name = named(it.walletId, findWallet(visit.app.ledger.read, it.walletId)?.name);
   const body = card(
     'End this machine now?',
     html`<p>It was rented by ${link(`/wallets/${it.walletId}`, name)} and has ${duration(it.expiresAt - visit.now)} left. What is on it is lost, and paid time is not given back. This cannot be undone.</p>${form({ action: `/leases/${it.id}/stop`, submit: 'Stop the lease', tone: 'danger' })}<p class="actions">${buttonLink(`/leases/${it.id}`, 'Leave it running')}</p>`,

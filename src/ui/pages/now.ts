@@ -18,6 +18,7 @@ import {
   link,
   live,
   money,
+  named,
   outside,
   plural,
   type Tone,
@@ -53,7 +54,7 @@ export async function nowPage(visit: Visit): Promise<Page> {
     const on = html`${outside(first?.model ?? '')}${others.length > 0 && html` <span class="weak">and ${plural(others.length, 'other')}</span>`}`;
     const stop = wallet && wallet.status === 'active' && wallet.frozenAt === null;
     return [
-      link(`/wallets/${it.walletId}`, outside(wallet?.name ?? it.walletId)),
+      link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name)),
       on,
       count(it.operations),
       money(it.charged),
@@ -147,7 +148,7 @@ function attentionOf({ app, now }: Visit, status: Status): Attention[] {
   for (const wallet of stuck.slice(0, STUCK_COUNT))
     add(
       'warn',
-      html`${outside(wallet.name)} does not close: ${outside(wallet.cleanupError ?? 'requests are in flight')}`,
+      html`${named(wallet.id, wallet.name)} does not close: ${outside(wallet.cleanupError ?? 'requests are in flight')}`,
       {
         since: closingSince(wallet),
         to: `/wallets/${wallet.id}`,

@@ -24,6 +24,7 @@ import {
   id,
   link,
   money,
+  named,
   outside,
   pager,
   state,
@@ -51,7 +52,7 @@ export function listPage(visit: Visit): Page {
   const rows = page.map((it) => [
     link(`/operations/${it.id}`, outside(it.subject)),
     state(it.outcome ?? it.state),
-    link(`/wallets/${it.walletId}`, outside(findWallet(read, it.walletId)?.name ?? '')),
+    link(`/wallets/${it.walletId}`, named(it.walletId, findWallet(read, it.walletId)?.name)),
     ago(it.uncertainAt ?? it.createdAt, now),
     money(it.charge ?? it.hold),
     outside(it.reason ?? ''),
@@ -123,7 +124,7 @@ export function operationPage(visit: Visit): Page {
     ${card(
       'Operation',
       facts([
-        ['Wallet', link(`/wallets/${it.walletId}`, outside(wallet?.name ?? it.walletId))],
+        ['Wallet', link(`/wallets/${it.walletId}`, named(it.walletId, wallet?.name))],
         ['Kind', it.kind.replaceAll('_', ' ')],
         ['For', outside(it.subject)],
         ['Held', money(it.hold)],
@@ -159,7 +160,7 @@ export function confirmResolve(visit: Visit): Page {
   if (decision !== 'charge' && decision !== 'release')
     throw new Refusal('invalid_request', 'Open the operation, and choose whether it is charged or released.');
   const isCharge = decision === 'charge';
-  const wallet = outside(findWallet(visit.app.ledger.read, it.walletId)?.name ?? it.walletId);
+  const wallet = named(it.walletId, findWallet(visit.app.ledger.read, it.walletId)?.name);
   const whose = link(`/wallets/${it.walletId}`, wallet);
   const what = isCharge
     ? html`${whose} pays the whole hold of ${dollars(it.hold)} for ${outside(it.subject)}.`

@@ -3,7 +3,7 @@ import { SPEND_BY, type SpendBy, type SpendScope, spendingOverTime, sumSpending 
 import { findWallet } from '../../ledger/wallet.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';
-import { card, count, dollars, filters, link, money, outside, pagesOf, table } from '../parts.ts';
+import { card, count, dollars, filters, link, money, named, outside, pagesOf, table } from '../parts.ts';
 import { spendingOver } from '../pictures.ts';
 import { accountIn, type Visit } from '../visit.ts';
 
@@ -42,8 +42,8 @@ export async function spendPage(visit: Visit): Promise<Page> {
     spendingOverTime(read, { by: [pictured], scope, since, seconds: range.step }),
   ]);
   const nameOf = (key: string, kind: SpendBy): string => {
-    if (kind === 'wallet') return findWallet(read, key)?.name ?? key;
-    if (kind === 'account') return findAccount(read, key)?.name ?? key;
+    if (kind === 'wallet') return named(key, findWallet(read, key)?.name);
+    if (kind === 'account') return named(key, findAccount(read, key)?.name);
     return key || '(no tag)';
   };
   const shown = (key: string): Value => {
@@ -92,7 +92,7 @@ export async function spendPage(visit: Visit): Promise<Page> {
               label: 'Account',
               value: account.id,
               options: [
-                [account.id, outside(account.name)],
+                [account.id, named(account.id, account.name)],
                 ['', 'all accounts'],
               ] as const,
             },

@@ -41,6 +41,7 @@ import {
   link,
   live,
   money,
+  named,
   outside,
   pager,
   pagesOf,
@@ -115,8 +116,8 @@ export async function walletPage(visit: Visit): Promise<Page> {
         ],
         wallet.closedAt !== null && ['Closed', when(wallet.closedAt)],
         wallet.refill !== null && ['Refill', refillSentence(wallet)],
-        account !== undefined && ['Account', link(`/accounts/${wallet.accountId}`, outside(account.name))],
-        parent !== undefined && ['Child of', link(`/wallets/${parent.id}`, outside(parent.name))],
+        account !== undefined && ['Account', link(`/accounts/${wallet.accountId}`, named(account.id, account.name))],
+        parent !== undefined && ['Child of', link(`/wallets/${parent.id}`, named(parent.id, parent.name))],
         ['Id', id(wallet.id)],
       ])}`,
     )}
@@ -131,7 +132,7 @@ export async function walletPage(visit: Visit): Promise<Page> {
     ${(leases.length > 0 || app.slots.list.length > 0) && card('Leases', leaseTable(visit, leases, html`This wallet has leased nothing.`), leaseCount > leases.length && link(`/leases?wallet=${wallet.id}&state=all`, `All ${count(leaseCount)}`))}
     ${children.length > 0 && card('Child wallets', walletTable(visit, children, 'Child wallets', html`None.`), childCount > children.length && link(`/wallets?parent=${wallet.id}`, `All ${count(childCount)}`))}`;
   return {
-    title: outside(wallet.name),
+    title: named(wallet.id, wallet.name),
     body,
     aside: html`<span class="row">${state(stateOf(wallet, now))}${wallet.status === 'active' && (wallet.frozenAt === null ? buttonLink(`/wallets/${wallet.id}/freeze`, 'Freeze', 'danger') : form({ action: `/wallets/${wallet.id}/unfreeze`, submit: 'Unfreeze', tone: 'primary', isInline: true }))}</span>`,
     ...below('/wallets'),
@@ -153,7 +154,7 @@ export function walletFigures({ app }: Pick<Visit, 'app'>, walletId: string): Fi
 function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
   const frozen = frozenOver(app.ledger.read, wallet);
   if (frozen && wallet.status === 'active')
-    return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, now)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, outside(frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
+    return html`<p class="notice warn">Frozen ${ago(frozen.frozenAt, now)}${frozen.id !== wallet.id && html` with ${link(`/wallets/${frozen.id}`, named(frozen.id, frozen.name))}`}${frozen.freezeReason !== null && html`: ${outside(frozen.freezeReason)}`}. It spends nothing; what was running goes on and is settled.</p>`;
   const since = closingSince(wallet);
   if (wallet.status === 'closing' || wallet.status === 'expired')
     return html`<p class="notice warn">It spends nothing any more${since !== null && html` since ${when(since)} (${ago(since, now)})`}, and closes as soon as everything is settled. ${wallet.cleanupAttempts > 0 && html`Attempt ${wallet.cleanupAttempts}: ${outside(wallet.cleanupError ?? 'requests are in flight')}.`}</p>`;
@@ -229,7 +230,7 @@ function outcomes(steps: readonly Step[]): Step[] {
 /** What a movement was for: a model, a slot, or the wallet on its other side. */
 function subjectOf({ app }: Visit, subject: string | null): Value {
   if (!subject?.startsWith('wal_')) return subject === null ? '' : outside(subject);
-  return link(`/wallets/${subject}`, outside(findWallet(app.ledger.read, subject)?.name ?? subject));
+  return link(`/wallets/${subject}`, named(subject, findWallet(app.ledger.read, subject)?.name));
 }
 
 /** The way to the other view of the movements. */
@@ -374,13 +375,13 @@ export function confirmFreeze(visit: Visit): Page {
       },
     )}`,
   );
-  return sub(wallet, `Freeze ${outside(wallet.name)}`, body);
+  return sub(wallet, `Freeze ${named(wallet.id, wallet.name)}`, body);
 }
 
 const sub = (wallet: Wallet, title: string, body: Html): Page => ({
   title,
   body,
-  ...below('/wallets', [`/wallets/${wallet.id}`, outside(wallet.name)]),
+  ...below('/wallets', [`/wallets/${wallet.id}`, named(wallet.id, wallet.name)]),
 });
 
 export async function freeze(visit: Visit): Promise<Go> {
@@ -424,7 +425,7 @@ export async function token(visit: Visit): Promise<Page> {
     visit.viewer.kind === 'operator'
       ? await run(visit, 'wallet.token', { id: wallet.id })
       : await callEndpoint<{ agent_token: string }>(visit, readWalletToken, { params: { id: wallet.id } });
-  return handOver(wallet.id, outside(wallet.name), answer.agent_token, visit.app.state.baseUrl);
+  return handOver(wallet.id, named(wallet.id, wallet.name), answer.agent_token, visit.app.state.baseUrl);
 }
 
 /** Asks before a wallet is closed, and says what that ends. Throws `conflict` for one that is closed already. */
@@ -440,7 +441,7 @@ export function confirmClose(visit: Visit): Page {
     'Close it for good?',
     html`<p>${leases.length > 0 && html`${plural(leases.length, 'running lease')} ends. `}What is in flight is settled, its children close first, and ${dollars(available(wallet))}${wallet.delegated > 0n && ', with what the children return,'} goes back to where it came from. This cannot be undone.</p>${form({ action: `/wallets/${wallet.id}/close`, submit: 'Close the wallet', tone: 'danger' })}<p class="actions">${buttonLink(`/wallets/${wallet.id}`, 'Leave it open')}</p>`,
   );
-  return sub(wallet, `Close ${outside(wallet.name)}`, body);
+  return sub(wallet, `Close ${named(wallet.id, wallet.name)}`, body);
 }
 
 export async function close(visit: Visit): Promise<Go> {

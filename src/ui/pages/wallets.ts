@@ -25,7 +25,7 @@ import {
   form,
   link,
   money,
-  outside,
+  named,
   pager,
   state,
   table,
@@ -75,14 +75,14 @@ export function walletTable(
 ): Html {
   const { app, now } = visit;
   const rows = wallets.map((it) => [
-    html`${link(`/wallets/${it.id}`, outside(it.name))}${it.parentId !== null && html` <span class="weak">child</span>`}`,
+    html`${link(`/wallets/${it.id}`, named(it.id, it.name))}${it.parentId !== null && html` <span class="weak">child</span>`}`,
     state(stateOf(it, now)),
     miniBar(it),
     money(it.spent),
     money(it.budget),
     it.status === 'closed' ? '–' : ago(it.expiresAt, now, 'never'),
     ...(withAccount
-      ? [link(`/accounts/${it.accountId}`, outside(findAccount(app.ledger.read, it.accountId)?.name ?? ''))]
+      ? [link(`/accounts/${it.accountId}`, named(it.accountId, findAccount(app.ledger.read, it.accountId)?.name))]
       : []),
   ]);
   return table(
@@ -110,7 +110,7 @@ export const walletField = (wallet: Wallet | undefined, name = 'wallet', label =
           label,
           value: wallet.id,
           options: [
-            [wallet.id, outside(wallet.name)],
+            [wallet.id, named(wallet.id, wallet.name)],
             ['', 'all wallets'],
           ],
         },
@@ -150,7 +150,11 @@ export function listPage(visit: Visit): Page {
       { name: 'state', label: 'State', options: states, value: asked },
     ])}
     ${card(
-      parent ? `Children of ${outside(parent.name)}` : account ? `Wallets of ${outside(account.name)}` : 'Wallets',
+      parent
+        ? `Children of ${named(parent.id, parent.name)}`
+        : account
+          ? `Wallets of ${named(account.id, account.name)}`
+          : 'Wallets',
       html`${walletTable(visit, page, 'Wallets', empty, viewer.kind === 'operator' && !account)}${page.length > 0 && pager(page.length, total, before && address(path, query, { before: undefined }), goesOnAfter && address(path, query, { before: goesOnAfter.id }))}`,
     )}`;
   return { title: 'Wallets', body, section: '/wallets', aside: buttonLink('/wallets/new', 'New wallet', 'primary') };
@@ -184,7 +188,7 @@ export function newPage(visit: Visit): Page {
               {
                 name: 'account',
                 label: 'Account',
-                options: accounts.map((it) => [it.id, outside(it.name)] as const),
+                options: accounts.map((it) => [it.id, named(it.id, it.name)] as const),
               },
             ]
           : []),
@@ -211,7 +215,7 @@ export async function create(visit: Visit): Promise<Page> {
     viewer.kind === 'operator'
       ? await run(visit, 'wallet.create', { account: sent.get('account') ?? '', key, ...raw })
       : await callEndpoint<Opened>(visit, createWallet, { raw, key });
-  return handOver(opened.id, outside(raw.name), opened.agent_token, opened.env.SVC_BROKER_URL);
+  return handOver(opened.id, named(opened.id, raw.name), opened.agent_token, opened.env.SVC_BROKER_URL);
 }
 
 /** Shows the token of a wallet. It is in this answer alone: going back or reloading does not show it. */
