@@ -10,6 +10,8 @@ import { openSample, type Sample } from './sample.ts';
 
 const DESK = { width: 1280, height: 860 };
 const PHONE = { width: 390, height: 844 };
+/** The narrowest that has to do (WCAG 2.2, 1.4.10). */
+const NARROW = { width: 320, height: 640 };
 /** The pictures of the documentation are made here, so that they show what there is. */
 const PICTURES = process.env.PURSER_TEST_PICTURES;
 
@@ -90,6 +92,35 @@ test('every page is accessible and fits, in both colour schemes, on a phone and 
   for (const path of account) await look(path);
   assert.deepEqual(faults, []);
   assert.deepEqual(chromium.faults, []);
+});
+
+test('no page scrolls sideways on the narrowest screen, nor for a name or a reason without a space', async (t) => {
+  const name = 'W'.repeat(80);
+  const sample = await openSample(t, {}, name);
+  const chromium = await openChromium(t, sample.url);
+  if (!chromium) return;
+  const body = { name, budget_usd: '0.10' };
+  await sample.ask('POST', '/v1/run/wallets', { token: sample.evil.token, key: 'c', body });
+  await sample.run('wallet.freeze', { id: sample.evil.id, reason: 'R'.repeat(500) });
+  const { page } = await chromium.open({ viewport: NARROW });
+  await page.goto((await sample.run('ui.link', {})).url);
+  const { operator } = await pagesOf(sample);
+  const { wallets } = await sample.run('wallet.list', {});
+  const child = wallets.find((it) => it.parent_id === sample.evil.id);
+  const faults: string[] = [];
+  for (const path of [
+    ...operator,
+    `/wallets/${child?.id}`,
+    `/wallets/${sample.evil.id}/freeze`,
+    `/wallets/${sample.evil.id}/close`,
+    `/wallets?parent=${sample.evil.id}`,
+    `/leases?wallet=${sample.evil.id}`,
+  ]) {
+    await page.goto(`${sample.url}${path}`);
+    const width = (await page.evaluate('document.documentElement.scrollWidth')) as number;
+    if (width > NARROW.width) faults.push(`${path} scrolls sideways to ${width}`);
+  }
+  assert.deepEqual(faults, []);
 });
 
 test('every page has the same words without script', { timeout: 600_000 }, async (t) => {
