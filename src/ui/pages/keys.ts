@@ -83,9 +83,14 @@ export function newKeyPage(key: string, path: Page['path']): Page {
   return { title: 'New key', body, ...(path ? { path } : {}) };
 }
 
-/** Asks before a key is revoked. */
+/** Asks before a key is revoked. Throws `wrong_token_scope` where the revocation would. */
 export function confirmRevoke(visit: Visit): Page {
   const accountId = ownAccount(visit);
+  if (!isPerson(visit))
+    throw new Refusal(
+      'wrong_token_scope',
+      'You signed in with a key, and a key revokes no keys. Sign in with your identity provider, or ask the operator.',
+    );
   return { ...revokePage(visit, accountId, visit.params.id as string, '/keys'), section: '/keys', path: PATH };
 }
 
