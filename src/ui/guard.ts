@@ -2,6 +2,8 @@ import type { IncomingMessage } from 'node:http';
 import { Refusal } from '../refusal.ts';
 import type { UiApp } from './visit.ts';
 
+/** A name or an address, with or without a port: what else an address is made of, such as a user, is no host. */
+const HOST = /^([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?$/i;
 /** Loopback by name or address: what a browser on this machine, or at the end of an SSH tunnel, writes into Host. */
 const LOOPBACK = /^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$/i;
 
@@ -39,7 +41,9 @@ export type Place = { origin: string; isSecure: boolean };
 export function placeOf({ state }: Pick<UiApp, 'state'>, { headers }: IncomingMessage): Place {
   const host = headers.host ?? '';
   const own = new URL(state.baseUrl);
-  if (host.toLowerCase() === own.host) return { origin: own.origin, isSecure: own.protocol === 'https:' };
+  // A proxy may write the port, also where it is the one that goes without saying.
+  if (HOST.test(host) && URL.parse(`${own.protocol}//${host}`)?.origin === own.origin)
+    return { origin: own.origin, isSecure: own.protocol === 'https:' };
   // 127.0.0.256 is neither an address nor a name.
   if (LOOPBACK.test(host) && URL.canParse(`http://${host}`))
     return { origin: `http://${host.toLowerCase()}`, isSecure: false };

@@ -112,6 +112,11 @@ test('an account key opens a session of its account, which ends with the key', a
     assert.equal((await browser.get(path)).status, 404, path);
   assert.equal((await browser.post('/keys', { name: 'more' })).status, 403, 'a key makes no keys');
   const [key] = (await purser.run('key.list', { account: purser.accountId })).keys;
+  const revoking = `/keys/${key?.id}/revoke`;
+  const { status, html } = await browser.get(revoking);
+  assert.equal(status, 403, 'nor is it asked whether it shall revoke one');
+  assert.ok(!html.includes(`action="${revoking}"`));
+  assert.equal((await browser.post(revoking)).status, 403);
   await purser.run('key.revoke', { id: key?.id as string });
   assert.equal(await isIn(browser), false);
 });
@@ -212,6 +217,19 @@ test('by TLS the cookie is held to the host; on loopback it goes without, for an
     /^__Host-purser-session=[\w-]{43}; Path=\/; HttpOnly; SameSite=Lax; Max-Age=604800; Secure$/,
   );
   assert.equal((await public_.get('/', { host })).status, 200);
+  // A proxy may write the port of the address it was asked at.
+  assert.equal((await public_.get('/', { host: 'Purser.example:443' })).status, 200);
+  assert.equal((await public_.get('/')).status, 303, 'the cookie is that of the address');
+  const again = { host: 'purser.example:443', origin: 'https://purser.example' };
+  assert.equal((await openBrowser(purser).post('/sign-in/key', { key: purser.accountKey }, again)).status, 303);
+  for (const other of [
+    'purser.example:80',
+    'purser.example:',
+    'x@purser.example',
+    'purser.example/',
+    'purser.example?',
+  ])
+    assert.match(String((await public_.get('/', { host: other })).status), /^40[04]$/, other);
   assert.equal((await public_.get('/')).status, 303, 'the cookie of the one place is nothing at the other');
   const tunnel = openBrowser(purser);
   const { headers: plain } = await tunnel.post('/sign-in/key', { key: purser.accountKey });
