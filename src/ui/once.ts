@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import { Refusal } from '../refusal.ts';
 import type { Visit } from './visit.ts';
 
@@ -5,18 +6,31 @@ import type { Visit } from './visit.ts';
 const ANSWER_MILLISECONDS = 60_000;
 const FORM_COUNT_MAX = 1000;
 
-/** Runs what a form asks for, unless this session has sent the very same form before. */
-export type Once = <A>(visit: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>) => Promise<A>;
+export type Once = {
+  /** Returns a key for the field `key` of a new form. */
+  newKey(): string;
+  /** Runs what a form asks for, unless this session has sent the very same form before. Throws `conflict`. */
+  run<A>(visit: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A>;
+};
 
 /**
  * Creates the memory of forms that were sent, for what has no idempotency key in the books: a form has a key of its own in
  * the field `key`. Within a minute the second answer is the first; later it is a `conflict`, since the secret that was
- * shown is kept nowhere. What failed may be sent again.
+ * shown is kept nowhere. What failed may be sent again. So is a form that was shown before the server was started a `conflict`:
+ * whether it was sent is forgotten.
  */
 export function createOnce(): Once {
   const sent = new Map<string, { answer: Promise<unknown> | undefined }>();
-  return <A>({ viewer, form }: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A> => {
-    if (!form.get('key')) return make();
+  const start = randomUUID();
+  const newKey = () => `${start}.${randomUUID()}`;
+  const run = <A>({ viewer, form }: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A> => {
+    const key = form.get('key');
+    if (!key) return make();
+    if (!key.startsWith(`${start}.`))
+      throw new Refusal(
+        'conflict',
+        'The server was restarted since this form was shown, and may have done it before. Go back, reload the page, look whether it is done, and send it anew if it is not.',
+      );
     const name = `${viewer.sessionId} ${form}`;
     const earlier = sent.get(name);
     if (earlier?.answer) return earlier.answer as Promise<A>;
@@ -35,4 +49,5 @@ export function createOnce(): Once {
     );
     return answer;
   };
+  return { newKey, run };
 }

@@ -619,19 +619,38 @@ test('a form that is sent twice makes one account and one key, and shows it both
   assert.notEqual(theirs, shown[0], 'another session does not see it');
 });
 
+test('a form that is sent again after a restart makes no second key, and a new one does', async (t) => {
+  const purser = await openTestServer(t);
+  const browser = await asOperator(purser);
+  const at = `/accounts/${purser.accountId}`;
+  const formIn = (html: string) => ({
+    name: 'again',
+    key: new RegExp(`action="${at}/keys"[^]*?name="key" value="([^"]+)"`).exec(html)?.[1] as string,
+  });
+  const form = formIn((await browser.get(at)).html);
+  assert.equal((await browser.post(`${at}/keys`, form)).status, 200);
+  const { total } = await purser.run('key.list', { account: purser.accountId });
+  await purser.reopen();
+  const { status, html } = await browser.post(`${at}/keys`, form);
+  assert.equal(status, 409);
+  assert.match(html, /restarted since this form was shown/);
+  assert.equal((await purser.run('key.list', { account: purser.accountId })).total, total);
+  assert.equal((await browser.post(`${at}/keys`, formIn((await browser.get(at)).html))).status, 200);
+});
+
 test('a form that is sent again after a minute does nothing, and shows no secret', (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] });
   const once = createOnce();
-  const form = new URLSearchParams({ key: 'k', name: 'ci' });
+  const form = new URLSearchParams({ key: once.newKey(), name: 'ci' });
   const visit = { viewer: { kind: 'operator', sessionId: 's' }, form } as const;
   const make = async () => 'secret';
-  return once(visit, make).then(async (first) => {
+  return once.run(visit, make).then(async (first) => {
     assert.equal(first, 'secret');
     t.mock.timers.tick(60_000);
-    assert.throws(() => once(visit, make), { code: 'conflict' });
-    const failing = { ...visit, form: new URLSearchParams({ key: 'f' }) };
-    await assert.rejects(once(failing, () => Promise.reject(new Error('no'))));
-    assert.equal(await once(failing, make), 'secret', 'what failed may be sent again');
+    assert.throws(() => once.run(visit, make), { code: 'conflict' });
+    const failing = { ...visit, form: new URLSearchParams({ key: once.newKey() }) };
+    await assert.rejects(once.run(failing, () => Promise.reject(new Error('no'))));
+    assert.equal(await once.run(failing, make), 'secret', 'what failed may be sent again');
   });
 });
 
@@ -684,7 +703,7 @@ test('the page of a suspended account does what the API does for its key, and no
       await ask('POST', `/v1${at}/budget`, { add_cents: 100 }),
       await post(`${at}/budget`, { amount: '1' }),
     ],
-    'a new key': [await ask('POST', '/v1/keys', { name: 'new' }), await post('/keys', { name: 'new' })],
+    'a new key': [await ask('POST', '/v1/keys', { name: 'new' }), await post('/keys', { name: 'new', key: '' })],
     'the token': [await ask('GET', `/v1${at}/token`), await post(`${at}/token`)],
   };
   for (const [what, [api, page]] of Object.entries(pairs)) assert.equal(page, api, what);

@@ -97,13 +97,13 @@ export async function listPage(visit: Visit): Promise<Page> {
       },
     ])}
     ${card('Accounts', html`${list}${pages}`, '', 'accounts')}
-    ${card('New account', form({ action: '/accounts', hidden: { key: visit.requestId }, fields: [{ name: 'name', label: 'Name', required: true, placeholder: 'research' }], submit: 'Make the account' }))}`;
+    ${card('New account', form({ action: '/accounts', hidden: { key: visit.parts.once.newKey() }, fields: [{ name: 'name', label: 'Name', required: true, placeholder: 'research' }], submit: 'Make the account' }))}`;
   return { title: 'Accounts', body, section: '/accounts' };
 }
 
 export async function create(visit: Visit): Promise<Go> {
   const make = () => run(visit, 'account.create', { name: visit.form.get('name') ?? '' });
-  const account = await visit.parts.once(visit, make);
+  const account = await visit.parts.once.run(visit, make);
   return { to: `/accounts/${account.id}` };
 }
 
@@ -244,7 +244,7 @@ export async function resume(visit: Visit): Promise<Go> {
 export async function createKey(visit: Visit): Promise<Page> {
   const account = accountIn(visit);
   const make = () => run(visit, 'key.create', { account: account.id, name: visit.form.get('name') ?? '' });
-  const made = await visit.parts.once(visit, make);
+  const made = await visit.parts.once.run(visit, make);
   return newKeyPage(made.key, [
     ['/accounts', 'Accounts'],
     [`/accounts/${account.id}`, named(account.id, account.name)],

@@ -53,7 +53,7 @@ export function keyTable(visit: Visit, keys: readonly Key[], at: string | undefi
 export const newKeyForm = (visit: Visit, action: string, tone: 'primary' | '' = ''): Html =>
   form({
     action,
-    hidden: { key: visit.requestId },
+    hidden: { key: visit.parts.once.newKey() },
     fields: [{ name: 'name', label: 'Name of a new key', required: true, placeholder: 'ci' }],
     submit: 'Make a key',
     tone,
@@ -71,7 +71,7 @@ export function listPage(visit: Visit): Page {
 export async function create(visit: Visit): Promise<Page> {
   ownAccount(visit);
   const raw = { name: visit.form.get('name') ?? '' };
-  const made = await visit.parts.once(visit, () => callEndpoint<{ key: string }>(visit, createAccountKey, { raw }));
+  const made = await visit.parts.once.run(visit, () => callEndpoint<{ key: string }>(visit, createAccountKey, { raw }));
   return { ...newKeyPage(made.key, PATH), section: '/keys' };
 }
 
