@@ -1,6 +1,6 @@
 import { type Nanos, ZERO } from '../money.ts';
 import { EMPTY, type Html, html } from './html.ts';
-import { brief, count, dollars, duration, outside, table, when } from './parts.ts';
+import { brief, count, dollars, outside, table, when } from './parts.ts';
 
 // Shapes are SVG, stretched to the width there is; labels are text beside them, which keeps its size. Behind each picture
 // is a table with the same figures.
@@ -151,6 +151,8 @@ export type Lease = {
   readyAt: number | null;
   until: number;
   isLive: boolean;
+  /** What is left of its time, in words. */
+  left: string;
   href: string;
 };
 
@@ -164,9 +166,8 @@ export function ganttOf(leases: readonly Lease[], now: number): Html {
     `${((Math.max(0, Math.min(to, end) - Math.max(from, start)) / (to - from)) * 100).toFixed(2)}%`;
   const rows = leases.map((it) => {
     const ready = it.readyAt ?? it.until;
-    const left = it.isLive ? `${duration(it.until - now)} left` : 'ended';
     const shapes = html`<rect class="waiting" x="${x(it.from)}" width="${width(it.from, ready)}" y="4" height="12"></rect><rect class="${it.isLive ? 'used' : 'over'}" x="${x(ready)}" width="${width(ready, it.until)}" y="4" height="12"></rect>${it.isLive && html`<rect class="past" x="${x(ready)}" width="${width(ready, now)}" y="4" height="12"></rect>`}<rect class="now" x="${x(now)}" width="1" height="20"></rect>`;
-    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${left}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${left}</span></li>`;
+    return html`<li><a href="${it.href}">${outside(it.label)}</a><svg role="img" aria-label="${outside(it.label)}: ${it.left}" width="100%" height="20">${shapes}</svg><span class="left"${it.isLive && html` data-live="${it.id}.left"`}>${it.left}</span></li>`;
   });
   return html`<figure class="gantt"><ol>${rows}</ol><div class="x" aria-hidden="true"><span>${clock(from)}</span><span>${clock(to)}</span></div></figure>`;
 }

@@ -149,6 +149,7 @@ export function listPage(visit: Visit): Page {
     readyAt: it.readyAt,
     until: it.expiresAt,
     isLive: true,
+    left: timeOf(it, now).left,
     href: `/leases/${it.id}`,
   }));
   const empty = app.slots.list.length
@@ -189,7 +190,7 @@ export function leasePage(visit: Visit): Page {
     ${summary.status_reason !== undefined && html`<p class="notice info">${outside(summary.status_reason)}</p>`}
     ${card(
       'Time',
-      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, href: `/leases/${it.id}` }], now)}${facts(
+      html`${ganttOf([{ id: it.id, label: whatIs(it), from: it.createdAt, readyAt: it.readyAt, until: it.endedAt ?? it.expiresAt, isLive: it.endedAt === null, left: timeOf(it, now).left, href: `/leases/${it.id}` }], now)}${facts(
         [
           ['Ordered', when(it.createdAt)],
           ['Ready', when(it.readyAt)],
