@@ -5,6 +5,8 @@ import type { Visit } from './visit.ts';
 /** For so long a form that is sent again gets the answer of the first time, with the secret that may be in it. */
 const ANSWER_MILLISECONDS = 60_000;
 const FORM_COUNT_MAX = 1000;
+/** The key of a form of this page, of any start: a script may send one of its own. */
+const OURS = /^[\da-f-]{36}\.[\da-f-]{36}$/;
 
 export type Once = {
   /** Returns a key for the field `key` of a new form. */
@@ -26,7 +28,7 @@ export function createOnce(): Once {
   const run = <A>({ viewer, form }: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A> => {
     const key = form.get('key');
     if (!key) return make();
-    if (!key.startsWith(`${start}.`))
+    if (OURS.test(key) && !key.startsWith(`${start}.`))
       throw new Refusal(
         'conflict',
         'The server was restarted since this form was shown, and may have done it before. Go back, reload the page, look whether it is done, and send it anew if it is not.',

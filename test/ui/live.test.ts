@@ -153,6 +153,9 @@ test('the leases of a list and of a wallet are told of until they have ended, be
   const late = await (await open(t, purser, browser, streamOf(html))).next();
   assert.deepEqual([late[`${first}.left`], late[`${first}.bar`]], ['ended', '0 100%']);
   assert.match(late[`${foreign}.left`] as string, / left$/);
+  const bare = await (await open(t, purser, browser, '/live?page=leases')).next();
+  const runs = rented.map((lease) => `${lease}.left` in bare);
+  assert.deepEqual(runs, [false, true, true], 'without a word, those that run');
   const stranger = openBrowser(purser);
   const { id } = await purser.run('account.create', { name: 'other' });
   await stranger.post('/sign-in/key', { key: (await purser.run('key.create', { account: id, name: 'k' })).key });

@@ -76,10 +76,22 @@ export const streamOf = (leases: readonly Resource[]): string =>
     .map((it) => it.id)
     .join()}`;
 
-/** Returns the ids of the leases that a stream was asked for. Throws `not_found`, also for those of somebody else. */
+/**
+ * Returns the ids of the leases that a stream was asked for; without a word about them the newest that run, for the stream of
+ * their list. Throws `not_found`, also for those of somebody else.
+ */
 export function leasesAsked(visit: Visit): string[] {
-  const ids = visit.query.get('leases')?.split(',').filter(Boolean).slice(0, PAGE_COUNT) ?? [];
-  return ids.map((leaseId) => leaseSeen(visit, leaseId).id);
+  const { app, viewer, query } = visit;
+  const asked = query.get('leases');
+  if (asked !== null)
+    return asked
+      .split(',')
+      .filter(Boolean)
+      .slice(0, PAGE_COUNT)
+      .map((leaseId) => leaseSeen(visit, leaseId).id);
+  if (query.get('page') !== 'leases') return [];
+  const accountId = viewer.kind === 'account' ? viewer.accountId : undefined;
+  return pageResources(app.ledger.read, { isLive: true, accountId }).page.map((it) => it.id);
 }
 
 /** Returns the figures of these leases that a stream keeps up to date. */
