@@ -439,6 +439,18 @@ test('a tier begins above a whole number of tokens, in ascending order, and has 
     );
 });
 
+test('metrics have an address of their own, and the public address no query', (t) => {
+  const yaml = 'listen: 127.0.0.1:7000\nmetrics: { listen: 127.0.0.1:7000 }\n';
+  assert.deepEqual(write(t, yaml).faults(), [
+    'metrics.listen: 127.0.0.1:7000 is the address of `listen`: give it one of its own',
+  ]);
+  assert.match(write(t, 'public_url: http://a.example/?x=1\n').faults().join(), /public_url: must not have a query/);
+  assert.match(
+    write(t, '').faults({ PURSER_PUBLIC_URL: 'http://a.example/x#y' }).join(),
+    /PURSER_PUBLIC_URL: must not have a query/,
+  );
+});
+
 test('two prices for one model are refused', (t) => {
   const faults = write(t, model('pricing: { request: 1 }', 'pricing_per_million: { request: 1 }')).faults();
   assert.match(faults.join(), /give pricing or pricing_per_million, not both/);

@@ -245,6 +245,10 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   const logLevel = fromEnvironment(env, 'PURSER_LOG_LEVEL', v.picklist(LOG_LEVELS), faults);
   const faultOfKey = faultOfMasterKey(env, flags.withoutKey ?? false);
   if (faultOfKey) faults.push(`environment: ${faultOfKey}`);
+  const own = listen ?? settings?.listen ?? { host: '127.0.0.1', port: 7420 };
+  const metrics = settings?.metrics?.listen;
+  if (metrics?.port && metrics.port === own.port && metrics.host === own.host)
+    faults.push(`metrics.listen: ${metrics.host}:${metrics.port} is the address of \`listen\`: give it one of its own`);
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
   const { compute, slotKeys } = partSecrets(settings.compute);
@@ -256,7 +260,7 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   const config: Config = {
     dataDirectory,
     file,
-    listen: listen ?? settings.listen ?? { host: '127.0.0.1', port: 7420 },
+    listen: own,
     publicUrl: publicUrl ?? settings.public_url,
     logLevel: logLevel ?? settings.log_level ?? 'info',
     metrics: settings.metrics,
