@@ -28,7 +28,7 @@ export type WalletEntry = {
   /** The first acknowledged answer to a close, and when it came. */
   closed?: Answer['body'];
   closedAt?: number;
-  frozen: { state: 'yes' | 'no' | 'maybe'; turn: number };
+  frozen: { state: 'yes' | 'no' | 'maybe'; turn: number; lostAt?: number };
   /** Its only refill: the boundary that was acknowledged, in Unix milliseconds, and whether the wallet was seen beyond it. */
   refill?: { cents: number; dueAt?: number; isPast: boolean };
   /** Total cost of its acknowledged answers, in nano-dollars. */

@@ -12,6 +12,8 @@ const NANOS_PER_CENT = 10_000_000n;
 /** How far ahead a refill's boundary may be. */
 const REFILL_MINUTES = 3;
 const HALF_A_DAY_MILLISECONDS = 43_200_000;
+/** Longer than a server is stopped, with what clients have sent it in its buffers. */
+const LOST_MILLISECONDS = 60_000;
 /** Codes that are a definite no to a child wallet. */
 const CHILD_REFUSED = [...MOVE_REFUSED, 'wallet_frozen'];
 
@@ -199,7 +201,10 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     }
   }
 
-  /** Freezes a wallet or ends that. Its state is known again once an answer came with no other request meanwhile. */
+  /**
+   * Freezes a wallet or ends that. Its state is known again once an answer came with no other request meanwhile, and none was
+   * lost a while ago: a server that was stopped has it in its buffers, and may carry it out after the one that it answered.
+   */
   async function freeze(wallet: WalletEntry, isFrozen: boolean): Promise<void> {
     const { frozen } = wallet;
     frozen.state = 'maybe';
@@ -208,13 +213,17 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     const answer = await ask('POST', `/v1/wallets/${wallet.id}/${verb}`, {
       token: accountKey,
       ...(isFrozen ? { body: { reason: 'torture' } } : {}),
+    }).catch((error) => {
+      frozen.lostAt = performance.now();
+      throw error;
     });
     const code = answer.body?.error?.code;
     count(journal.answers, `${verb} ${code ?? answer.status}`);
     if (ENDED.includes(code)) wallet.isOver = true;
     if (ENDED.includes(code) || code === 'read_only') return;
     if (answer.status !== 200) return unexpected(`${verb} of ${wallet.id}`, answer);
-    if (turn !== frozen.turn) return;
+    const isLost = frozen.lostAt !== undefined && performance.now() - frozen.lostAt < LOST_MILLISECONDS;
+    if (turn !== frozen.turn || isLost) return;
     frozen.turn++;
     frozen.state = isFrozen ? 'yes' : 'no';
   }
