@@ -135,8 +135,8 @@ export type TestServer = {
 let template: Buffer | undefined;
 
 /**
- * Gives a new installation its master key and a database that is migrated and empty, as a first start leaves them if it ends
- * right after the migrations. These are run once in a test file: they take half of the time of a first start.
+ * Gives a new installation its master key and an empty database, as a first start leaves them if it ends right after that. The
+ * database is made once in a test file.
  */
 function prepareDatabase(directory: string, secrets: Secrets): void {
   readMasterKey(secrets.masterKey, { create: true });
