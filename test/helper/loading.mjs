@@ -1,7 +1,7 @@
 // Preloaded with `--import` by the test scripts of package.json: importing Purser is most of the cost of a short test file.
 // Measured on test/spend/spend.test.ts: 1.7 s of CPU without this file, 0.9 s with it.
 import { enableCompileCache, registerHooks } from 'node:module';
-import { extname, join } from 'node:path';
+import { join } from 'node:path';
 
 enableCompileCache(join(import.meta.dirname, '../../node_modules/.cache/purser-tests'));
 
