@@ -2,7 +2,6 @@ import type { Command } from 'commander';
 import { ConfigurationFault } from '../src/config/fault.ts';
 import { formatUsd, Nanos } from '../src/money.ts';
 import { example, type Globals, readContext } from './context.ts';
-
 import { print, say } from './report.ts';
 
 /** Prices are kept in nano-dollars per million tokens, or per request; people read USD. */

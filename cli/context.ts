@@ -183,7 +183,7 @@ export function footOf(shown: readonly { id: string }[], total: number, hint = '
   return `\n${shown.length} of ${total}${hint}; older: --before ${shown.at(-1)?.id ?? '<id>'}`;
 }
 
-/** The same of a list that begins with the oldest, whose next page comes when these are decided. */
+/** Returns the foot of a list that begins with the oldest: it has no next page, only the whole. */
 export const restOf = (shown: readonly unknown[], total: number): string =>
   shown.length >= total ? '' : `\n${shown.length} of ${total}, --all shows all`;
 

@@ -13,7 +13,7 @@ async function main(): Promise<void> {
     );
     process.exitCode = 5;
   });
-  // A terminal that was closed, a reader that is gone, a full disk: what was to be told is lost, and the work goes on.
+  // Its terminal was closed, its reader is gone, or its disk is full: the message is lost, and the work goes on.
   process.stderr.on('error', () => {});
   const [major] = process.versions.node.split('.');
   if (Number(major) < 24) {

@@ -17,6 +17,7 @@ import { audit, newFault } from '../ledger/audit.ts';
 import { findInstallation, installationOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Outbox } from '../ledger/outbox.ts';
+import { faultsOf } from '../ledger/verify.ts';
 import * as writes from '../ledger/writes.ts';
 import type { Log } from '../log.ts';
 import { type ClockWatch, watchClock } from './clock-watch.ts';
@@ -155,8 +156,11 @@ async function examine(
 
   const marks = await readMarks(at);
   const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
-  const problems = isExamined ? audit(ledger.client).problems : changesOf(ledger.client);
-  const missing = missingPart(ledger.client);
+  // At least the schema: statements are prepared when they are first used, which may be in the middle of a payment.
+  const problems = isExamined
+    ? audit(ledger.client).problems
+    : faultsOf((fault) => findChangedSchema(ledger.client, fault)).listed;
+  const missing = problems.length ? missingPart(ledger.client) : undefined;
   let fault = gapOf(ledger, marks) ?? newFault(ledger.read, problems);
   if (missing)
     fault = `the books are damaged: ${missing}. No accepted loss makes up for that: restore the newest backup`;
@@ -181,13 +185,6 @@ async function examine(
     await recognise(ledger, (options.machineId ?? readMachineId)(), now);
   }
   return fault;
-}
-
-/** Returns what was changed in the schema: statements are prepared when they are first used, which may be in the middle of a payment. */
-function changesOf(client: Ledger['client']): string[] {
-  const changes: string[] = [];
-  findChangedSchema(client, (text) => changes.push(text));
-  return changes;
 }
 
 /** Begins the report-only state on another machine than before: there these books may be a copy. */

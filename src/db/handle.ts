@@ -14,7 +14,7 @@ export type Tx = Reader & Pick<Drizzle, 'insert' | 'update' | 'delete'> & { read
 /** A drizzle database without a file: what it prepares is compiled, and then made for each database that is opened. */
 const withoutFile = drizzle({ prepare: () => undefined } as unknown as Client);
 
-/** What is left of drizzle's prepared queries. */
+/** The methods of drizzle's prepared queries that statements have here. */
 type Statements<S> = { [Name in keyof S]: Pick<S[Name], Extract<keyof S[Name], 'get' | 'all' | 'run'>> };
 
 /**

@@ -21,9 +21,10 @@ import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
+import { judgeBackups } from './backups.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
-import { judgeBackups, judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
+import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
 import { judgeClock, judgeTools } from './machine.ts';
 import { examineServices } from './services.ts';
 

@@ -13,7 +13,6 @@ import { warning } from '../compute/finding.ts';
 import { listBackends } from '../compute/settings.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
-import { newestBackup } from '../recovery/scheduled.ts';
 
 /** The doctor's checks of file owners and modes. A check returns its finding, and throws an Error for a fault. */
 
@@ -119,28 +118,6 @@ function secretFiles(config: Config, secrets: Secrets): string[] {
   ];
 }
 
-/** Seconds that a backup may take, and its start be late, before it is missed. */
-const BACKUP_LATE_SECONDS = 900;
-
-/** Checks that the server's own backups (`backup` in purser.yaml) can be made, and that none is overdue at `now`. */
-export function judgeBackups({ directory, every }: NonNullable<Config['backup']>, installationId: string, now: number) {
-  let at: number | undefined;
-  try {
-    at = newestBackup(directory, installationId, now);
-  } catch (error) {
-    const code = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
-    throw new Error(`${directory} cannot be read (${code}), so no backup is made. Is it mounted?`);
-  }
-  if (!canWrite(directory)) throw new Error(`This user may not write into ${directory}, so no backup is made.`);
-  if (at === undefined) return warning(`there is none in ${directory}. A running server makes the first one at once.`);
-  const hours = (seconds: number) => `${Math.round(seconds / 360) / 10} h`;
-  const newest = `the newest in ${directory} is ${hours(now - at)} old`;
-  if (now - at <= every + BACKUP_LATE_SECONDS) return newest;
-  return warning(
-    `${newest}, and one is due every ${hours(every)}. If the server runs, its log says why none was made (backup.failed).`,
-  );
-}
-
 /** Returns every string in a value, at any depth. */
 function textsOf(value: unknown): string[] {
   if (typeof value === 'string') return [value];
@@ -159,7 +136,8 @@ const modeOf = (file: string) => {
   return it && !it.isSymbolicLink() ? it.mode : 0;
 };
 
-function canWrite(file: string): boolean {
+/** Returns whether this user may read and write a file or a directory. */
+export function canWrite(file: string): boolean {
   try {
     accessSync(file, constants.R_OK | constants.W_OK);
     return true;

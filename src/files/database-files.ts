@@ -18,7 +18,13 @@ export function giveName(fresh: string, name: string): void {
   syncDirectory(dirname(name));
 }
 
+/** The endings of the files that SQLite keeps beside a database. */
+const BESIDE = ['-wal', '-shm', '-journal'];
+
+/** Returns the endings of the files that stand beside a database, whether it is there itself or not. */
+export const endingsBeside = (file: string): string[] => BESIDE.filter((ending) => existsSync(file + ending));
+
 /** Removes a database and the files that SQLite keeps beside it. */
 export function removeDatabase(file: string): void {
-  for (const suffix of ['', '-wal', '-shm', '-journal']) rmSync(file + suffix, { force: true });
+  for (const ending of ['', ...BESIDE]) rmSync(file + ending, { force: true });
 }

@@ -77,6 +77,7 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
   };
 }
 
+const REQUEST_ID = { 'X-Request-Id': 'The id of the request, as in the log' };
 const REPLAYED = { 'Idempotent-Replayed': '`true` where this is the answer to an earlier request with this key' };
 const LATER = { 'Retry-After': 'Seconds after which to try again, where that may help' };
 /** Headers of refusals, by status. */
@@ -122,10 +123,7 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
   const responses: Record<string, JsonObject> = {
     [it.status ?? 200]: {
       description: 'Done',
-      headers: {
-        'X-Request-Id': { schema: { type: 'string' } },
-        ...headersOf({ ...(it.idempotent ? REPLAYED : {}), ...it.headers }),
-      },
+      headers: headersOf({ ...REQUEST_ID, ...(it.idempotent ? REPLAYED : {}), ...it.headers }),
       content: {
         'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer },
         ...Object.fromEntries(
@@ -138,7 +136,7 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
     const status = REFUSALS[code].status;
     responses[status] ??= {
       description: '',
-      headers: { 'X-Request-Id': { schema: { type: 'string' } }, ...headersOf(REFUSED[status] ?? {}) },
+      headers: headersOf({ ...REQUEST_ID, ...REFUSED[status] }),
       content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' }, examples: {} } },
     };
     const response = responses[status] as {

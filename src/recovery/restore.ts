@@ -1,4 +1,4 @@
-import { chmodSync, copyFileSync, existsSync, linkSync, renameSync, statSync } from 'node:fs';
+import { chmodSync, copyFileSync, existsSync, linkSync, renameSync, rmSync, statSync } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { NoMasterKeyError } from '../access/master-key.ts';
 import { damageOf, newestOf, readMarks } from '../books/examine.ts';
@@ -8,7 +8,7 @@ import type { Config, Secrets } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
 import { migrate, pendingMigrations } from '../db/migrate.ts';
 import type { Files } from '../files/data-directory.ts';
-import { removeDatabase } from '../files/database-files.ts';
+import { endingsBeside, removeDatabase } from '../files/database-files.ts';
 import { syncDirectory } from '../files/durable-file.ts';
 import { fullDisk } from '../files/full-disk.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
@@ -203,23 +203,21 @@ function refuseOtherKey({ read }: WritableBooks, secrets: Secrets, file: string)
   }
 }
 
-/** What SQLite keeps beside a database. Left behind, a log would be taken for the new database's, and change it. */
-const BESIDE = ['-wal', '-shm', '-journal'];
-
 /**
  * Links the old database under another name, so that the rename which replaces it is the only step that counts. Its
- * write-ahead log is checkpointed first, or kept beside it: also that of a database which is gone, because it may hold all
- * that is left. Returns what is kept, or null when there is nothing.
+ * write-ahead log is checkpointed first: left behind, it would be taken for the new database's. Where it cannot be, the log is
+ * renamed as well; so is that of a database which is gone, because it may hold all that is left. Returns the path of what is
+ * kept, or null when there was nothing.
  */
 function setAside(database: string): string | null {
   const isThere = existsSync(database);
-  const beside = BESIDE.filter((suffix) => existsSync(database + suffix));
+  const isFolded = isThere && foldLog(database);
+  const beside = endingsBeside(database);
   if (!isThere && !beside.length) return null;
   const stamp = new Date().toISOString().replace(/[-:]|\.\d+/g, '');
   let kept = `${database}.before-restore-${stamp}`;
-  for (let i = 2; ['', ...BESIDE].some((suffix) => existsSync(kept + suffix)); i++)
+  for (let i = 2; existsSync(kept) || endingsBeside(kept).length; i++)
     kept = `${database}.before-restore-${stamp}-${i}`;
-  const isFolded = isThere && foldLog(database);
   if (isThere) {
     try {
       linkSync(database, kept);
@@ -227,10 +225,10 @@ function setAside(database: string): string | null {
       copyFileSync(database, kept);
     }
   }
-  for (const suffix of beside)
-    if (!existsSync(database + suffix)) continue;
-    else if (isFolded) removeDatabase(database + suffix);
-    else renameSync(database + suffix, kept + suffix);
+  for (const ending of beside) {
+    if (isFolded) rmSync(database + ending);
+    else renameSync(database + ending, kept + ending);
+  }
   syncDirectory(dirname(database)); // Without this, a power cut might keep the coming rename and the old log beside the new database.
   return isThere ? kept : `${kept}${beside[0]}`;
 }

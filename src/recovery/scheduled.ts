@@ -72,6 +72,7 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   let running: Promise<void> | undefined;
   let failedAt: number | undefined;
   let newest: { directory: string; at: number | undefined } | undefined;
+
   app.events.gauge('backup_age_seconds', 'Since the newest backup of `backup`; +Inf when there is none.', () => {
     if (!app.config.backup) return undefined;
     const now = app.clock.now();

@@ -6,7 +6,10 @@
 type Json = Record<string, unknown>;
 export type ResponseEvent = Json & { type: string };
 
-/** How a text is told, by the type of its part: the name of its events, its member, and the name of the events around it. */
+/**
+ * The names in the events of a text, by the type of its part: `event` begins the names of those that tell the text, `member`
+ * holds it, and `around` begins the names of those that open and close the part.
+ */
 const TEXTS = new Map<unknown, { event: string; member: string; around?: string }>([
   ['output_text', { event: 'response.output_text', member: 'text', around: 'response.content_part' }],
   ['refusal', { event: 'response.refusal', member: 'refusal', around: 'response.content_part' }],
@@ -19,7 +22,7 @@ const TEXTS = new Map<unknown, { event: string; member: string; around?: string 
   ['custom_tool_call', { event: 'response.custom_tool_call_input', member: 'input' }],
 ]);
 
-/** What is not there yet when an item or a part begins. */
+/** The members of an item or a part that are empty in the event that opens it. */
 const EMPTY: Json = {
   ...{ text: '', refusal: '', arguments: '', input: '' },
   ...{ summary: [], content: [], annotations: [], logprobs: [] },
@@ -30,12 +33,14 @@ const emptied = (it: Json): Json => ({
 });
 const logprobsOf = ({ type, logprobs }: Json): Json => (type === 'output_text' ? { logprobs: logprobs ?? [] } : {});
 
+/** Returns the event that opens an item, in which its texts and parts are empty. */
 export const itemAdded = (index: number, item: Json): ResponseEvent => ({
   type: 'response.output_item.added',
   output_index: index,
   item: { ...emptied(item), ...(item.status === undefined ? {} : { status: 'in_progress' }) },
 });
 
+/** Returns the event that closes an item, with all of it. */
 export const itemDone = (index: number, item: Json): ResponseEvent => ({
   type: 'response.output_item.done',
   output_index: index,

@@ -6,10 +6,10 @@ import { EMPTY, type Html, html, type Value } from './html.ts';
 /** Text that somebody else wrote: an agent, a model server, a backend. Escapes what would reorder or hide it. */
 export const outside = (text: string): string => visible(text);
 
-/** Nothing that is seen: spaces, and what only shapes its neighbours. The blank of Braille is a symbol to Unicode. */
+/** Matches a text of which nothing is seen: spaces, and what only shapes its neighbours. The blank of Braille is a symbol to Unicode. */
 const UNSEEN = /^[\s\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]*$/u;
 
-/** The name that somebody gave a wallet, an account or a key; the end of its id where nothing of the name would be seen. */
+/** Returns the name that somebody gave a wallet, an account or a key; the end of its id where nothing of the name would be seen. */
 export const named = (id: string, name = ''): string => (UNSEEN.test(name) ? endOf(id) : outside(name));
 
 /** Writes a time, always with its zone. The script adds the local time as a hint. */
@@ -227,7 +227,7 @@ export const pager = (
 ): Html =>
   html`<nav class="pager" aria-label="Pages"><span>${count(shown)} of ${count(total)}</span>${first !== undefined && link(first, words[0])}${next !== undefined && link(next, words[1])}</nav>`;
 
-/** Parts a page of a list from the row beyond it, which is read to know whether the list goes on, and after which row. */
+/** Separates a page of a list from the row beyond it, which is read to know whether the list goes on, and after which row. */
 export function cutPage<T>(rows: readonly T[], length: number): { page: readonly T[]; goesOnAfter: T | undefined } {
   return { page: rows.slice(0, length), goesOnAfter: rows.length > length ? rows[length - 1] : undefined };
 }

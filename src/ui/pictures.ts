@@ -151,7 +151,7 @@ export type Lease = {
   readyAt: number | null;
   until: number;
   isLive: boolean;
-  /** What is left of its time, in words. */
+  /** The rest of its time in words, or that it has ended. */
   left: string;
   href: string;
 };

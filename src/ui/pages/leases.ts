@@ -46,10 +46,10 @@ function whatIs({ slot, spec }: Resource): string {
   return what === undefined ? slot : `${what} at ${slot}`;
 }
 
-/** Whether the machine of a lease has withstood an attempt to end it. */
+/** Returns whether an attempt to end the machine of a lease has failed. */
 const isStuck = (it: Resource): boolean => it.endWanted !== null && it.attempts > 0;
 
-/** How much of a lease's time is over, in percent, and what is left of it in words. */
+/** Returns the share of a lease's time that is over, in percent, and the rest of it in words. */
 function timeOf(it: Resource, now: number): { percent: string; left: string } {
   if (it.endedAt !== null) return { percent: '100', left: 'ended' };
   const begun = it.readyAt ?? it.createdAt;
@@ -57,7 +57,7 @@ function timeOf(it: Resource, now: number): { percent: string; left: string } {
   return { percent: part.toFixed(1), left: isStuck(it) ? 'does not stop' : `${duration(it.expiresAt - now)} left` };
 }
 
-/** How much of a lease's time is over, as a bar, and what is left. */
+/** Draws the share of a lease's time that is over as a bar, with the rest of it in words. */
 function timeLeft(it: Resource, now: number): Html {
   if (it.endedAt !== null) return html`ended ${ago(it.endedAt, now)}`;
   const { percent, left } = timeOf(it, now);

@@ -1,0 +1,29 @@
+import { warning } from '../compute/finding.ts';
+import type { Config } from '../config/config.ts';
+import { newestBackup } from '../recovery/scheduled.ts';
+import { canWrite } from './files.ts';
+
+/** Seconds that a backup may take, and its start be late, before it is missed. */
+const BACKUP_LATE_SECONDS = 900;
+
+/**
+ * Checks that the server's own backups (`backup` in purser.yaml) can be made, and that none is overdue at `now` (Unix seconds).
+ * Returns the finding; throws an Error for a fault.
+ */
+export function judgeBackups({ directory, every }: NonNullable<Config['backup']>, installationId: string, now: number) {
+  let at: number | undefined;
+  try {
+    at = newestBackup(directory, installationId, now);
+  } catch (error) {
+    const code = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
+    throw new Error(`${directory} cannot be read (${code}), so no backup is made. Is it mounted?`);
+  }
+  if (!canWrite(directory)) throw new Error(`This user may not write into ${directory}, so no backup is made.`);
+  if (at === undefined) return warning(`there is none in ${directory}. A running server makes the first one at once.`);
+  const hours = (seconds: number) => `${Math.round(seconds / 360) / 10} h`;
+  const newest = `the newest in ${directory} is ${hours(now - at)} old`;
+  if (now - at <= every + BACKUP_LATE_SECONDS) return newest;
+  return warning(
+    `${newest}, and one is due every ${hours(every)}. If the server runs, its log says why none was made (backup.failed).`,
+  );
+}
