@@ -26,17 +26,17 @@ export function compileQuery(prepared: object): CompiledQuery {
   const { query, fields } = prepared as Prepared;
   if (fields?.some(({ path }) => path.length > 1)) return joinOf(prepared, query.sql);
   const { sql, params } = withLiteralLimit(query.sql, query.params);
-  const bind = binder(params);
-  const toRow = fields && mapper(fields);
+  const bind = onceOf(() => binder(params));
+  const toRow = onceOf(() => mapper(fields ?? []));
   return (client) => {
-    const statement = onceOf(() => (toRow ? client.prepare(sql).raw() : client.prepare(sql)));
-    if (!toRow) return { run: (values?: Values) => statement().run(bind(values)) };
+    const statement = onceOf(() => (fields ? client.prepare(sql).raw() : client.prepare(sql)));
+    if (!fields) return { run: (values?: Values) => statement().run(bind()(values)) };
     return {
       get(values?: Values) {
-        const row = statement().get(bind(values)) as unknown[] | undefined;
-        return row && toRow(row);
+        const row = statement().get(bind()(values)) as unknown[] | undefined;
+        return row && toRow()(row);
       },
-      all: (values?: Values) => (statement().all(bind(values)) as unknown[][]).map(toRow),
+      all: (values?: Values) => (statement().all(bind()(values)) as unknown[][]).map(toRow()),
     };
   };
 }
@@ -67,7 +67,7 @@ function withLiteralLimit(sql: string, params: readonly unknown[]): { sql: strin
 }
 
 /**
- * Returns a function that fills in a statement's parameters: constants, and values by placeholder name. Throws when a
+ * Returns a function that fills in a statement's parameters: constants, and values by placeholder name. It throws when a
  * value is missing.
  */
 function binder(params: readonly unknown[]): (values: Values | undefined) => unknown[] {
@@ -77,38 +77,41 @@ function binder(params: readonly unknown[]): (values: Values | undefined) => unk
       return { name: it.value.name as string, encoder: it.encoder as Codec };
     return { constant: it };
   });
-  return (values = {}) => {
-    const bound = new Array<unknown>(slots.length);
-    for (let i = 0; i < slots.length; i++) {
-      const { name, encoder, constant } = slots[i] as { name?: string; encoder?: Codec; constant?: unknown };
-      const value = name === undefined ? constant : values[name];
-      assert(name === undefined || value !== undefined || name in values, `no value for the placeholder ${name}`);
-      bound[i] = encoder ? encoder.mapToDriverValue(value) : value;
-    }
-    return bound;
-  };
+  const bound = slots.map(({ name, encoder }, i) => {
+    if (name === undefined) return `slots[${i}].constant`;
+    const value = `(values[${JSON.stringify(name)}] ?? absent(values, ${JSON.stringify(name)}))`;
+    return encoder ? `slots[${i}].encoder.mapToDriverValue(${value})` : value;
+  });
+  return written(`(values = {}) => [${bound.join(', ')}]`, { slots, absent });
+}
+
+/** Returns what is null or undefined of the values. Throws when it is not among them. */
+function absent(values: Values, name: string): unknown {
+  const value = values[name];
+  assert(value !== undefined || name in values, `no value for the placeholder ${name}`);
+  return value;
 }
 
 function mapper(fields: NonNullable<Prepared['fields']>): (row: unknown[]) => Values {
-  const columns = fields.map(({ path, field }) => {
-    const codec = (
-      is(field, Column) ? field : is(field, SQL) ? decoderOf(field) : decoderOf((field as { sql: SQL }).sql)
-    ) as Codec;
+  const codecs = fields.map(
+    ({ field }) =>
+      (is(field, Column) ? field : is(field, SQL) ? decoderOf(field) : decoderOf((field as { sql: SQL }).sql)) as Codec,
+  );
+  const members = fields.map(({ path: [name] }, i) => {
     // Most columns are texts and blobs, which need no decoding.
-    const isAsIs = codec.mapFromDriverValue === Column.prototype.mapFromDriverValue;
-    return { name: path[0] as string, codec: isAsIs ? undefined : codec };
+    const isAsIs = codecs[i]?.mapFromDriverValue === Column.prototype.mapFromDriverValue;
+    const value = isAsIs ? `row[${i}]` : `row[${i}] === null ? null : codecs[${i}].mapFromDriverValue(row[${i}])`;
+    return `${JSON.stringify(name)}: ${value}`;
   });
-  // Each row begins as a copy of this one: an object that grows column by column leaves several times its size of garbage.
-  const empty: Values = Object.fromEntries(columns.map(({ name }) => [name, null]));
-  return (row) => {
-    const result = { ...empty };
-    for (let i = 0; i < columns.length; i++) {
-      const { name, codec } = columns[i] as (typeof columns)[number];
-      const value = row[i];
-      result[name] = codec === undefined || value === null ? value : codec.mapFromDriverValue(value);
-    }
-    return result;
-  };
+  return written(`(row) => ({ ${members.join(', ')} })`, { codecs });
+}
+
+/**
+ * Returns the function of this source, which is made of column and placeholder names alone, with these names in scope. One
+ * loop for all queries would look each member up by its name: V8 optimises a function for the shapes that it sees.
+ */
+function written<F>(source: string, scope: Record<string, unknown>): F {
+  return new Function(...Object.keys(scope), `return ${source};`)(...Object.values(scope)) as F;
 }
 
 const decoderOf = (it: SQL) => (it as unknown as { decoder: Codec }).decoder;
