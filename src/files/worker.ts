@@ -1,18 +1,26 @@
 import sea from 'node:sea';
+import { setFlagsFromString } from 'node:v8';
 import { Worker } from 'node:worker_threads';
 import { assetText } from './asset.ts';
 
-/** The threads beside the main one: the module that each begins with, from `src`. Each is a bundle in the executable. */
-const MODULES = {
-  'read-bodies': 'http/model-request-worker.ts',
-  write: 'writer-thread.ts',
-  audit: 'ledger/audit-worker.ts',
+/**
+ * The threads beside the main one. `module` is the one that each begins with, from `src`: a bundle in the executable.
+ * `youngMegabytes` is V8's semi-space. What the writer makes is dead after its batch, so it does with little
+ * (docs/decisions/0058).
+ */
+const THREADS = {
+  'read-bodies': { module: 'http/model-request-worker.ts', youngMegabytes: 8 },
+  write: { module: 'writer-thread.ts', youngMegabytes: 2 },
+  audit: { module: 'ledger/audit-worker.ts', youngMegabytes: 8 },
 } as const;
 
 /** Starts a thread: from its bundle in the executable (src/files/start.ts), or from the source tree. It gets no environment. */
-export function openWorker(name: keyof typeof MODULES, workerData?: unknown): Worker {
+export function openWorker(name: keyof typeof THREADS, workerData?: unknown): Worker {
+  const { module, youngMegabytes } = THREADS[name];
+  // The flag of the process (build.mjs) goes before a worker's resourceLimits, and is read when a heap is made.
+  setFlagsFromString(`--max-semi-space-size=${youngMegabytes}`);
   const options = { env: {}, name, workerData };
   return sea.isSea()
     ? new Worker(assetText('start.cjs'), { ...options, eval: true })
-    : new Worker(new URL(`../${MODULES[name]}`, import.meta.url), options);
+    : new Worker(new URL(`../${module}`, import.meta.url), options);
 }
