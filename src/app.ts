@@ -2,6 +2,7 @@ import type { Socket } from 'node:net';
 import type { CodeFlow } from './access/code-flow.ts';
 import { createLimit } from './access/limits.ts';
 import type { Sessions, SessionsApp } from './access/sessions.ts';
+import { createTokens } from './access/tokens.ts';
 import { createPaymentPoller } from './billing/payment-poller.ts';
 import type { Provider } from './billing/provider.ts';
 import { unreadyReason } from './books/readiness.ts';
@@ -192,6 +193,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     inFlight,
     upstreams,
     circuits: createCircuits(() => clock.now(), events.circuit, options.unknownCountMax),
+    tokens: createTokens(ledger),
     retries: createRetries({ ledger, clock, inFlight, events }),
     upstreamOutages: createUpstreamOutages({ ledger, clock, events }),
     notifier,

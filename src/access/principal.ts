@@ -1,16 +1,17 @@
 import type { Reader } from '../db/handle.ts';
-import { findWalletByToken, type Wallet } from '../ledger/wallet.ts';
+import type { Wallet } from '../ledger/wallet.ts';
 import { Refusal } from '../refusal.ts';
-import { findKeyByToken, refuseRevokedKey } from './keys.ts';
-import { findRouterKeyByToken, type KeyLimits, limitsOf, refuseRevokedRouterKey } from './router-keys.ts';
+import { refuseRevokedKey } from './keys.ts';
+import { type KeyLimits, refuseRevokedRouterKey } from './router-keys.ts';
 import type { Sessions } from './sessions.ts';
-import { hashToken, kindOfToken, looksLikeOurs } from './token.ts';
+import { looksLikeOurs } from './token.ts';
+import type { Tokens } from './tokens.ts';
 
 /** The authenticated caller. An operator key acts for the account it was bound to at minting (design 2.12). */
 export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
   | { kind: 'session'; accountId: string }
-  | { kind: 'wallet'; wallet: Wallet }
+  | { kind: 'wallet'; wallet: Pick<Wallet, 'id' | 'accountId'> }
   | { kind: 'router'; routerKeyId: string; walletId: string; limits: KeyLimits };
 
 /**
@@ -40,21 +41,15 @@ export function bearerOf(authorization: string | undefined): string {
  * verified by `sessions`; one with the prefix of our own tokens never is (design 2.13). Throws `unauthenticated` for an
  * unknown, revoked or malformed token, and the refusals of `Sessions.signIn`.
  */
-export function authenticate(read: Reader, token: string, sessions?: Sessions): Principal | Promise<Principal> {
+export function authenticate(
+  { tokens, sessions }: { tokens: Tokens; sessions: Sessions | undefined },
+  token: string,
+): Principal | Promise<Principal> {
   if (sessions && !looksLikeOurs(token))
     return sessions.signIn(token).then(({ accountId }) => ({ kind: 'session', accountId }));
-  const kind = kindOfToken(token);
-  if (kind === 'account' || kind === 'operator') {
-    const key = findKeyByToken(read, hashToken(token));
-    if (key && key.kind === kind && key.revokedAt === null) return { kind, keyId: key.id, accountId: key.accountId };
-  } else if (kind === 'wallet') {
-    const wallet = findWalletByToken(read, hashToken(token));
-    if (wallet) return { kind, wallet };
-  } else if (kind === 'router') {
-    const key = findRouterKeyByToken(read, hashToken(token));
-    if (key) return { kind, routerKeyId: key.id, walletId: key.walletId, limits: limitsOf(key) };
-  }
-  throw new Refusal('unauthenticated');
+  const principal = tokens.find(token);
+  if (!principal) throw new Refusal('unauthenticated');
+  return principal;
 }
 
 /** Throws `unauthenticated` when the caller's key has been revoked since it was authenticated. */

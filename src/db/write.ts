@@ -19,7 +19,12 @@ export type Data =
  * A write by its name: what it changes is decided by its data and the rows alone, so that it can run in another thread
  * than its caller (docs/decisions/0043).
  */
-export type Write<D, R> = { readonly name: string; readonly run: (tx: Tx, data: D) => R };
+export type Write<D, R> = {
+  readonly name: string;
+  readonly run: (tx: Tx, data: D) => R;
+  /** It is one of a paid request: it moves money, and changes no credential. */
+  readonly isPaid: boolean;
+};
 
 /** The result of a write that has none. */
 type Nothing = ReturnType<() => void>;
@@ -33,9 +38,10 @@ const defined = new Map<string, Write<never, unknown>>();
 export function defineWrite<D extends Data, R extends Data | Nothing>(
   name: string,
   run: (tx: Tx, data: D) => R,
+  { isPaid }: Pick<Write<D, R>, 'isPaid'> = { isPaid: false },
 ): Write<D, R> {
   if (defined.has(name)) throw new Error(`there are two writes of the name ${name}`);
-  const write = { name, run };
+  const write = { name, run, isPaid };
   defined.set(name, write);
   return write;
 }

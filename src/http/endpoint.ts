@@ -15,6 +15,7 @@ import {
   type Scope,
 } from '../access/principal.ts';
 import type { Sessions } from '../access/sessions.ts';
+import type { Tokens } from '../access/tokens.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/quote.ts';
 import type { Retries, WhenOver } from '../chat/retry.ts';
@@ -62,6 +63,7 @@ export type HttpApp = ChatApp &
     diskReserve: Pick<DiskReserve, 'shortage'>;
     /** Signs the URLs of objects, where transfer storage is configured. */
     signer: Signer | undefined;
+    tokens: Tokens;
     /** Signs people in, where an identity provider is configured. */
     sessions: Sessions | undefined;
     limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
@@ -178,11 +180,11 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
     const requestId = requestIdOf(c);
     // Before authentication: if the books lost entries, a valid token may be missing and would wrongly get a 401.
     refuseFault(app.health);
-    const commits = app.ledger.commitCount();
+    const changes = app.ledger.changeCount();
     const principal = await authenticateAndLimit(app, c);
     const share = app.memory.open(callerOf(principal));
     try {
-      const reply = await runEndpoint(app, it, c, { principal, commits }, share);
+      const reply = await runEndpoint(app, it, c, { principal, changes }, share);
       if ('stream' in reply) return await respondWithEvents(app, c, reply, share);
       const headers = { ...headersOf(app, c, requestId), ...reply.headers };
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
@@ -196,15 +198,15 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
   };
 }
 
-/** The caller, and the number of commits before its credential was read. */
-type Authenticated = { principal: Principal; commits: number };
+/** The caller, and the number of changes before its credential was read. */
+type Authenticated = { principal: Principal; changes: number };
 
 /** Reads, checks and runs a request. The order of the checks is the documented precedence of errors (design 2.6). */
 async function runEndpoint(
   app: HttpApp,
   it: Endpoint,
   c: Context<Env>,
-  { principal, commits }: Authenticated,
+  { principal, changes }: Authenticated,
   share: Allowance,
 ): Promise<Reply> {
   const { incoming } = c.env;
@@ -228,7 +230,7 @@ async function runEndpoint(
       if (it.keepsBytes) sent = { bytes, outline };
     }
     // A body may arrive slowly: a key that was revoked meanwhile must not complete its request.
-    if (app.ledger.commitCount() !== commits) refuseRevoked(app.ledger.read, principal);
+    if (app.ledger.changeCount() !== changes) refuseRevoked(app.ledger.read, principal);
   }
   return invoke(app, it, {
     principal: caller,
@@ -367,7 +369,7 @@ function tokenOf(c: Context<Env>): string {
 export async function authenticateAndLimit(app: HttpApp, c: Context<Env>): Promise<Principal> {
   const { incoming } = c.env;
   try {
-    const found = authenticate(app.ledger.read, tokenOf(c), app.sessions);
+    const found = authenticate(app, tokenOf(c));
     const principal = found instanceof Promise ? await found : found;
     app.authenticated.add(incoming.socket);
     if (principal.kind === 'router') c.set('routerWallet', principal.walletId);

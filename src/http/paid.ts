@@ -5,7 +5,7 @@ import type { Wallet } from '../ledger/wallet.ts';
 import { formatUsd } from '../money.ts';
 import type { Bounded } from '../router/bound.ts';
 import { DONE_EVENT } from '../router/sse.ts';
-import type { PaidRequest } from '../spend/spend.ts';
+import type { Paid, PaidRequest } from '../spend/spend.ts';
 import type { HttpApp } from './endpoint.ts';
 import type { EventStream } from './event-stream.ts';
 
@@ -22,9 +22,16 @@ export const CHAT_HEADERS = {
   'x-purser-max-tokens': 'How long the answer could be at most, where its limit was cut to what the wallet can hold',
 };
 
-/** Returns the headers of a paid answer: its charge, and what its wallet may still spend. Empty if nothing was charged. */
-export function paidHeaders({ ledger }: App, { walletId, route, idempotencyKey }: Asked): Record<string, string> {
-  const paid = findPaid(ledger.read, walletId, route, idempotencyKey);
+/**
+ * Returns the headers of a paid answer: its charge, and what its wallet may still spend. Looks them up unless they are known.
+ * Empty if nothing was charged.
+ */
+export function paidHeaders(
+  { ledger }: App,
+  { walletId, route, idempotencyKey }: Asked,
+  known?: Paid | undefined,
+): Record<string, string> {
+  const paid = known ?? findPaid(ledger.read, walletId, route, idempotencyKey);
   if (!paid || paid.charge === null) return {};
   return {
     'x-purser-cost-usd': formatUsd(paid.charge),

@@ -123,7 +123,7 @@ export async function createLease(
   { slot, spec, ...request }: CreateRequest,
 ): Promise<Answered<Resource>> {
   const answerAt = performance.now() + app.answerSeconds * 1000;
-  const { answer, replayed } = await spend<Detail, Resource, Terms>(
+  const answered = await spend<Detail, Resource, Terms>(
     app,
     { ...request, kind: 'compute_create' },
     {
@@ -143,7 +143,7 @@ export async function createLease(
     },
   );
   // A caller that joins an attempt which has answered already gets the current state.
-  return { answer: findResource(app.ledger.read, answer.id) as Resource, replayed };
+  return { ...answered, answer: findResource(app.ledger.read, answered.answer.id) as Resource };
 }
 
 /**

@@ -66,7 +66,7 @@ export function settleExtensionIn(
   now: number,
 ): SettledExtension {
   const outcome = judgeExtension(tx, operation, extensionOutcome(operation, result));
-  const moved = settle(tx, operation.id, outcome, 'answer', now);
+  const { moved } = settle(tx, operation.id, outcome, 'answer', now);
   const row = findResource(tx, operation.resourceId as string) as Resource;
   return { operation, outcome, moved, row: moved && outcome.kind === 'done' ? applyExtension(tx, operation) : row };
 }

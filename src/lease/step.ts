@@ -332,7 +332,7 @@ const captureLease = defineWrite('lease.capture', (tx, { id, outcome, expiresAt,
   // It was stopped, or its wallet closed, while it became ready: it is not charged, and the next step ends it.
   if (current.endedAt !== null || current.endWanted !== null || reasonToEnd(time, tx, current) !== null)
     return { row: current, isSettledNow: false };
-  const isSettledNow = settle(tx, current.operationId, outcome, 'answer', now);
+  const { moved: isSettledNow } = settle(tx, current.operationId, outcome, 'answer', now);
   const { charge } = operationOf(tx, current.operationId); // The operator may have charged it in the meantime.
   const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
   const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
@@ -501,7 +501,7 @@ type EndLease = { row: Resource; reason: EndReason; outcome: Outcome<null>; by: 
 const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, by, now }: EndLease) => {
   const released: Operation[] = [];
   for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
-    if (settle(tx, id, outcome, by, now)) released.push(findOperation(tx, id) as Operation);
+    if (settle(tx, id, outcome, by, now).moved) released.push(findOperation(tx, id) as Operation);
   const { charge } = operationOf(tx, row.operationId);
   // As it is now: while the machine was being ended, the operator may have charged an extension.
   const before = findResource(tx, row.id) as Resource;

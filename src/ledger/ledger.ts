@@ -23,6 +23,8 @@ export type Ledger = {
   failure(): string | undefined;
   /** Returns the number of commits so far: each is one fsync of the write-ahead log. */
   commitCount(): number;
+  /** Returns a number that grows with each commit but those of paid requests alone: as long as it stays, so do all credentials. */
+  changeCount(): number;
   close(): Promise<void>;
 };
 
@@ -83,6 +85,7 @@ function writtenHere(database: Database, options: LedgerOptions): Ledger {
     client,
     write: ({ run }, data) => writer.write((tx) => run(tx, data) as NotPromise<ReturnType<typeof run>>),
     commitCount: writer.commitCount,
+    changeCount: writer.commitCount,
     failure: writer.failure,
     async close() {
       await writer.close();

@@ -3,7 +3,7 @@ import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from '
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { answers, type OPERATION_KINDS, operations, type SETTLED_BY, wallets } from '../db/schema.ts';
+import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
 import { formatUsd, Nanos, sum, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
@@ -74,19 +74,6 @@ const reads = prepare((read: Reader) => ({
     .where(eq(operations.id, sql.placeholder('id')))
     .prepare(),
   byKey: read.select().from(operations).where(OWNS_KEY).prepare(),
-  paidByKey: read
-    .select({
-      charge: operations.charge,
-      status: wallets.status,
-      budget: wallets.budget,
-      held: wallets.held,
-      spent: wallets.spent,
-      delegated: wallets.delegated,
-    })
-    .from(operations)
-    .innerJoin(wallets, eq(wallets.id, operations.walletId))
-    .where(OWNS_KEY)
-    .prepare(),
   // Ordered by +id: with the bare column SQLite would scan all operations of the wallet instead of the few open ones.
   open: read
     .select()
@@ -240,8 +227,8 @@ export function findOperationByKey(read: Reader, walletId: string, route: string
  * people and agents are shown it. Undefined when no operation owns the key.
  */
 export function findPaid(read: Reader, walletId: string, route: string, key: string) {
-  const row = reads(read).paidByKey.get({ walletId, route, key });
-  return row && { charge: row.charge, available: shownAvailable(row) };
+  const operation = findOperationByKey(read, walletId, route, key);
+  return operation && { charge: operation.charge, available: shownAvailable(findWallet(read, walletId) as Wallet) };
 }
 
 /** Returns the stored body of a charged answer until `keptUntil`, even if the reaper is late in deleting it. */
@@ -463,18 +450,24 @@ export function takeOverHold(tx: Tx, id: string, now: number, blocked?: string):
   return operation;
 }
 
+/** `moved` is false if the operation had been settled before. `available` is what its wallet may spend now, if it moved money. */
+export type Settlement = { moved: boolean; available: Nanos | undefined };
+const UNMOVED: Settlement = { moved: false, available: undefined };
+/** It is uncertain, and holds what it held. */
+const KEPT: Settlement = { moved: true, available: undefined };
+
 /**
  * Settles an operation by the outcome of its call (table AFTER). `done` charges at most the hold and releases the rest;
- * `refused` releases all of it; `unknown` keeps the hold. Returns false when the operation was already settled.
+ * `refused` releases all of it; `unknown` keeps the hold.
  */
-export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: SettledBy, now: number): boolean {
+export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: SettledBy, now: number): Settlement {
   const operation = findOperation(tx, id);
   assert(operation, 'only operations that were placed are settled');
   const next = AFTER[operation.state][outcome.kind];
-  if (next === 'too_late') return false;
+  if (next === 'too_late') return UNMOVED;
 
   if (outcome.kind === 'unknown') {
-    if (operation.state === 'uncertain') return true;
+    if (operation.state === 'uncertain') return KEPT;
     const usage = outcome.upstream === undefined ? null : JSON.stringify({ upstream: outcome.upstream });
     const change = { state: 'uncertain' as const, uncertainAt: now, reason: outcome.reason, usage };
     tx.update(operations)
@@ -482,7 +475,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
       .where(eq(operations.id, id))
       .run();
     tellUncertain(tx, operation, now);
-    return true;
+    return KEPT;
   }
   const charge = outcome.kind === 'done' ? outcome.charge : ZERO;
   assert(charge >= 0n && charge <= operation.hold, 'a charge is never above its hold: the price is capped before');
@@ -506,7 +499,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
     };
     writes(tx).answer.run(withChecksum(answers, answer));
   }
-  const spending = settleHeld(tx, operation.walletId, operation.hold, charge);
+  const wallet = settleHeld(tx, operation.walletId, operation.hold, charge);
   const hold = book.hold(operation.walletId);
   post(tx, [
     { at: now, causeId: id, debit: hold, credit: book.sales(operation.kind), amount: charge },
@@ -518,8 +511,8 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
       amount: Nanos(operation.hold - charge),
     },
   ]);
-  tellThresholds(tx, operation.walletId, spending, now);
-  return true;
+  tellThresholds(tx, operation.walletId, wallet, now);
+  return { moved: true, available: shownAvailable(wallet) };
 }
 
 /**
@@ -554,7 +547,7 @@ export function resolveOperation(
     decision === 'charge'
       ? { kind: 'done', charge: hold, usage: null, answer: null, reason }
       : { kind: 'refused', code: 'gateway_unavailable', reason };
-  const moved = settle(tx, id, outcome, by, now);
+  const { moved } = settle(tx, id, outcome, by, now);
   return { operation: operationOf(tx, id), moved };
 }
 

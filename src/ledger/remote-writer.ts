@@ -12,12 +12,13 @@ import type { Order, Report, WorkerSettings } from './writer-worker.ts';
 const GATHER_TURNS_MAX = 8;
 const GATHER_COUNT_MAX = 20;
 
-type Waiting = { resolve(value: unknown): void; reject(error: unknown): void };
+type Waiting = { isPaid: boolean; resolve(value: unknown): void; reject(error: unknown): void };
 
 /** The writer in its thread, as the others see it. */
 export type RemoteWriter = {
   write<D, R>(write: Write<D, R>, data: NoInfer<D>): Promise<R>;
   commitCount(): number;
+  changeCount(): number;
   failure(): string | undefined;
   /** Resolves when everything asked for has ended. Nothing may be written afterwards. */
   drain(): Promise<void>;
@@ -42,6 +43,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   let sent: Order['outbox'];
   let count = 0;
   let [commits, failure]: [number, string | undefined] = [0, undefined];
+  let changes = 0;
   let isClosed = false;
   let isEnding = false; // By itself, or because it is told to.
   let isClosing = false;
@@ -79,6 +81,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     for (const [id, value, thrown] of report.results) {
       const it = waiting.get(id) as Waiting;
       waiting.delete(id);
+      if (!it.isPaid) changes++; // Before whoever waits for it goes on.
       if (thrown) it.reject(errorOf(thrown));
       else it.resolve(value);
     }
@@ -130,9 +133,10 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
         idle = Promise.withResolvers();
       }
       if (queued.push([id, write.name, data]) === 1) setImmediate(gather, 1, GATHER_TURNS_MAX);
-      return new Promise((resolve, reject) => waiting.set(id, { resolve, reject } as Waiting));
+      return new Promise((resolve, reject) => waiting.set(id, { isPaid: write.isPaid, resolve, reject } as Waiting));
     },
     commitCount: () => commits,
+    changeCount: () => changes,
     failure: () => failure,
     async drain() {
       while (waiting.size && !isEnding) await idle.promise;

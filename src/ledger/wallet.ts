@@ -96,7 +96,14 @@ const writes = prepare((tx: Tx) => ({
       spent: sql`${wallets.spent} + ${sql.placeholder('charge')}`,
     })
     .where(eq(wallets.id, sql.placeholder('id')))
-    .returning({ spent: wallets.spent, nextThreshold: wallets.nextThreshold })
+    .returning({
+      status: wallets.status,
+      budget: wallets.budget,
+      held: wallets.held,
+      spent: wallets.spent,
+      delegated: wallets.delegated,
+      nextThreshold: wallets.nextThreshold,
+    })
     .prepare(),
 }));
 
@@ -259,15 +266,15 @@ export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
 }
 
 /**
- * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns what it has
- * spent now, and what it has spent when its next threshold is reached.
+ * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns what the row says
+ * now.
  */
 export function settleHeld(
   tx: Tx,
   walletId: string,
   hold: Nanos,
   charge: Nanos,
-): Pick<Wallet, 'spent' | 'nextThreshold'> {
+): Balances & Pick<Wallet, 'status' | 'nextThreshold'> {
   return writes(tx).settle.get({ id: walletId, hold, charge });
 }
 

@@ -13,6 +13,7 @@ import {
   type Operation,
   type Outcome,
 } from '../ledger/operation.ts';
+import type { Nanos } from '../money.ts';
 import { Refusal, type RefusalCode, type RefusalData, refusedFrom } from '../refusal.ts';
 import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
 import { type PaidWrites, takeOverHold } from './writes.ts';
@@ -59,7 +60,7 @@ export type PaidSteps<Q, A, T> = {
   /** The writes of its kind. */
   writes: PaidWrites<T>;
   /** Runs the whole request while holding a lock, where it must not overlap with others. */
-  serialize?: (run: () => Promise<A>) => Promise<A>;
+  serialize?: <T>(run: () => Promise<T>) => Promise<T>;
   /**
    * Prices the request at its maximum. Called only for a new attempt; throws a refusal for what the catalogue does not
    * allow. With `earlier`, whose hold is to be taken over: at that hold, where it can be.
@@ -78,7 +79,11 @@ export type PaidSteps<Q, A, T> = {
 };
 export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
 
-export type Answered<A> = { answer: A; replayed: boolean };
+/** What was charged, and what the wallet could spend then. */
+export type Paid = { charge: Nanos; available: Nanos };
+/** An answer and, if it was charged on the way to it, what was paid. */
+type Given<A> = { answer: A; paid: Paid | undefined };
+export type Answered<A> = Given<A> & { replayed: boolean };
 export type PaidApp = {
   /**
    * Counts, for each wallet, the operations that were held and then refused by the model server or the backend. They
@@ -116,33 +121,33 @@ export async function spend<Q, A, T extends Data>(
   const attempt = isKeyMadeUp ? undefined : app.inFlight.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
-    return {
-      answer: (await attempt.join(request.takesOver ? TAKE_OVER_SECONDS : JOIN_SECONDS, inProgress)) as A,
-      replayed: true,
-    };
+    const given = await attempt.join(request.takesOver ? TAKE_OVER_SECONDS : JOIN_SECONDS, inProgress);
+    return { ...(given as Given<A>), replayed: true };
   }
   const earlier = isKeyMadeUp ? undefined : findOperationByKey(app.ledger.read, walletId, route, idempotencyKey);
   if (earlier) {
     if (!earlier.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
     // What a policy charged may have its answer since, from a retry whose client has gone as well.
     const asksAgain = isUnanswered(earlier) && !findAnswer(app.ledger.read, earlier.id, app.clock.now());
-    if (!request.takesOver || !asksAgain) return { answer: await steps.replay(earlier), replayed: true };
-    return {
-      answer: await app.inFlight.drive<A>(request, (registerId, reject, answer) =>
-        attemptAgain(app, request, earlier, steps, registerId, { reject, answer }),
-      ),
-      replayed: false,
-    };
+    if (!request.takesOver || !asksAgain) return { ...unpaid(await steps.replay(earlier)), replayed: true };
+    const given = await app.inFlight.drive<Given<A>>(request, (registerId, reject, respond) =>
+      attemptAgain(app, request, earlier, steps, registerId, waitersOf(reject, respond)),
+    );
+    return { ...given, replayed: false };
   }
   // No await since the lookup: nothing else in this process can drive this key, and there is no other process.
-  return {
-    answer: await app.inFlight.drive<A>(request, (registerId, reject, answer) => {
-      const run = () => attemptOnce(app, request, steps, registerId, { reject, answer });
-      return steps.serialize ? steps.serialize(run) : run();
-    }),
-    replayed: false,
-  };
+  const given = await app.inFlight.drive<Given<A>>(request, (registerId, reject, respond) => {
+    const run = () => attemptOnce(app, request, steps, registerId, waitersOf(reject, respond));
+    return steps.serialize ? steps.serialize(run) : run();
+  });
+  return { ...given, replayed: false };
 }
+
+const unpaid = <A>(answer: A): Given<A> => ({ answer, paid: undefined });
+const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>): Waiters<A> => ({
+  reject,
+  answer: (answer) => respond(unpaid(answer)),
+});
 
 async function attemptOnce<Q, A, T extends Data>(
   app: PaidApp,
@@ -150,7 +155,7 @@ async function attemptOnce<Q, A, T extends Data>(
   steps: PaidSteps<Q, A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
-): Promise<A> {
+): Promise<Given<A>> {
   const quote = await steps.quote();
   const { hold, price, subject, resourceId, targetAt, terms } = quote;
   const id = newId('op');
@@ -172,10 +177,10 @@ async function attemptOnce<Q, A, T extends Data>(
   app.events.held(operation, traceparent);
 
   const called = await steps.call(operation, quote, waiters);
-  if ('pending' in called) return called.pending();
-  const { outcome, moved } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
+  if ('pending' in called) return unpaid(await called.pending());
+  const { outcome, moved, paid } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
   // If something else settled it in the meantime, a retry gets that outcome.
-  if (outcome.kind === 'done' && moved) return called.answer();
+  if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
@@ -190,14 +195,14 @@ async function attemptAgain<Q, A, T extends Data>(
   steps: PaidSteps<Q, A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
-): Promise<A> {
+): Promise<Given<A>> {
   const quote = await steps.quote(earlier);
   const anew = () => {
     const own = { ...request, idempotencyKey: request.requestId };
     steps.movedTo?.(own.idempotencyKey);
     // In flight under its own key as well: whoever takes the place of this client joins it by that.
-    return app.inFlight.drive<A>(own, (registerId, reject, answer) =>
-      attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, { reject, answer }),
+    return app.inFlight.drive<Given<A>>(own, (registerId, reject, respond) =>
+      attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waitersOf(reject, respond)),
     );
   };
   if (!steps.isCovered?.(earlier, quote)) return anew();
@@ -212,18 +217,18 @@ async function attemptAgain<Q, A, T extends Data>(
   app.events.takenOver(operation, request.requestId, request.traceparent);
 
   const called = await steps.call(operation, quote, waiters);
-  if ('pending' in called) return called.pending();
+  if ('pending' in called) return unpaid(await called.pending());
   if (called.outcome.kind === 'refused') {
     app.limits.released.count(request.walletId);
     throw refusalOf(operation, called.outcome, steps);
   }
   // What a policy has charged in full is paid: the answer is delivered for it, and nothing is charged.
   if (operation.state === 'settled') {
-    if (called.outcome.kind === 'done') return called.answer();
+    if (called.outcome.kind === 'done') return unpaid(await called.answer());
     throw refusalOf(operation, called.outcome, steps);
   }
-  const { outcome, moved } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
-  if (outcome.kind === 'done' && moved) return called.answer();
+  const { outcome, moved, paid } = await settleCalled(app, operation, called.outcome, steps, waiters.reject);
+  if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
@@ -246,15 +251,21 @@ async function settleCalled(
   called: Outcome<Buffer | null>,
   { writes }: { writes: Pick<PaidWrites<never>, 'settle'> },
   reject: RejectWaiters,
-): Promise<{ outcome: Outcome<Buffer | null>; moved: boolean }> {
+): Promise<{ outcome: Outcome<Buffer | null>; moved: boolean; paid: Paid | undefined }> {
   const now = app.clock.now();
-  const { judged, moved } = await writeOutcome(app, writes.settle, { id: operation.id, outcome: called, now }, reject);
+  const { judged, moved, available } = await writeOutcome(
+    app,
+    writes.settle,
+    { id: operation.id, outcome: called, now },
+    reject,
+  );
   const outcome = judged ?? called;
   app.events.settled(operation, outcome, moved);
   if (moved && outcome.kind === 'refused') app.limits.released.count(operation.walletId);
   // A policy or evidence decides what is unknown, and the end of a lease may have moved.
   if (outcome.kind === 'unknown' || operation.resourceId !== null) app.wakeAt(now);
-  return { outcome, moved };
+  const isPaid = outcome.kind === 'done' && available !== undefined;
+  return { outcome, moved, paid: isPaid ? { charge: outcome.charge, available } : undefined };
 }
 
 function refusalOf(

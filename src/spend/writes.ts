@@ -6,6 +6,7 @@ import {
   type Outcome,
   operationOf,
   placeHold,
+  type Settlement,
   settle,
   takeOverHold as takeOver,
 } from '../ledger/operation.ts';
@@ -47,42 +48,52 @@ export type Held = { operation: Operation; reducedTo: number | undefined };
 
 export type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
 /** `judged` is the outcome that `judge` put in the place of the given one. */
-export type Settled = { judged: Outcome<Buffer | null> | undefined; moved: boolean };
+export type Settled = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
 /** The two writes of a kind of paid request. */
 export type PaidWrites<T> = { hold: Write<HoldData<T>, Held>; settle: Write<SettleData, Settled> };
+
+const PAID = { isPaid: true };
 
 /** Defines the writes of a kind of paid request, from what it adds to them. */
 export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<T>): PaidWrites<T> {
   const { limits, advice, reduce, insertRows, judge, settleRows } = rules;
   return {
-    hold: defineWrite(`${kind}.hold`, (tx, { order, terms, now, blocked, limited }: HoldData<T>): Held => {
-      let reducedTo: number | undefined;
-      const asked: HoldOrder = {
-        ...order,
-        limits(tx, wallet) {
-          if (limited) throw refusalOf(limited);
-          limits?.(tx, wallet, order, terms, now);
-        },
-      };
-      if (advice) asked.advice = (left) => advice(terms, left);
-      if (reduce)
-        asked.reduce = (left) => {
-          const reduced = reduce(terms, left);
-          reducedTo = reduced?.to;
-          return reduced;
+    hold: defineWrite(
+      `${kind}.hold`,
+      (tx, { order, terms, now, blocked, limited }: HoldData<T>): Held => {
+        let reducedTo: number | undefined;
+        const asked: HoldOrder = {
+          ...order,
+          limits(tx, wallet) {
+            if (limited) throw refusalOf(limited);
+            limits?.(tx, wallet, order, terms, now);
+          },
         };
-      const operation = placeHold(tx, asked, now, blocked);
-      insertRows?.(tx, operation, terms);
-      return { operation, reducedTo };
-    }),
-    settle: defineWrite(`${kind}.settle`, (tx, { id, outcome: called, now }: SettleData): Settled => {
-      const operation = judge || settleRows ? operationOf(tx, id) : undefined;
-      const outcome = operation && judge ? judge(tx, operation, called) : called;
-      const moved = settle(tx, id, outcome, 'answer', now);
-      if (moved && operation) settleRows?.(tx, operation, outcome, now);
-      return { judged: outcome === called ? undefined : outcome, moved };
-    }),
+        if (advice) asked.advice = (left) => advice(terms, left);
+        if (reduce)
+          asked.reduce = (left) => {
+            const reduced = reduce(terms, left);
+            reducedTo = reduced?.to;
+            return reduced;
+          };
+        const operation = placeHold(tx, asked, now, blocked);
+        insertRows?.(tx, operation, terms);
+        return { operation, reducedTo };
+      },
+      PAID,
+    ),
+    settle: defineWrite(
+      `${kind}.settle`,
+      (tx, { id, outcome: called, now }: SettleData): Settled => {
+        const operation = judge || settleRows ? operationOf(tx, id) : undefined;
+        const outcome = operation && judge ? judge(tx, operation, called) : called;
+        const { moved, available } = settle(tx, id, outcome, 'answer', now);
+        if (moved && operation) settleRows?.(tx, operation, outcome, now);
+        return { judged: outcome === called ? undefined : outcome, moved, available };
+      },
+      PAID,
+    ),
   };
 }
 

@@ -107,7 +107,7 @@ export async function openBooks(t: After): Promise<Books> {
       ledger.write((tx) => openWallet(tx, walletOrder(accountId, order), now).wallet),
     hold: (walletId, nanos, order, now = 1) =>
       ledger.write((tx) => placeHold(tx, holdOrder(walletId, nanos, order), now)),
-    settle: (id, outcome, now = 1) => ledger.write((tx) => settle(tx, id, outcome, 'answer', now)),
+    settle: (id, outcome, now = 1) => ledger.write((tx) => settle(tx, id, outcome, 'answer', now).moved),
   };
   return books;
 }

@@ -201,7 +201,7 @@ for (const seed of [SEED, SEED + 1, 1])
         ];
         const [outcome, ...said] = random.pick(outcomes);
         return {
-          write: (it) => it.write((tx) => settle(tx, id, outcome, 'answer', model.now)),
+          write: (it) => it.write((tx) => settle(tx, id, outcome, 'answer', model.now).moved),
           model: () => model.settle(id, ...said),
         };
       },
@@ -220,7 +220,7 @@ for (const seed of [SEED, SEED + 1, 1])
               if (!operation) return false;
               // As the paid path has it: a refusal is no outcome of the first attempt, and what is charged is paid.
               if (kind === 'refused' || operation.state === 'settled') return true;
-              return settle(tx, id, outcome, 'answer', model.now);
+              return settle(tx, id, outcome, 'answer', model.now).moved;
             }),
           model: () => model.takeOver(id, kind, charge),
         };

@@ -3,15 +3,16 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import type { Worker } from 'node:worker_threads';
+import { type ChatTerms, chatWrites } from '../../src/chat/terms.ts';
 import { defineWrite } from '../../src/db/write.ts';
 import { findAccount, listAccounts } from '../../src/ledger/account.ts';
 import { headOf } from '../../src/ledger/head.ts';
 import { installationOf } from '../../src/ledger/installation.ts';
 import { openLedger } from '../../src/ledger/ledger.ts';
-import { findWallet } from '../../src/ledger/wallet.ts';
+import { available, findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import * as writes from '../../src/ledger/writes.ts';
 import { Refusal } from '../../src/refusal.ts';
-import { MASTER_KEY_ID, temporaryDirectory, walletOrder } from './books.ts';
+import { done, holdOrder, MASTER_KEY_ID, temporaryDirectory, walletOrder } from './books.ts';
 
 /** A ledger that is written by its thread. */
 async function openRemote(t: TestContext) {
@@ -40,6 +41,31 @@ const LIMITS = { depth: 4, openChildren: 1000 };
 
 /** Keeps this thread busy, so that no message reaches it meanwhile. */
 const block = (milliseconds: number) => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, milliseconds);
+
+test('what changes credentials is counted before whoever waits for it goes on; a paid request is not', async (t) => {
+  const { ledger } = await openRemote(t);
+  const { id: accountId } = await ledger.write(writes.openAccount, account('a'));
+  const order = walletOrder(accountId);
+  const { wallet } = await ledger.write(writes.openWallet, { order, now: 1, blocked: undefined, limits: LIMITS });
+  const [changes, commits] = [ledger.changeCount(), ledger.commitCount()];
+  const terms: ChatTerms = {
+    kind: 'chat',
+    priceText: '{',
+    choices: 1,
+    routes: [],
+    reducible: undefined,
+    reducedTo: undefined,
+    maxPrice: undefined,
+  };
+  const hold = { order: holdOrder(wallet.id, 7n), terms, now: 1, blocked: undefined, limited: undefined };
+  const { operation } = await ledger.write(chatWrites.hold, hold);
+  const settled = await ledger.write(chatWrites.settle, { id: operation.id, outcome: done(3n), now: 1 });
+  assert.equal(settled.available, available(findWallet(ledger.read, wallet.id) as Wallet));
+  assert.equal(ledger.changeCount(), changes);
+  assert(ledger.commitCount() > commits);
+  await ledger.write(writes.openAccount, account('b'));
+  assert(ledger.changeCount() > changes);
+});
 
 test('a write is on disk, can be read and is in the mark when it resolves, with bytes and amounts as they were', async (t) => {
   const { ledger, marks } = await openRemote(t);

@@ -55,7 +55,11 @@ export const createChatCompletion = endpoint({
         return { model, bounded };
       },
     };
-    const { answer, replayed } = await chat(app, asked);
-    return { body: answer, replayed, headers: { ...paidHeaders(app, asked), ...limitHeaders(app, asked, bounded) } };
+    const { answer, replayed, paid } = await chat(app, asked);
+    return {
+      body: answer,
+      replayed,
+      headers: { ...paidHeaders(app, asked, paid), ...limitHeaders(app, asked, bounded) },
+    };
   },
 });

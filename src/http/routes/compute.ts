@@ -8,7 +8,7 @@ import { extendLease } from '../../lease/extend.ts';
 import { keepLease } from '../../lease/keep.ts';
 import { whyOver } from '../../lease/why.ts';
 import { type EndReason, listResourcesBelow, type Resource, resourceOf } from '../../ledger/resource.ts';
-import { refuseInactive, type Wallet } from '../../ledger/wallet.ts';
+import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { inTime } from '../../net/deadline.ts';
 import { Refusal } from '../../refusal.ts';
 import { PAID_REFUSALS } from '../../spend/spend.ts';
@@ -63,15 +63,14 @@ export const ACTIVE_REFUSALS = [
   'resource_not_active',
   'provider_not_configured',
 ] as const;
-/** Returns a running resource with paid time left, and its backend. Throws `ACTIVE_REFUSALS`. */
+/** Returns a running resource of a wallet, with paid time left, and its backend. Throws `ACTIVE_REFUSALS`. */
 export function active(
   app: HttpApp,
-  wallet: Wallet,
+  { id: walletId }: Pick<Wallet, 'id'>,
   id: string,
 ): { resource: Resource; backend: Backend; ref: string } {
-  const resource = resourceOf(app.ledger.read, wallet.id, id);
-  const now = app.clock.now();
-  refuseInactive(wallet, now);
+  const resource = resourceOf(app.ledger.read, walletId, id);
+  refuseInactive(findWallet(app.ledger.read, walletId) as Wallet, app.clock.now());
   const { ref, status } = resource;
   const over = whyOver(app, id);
   if (over !== null) throw leaseOver(over);
@@ -169,8 +168,8 @@ export const createCompute = endpoint({
       slot: body.provider,
       spec: specOf(body),
     };
-    const { answer, replayed } = await createLease(app, asked);
-    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked) };
+    const { answer, replayed, paid } = await createLease(app, asked);
+    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked, paid) };
   },
 });
 
@@ -202,8 +201,8 @@ export const extendCompute = endpoint({
       resource: resourceOf(app.ledger.read, principal.wallet.id, body.id),
       additionalSeconds: body.additional_seconds,
     };
-    const { answer, replayed } = await extendLease(app, asked);
-    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked) };
+    const { answer, replayed, paid } = await extendLease(app, asked);
+    return { body: summaryOf(app, answer), replayed, headers: paidHeaders(app, asked, paid) };
   },
 });
 
@@ -293,6 +292,7 @@ export const sshCompute = endpoint({
   },
   run(app, { principal, body }) {
     const { resource } = active(app, principal.wallet, body.id);
+    const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
     if (!app.state.ssh) throw new Refusal('provider_not_configured', 'The SSH gateway does not listen.');
     const { host, port, hostKey } = app.state.ssh;
     return {
@@ -301,7 +301,7 @@ export const sshCompute = endpoint({
         host,
         port,
         username: resource.id,
-        private_key: resourceKey(app.keyring, principal.wallet, resource).privateKey,
+        private_key: resourceKey(app.keyring, wallet, resource).privateKey,
         host_key: hostKey,
         command: `ssh -i KEY_FILE -p ${port} ${resource.id}@${host}`,
         expires_at: resource.expiresAt,

@@ -47,7 +47,8 @@ export const createRouterKey = endpoint({
     body: { models: ['qwen3-8b'], max_price_usd: '0.10' },
     answer: { api_key: 'svc_router_…', base_url: 'http://127.0.0.1:7420/v1/router', expires_at: 1795086400 },
   },
-  async run(app, { principal: { wallet }, body }) {
+  async run(app, { principal, body }) {
+    const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
     for (const id of body.models ?? []) app.catalogue.find(id);
     const now = app.clock.now();
     refuseInactive(wallet, now); // The master key of a closed one may be gone.
@@ -228,8 +229,8 @@ export const createRouterChatCompletion = endpoint({
     refuseOthers(call.principal, asked.model);
     const { request, headers } = await requestOf(app, call, 'router/chat/completions', 'chat');
     if (!asked.stream) {
-      const { answer, replayed } = await adviseCaller(isKeyMadeUp, chat(app, request));
-      return { body: answer, replayed, headers: { ...paidHeaders(app, request), ...headers() } };
+      const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
+      return { body: answer, replayed, headers: { ...paidHeaders(app, request, paid), ...headers() } };
     }
     return {
       async stream(client: EventStream, share: Allowance) {
@@ -276,7 +277,7 @@ export const createEmbeddings = endpoint({
   async run(app, call) {
     refuseOthers(call.principal, call.request.model);
     const { request } = await requestOf(app, call, 'router/embeddings', 'embeddings');
-    const { answer, replayed } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
-    return { body: answer, replayed, headers: paidHeaders(app, request) };
+    const { answer, replayed, paid } = await adviseCaller(call.isKeyMadeUp, chat(app, request));
+    return { body: answer, replayed, headers: paidHeaders(app, request, paid) };
   },
 });

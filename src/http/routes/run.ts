@@ -171,7 +171,7 @@ export const closeChild = endpoint({
 });
 
 /** Returns a wallet somewhere below this one. Throws `not_found` alike for every other (design 2.5). */
-function walletBelow(app: Pick<HttpApp, 'ledger'>, above: Wallet, id: string): Wallet {
+function walletBelow(app: Pick<HttpApp, 'ledger'>, above: Pick<Wallet, 'id'>, id: string): Wallet {
   const wallet = findWallet(app.ledger.read, id);
   const isBelow = wallet && wallet.id !== above.id && lineage(app.ledger.read, wallet).some((it) => it.id === above.id);
   if (!isBelow) throw new Refusal('not_found', 'There is no such wallet below this one.');

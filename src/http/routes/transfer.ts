@@ -1,4 +1,4 @@
-import { refuseInactive, walletOf } from '../../ledger/wallet.ts';
+import { findWallet, refuseInactive, type Wallet } from '../../ledger/wallet.ts';
 import { Refusal } from '../../refusal.ts';
 import { keyOfObject } from '../../transfer/object-url.ts';
 import { SignedUrl, SignRequest } from '../../wire/transfer.ts';
@@ -21,12 +21,12 @@ export const signTransfer = endpoint({
       expires_at: 1795000900,
     },
   },
-  async run(app, { principal: { wallet }, body }) {
-    const key = keyOfObject(wallet.id, body.object);
+  async run(app, { principal, body }) {
+    const key = keyOfObject(principal.wallet.id, body.object);
     if (!app.signer) throw new Refusal('transfer_not_configured');
     const now = app.clock.now();
-    // Read again: the wallet may have been closed while the body arrived.
-    refuseInactive(walletOf(app.ledger.read, wallet.accountId, wallet.id), now);
+    const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
+    refuseInactive(wallet, now);
     // Never past the wallet's expiry: a signed URL cannot be revoked.
     const seconds = Math.min(body.expires_seconds, (wallet.expiresAt ?? Number.POSITIVE_INFINITY) - now);
     const method = body.operation === 'get' ? 'GET' : 'PUT';

@@ -66,9 +66,9 @@ function translated(
       });
       const { walletId } = principal;
       if (!isStream) {
-        const { answer, replayed } = await adviseCaller(isKeyMadeUp, chat(app, request));
+        const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
         const json: unknown = JSON.parse(answer.toString('utf8'));
-        const all = { ...paidHeaders(app, request), ...headers(), ...extraHeaders(app, walletId) };
+        const all = { ...paidHeaders(app, request, paid), ...headers(), ...extraHeaders(app, walletId) };
         return { body: isAnswerOf(wire.name, json) ? answer : answers.whole(json), replayed, headers: all };
       }
       const translator = answers.stream();

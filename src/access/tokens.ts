@@ -1,0 +1,56 @@
+import type { Reader } from '../db/handle.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { findWalletByToken } from '../ledger/wallet.ts';
+import { findKeyByToken } from './keys.ts';
+import type { Principal } from './principal.ts';
+import { findRouterKeyByToken, limitsOf } from './router-keys.ts';
+import { hashToken, kindOfToken } from './token.ts';
+
+const KNOWN_COUNT_MAX = 10_000;
+
+/** Purser's own tokens. */
+export type Tokens = {
+  /** Returns whose token this is; undefined for one that is unknown, revoked or malformed. */
+  find(token: string): Principal | undefined;
+};
+
+/**
+ * Creates the look-up of tokens in the books. It remembers the last `knownMax` at most that it found, by their hashes, until something is
+ * written that is not a paid request: so an agent's chats read no row for their token (docs/decisions/0065).
+ */
+export function createTokens(
+  { read, changeCount }: Pick<Ledger, 'read' | 'changeCount'>,
+  knownMax = KNOWN_COUNT_MAX,
+): Tokens {
+  const known = new Map<string, Principal>();
+  let changes = changeCount();
+  return {
+    find(token) {
+      if (changes !== changeCount() || known.size >= knownMax) known.clear();
+      changes = changeCount();
+      const hash = hashToken(token);
+      const name = hash.toString('latin1');
+      const principal = known.get(name) ?? lookUp(read, token, hash);
+      if (principal) known.set(name, principal);
+      return principal;
+    },
+  };
+}
+
+function lookUp(read: Reader, token: string, hash: Buffer): Principal | undefined {
+  const kind = kindOfToken(token);
+  if (kind === 'account' || kind === 'operator') {
+    const key = findKeyByToken(read, hash);
+    if (key?.kind !== kind || key.revokedAt !== null) return undefined;
+    return { kind, keyId: key.id, accountId: key.accountId };
+  }
+  if (kind === 'wallet') {
+    const wallet = findWalletByToken(read, hash);
+    return wallet && { kind, wallet: { id: wallet.id, accountId: wallet.accountId } };
+  }
+  if (kind === 'router') {
+    const key = findRouterKeyByToken(read, hash);
+    return key && { kind, routerKeyId: key.id, walletId: key.walletId, limits: limitsOf(key) };
+  }
+  return undefined;
+}
