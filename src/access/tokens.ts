@@ -6,7 +6,8 @@ import type { Principal } from './principal.ts';
 import { findRouterKeyByToken, limitsOf } from './router-keys.ts';
 import { hashToken, kindOfToken } from './token.ts';
 
-const KNOWN_COUNT_MAX = 10_000;
+/** So many tokens, and models that gateway keys are limited to, are remembered at most: a key may name a thousand. */
+const KNOWN_SIZE_MAX = 20_000;
 
 /** Purser's own tokens. */
 export type Tokens = {
@@ -15,23 +16,31 @@ export type Tokens = {
 };
 
 /**
- * Creates the look-up of tokens in the books. It remembers the last `knownMax` at most that it found, by their hashes, until something is
- * written that is not a paid request: so an agent's chats read no row for their token (docs/decisions/0065).
+ * Creates the look-up of tokens in the books. It remembers what it finds, by the hash of the token, until something is
+ * written that is not a paid request, so an agent's chats read no row for their token (docs/decisions/0065).
  */
 export function createTokens(
   { read, changeCount }: Pick<Ledger, 'read' | 'changeCount'>,
-  knownMax = KNOWN_COUNT_MAX,
+  knownSizeMax = KNOWN_SIZE_MAX,
 ): Tokens {
   const known = new Map<string, Principal>();
+  let size = 0;
   let changes = changeCount();
   return {
     find(token) {
-      if (changes !== changeCount() || known.size >= knownMax) known.clear();
+      if (changes !== changeCount() || size > knownSizeMax) {
+        known.clear();
+        size = 0;
+      }
       changes = changeCount();
       const hash = hashToken(token);
       const name = hash.toString('latin1');
-      const principal = known.get(name) ?? lookUp(read, token, hash);
-      if (principal) known.set(name, principal);
+      const before = known.get(name);
+      if (before) return before;
+      const principal = lookUp(read, token, hash);
+      if (!principal) return undefined;
+      known.set(name, principal);
+      size += 1 + ((principal.kind === 'router' && principal.limits.models?.size) || 0);
       return principal;
     },
   };

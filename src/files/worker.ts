@@ -17,7 +17,8 @@ const THREADS = {
 /** Starts a thread: from its bundle in the executable (src/files/start.ts), or from the source tree. It gets no environment. */
 export function openWorker(name: keyof typeof THREADS, workerData?: unknown): Worker {
   const { module, youngMegabytes } = THREADS[name];
-  // The flag of the process (build.mjs) goes before a worker's resourceLimits, and is read when a heap is made.
+  // The flag of the process (build.mjs) goes before a worker's resourceLimits. The new thread reads it as it makes its heap: of
+  // two kinds that are opened in one moment, both get the size of the second.
   setFlagsFromString(`--max-semi-space-size=${youngMegabytes}`);
   const options = { env: {}, name, workerData };
   return sea.isSea()

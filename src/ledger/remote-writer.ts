@@ -74,6 +74,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   }
 
   function takeEnded(report: Report & { kind: 'ended' }): void {
+    if (report.results.some(([id]) => !waiting.get(id)?.isPaid)) changes++; // Before whoever waits for them goes on.
     const hasCommitted = report.commits > commits;
     ({ commits, failure } = report);
     if (hasCommitted) options.committed?.(report.mark);
@@ -81,7 +82,6 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     for (const [id, value, thrown] of report.results) {
       const it = waiting.get(id) as Waiting;
       waiting.delete(id);
-      if (!it.isPaid) changes++; // Before whoever waits for it goes on.
       if (thrown) it.reject(errorOf(thrown));
       else it.resolve(value);
     }

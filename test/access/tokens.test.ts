@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { openRouterKey } from '../../src/access/router-keys.ts';
 import { deriveToken, hashToken } from '../../src/access/token.ts';
 import { createTokens } from '../../src/access/tokens.ts';
-import { openBooks } from '../ledger/books.ts';
+import { newId } from '../../src/id.ts';
+import { MASTER_KEY_ID, openBooks } from '../ledger/books.ts';
 
 const tokenOf = (id: string) => deriveToken('wallet', Buffer.alloc(32, 7), id);
 
@@ -35,10 +37,29 @@ test('more tokens than are remembered are all found', async (t) => {
   const accountId = await account();
   const made = Array.from({ length: 5 }, (_, i) => tokenOf(`wal_${i}`));
   const wallets = await Promise.all(made.map((it) => wallet(accountId, { tokenHash: hashToken(it) })));
-  const tokens = createTokens({ read: ledger.read, changeCount: () => 0 }, 2);
+  const tokens = createTokens({ read: ledger.read, changeCount: () => 0 }, 1);
   for (let turn = 0; turn < 2; turn++)
     made.forEach((it, i) => {
       const found = tokens.find(it);
       assert.equal(found?.kind === 'wallet' && found.wallet.id, wallets[i]?.id);
     });
+});
+
+test('what is remembered is bounded by the models of gateway keys, too', async (t) => {
+  const { ledger, account, wallet } = await openBooks(t);
+  const { id: walletId } = await wallet(await account());
+  const made = await Promise.all(
+    ['a', 'b'].map(async (prefix) => {
+      const token = deriveToken('router', Buffer.alloc(32, 7), prefix);
+      const fresh = { id: newId('key'), masterKeyId: MASTER_KEY_ID, tokenHash: hashToken(token), last4: 'hint' };
+      const options = { models: Array.from({ length: 5 }, (_, i) => `${prefix}-${i}`) };
+      await ledger.write((tx) => openRouterKey(tx, { walletId, options, fresh }, 1));
+      return token;
+    }),
+  );
+  const tokens = createTokens({ read: ledger.read, changeCount: () => 0 }, 8);
+  const [first, second] = made.map((it) => tokens.find(it));
+  assert.equal(tokens.find(made[0] as string) === first, false, 'both were forgotten: together they were too many');
+  assert.deepEqual(tokens.find(made[0] as string), first);
+  assert.notDeepEqual(first, second);
 });
