@@ -32,7 +32,7 @@ const running: InFlight = {
 };
 const write = () => {
   const attempt = attempts.getStore();
-  if (!attempt || attempt.isHeld) return Promise.resolve({ judged: undefined, moved: true });
+  if (!attempt || attempt.isHeld) return Promise.resolve({ judged: undefined, moved: true, available: HOLD });
   attempt.isHeld = true;
   const operation = { ...attempt.key, id: newId('op'), state: 'reserved', hold: HOLD, subject: 'mock-1' };
   return Promise.resolve({ operation, reducedTo: undefined });

@@ -11,6 +11,7 @@ import type { Tokens } from './tokens.ts';
 export type Principal =
   | { kind: 'account' | 'operator'; keyId: string; accountId: string }
   | { kind: 'session'; accountId: string }
+  /** A wallet without its state, which whoever needs it reads at that moment. */
   | { kind: 'wallet'; wallet: Pick<Wallet, 'id' | 'accountId'> }
   | { kind: 'router'; routerKeyId: string; walletId: string; limits: KeyLimits };
 

@@ -6,7 +6,7 @@ import type { Principal } from './principal.ts';
 import { findRouterKeyByToken, limitsOf } from './router-keys.ts';
 import { hashToken, kindOfToken } from './token.ts';
 
-/** So many tokens, and models that gateway keys are limited to, are remembered at most: a key may name a thousand. */
+/** The most that is remembered: tokens, and the models that gateway keys are limited to, of which a key may name a thousand. */
 const KNOWN_SIZE_MAX = 20_000;
 
 /** Purser's own tokens. */
@@ -28,11 +28,12 @@ export function createTokens(
   let changes = changeCount();
   return {
     find(token) {
-      if (changes !== changeCount() || size > knownSizeMax) {
+      const now = changeCount();
+      if (changes !== now || size > knownSizeMax) {
         known.clear();
         size = 0;
+        changes = now;
       }
-      changes = changeCount();
       const hash = hashToken(token);
       const name = hash.toString('latin1');
       const before = known.get(name);

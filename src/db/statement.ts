@@ -27,10 +27,14 @@ export function compileQuery(prepared: object): CompiledQuery {
   if (fields?.some(({ path }) => path.length > 1)) return joinOf(prepared, query.sql);
   const { sql, params } = withLiteralLimit(query.sql, query.params);
   const bind = onceOf(() => binder(params));
-  const toRow = onceOf(() => mapper(fields ?? []));
+  if (!fields)
+    return (client) => {
+      const statement = onceOf(() => client.prepare(sql));
+      return { run: (values?: Values) => statement().run(bind()(values)) };
+    };
+  const toRow = onceOf(() => mapper(fields));
   return (client) => {
-    const statement = onceOf(() => (fields ? client.prepare(sql).raw() : client.prepare(sql)));
-    if (!fields) return { run: (values?: Values) => statement().run(bind()(values)) };
+    const statement = onceOf(() => client.prepare(sql).raw());
     return {
       get(values?: Values) {
         const row = statement().get(bind()(values)) as unknown[] | undefined;
@@ -85,7 +89,7 @@ function binder(params: readonly unknown[]): (values: Values | undefined) => unk
   return written(`(values = {}) => [${bound.join(', ')}]`, { slots, absent });
 }
 
-/** Returns what is null or undefined of the values. Throws when it is not among them. */
+/** Returns a value that is null or undefined. Throws when it is not among the values. */
 function absent(values: Values, name: string): unknown {
   const value = values[name];
   assert(value !== undefined || name in values, `no value for the placeholder ${name}`);

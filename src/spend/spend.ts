@@ -79,7 +79,7 @@ export type PaidSteps<Q, A, T> = {
 };
 export type NotDone = Exclude<Outcome<never>, { kind: 'done' }>;
 
-/** What was charged, and what the wallet could spend then. */
+/** The charge of an operation, and the rest that its wallet could spend when it was settled. */
 export type Paid = { charge: Nanos; available: Nanos };
 /** An answer and, if it was charged on the way to it, what was paid. */
 type Given<A> = { answer: A; paid: Paid | undefined };

@@ -3,7 +3,7 @@ import { createServer } from 'node:net';
 
 /** Below the ports that Linux gives to connections and to those who listen on port 0 (`ip_local_port_range`). */
 const [LOWEST, COUNT] = [15_000, 15_000];
-/** Each process takes its ports in turn, from a place of its own: so many lie between those of two that started together. */
+/** The length of the block of ports from which a process takes its own in turn: two that ask at once do not get the same. */
 const OWN_COUNT = 101;
 let taken = process.pid * OWN_COUNT;
 

@@ -63,21 +63,22 @@ export const ACTIVE_REFUSALS = [
   'resource_not_active',
   'provider_not_configured',
 ] as const;
-/** Returns a running resource of a wallet, with paid time left, and its backend. Throws `ACTIVE_REFUSALS`. */
+/** Returns a running resource with paid time left, its wallet and its backend. Throws `ACTIVE_REFUSALS`. */
 export function active(
   app: HttpApp,
   { id: walletId }: Pick<Wallet, 'id'>,
   id: string,
-): { resource: Resource; backend: Backend; ref: string } {
+): { wallet: Wallet; resource: Resource; backend: Backend; ref: string } {
   const resource = resourceOf(app.ledger.read, walletId, id);
-  refuseInactive(findWallet(app.ledger.read, walletId) as Wallet, app.clock.now());
+  const wallet = findWallet(app.ledger.read, walletId) as Wallet;
+  refuseInactive(wallet, app.clock.now());
   const { ref, status } = resource;
   const over = whyOver(app, id);
   if (over !== null) throw leaseOver(over);
   if (status !== 'running' || ref === null) throw new Refusal('resource_not_active', `The resource is ${status}.`);
   const backend = app.slots.backendOf(resource);
   if (!backend) throw new Refusal('provider_not_configured');
-  return { resource, backend, ref };
+  return { wallet, resource, backend, ref };
 }
 
 /** The refusal of what needs a lease that is over. */
@@ -291,8 +292,7 @@ export const sshCompute = endpoint({
     },
   },
   run(app, { principal, body }) {
-    const { resource } = active(app, principal.wallet, body.id);
-    const wallet = findWallet(app.ledger.read, principal.wallet.id) as Wallet;
+    const { wallet, resource } = active(app, principal.wallet, body.id);
     if (!app.state.ssh) throw new Refusal('provider_not_configured', 'The SSH gateway does not listen.');
     const { host, port, hostKey } = app.state.ssh;
     return {
