@@ -138,8 +138,11 @@ export type Backend = {
   }): Promise<Created>;
   /** Every machine with this tag, ended ones included. */
   find(tag: string): Promise<Machine[]>;
-  /** The machine, or undefined when the backend confirms that there is none. */
-  inspect(ref: Ref): Promise<Machine | undefined>;
+  /**
+   * The machine, or undefined when the backend confirms that there is none. Where a deadline that was moved needs something
+   * more to be in force, that is done here, unless the caller may `onlyLook`: it does not hold the lease's lock.
+   */
+  inspect(ref: Ref, options?: { onlyLook?: boolean }): Promise<Machine | undefined>;
   /** Sets the backend's own deadline. */
   extend(ref: Ref, deadline: number): Promise<Extended>;
   /** Ends and removes a machine in any state; succeeds if it is gone already. `inspect` confirms its absence. */

@@ -3,6 +3,7 @@ import { type Backend, SLOTS, type Slot, type Surroundings } from './backend.ts'
 import * as backends from './backends/index.ts';
 import type { LocalSettings } from './backends/local/settings.ts';
 import { firstOtherPrice } from './same-prices.ts';
+import { firstSharedUser } from './same-users.ts';
 
 /** The settings of the three slots (design, section 4), made from the table of backends. */
 
@@ -73,8 +74,9 @@ function backendsFor<S extends Slot>(slot: S) {
         'a backend has the name of another kind: give it another `name`',
       ),
       v.rawCheck(({ dataset, addIssue }) => {
-        const other = dataset.typed ? firstOtherPrice(dataset.value.map((it) => [nameOf(it), it])) : undefined;
-        if (other) addIssue({ message: other });
+        if (!dataset.typed) return;
+        const named = dataset.value.map((it) => [nameOf(it), it] as const);
+        for (const message of [firstOtherPrice(named), firstSharedUser(named)]) if (message) addIssue({ message });
       }),
     ),
   });

@@ -19,10 +19,10 @@ export type Patience = {
 };
 
 /**
- * Locks the data directory for this process: there is only ever one writer (design, section 4). The lock is SQLite's
- * own lock on a file beside the database, so the kernel releases it however the process ends. Throws LockedError when
- * another process holds it (`who` is what that process is told about this one), and `read_only` when the file system
- * cannot be written.
+ * Locks the data directory for this process: there is only ever one writer (design, section 4). The lock is SQLite's own
+ * lock on a file beside the database, so the kernel releases it however the process ends. `who` names this process to others
+ * that want the lock. Throws LockedError at once when a running server holds it, and when another process still holds it
+ * after 5 s, or after `patience`. Throws `read_only` when the file system cannot be written.
  */
 export async function takeLock(file: string, who: string, patience?: Patience): Promise<{ release(): void }> {
   const directory = dirname(file);

@@ -1,4 +1,4 @@
-import { execFile } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
 import { accessSync, constants, realpathSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -13,6 +13,17 @@ export async function outputOf(program: string, ...args: string[]): Promise<stri
   );
   return output.stdout.trim() || undefined;
 }
+
+/**
+ * Starts a program, as Node's `spawn` does. Throws where this process has no descriptor left: Node then returns a child without
+ * streams, and an event that nobody has come to listen for would end the process.
+ */
+export const startProgram = ((...order: Parameters<typeof spawn>) => {
+  const child = spawn(...order);
+  if ((child.stdio as unknown) !== undefined) return child;
+  child.on('error', () => {});
+  throw new Error(`${order[0]} cannot be started: too many files are open (EMFILE)`);
+}) as typeof spawn;
 
 /** Returns every program of this name on the search path, each once. */
 export function findPrograms(name: string, searchPath: readonly string[]): string[] {

@@ -8,7 +8,9 @@ import test, { after, type TestContext } from 'node:test';
 import { promisify } from 'node:util';
 import { stringify } from 'yaml';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { checkDisk } from '../../src/compute/backends/container/check.ts';
 import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openEngine } from '../../src/compute/backends/container/engine.ts';
 import { until } from './conformance.ts';
 import { openBtrfs } from './engines/btrfs.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
@@ -104,6 +106,16 @@ for (const [name, driver, volumes] of [
     assert.match(over.stderr.toString(), /quota exceeded/i);
     await destroy();
     assert.deepEqual(await left(), [], 'the trial of the limit leaves nothing');
+    const slow = openEngine({ socket: engine.socket });
+    t.after(() => slow.close());
+    const ask: typeof slow.ask = async (what, call, milliseconds) => {
+      const answer = await slow.ask(what, call, milliseconds);
+      if (what === 'create') throw new Error('create took longer than 30 s');
+      return answer;
+    };
+    const { detail } = await checkDisk({ ...slow, ask }, IMAGE);
+    assert.equal(detail, 'whether disk_gb is enforced cannot be told: create took longer than 30 s');
+    assert.deepEqual(await left(), [], 'nor does one whose answer comes too late');
 
     const other = await rent(engine, IMAGE_WITH_VOLUME);
     const isBeside = (await other.reserve(1100, '/data/file')).exitCode === 0;

@@ -8,6 +8,8 @@ import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openKubernetesBackend } from '../../src/compute/backends/kubernetes/kubernetes.ts';
 import { type KubernetesSettings, slots } from '../../src/compute/backends/kubernetes/settings.ts';
+import * as writes from '../../src/ledger/writes.ts';
+import { LONG, openWith } from '../lease/leases.ts';
 import {
   doneBut,
   dropped,
@@ -44,20 +46,20 @@ async function openBench(t: TestContext) {
   const fake = await openFakeKubernetes(t);
   const directory = mkdtempSync(join(tmpdir(), 'purser-kubeconfig-'));
   writeFileSync(join(directory, 'config'), fake.kubeconfig);
-  const settings = v.parse(slots.provider_one, {
+  const settings = {
     backend: 'kubernetes',
     kubeconfig: join(directory, 'config'),
     namespace: NAMESPACE,
     image: 'busybox',
     prices: { cpu_hourly_usd: '0.02', memory_gib_hourly_usd: '0.005' },
     limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
-  }) as KubernetesSettings;
-  const backend = openKubernetesBackend(settings, { now });
+  };
+  const backend = openKubernetesBackend(v.parse(slots.provider_one, settings) as KubernetesSettings, { now });
   t.after(async () => {
     await backend.close();
     rmSync(directory, { recursive: true });
   });
-  return { fake, backend, directory, ...calls(backend) };
+  return { fake, backend, settings, directory, ...calls(backend) };
 }
 const calls = (backend: Backend) => ({
   create: async (tag: string = freshTag()) =>
@@ -295,6 +297,60 @@ test('kubernetes: the outcome of moving a deadline is exact', async (t) => {
     assert.equal((await backend.extend(tag, before + 300)).kind, kind, what);
     assert.equal((await backend.inspect(tag))?.deadline, isMoved ? before + 300 : before, what);
   }
+});
+
+/** Makes the only Job one whose deadline was moved back, and whose controller has looked at the earlier one since. */
+function makeRearmDue(fake: FakeKubernetes) {
+  const [job] = fake.objects('jobs');
+  job.metadata.annotations['purser.rearm'] = String(now() - 60);
+  return job;
+}
+const rearmOf = (fake: FakeKubernetes) => {
+  const [{ metadata, spec }] = fake.objects('jobs');
+  return [metadata.annotations['purser.rearm'] !== undefined, spec.activeDeadlineSeconds];
+};
+
+test('kubernetes: a deadline that was moved meanwhile is not set back by the one that was read before', async (t) => {
+  const { fake, backend, create } = await openBench(t);
+  const tag = freshTag();
+  await create(tag);
+  const job = makeRearmDue(fake);
+  fake.fault(movesJob, (response, perform) => {
+    Object.assign(job.metadata, { resourceVersion: 'of an extension' });
+    job.spec.activeDeadlineSeconds = 1200;
+    const { status, body } = perform();
+    response.writeHead(status).end(JSON.stringify(body));
+  });
+  assert.equal((await backend.inspect(tag))?.state, 'running');
+  assert.deepEqual(rearmOf(fake), [true, 1200]);
+  assert.equal((await backend.find(tag))[0]?.state, 'running');
+  assert.deepEqual(rearmOf(fake), [true, 1200], 'who searches has no lock');
+  await backend.inspect(tag);
+  assert.deepEqual(rearmOf(fake), [false, 1201]);
+});
+
+test('kubernetes: reconcile only looks, and leaves a deadline that is to be set again to the step of its lease', async (t) => {
+  const { fake, settings } = await openBench(t);
+  const compute = { provider_one: settings };
+  const purser = await openWith(t, 'unix:///nowhere/docker.sock', 'busybox', { settings: { compute } });
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  const { ledger, clock } = purser.app;
+  await ledger.write(writes.changeResource, { id, values: { quarantinedAt: clock.now() } });
+  makeRearmDue(fake);
+  const patches = () => fake.count('PATCH', /jobs/);
+  const before = patches();
+  const { leases } = await purser.run('resource.reconcile', {});
+  assert.deepEqual(
+    leases.map((it) => [it.machine, it.would_end]),
+    [['running', null]],
+  );
+  assert.equal(patches(), before);
+  await ledger.write(writes.changeResource, { id, values: { quarantinedAt: null } });
+  purser.clock.advance(61);
+  await purser.app.reaper.runOnce();
+  assert.equal(patches(), before + 1);
+  assert.equal(rearmOf(fake)[0], false);
 });
 
 test('kubernetes: a deadline that the watchdog does not take is not sold', async (t) => {

@@ -84,13 +84,13 @@ test('settings that cannot be meant are refused', () => {
 });
 
 const job = (status: Job['status'] = { startTime: '2026-01-01T00:00:00Z' }, annotations = {}): Job => ({
-  metadata: { name: 'j', uid: 'j1', creationTimestamp: '2026-01-01T00:00:00Z', annotations },
+  metadata: { name: 'j', uid: 'j1', resourceVersion: '1', creationTimestamp: '2026-01-01T00:00:00Z', annotations },
   spec: { activeDeadlineSeconds: 600 },
   status,
 });
 const pod = (status: NonNullable<Pod['status']>, uid = 'p1', deletionTimestamp?: string): Pod => ({
   metadata: {
-    ...{ name: uid, uid, creationTimestamp: '2026-01-01T00:00:00Z' },
+    ...{ name: uid, uid, resourceVersion: '1', creationTimestamp: '2026-01-01T00:00:00Z' },
     ...(deletionTimestamp ? { deletionTimestamp } : {}),
   },
   status,

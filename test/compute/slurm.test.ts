@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
@@ -11,6 +11,7 @@ import { MARKED } from '../../src/compute/backends/between.ts';
 import { parseJobs, waitsFor } from '../../src/compute/backends/slurm/job.ts';
 import { openSlurmBackend } from '../../src/compute/backends/slurm/slurm.ts';
 import { ENTER, withoutSlurm } from '../../src/compute/backends/slurm/step.ts';
+import { createJobUsers } from '../../src/compute/backends/slurm/user.ts';
 import { runCommand } from '../../src/compute/inside/command.ts';
 import { killProcess, readLog, startProcess } from '../../src/compute/inside/process.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
@@ -49,7 +50,7 @@ const CHIPS = {
   huge: { ...chip(), memory_gib: 10_000 },
 };
 
-function open({ conf }: Cluster, change: object = {}, lostSeconds?: number) {
+function open({ conf, directory }: Cluster, change: object = {}, lostSeconds?: number) {
   return openSlurmBackend(
     {
       backend: 'slurm',
@@ -61,7 +62,12 @@ function open({ conf }: Cluster, change: object = {}, lostSeconds?: number) {
       provision_seconds: 900,
       ...change,
     },
-    { prefix: tagPrefix(installation), now, ...(lostSeconds === undefined ? {} : { lostSeconds }) },
+    {
+      prefix: tagPrefix(installation),
+      leases: join(directory, 'leases'),
+      now,
+      ...(lostSeconds === undefined ? {} : { lostSeconds }),
+    },
   );
 }
 
@@ -658,6 +664,55 @@ test('with job_users each lease has a user of its own, and reaches no other', as
   const again = await it.submit();
   await it.running(again);
   assert.notEqual(await sh(again, 'id -un'), await sh(two, 'id -un'), 'the user that is free again');
+});
+
+test('a user whose submission has no known outcome stays claimed for two minutes, also after a start; no other does', async (t) => {
+  const leases = mkdtempSync(join(tmpdir(), 'purser-claims-'));
+  t.after(() => rmSync(leases, { recursive: true }));
+  const uids = ['2001', '2002', '2003'];
+  const slurm = {
+    run: async (argv: readonly string[]) => ({ code: 0, stdout: `${argv.at(-1)}\n`, stderr: '' }),
+    start: () => assert.fail(),
+  };
+  const nothing = async () => new Set<number>();
+  let ahead = 0;
+  const real = performance.now.bind(performance);
+  t.mock.method(performance, 'now', () => real() + ahead);
+  /** A process that begins here, with what the others have left. */
+  const begin = () => {
+    const users = createJobUsers(slurm, { job_users: uids }, { leases, now });
+    return { claim: () => users.claim(nothing), free: async () => (await users.free(nothing))?.uid };
+  };
+  const fresh = begin();
+  const known = await fresh.claim();
+  assert.equal(known?.user.uid, 2001, 'the first of a new installation, at once');
+  known?.settle('known');
+  const first = begin();
+  assert.equal((await first.claim())?.user.uid, 2001, 'what is known is free at once');
+  (await first.claim())?.settle('unknown');
+
+  const second = begin();
+  assert.equal(await second.free(), 2003, 'neither the one that was being submitted nor the one in doubt');
+  ahead += 119_000;
+  assert.equal(await second.free(), 2003);
+  ahead += 2_000;
+  assert.equal(await second.free(), 2001, 'its job would be in the list by now');
+
+  // A doctor beside a server: neither knows of the other but by its records.
+  rmSync(join(leases, 'slurm'), { recursive: true });
+  const [server, doctor] = [begin(), begin()];
+  const tried = await doctor.claim();
+  const sold = await server.claim();
+  assert.deepEqual([tried?.user.uid, sold?.user.uid], [2001, 2002]);
+  tried?.settle('unknown');
+  sold?.settle('known');
+  assert.equal((await server.claim())?.user.uid, 2002, 'what the trial left in doubt is nobody’s');
+
+  writeFileSync(join(leases, 'slurm/2001'), `${now() - 600} somebody`);
+  writeFileSync(join(leases, 'slurm/2002'), `${now() + 600} somebody`);
+  const third = begin();
+  assert.equal((await third.claim())?.user.uid, 2001, 'after a long time nothing is in doubt');
+  assert.equal(await third.free(), 2003, 'a clock that was set back proves nothing');
 });
 
 /** What the check of a backend finds, by name. */

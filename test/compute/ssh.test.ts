@@ -6,6 +6,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSy
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after, before, type TestContext } from 'node:test';
+import { Client } from 'ssh2';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
@@ -149,6 +150,38 @@ test('a host that is down: no create, no partial lists, and no trouble for lease
   const down = open([one]);
   const refused = await create(down);
   assert.deepEqual([refused.kind, (refused as { code: string }).code], ['refused', 'provider_unavailable']);
+});
+
+test('a host that half-made a tenant and then is lost: no other is asked, and what it keeps is found', async (t) => {
+  const [one, two] = [await openSshd(t, { prepare: 'mount --bind /bin/false /usr/sbin/useradd' }), await openSshd(t)];
+  if (!one || !two) return;
+  const backend = open([one, two]);
+  const exec = Client.prototype.exec;
+  // It is lost in the moment in which it is asked to end what it could not make.
+  const { mock } = t.mock.method(Client.prototype, 'exec', function (this: Client, ...args: Parameters<typeof exec>) {
+    if (/'?end'? '?purser-/.test(String(args[0]))) one.signal('SIGKILL', 'daemon');
+    return exec.apply(this, args);
+  });
+  const tag = freshTag();
+  assert.equal((await create(backend, 600, tag)).kind, 'unknown');
+  assert.equal(existsSync(join(two.pool, 'tenant')), false);
+  mock.restore();
+  await one.revive();
+  const [found, ...others] = await backend.find(tag);
+  assert.deepEqual([found?.state, others], ['ended', []]);
+  await backend.destroy(found?.ref as string);
+  assert.deepEqual(await backend.find(tag), []);
+  assert.equal((await create(backend)).kind, 'created', 'the first host can make none, and is clean');
+});
+
+test('a host whose disk fails once its tenant has a place does not say that it made nothing', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-sync-'));
+  t.after(() => rmSync(directory, { recursive: true }));
+  const sync = join(directory, 'sync');
+  writeFileSync(sync, '#!/bin/sh\ncase $1 in *.new) exit 0; esac; exit 1\n', { mode: 0o755 }); // Files, but no directory.
+  const host = await openSshd(t, { prepare: `mount --bind ${sync} "$(command -v sync)"` });
+  if (!host) return;
+  assert.equal((await create(open([host]), 600, freshTag())).kind, 'unknown');
 });
 
 test('a tenant has no privileges, and reads neither root’s files nor the pool’s nor an earlier tenant’s', async (t) => {

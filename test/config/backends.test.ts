@@ -131,6 +131,23 @@ for (const [what, compute, said] of [
     /the chip h100 is 2\.00 USD an hour on slurm and 2\.50 USD an hour on ssh$/,
   ],
   [
+    'a job user of two backends',
+    {
+      provider_two: {
+        backends: [
+          slurm('2', { job_user: undefined, job_users: ['a', 'b'] }),
+          slurm('2', { name: 'night', job_user: undefined, job_users: ['c', 'b'] }),
+        ],
+      },
+    },
+    /^compute\.provider_two\.backends: the job user b is given to slurm and to night, .*: give each backend job_users of its own$/,
+  ],
+  [
+    'a job user of one lease at a time, and of all leases elsewhere',
+    { provider_two: { backends: [slurm('2'), slurm('2', { name: 'b', job_user: undefined, job_users: ['nobody'] })] } },
+    /the job user nobody is given to b and to slurm, /,
+  ],
+  [
     'an offer of another size',
     { provider_three: { backends: [offers(), offers({ cpus: 2 }, { name: 'b' })] } },
     /the offer small is 0\.10 USD an hour for 1 CPUs, 1 GiB and 5 GB of disk on container and .* for 2 CPUs, .* on b$/,

@@ -202,7 +202,11 @@ export async function openFakeKubernetes(t: Pick<TestContext, 'after'>): Promise
     if (method === 'GET' && name === undefined) return list(resource, namespace, query);
     const object = objects.get(`${resource}/${namespace ?? ''}/${name}`);
     if (!object) return failure(404, 'NotFound');
-    if (method === 'PATCH') return { status: 200, body: store(resource, namespace as string, merge(object, body)) };
+    if (method === 'PATCH') {
+      const { resourceVersion = object.metadata.resourceVersion } = body.metadata ?? {};
+      if (resourceVersion !== object.metadata.resourceVersion) return failure(409, 'Conflict');
+      return { status: 200, body: store(resource, namespace as string, merge(object, body)) };
+    }
     if (method === 'DELETE') {
       const uid = body?.preconditions?.uid;
       if (uid !== undefined && uid !== object.metadata.uid) return failure(409, 'Conflict');

@@ -188,13 +188,19 @@ export async function checkDisk(engine: Engine, image: string): Promise<{ isEnfo
 async function tryDisk({ ask, docker }: Engine, image: string): Promise<unknown> {
   const name = `purser-disk-${randomBytes(8).toString('hex')}`;
   const limited = { name, Image: image, Cmd: ['/bin/sh'], HostConfig: { StorageOpt: { size: '1G' } } };
+  let fault: unknown;
   try {
-    await ask('create', (abortSignal) => docker.createContainer({ ...limited, abortSignal }), LOOK_MILLISECONDS);
+    await ask('create', (abortSignal) => docker.createContainer({ ...limited, abortSignal }));
   } catch (error) {
-    return error;
+    fault = error;
   }
-  await ask('remove', (abortSignal) => docker.getContainer(name).remove({ abortSignal }), LOOK_MILLISECONDS);
-  return undefined;
+  try {
+    // After a failure too: an engine that took too long may have made it.
+    await ask('remove', (abortSignal) => docker.getContainer(name).remove({ force: true, abortSignal }));
+  } catch (error) {
+    if (statusOf(error) !== 404) fault ??= error;
+  }
+  return fault;
 }
 
 function checkGpus(settings: Exclude<ContainerSettings, { offers: unknown }>): Finding[] {

@@ -131,10 +131,10 @@ export function openKubernetesBackend(
     return refuse(error);
   }
 
-  async function inspect(tag: Ref): Promise<Machine | undefined> {
+  async function inspect(tag: Ref, { onlyLook = false } = {}): Promise<Machine | undefined> {
     const { job, pods } = await observe(tag);
     const machine = machineOf(tag, job, pods);
-    if (job && machine?.state === 'running') await rearm(job);
+    if (job && machine?.state === 'running' && !onlyLook) await rearm(job);
     if (job && machine?.state === 'provisioning' && !pods.length) {
       const words = await whyNoPod(job);
       if (words) return { ...machine, note: words };
@@ -144,15 +144,21 @@ export function openKubernetesBackend(
 
   /**
    * The controller of older versions (seen on 1.20) forgets a deadline that was moved back, once it has looked at the earlier
-   * one. Any other value, set after that, has it look again.
+   * one. Any other value, set after that, has it look again. A Job that was changed since it was read is left as it is, since
+   * its deadline may be another: the next look sees that.
    */
   async function rearm({ metadata, spec }: Job): Promise<void> {
     const at = Number(metadata.annotations?.[REARM_ANNOTATION] ?? Number.POSITIVE_INFINITY);
     if (now() < at + REARM_SECONDS || spec.activeDeadlineSeconds === undefined) return;
-    await api.patch(`${paths.jobs}/${metadata.name}`, {
-      metadata: { uid: metadata.uid, annotations: { [REARM_ANNOTATION]: null } },
-      spec: { activeDeadlineSeconds: spec.activeDeadlineSeconds + 1 },
-    });
+    const { name, uid, resourceVersion } = metadata;
+    try {
+      await api.patch(`${paths.jobs}/${name}`, {
+        metadata: { uid, resourceVersion, annotations: { [REARM_ANNOTATION]: null } },
+        spec: { activeDeadlineSeconds: spec.activeDeadlineSeconds + 1 },
+      });
+    } catch (error) {
+      if (!isConflict(error)) throw error;
+    }
   }
 
   /** What the controller says about a pod that it cannot make. Nobody has to be allowed to read that. */
@@ -273,7 +279,7 @@ export function openKubernetesBackend(
     destroy,
     listOwned,
     async find(tag) {
-      const machine = await inspect(tag);
+      const machine = await inspect(tag, { onlyLook: true });
       return machine ? [machine] : [];
     },
     async prove(tag) {

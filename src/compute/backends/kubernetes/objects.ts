@@ -3,6 +3,7 @@
 export type Meta = {
   name: string;
   uid: string;
+  resourceVersion: string;
   creationTimestamp: string;
   deletionTimestamp?: string;
   labels?: Record<string, string>;

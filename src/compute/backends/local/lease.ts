@@ -1,4 +1,4 @@
-import { execFile, spawn } from 'node:child_process';
+import { execFile } from 'node:child_process';
 import {
   chmodSync,
   existsSync,
@@ -12,6 +12,7 @@ import {
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { startProgram } from '../../../files/programs.ts';
 import { Refusal } from '../../../refusal.ts';
 import type { Machine } from '../../backend.ts';
 import { createDeadlineFiles } from './deadline-files.ts';
@@ -101,7 +102,7 @@ export function createLeases(root: string) {
 
     /** Starts the keeper in a session of its own. Rejects when it does not start. */
     async keep(tag: string): Promise<void> {
-      const keeper = spawn('/bin/sh', ['-c', KEEPER, 'purser', directory(tag), tag, String(process.pid)], {
+      const keeper = startProgram('/bin/sh', ['-c', KEEPER, 'purser', directory(tag), tag, String(process.pid)], {
         cwd: '/',
         env: { PATH, [KEEPING]: tag },
         detached: true,

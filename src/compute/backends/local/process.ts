@@ -1,8 +1,9 @@
-import { type ChildProcessWithoutNullStreams, execFile, spawn } from 'node:child_process';
+import { type ChildProcessWithoutNullStreams, execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
+import { startProgram } from '../../../files/programs.ts';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
 import { codeOfSignal, judgeUpload, KILLED, LIMITED, nameOfSignal, RECEIVE } from '../shell.ts';
@@ -27,7 +28,8 @@ const UPLOAD_STDERR_BYTES_MAX = 4096;
 
 /** Starts a shell. Its streams end when it has ended; what it left in the background is not waited for. */
 function begin({ home, env }: Place, args: readonly string[], variables: Record<string, string> = {}) {
-  const child = spawn('/bin/sh', args, { cwd: home, env: { ...env, ...variables }, detached: true, stdio: 'pipe' });
+  const environment = { ...env, ...variables };
+  const child = startProgram('/bin/sh', args, { cwd: home, env: environment, detached: true, stdio: 'pipe' });
   const ended = Promise.withResolvers<Ended>();
   ended.promise.catch(() => {}); // Whoever waits hears of it.
   child.once('error', ended.reject);

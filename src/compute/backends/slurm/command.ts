@@ -1,9 +1,10 @@
-import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
+import type { ChildProcessWithoutNullStreams } from 'node:child_process';
+import { startProgram } from '../../../files/programs.ts';
 import { collect } from '../collect.ts';
 
 /** Slurm's own programs as child processes: an argument list, no shell, and an environment that is not Purser's. */
 
-const CALL_MILLISECONDS = 60_000;
+export const CALL_MILLISECONDS = 60_000;
 const STDERR_BYTES_MAX = 64 * 1024;
 /** Enough for a list of a quarter of a million jobs. Longer output is cut, and then refused. */
 const STDOUT_BYTES_MAX = 32 * 1024 * 1024;
@@ -21,7 +22,7 @@ export type SlurmCommands = {
    * prints too much.
    */
   run(argv: readonly string[], input?: string, user?: User): Promise<Said>;
-  /** Starts a program as another user. The caller watches it. */
+  /** Starts a program as another user. The caller watches it. Throws NeverStarted where no descriptor is left. */
   start(argv: readonly string[], user: User): ChildProcessWithoutNullStreams;
 };
 
@@ -29,13 +30,19 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
   const base = { PATH, LC_ALL: 'C', ...(slurmConf === undefined ? {} : { SLURM_CONF: slurmConf }) };
   // Times come as Unix seconds, whatever zone the cluster lives in.
   const env = { ...base, TZ: 'UTC', SLURM_TIME_FORMAT: '%s' };
-  const begin = ([program, ...args]: readonly string[], environment: Record<string, string>, user?: User) =>
-    spawn(program as string, args, {
+  const begin = ([program, ...args]: readonly string[], environment: Record<string, string>, user?: User) => {
+    const options = {
       env: environment,
       cwd: '/',
       stdio: 'pipe',
       ...(user && { uid: user.uid, gid: user.gid }),
-    });
+    } as const;
+    try {
+      return startProgram(program as string, args, options);
+    } catch (error) {
+      throw new NeverStarted((error as Error).message);
+    }
+  };
 
   return {
     start: (argv, user) => begin(argv, base, user),

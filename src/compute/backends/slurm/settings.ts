@@ -78,7 +78,7 @@ export function notes({ job_users: users, job_user: user }: SlurmSettings): stri
   ];
 }
 
-export async function open(settings: SlurmSettings, { prefix, now }: Surroundings): Promise<Backend> {
+export async function open(settings: SlurmSettings, { prefix, leases, now }: Surroundings): Promise<Backend> {
   const { openSlurmBackend } = await import('./slurm.ts');
-  return openSlurmBackend(settings, { prefix, now });
+  return openSlurmBackend(settings, { prefix, leases, now });
 }

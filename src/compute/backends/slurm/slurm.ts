@@ -61,7 +61,12 @@ const NOT_EXTENDED =
  */
 export function openSlurmBackend(
   settings: SlurmSettings,
-  { prefix, now, lostSeconds = CONTROLLER_LOST_SECONDS }: { prefix: string; now: () => number; lostSeconds?: number },
+  {
+    prefix,
+    leases,
+    now,
+    lostSeconds = CONTROLLER_LOST_SECONDS,
+  }: { prefix: string; leases: string; now: () => number; lostSeconds?: number },
 ): Backend {
   if (process.getuid?.() !== 0)
     throw new Error(
@@ -69,7 +74,7 @@ export function openSlurmBackend(
     );
   const slurm = createSlurmCommands(settings.slurm_conf);
   const steps = createSteps(slurm.start);
-  const users = createJobUsers(slurm, settings);
+  const users = createJobUsers(slurm, settings, { leases, now });
   const free = createRecent(freeChips);
 
   async function jobs(filter: string): Promise<Job[] | undefined> {

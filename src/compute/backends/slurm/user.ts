@@ -1,4 +1,6 @@
-import { type SlurmCommands, type User, wordsOf } from './command.ts';
+import { join } from 'node:path';
+import { createClaimRecords } from './claim-records.ts';
+import { CALL_MILLISECONDS, type SlurmCommands, type User, wordsOf } from './command.ts';
 import type { SlurmSettings } from './settings.ts';
 
 /** A submission of unknown outcome may still be in the controller's message queue; its user stays claimed this long. */
@@ -17,11 +19,29 @@ export type JobUsers = {
   free(busy: () => Promise<ReadonlySet<number>>): Promise<User | undefined>;
 };
 
-export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users: many }: SlurmSettings): JobUsers {
+/** `leases` is the backend's directory: claims of `job_users` that are not settled outlive the process in it. */
+export function createJobUsers(
+  slurm: SlurmCommands,
+  { job_user: one, job_users: many }: Pick<SlurmSettings, 'job_user' | 'job_users'>,
+  { leases, now }: { leases: string; now: () => number },
+): JobUsers {
   const names = many ?? [one as string];
   let found: Promise<User[]> | undefined;
+  const records = createClaimRecords(join(leases, 'slurm'), now);
   /** Until when each user is or was claimed, in milliseconds of process time. */
   const claimedUntil = new Map<number, number>();
+  /** The records of other processes that have been seen. */
+  const seen = new Map<number, string>();
+
+  /** Claims the users of other processes' submissions for as long as one of this process that is in doubt. */
+  function claimForOthers(): void {
+    for (const { uid, text } of records.others((CALL_MILLISECONDS + DOUBTED_MILLISECONDS) / 1000)) {
+      if (seen.get(uid) === text) continue;
+      seen.set(uid, text);
+      claimedUntil.set(uid, Math.max(claimedUntil.get(uid) ?? 0, performance.now() + DOUBTED_MILLISECONDS));
+    }
+  }
+  if (many) claimForOthers();
 
   /** A failure is not cached. */
   async function all() {
@@ -50,6 +70,7 @@ export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users:
     if (!many) return users[0];
     const began = performance.now();
     const taken = await busy();
+    claimForOthers();
     // The list may have been made before the job of a claim that was settled after it began.
     const user = users.find(({ uid }) => !taken.has(uid) && (claimedUntil.get(uid) ?? 0) < began);
     if (user) then(user);
@@ -60,13 +81,18 @@ export function createJobUsers(slurm: SlurmCommands, { job_user: one, job_users:
     all,
     free: (busy) => findFree(busy),
     async claim(busy) {
-      const user = await findFree(busy, ({ uid }) => claimedUntil.set(uid, Number.POSITIVE_INFINITY));
+      const user = await findFree(busy, ({ uid }) => {
+        records.write(uid);
+        claimedUntil.set(uid, Number.POSITIVE_INFINITY);
+      });
       if (!user) return undefined;
       if (!many) return { user, settle() {} };
       return {
         user,
-        settle: (outcome) =>
-          void claimedUntil.set(user.uid, performance.now() + (outcome === 'known' ? 0 : DOUBTED_MILLISECONDS)),
+        settle(outcome) {
+          claimedUntil.set(user.uid, performance.now() + (outcome === 'known' ? 0 : DOUBTED_MILLISECONDS));
+          if (outcome === 'known') records.remove(user.uid);
+        },
       };
     },
   };

@@ -1,15 +1,6 @@
-import {
-  closeSync,
-  fsyncSync,
-  mkdirSync,
-  openSync,
-  readdirSync,
-  readFileSync,
-  renameSync,
-  rmSync,
-  writeFileSync,
-} from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { writeDurablySync } from '../../../files/durable-file.ts';
 
 /** Records older than this belong to no lease that could still be alive. */
 const KEPT_SECONDS = 90 * 86_400;
@@ -47,15 +38,8 @@ export function createAsked(root: string): Asked {
     write(tag, host, deadline) {
       mkdirSync(root, { recursive: true, mode: 0o700 });
       if (!isPruned) prune(deadline);
-      const fresh = join(root, `${tag}.new`);
-      writeFileSync(fresh, `${host.name}\n${deadline}\n${host.place}\n`, { mode: 0o600, flush: true });
-      renameSync(fresh, join(root, tag));
-      const directory = openSync(root, 'r');
-      try {
-        fsyncSync(directory); // An older record must not come back after a power cut.
-      } finally {
-        closeSync(directory);
-      }
+      // Durably, name included: an older record must not come back after a power cut.
+      writeDurablySync(join(root, tag), `${host.name}\n${deadline}\n${host.place}\n`);
     },
     read(tag) {
       const [name, , place] = read(tag);

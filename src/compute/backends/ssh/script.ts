@@ -168,7 +168,8 @@ case $verb in
     done
     : > watch
     cd /
-    mv -T "$pool/fresh" "$tenant" && sync "$pool" || exit ${POOL_EXIT.unfit}
+    mv -T "$pool/fresh" "$tenant" || exit ${POOL_EXIT.unfit}
+    sync "$pool" || exit ${POOL_EXIT.broken}
     arm "$user"
     groupadd -g "$uid" "$user" &&
       useradd -M -N -l -u "$uid" -g "$uid" -d "/home/$user" -s /usr/sbin/nologin -p '*' -c "purser $pool" \\

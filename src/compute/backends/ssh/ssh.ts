@@ -63,6 +63,7 @@ export function openSshBackend(
     for (const host of hosts.filter((it) => it.chip === chip)) {
       reports.get(host)?.forget();
       asked.write(tag, host, deadline);
+      let hasAnswered = false;
       try {
         const { code, fault } = await host.ask('claim', [
           tag,
@@ -73,12 +74,15 @@ export function openSshBackend(
         ]);
         reports.get(host)?.forget();
         if (code === 0) return { kind: 'created', ref: `${host.name}/${user}` };
+        hasAnswered = true;
         heard = true;
         if (CLEAR_NO.has(code)) continue;
         await end(host, user); // It broke off half-way: only a host that is rid of it is a clear no.
         if ((await list(host)).some((it) => it.tag === tag)) return { kind: 'unknown', reason: fault };
       } catch (error) {
-        if (!(error instanceof HostUnreachable)) return { kind: 'unknown', reason: (error as Error).message };
+        // Unreachable for its claim, the host made nothing; unreachable after that, it may keep half of a tenant.
+        if (hasAnswered || !(error instanceof HostUnreachable))
+          return { kind: 'unknown', reason: (error as Error).message };
       }
     }
     return {

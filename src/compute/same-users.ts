@@ -1,0 +1,17 @@
+/** The parts of backends' settings that say which users leases run as. */
+type Users = { job_user?: string; job_users?: readonly string[] };
+
+/**
+ * Returns, in words, the first user whom two backends of a slot give to leases, and one of them to a single lease at a time;
+ * undefined if there is none. Each knows only its own claims.
+ */
+export function firstSharedUser(list: readonly (readonly [name: string, settings: object])[]): string | undefined {
+  const all = list.map(([name, settings]) => ({ name, ...(settings as Users) }));
+  for (const { name, job_users: own = [] } of all)
+    for (const user of own) {
+      const other = all.find((it) => it.name !== name && (it.job_user === user || it.job_users?.includes(user)));
+      if (other)
+        return `the job user ${user} is given to ${name} and to ${other.name}, so two leases could get the same user: give each backend job_users of its own`;
+    }
+  return undefined;
+}
