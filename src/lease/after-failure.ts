@@ -7,7 +7,7 @@ import { whyOver } from './why.ts';
 
 /** When a machine dies, much may fail at once: within this time of a check no other is begun. */
 const APART_MILLISECONDS = 2000;
-/** How long whoever was failed waits for the check. It goes on by itself. */
+/** Seconds that a caller whose call failed waits for the check. The check goes on without it. */
 const WAIT_SECONDS = 5;
 /** A machine that takes no command is looked at this often until it is known to have ended. */
 const AGAIN_MILLISECONDS = 100;
@@ -22,9 +22,9 @@ export async function checkAfterFailure(app: LeaseApp, id: string): Promise<EndR
 }
 
 /**
- * Checks a lease because a command in it was ended as the end of a machine ends it. An engine tells of the command first
- * and of the machine a moment later, so the machine is asked for another command: one that takes none is looked at until
- * it is known to have ended, for at most 5 s. Returns as `checkAfterFailure` does.
+ * Checks a lease because a command in it was killed, as commands are when their machine ends. An engine reports the command
+ * first and the machine a moment later, so another command is tried: if it does not run, the lease is checked until its
+ * machine is known to have ended; after 5 s no further check begins. Returns as `checkAfterFailure` does.
  */
 export async function checkAfterKill(
   app: LeaseApp,

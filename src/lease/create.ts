@@ -8,6 +8,7 @@ import type { Config } from '../config/config.ts';
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
+import { tellLeaseEnded } from '../ledger/notices.ts';
 import { type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
 import { findResource, insertResource, type Resource, resourceOfOperation, updateIfLive } from '../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
@@ -28,7 +29,7 @@ import {
 } from '../spend/spend.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 import type { Outages } from './outages.ts';
-import { advance, markEnded } from './step.ts';
+import { advance, markAbandoned } from './step.ts';
 
 export type LeaseApp = PaidApp & {
   config: Pick<Config, 'closeWaitSeconds'>;
@@ -50,7 +51,7 @@ const POLL_MILLISECONDS = 250;
 /** Time limit for a backend's quote: nothing is held yet, and `create` has to answer. */
 const QUOTE_SECONDS = 20;
 
-export type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
+type CreateRequest = Omit<PaidRequest, 'kind'> & { slot: Slot; spec: Spec };
 /** A backend that has what is asked for, and its quote. All candidates of a create sell it at the same price. */
 type Candidate = ConfiguredBackend & { quote: BackendQuote };
 type Candidates = [Candidate, ...Candidate[]];
@@ -114,9 +115,11 @@ const createWrites = definePaidWrites<Terms>('compute_create', {
 });
 
 /**
- * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the
- * price when the machine is ready. Returns the resource: `running` if it is ready within `answerSeconds`, else in its
- * current state, usually `provisioning`; the backend's create then continues under its driver and the reaper.
+ * Creates a prepaid lease: holds the whole price together with the resource's row, asks the backend, and captures the price
+ * when the machine is ready. Returns the resource: `running` if it is ready within `answerSeconds`, else in its current
+ * state, usually `provisioning`; the backend's create then continues under its driver and the reaper. Throws
+ * `provider_not_configured`, `offer_not_found`, `invalid_request`, `lease_limit_exceeded`, `provider_unavailable`,
+ * `capacity_unavailable`, `read_only` and PAID_REFUSALS.
  */
 export async function createLease(
   app: LeaseApp,
@@ -135,8 +138,11 @@ export async function createLease(
         return quoteLease(app, configured, spec);
       },
       call: (operation, { detail }, waiters) => startLease(app, operation, detail.candidates, { ...waiters, answerAt }),
-      refuse: (_, outcome) => {
+      refuse: ({ id }, outcome) => {
         if (outcome.kind === 'unknown') return uncertain();
+        // Its caller has the lease already, so its end is announced like any other.
+        if (operationOf(app.ledger.read, id).answeredAt !== null)
+          app.events.leaseEnded(resourceOfOperation(app.ledger.read, id) as Resource);
         return new Refusal(outcome.code, outcome.told ?? outcome.reason, { retryAfterSeconds: 10 });
       },
       replay: (operation) => replayCreate(app, operation),
@@ -209,7 +215,7 @@ async function askForQuote(app: LeaseApp, configured: ConfiguredBackend, spec: S
   return { ...configured, quote };
 }
 
-/** What one backend might have had later says more than what none of the others ever has. */
+/** Returns the refusal to show: of a backend that cannot be asked now, else of one that rejects the request, else the first. */
 function mostTelling(refusals: readonly Refusal[]): Refusal {
   const codes = ['provider_unavailable', 'invalid_request'];
   const found = codes.flatMap((code) => refusals.find((it) => it.code === code) ?? []);
@@ -265,8 +271,8 @@ async function startLease(
 }
 
 /**
- * Asks one backend after the other, until one does not clearly refuse. The row names the one that is asked before it is: a
- * machine whose answer was lost is searched for there, and no other is asked for one in the meantime.
+ * Asks one backend after another until one does not clearly refuse. The row names each backend before it is asked: a machine
+ * whose answer was lost is searched for there, and no other backend is asked for one in the meantime.
  */
 async function askInTurn(
   app: LeaseApp,
@@ -327,14 +333,21 @@ function refusedWith({ words, ...refused }: Created & { kind: 'refused' }): Outc
 }
 
 /**
- * After a definite refusal, ends the row of the lease; after an unknown outcome, has its machine searched for at once.
+ * After a definite refusal, ends the row of the lease, and tells so if its caller has been given it already; after an unknown
+ * outcome, has its machine searched for at once.
  */
-function noteFailure(tx: Tx, { resourceId }: Operation, outcome: Outcome<Buffer | null>, now: number): void {
+function noteFailure(
+  tx: Tx,
+  { resourceId, answeredAt }: Operation,
+  outcome: Outcome<Buffer | null>,
+  now: number,
+): void {
   const id = resourceId as string;
   if (outcome.kind === 'unknown') updateIfLive(tx, id, { status: 'unknown', lastError: outcome.reason, dueAt: now });
   if (outcome.kind !== 'refused') return;
   const failed = { status: 'failed', endWanted: 'create_failed', endReason: 'create_failed' } as const;
-  updateIfLive(tx, id, { ...failed, endedAt: now, lastError: outcome.reason });
+  const ended = updateIfLive(tx, id, { ...failed, endedAt: now, lastError: outcome.reason });
+  if (answeredAt !== null) tellLeaseEnded(tx, ended, now);
 }
 
 /**
@@ -418,8 +431,8 @@ export async function abandonLease(app: LeaseApp, id: string, reason: string): P
   return app.leaseMutex(id, async () => {
     const resource = findResource(app.ledger.read, id) as Resource;
     if (resource.endedAt !== null) return resource;
-    await app.ledger.write(writes.abandonResource, { id, reason });
-    app.events.leaseAbandoned(resource, reason);
-    return markEnded(app, resource, resource.endWanted ?? 'requested', 'operator');
+    const ended = await markAbandoned(app, resource, reason);
+    app.events.leaseAbandoned(ended, reason);
+    return ended;
   });
 }

@@ -23,7 +23,7 @@ export type ExtendRequest = Omit<PaidRequest, 'kind'> & {
 /** An extension, as its writes know it. */
 type Terms = {
   resourceId: string;
-  /** The end that the price and the new end were computed from. */
+  /** The end of the lease when the extension was quoted, in Unix seconds; the new end is computed from it. */
   quotedExpiresAt: number;
   additionalSeconds: number;
   keepId: string | undefined;
@@ -37,7 +37,8 @@ const extendWrites = definePaidWrites<Terms>('compute_extend', {
   judge: judgeExtension,
   settleRows(tx, operation, outcome, now) {
     if (outcome.kind === 'done') applyExtension(tx, operation);
-    if (outcome.kind === 'unknown') updateIfLive(tx, operation.resourceId as string, { dueAt: now }); // The machine's deadline resolves it.
+    // The machine's deadline resolves it.
+    if (outcome.kind === 'unknown') updateIfLive(tx, operation.resourceId as string, { dueAt: now });
   },
 });
 
@@ -46,10 +47,10 @@ const RETRY_SECONDS = 10;
 
 /**
  * Prepays more seconds on a running lease, as an operation of its own. Records the absolute new deadline, so that an
- * uncertain extension is resolved by reading the backend's deadline. Holds the lease's lock from hold to settlement, so
- * that each extension starts where the one before it ended. Throws `extension_not_supported`,
- * `provider_not_configured`, `resource_not_active`, `lease_limit_exceeded`, `read_only`, `operation_uncertain`, and
- * PAID_REFUSALS.
+ * uncertain extension is resolved by reading the backend's deadline. Holds the lease's lock from hold to settlement, so that
+ * each extension starts where the one before it ended. Throws `extension_not_supported`, `provider_not_configured`,
+ * `resource_not_active`, `lease_limit_exceeded`, `read_only`, `operation_uncertain`, and PAID_REFUSALS. A step of a keep
+ * also throws `conflict` when the keep or the lease has changed.
  */
 export function extendLease(
   app: LeaseApp,
@@ -71,7 +72,7 @@ export function extendLease(
       },
       quote() {
         const row = current();
-        // A step was decided by the end of the lease as it was. Another extension has made it needless for now.
+        // The step was decided for the end that the lease had then. Another extension has moved it, so no step is needed yet.
         if (keepId !== undefined && row.expiresAt !== resource.expiresAt) throw new Refusal('conflict');
         return quoteExtension(app, row, additionalSeconds, keepId);
       },

@@ -78,14 +78,18 @@ export function extensionOutcome(operation: Operation, result: ExtensionResult):
   return { kind: 'refused', code: 'resource_not_active', reason: result.reason };
 }
 
-/** Releases an extension whose lease no longer runs (design, section 7). */
+/**
+ * Releases an extension whose lease no longer runs (design, section 7), or is being ended because its time was over: nobody saw
+ * its deadline moved then, and whatever moves it now, its machine is being destroyed.
+ */
 export function judgeExtension<O extends Outcome<Buffer | null>>(
   tx: Tx,
   operation: Operation,
   outcome: O,
 ): O | (Outcome<never> & { kind: 'refused' }) {
-  const { endedAt, readyAt } = findResource(tx, operation.resourceId as string) as Resource;
-  if (outcome.kind !== 'done' || (endedAt === null && readyAt !== null)) return outcome;
+  const { endedAt, endWanted, readyAt } = findResource(tx, operation.resourceId as string) as Resource;
+  const isRunning = endedAt === null && readyAt !== null && endWanted !== 'lease_expired';
+  if (outcome.kind !== 'done' || isRunning) return outcome;
   return { kind: 'refused', code: 'resource_not_active', reason: 'the lease has ended' };
 }
 

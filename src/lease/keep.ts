@@ -31,8 +31,8 @@ const PASSING: readonly RefusalCode[] = [
   'funds_held',
 ];
 
-/** The state of keeps beside their rows: by id, and gone with it. */
-export type KeepMemory = {
+/** The state of keeps that is not in their rows, by the keep's id; dropped when the keep has ended. */
+type KeepMemory = {
   /** The last measurement of a machine, and when it was checked. */
   readings: Map<string, { at: number; cpu: CpuTime | undefined }>;
   /** Checks that are running. */
@@ -43,8 +43,8 @@ export const createKeepMemory = (): KeepMemory => ({ readings: new Map(), checks
 export type KeepApp = LeaseApp & { config: Pick<Config, 'keep'>; keeps: KeepMemory };
 
 /**
- * Begins to keep a lease while it is busy, in place of an earlier keep, or ends that where `extendSeconds` is 0. Moves no
- * money: each step is an extension of its own. Throws `extension_not_supported`, `provider_not_configured`, and the
+ * Begins to keep a lease while it is busy and ends its earlier keep, if any; with `extendSeconds` 0 it only ends that one.
+ * Moves no money: each step is an extension of its own. Throws `extension_not_supported`, `provider_not_configured`, and the
  * refusals of `changeKeep`.
  */
 export async function keepLease(app: LeaseApp, resource: Resource, order: KeepOrder): Promise<{ replayed: boolean }> {
@@ -58,7 +58,7 @@ export async function keepLease(app: LeaseApp, resource: Resource, order: KeepOr
   return { replayed: !isNew && keep !== undefined };
 }
 
-/** Returns whether nothing can be bought or is over for certain, because of the clock. */
+/** Returns whether the clock rules out steps: nothing new may be held, or nothing can be said to have expired. */
 const areStepsBlocked = ({ clock }: KeepApp) => clock.expiryBlocked() || clock.holdsBlocked() !== undefined;
 
 /** Checks every keep that is due. Returns what runs; nothing while the clock allows no holds. */
@@ -106,8 +106,8 @@ const leaseOf = (app: KeepApp, keep: Keep) => findResource(app.ledger.read, keep
 type End = { reason: KeepEnd; message: string | null };
 
 /**
- * Returns why a keep is over, by the rows and the time. A step in doubt at the deadline may have moved it: that is for
- * the steps of the lease to find out.
+ * Returns why a keep is over, by the rows and the time. An extension in doubt at the deadline may have moved it;
+ * `lease/step.ts` finds that out.
  */
 function whyKeepIsOver(app: KeepApp, keep: Keep, row: Resource): End | undefined {
   const { read } = app.ledger;
@@ -130,7 +130,7 @@ const messageOf = (waiting: string) =>
     ? 'The machine was not busy when its paid time came to its end.'
     : `No step could be bought before the end of the lease (${waiting}).`;
 
-/** When the measurement begins that the next step is decided by, and when it is decided. */
+/** Returns when the measurement for the next step begins, and when that step is decided, in Unix seconds. */
 function momentsOf({ extendSeconds }: Keep, { expiresAt }: Resource): { measureAt: number; decideAt: number } {
   const decideAt = expiresAt - LEAD_SECONDS;
   return { decideAt, measureAt: decideAt - Math.min(extendSeconds, WINDOW_SECONDS_MAX) };

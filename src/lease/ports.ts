@@ -10,7 +10,7 @@ import type { LeaseApp } from './create.ts';
 const CHECK_MILLISECONDS = 1000;
 const RETRY_SECONDS = 5;
 
-export type PortsApp = LeaseApp & {
+type PortsApp = LeaseApp & {
   /** Counts memory against a wallet's quota. */
   memory: { open(walletId: string): { take(bytes: number): void; close(): void } };
 };
@@ -19,8 +19,8 @@ export type PortsApp = LeaseApp & {
 export type Ports = {
   /**
    * Connects to a port on loopback inside a lease. The stream is destroyed when the lease ends or its wallet may not use it
-   * any more. Throws `not_found` and `resource_not_active` for a lease that does not run, `rate_limited` at the limits of
-   * connections and of memory, `port_unreachable`, `provider_not_configured` and `provider_unavailable`.
+   * any more. Throws `resource_not_active` for a lease that does not run, `read_only` while the server stops, `rate_limited`
+   * at the limits of connections and of memory, `port_unreachable`, `provider_not_configured` and `provider_unavailable`.
    */
   connect(resourceId: string, port: number): Promise<Duplex>;
   /** The number of open connections. */

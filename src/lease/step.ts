@@ -37,6 +37,10 @@ import { REPORT_ONLY } from './report-only.ts';
 /** Delay until the next step while something is about to happen, and while nothing is. */
 const SOON_SECONDS = 2;
 const WATCH_SECONDS = 60;
+/** Attempts to set the deadline of a machine that is ready, so that its paid time begins when the backend has answered. */
+const TIGHTEN_COUNT = 4;
+/** Seconds by which an attempt may miss that moment. */
+const TIGHTEN_SECONDS = 2;
 /** Longest delay between two attempts of a step that keeps failing. */
 const BACK_OFF_SECONDS_MAX = 300;
 /** How often in a row a step fails until receivers are told: once may be nothing. */
@@ -44,10 +48,10 @@ const TROUBLE_COUNT = 3;
 
 /**
  * The states of a lease that has not ended, derived from its row by `stateOf`:
- * - `searching`: its create is uncertain, and the reference of its machine is not known;
+ * - `searching`: the reference of its machine is not known, even if it has to end;
  * - `starting`: the machine is known and its price is not captured yet;
  * - `running`: its price is captured;
- * - `ending`: it has to end, and the backend has not confirmed yet that its machine is gone.
+ * - `ending`: its machine is known, it has to end, and the backend has not confirmed yet that the machine is gone.
  */
 export type LeaseState = 'searching' | 'starting' | 'running' | 'ending';
 
@@ -81,7 +85,10 @@ type Observed = {
   machines: Machine[];
   /** The error, if the finding is `unreachable`. */
   error?: Error;
+  /** The empty lists so far, this one included, if it was searched for by its tag. */
+  absence?: Absence;
 };
+type Absence = Pick<Resource, 'absentSince' | 'absentCount'>;
 type Action = (observed: Observed) => Transition | Promise<Transition>;
 
 /** The action for every state and finding (design, section 7). */
@@ -96,6 +103,7 @@ export const ACTIONS: Record<LeaseState, Record<Finding, Action>> = {
   },
   starting: {
     unreachable: backOff,
+    // Only a search reports `missing`; the other entries complete the table.
     missing: waitAndSee,
     absent: beginEnding,
     starting: waitUntilReady,
@@ -193,14 +201,17 @@ async function nextTransition(app: LeaseApp, row: Resource): Promise<Transition>
   const end = whyToEnd(app, row);
   // Resolve an uncertain extension while its machine can still show its deadline: it may have moved the end.
   const mayMoveEnd = row.endWanted !== null || end === 'lease_expired';
-  if (mayMoveEnd && backend && row.ref !== null && row.quarantinedAt === null) {
+  const canBeSeen = backend && row.ref !== null && row.quarantinedAt === null;
+  if (mayMoveEnd && canBeSeen) {
     const settleSeconds = row.endWanted === null ? backend.absence.apartSeconds : Number.POSITIVE_INFINITY;
     const verdicts = await askForVerdicts(app, backend, row, settleSeconds);
     if (verdicts.length) return settleVerdicts(app, row, verdicts, { again: always });
   }
-  if (end !== row.endWanted)
+  // Where nobody can look at the deadline, ending the lease would release an extension that may have taken place.
+  const isUnseen = end === 'lease_expired' && !canBeSeen && openExtensions(app, row).length > 0;
+  if (end !== row.endWanted && !isUnseen)
     return { write: (ledger) => ledger.write(beginEnd, { id: row.id, time: timeOf(app) }), again: always };
-  if (row.quarantinedAt !== null) return reportOnly(app, row);
+  if (row.quarantinedAt !== null) return reportOnly(app, row, end);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
   const state = stateOf(row);
   const observed = await OBSERVE[state](app, backend, row).catch((error: Error): Observed => {
@@ -218,13 +229,15 @@ const OBSERVE: Record<LeaseState, (app: LeaseApp, backend: Backend, row: Resourc
    * one that refused.
    */
   async searching(app, backend, row) {
+    const askedAt = app.clock.now();
     const found = await findByTag(app, backend, row);
     const machines = found.machines.toSorted(
       (a, b) => FURTHEST_FIRST.indexOf(a.state) - FURTHEST_FIRST.indexOf(b.state),
     );
-    const isProven = countedAbsence(row, backend, app.clock.now()).absentCount >= backend.absence.lists;
+    const absence = countedAbsence(row, backend, askedAt, app.clock.now());
+    const isProven = absence.absentCount >= backend.absence.lists;
     const finding = machines[0] ? findingOf(machines[0]) : isProven ? 'absent' : 'missing';
-    return { app, backend: found.backend, row, finding, machines };
+    return { app, backend: found.backend, row, finding, machines, absence };
   },
   starting: inspect,
   running: inspect,
@@ -269,11 +282,13 @@ const findingOf = ({ state }: Machine): 'starting' | 'running' | 'ended' =>
   state === 'provisioning' ? 'starting' : state;
 
 /**
- * Counts the empty lists that prove an absence, including this one. Lists too close to the one before are not counted.
+ * Counts the empty lists that prove an absence, including the one that was asked for at `askedAt` and answered `now`. List n + 1
+ * counts only if it was asked for n × `apartSeconds` or more after the answer to the first: a late answer may describe the
+ * moment of its question.
  */
-function countedAbsence(row: Resource, { absence }: Backend, now: number) {
+function countedAbsence(row: Resource, { absence }: Backend, askedAt: number, now: number): Absence {
   const absentSince = row.absentSince ?? now;
-  const isApart = row.absentCount === 0 || now - absentSince >= absence.apartSeconds * row.absentCount;
+  const isApart = row.absentCount === 0 || askedAt - absentSince >= absence.apartSeconds * row.absentCount;
   return { absentSince, absentCount: row.absentCount + (isApart ? 1 : 0) };
 }
 
@@ -287,9 +302,8 @@ function change({ id }: Resource, values: ResourceChange): Transition {
 }
 
 /** Nothing was found, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */
-function countAbsence({ app, backend, row }: Observed): Transition {
-  const now = app.clock.now();
-  return change(row, { ...countedAbsence(row, backend, now), dueAt: now + backend.absence.apartSeconds });
+function countAbsence({ app, backend, row, absence }: Observed): Transition {
+  return change(row, { ...absence, ...answeredAgain(row), dueAt: app.clock.now() + backend.absence.apartSeconds });
 }
 
 /** Ends the lease: its machine is gone or never existed. */
@@ -317,49 +331,57 @@ function beginEnding({ app, row, machines: [machine] }: Observed): Transition {
 }
 
 function waitAndSee({ app, row }: Observed): Transition {
-  return change(row, { dueAt: app.clock.now() + SOON_SECONDS });
+  return change(row, { ...answeredAgain(row), dueAt: app.clock.now() + SOON_SECONDS });
 }
+
+/**
+ * Returns the change that ends the trouble of a lease whose backend has answered: only failures in a row count. Where there is no
+ * trouble, `lastError` is a note of the machine, which stays.
+ */
+const answeredAgain = ({ attempts }: Resource): ResourceChange =>
+  attempts > 0 ? { attempts: 0, lastError: null } : {};
 
 function waitUntilReady({ app, row, machines: [machine] }: Observed): Transition {
   app.waitingFor.set(row.id, machine?.waitsFor);
   return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: machine?.note ?? null });
 }
 
-type CaptureLease = { id: string; outcome: Outcome<null>; expiresAt: number; now: number; time: Time };
+type CaptureLease = { id: string; outcome: Outcome<null>; readyAt: number; expiresAt: number; time: Time };
 /** Charges a lease whose machine is ready, unless it has to end. */
-const captureLease = defineWrite('lease.capture', (tx, { id, outcome, expiresAt, now, time }: CaptureLease) => {
+const captureLease = defineWrite('lease.capture', (tx, { id, outcome, readyAt, expiresAt, time }: CaptureLease) => {
+  const { now } = time;
   const current = findResource(tx, id) as Resource;
   // It was stopped, or its wallet closed, while it became ready: it is not charged, and the next step ends it.
   if (current.endedAt !== null || current.endWanted !== null || reasonToEnd(time, tx, current) !== null)
     return { row: current, isSettledNow: false };
   const { moved: isSettledNow } = settle(tx, current.operationId, outcome, 'answer', now);
   const { charge } = operationOf(tx, current.operationId); // The operator may have charged it in the meantime.
-  const ready = { status: 'running', readyAt: now, expiresAt, charged: charge ?? ZERO } as const;
+  const ready = { status: 'running', readyAt, expiresAt, charged: charge ?? ZERO } as const;
   const dueAt = Math.min(expiresAt, now + WATCH_SECONDS);
   return { row: updateIfLive(tx, id, { ...ready, dueAt, attempts: 0, lastError: null }), isSettledNow };
 });
 
-/** Starts the paid time: has the machine prove itself, then tightens the backend's deadline, then captures the whole price (design 2.18). */
+/**
+ * Starts the paid time: has the machine prove itself, tightens the backend's deadline, then captures the whole price (design
+ * 2.18).
+ */
 async function captureWhenReady(observed: Observed): Promise<Transition> {
   const { app, backend, row } = observed;
-  // While the clock is quarantined the paid time cannot begin: the right deadline is not known.
+  // While the clock blocks expiry (`expiryBlocked`), the paid time cannot begin: the right deadline is not known.
   if (app.clock.expiryBlocked()) return waitUntilReady(observed);
   const fault = await backend.prove?.(row.ref as string);
   if (fault !== undefined) {
     app.waitingFor.set(row.id, 'it has started, but no command can be run in it yet');
     return change(row, { dueAt: app.clock.now() + SOON_SECONDS, attempts: 0, lastError: fault });
   }
-  const now = app.clock.now();
-  const expiresAt = now + row.purchasedSeconds;
-  const tightened = await backend.extend(row.ref as string, expiresAt);
-  if (tightened.kind !== 'done') throw new Error(`the backend did not accept the deadline: ${tightened.reason}`);
+  const { readyAt, expiresAt } = await tighten(app, backend, row);
   const operation = operationOf(app.ledger.read, row.operationId);
   const outcome: Outcome<null> = { kind: 'done', charge: operation.hold, usage: null, answer: null };
   let isSettledNow = false;
   return {
     async write(ledger) {
       const time = timeOf(app);
-      const captured = await ledger.write(captureLease, { id: row.id, outcome, expiresAt, now, time });
+      const captured = await ledger.write(captureLease, { id: row.id, outcome, readyAt, expiresAt, time });
       isSettledNow = captured.isSettledNow;
       return captured.row;
     },
@@ -369,6 +391,33 @@ async function captureWhenReady(observed: Observed): Promise<Transition> {
     },
     again: (captured) => captured.readyAt === null,
   };
+}
+
+/**
+ * Has the backend end the machine when its paid time is over, and returns when that begins and ends. The call takes nothing of
+ * what is paid for: where it takes long, it is repeated for a paid time that begins when its answer is expected
+ * (docs/decisions/0066). Throws when the backend does not accept the deadline, or takes longer each time.
+ */
+async function tighten(app: LeaseApp, backend: Backend, row: Resource) {
+  let [last, longest] = [0, 0];
+  for (let tries = TIGHTEN_COUNT; tries > 0; tries--) {
+    const isLastTry = tries === 1;
+    const askedAt = app.clock.now();
+    // No later than what the first deadline left room for: that was checked against the wallet's expiry and the offer's end.
+    const readyAt = Math.min(askedAt + (isLastTry ? 2 * longest : last), row.readyBy);
+    const expiresAt = readyAt + row.purchasedSeconds;
+    const tightened = await backend.extend(row.ref as string, expiresAt);
+    if (tightened.kind !== 'done') throw new Error(`the backend did not accept the deadline: ${tightened.reason}`);
+    const now = app.clock.now();
+    const isLate = now - readyAt > TIGHTEN_SECONDS;
+    const isEarly = readyAt - now > TIGHTEN_SECONDS && !isLastTry;
+    // A lease that has to end is not captured, so its machine is not kept alive for another call.
+    if ((!isLate && !isEarly) || whyToEnd(app, findResource(app.ledger.read, row.id) as Resource) !== null)
+      return { readyAt, expiresAt };
+    last = now - askedAt;
+    longest = Math.max(longest, last);
+  }
+  throw new Error(`the backend took ${longest} s to set the deadline`);
 }
 
 /** Resolves the uncertain extensions of a running lease by the deadline that the backend reports. */
@@ -411,8 +460,8 @@ const noteFailedStep = defineWrite('lease.step_failed', (tx, { id, values, now }
 /**
  * The machine may belong to another installation (docs/decisions/0010): reports the pending action and does nothing.
  */
-function reportOnly(app: LeaseApp, row: Resource): Transition {
-  const lastError = row.endWanted && `${row.endWanted}: ${REPORT_ONLY}`;
+function reportOnly(app: LeaseApp, row: Resource, end: EndReason | null): Transition {
+  const lastError = end && `${end}: ${REPORT_ONLY}`;
   if (lastError && lastError !== row.lastError) app.events.leaseHeldBack(row, lastError);
   return change(row, { lastError, dueAt: app.clock.now() + WATCH_SECONDS });
 }
@@ -496,9 +545,16 @@ const beginEnd = defineWrite('lease.begin_end', (tx, { id, time }: BeginEnd) => 
   return endWanted === current.endWanted ? current : updateIfLive(tx, id, { endWanted, attempts: 0 });
 });
 
-type EndLease = { row: Resource; reason: EndReason; outcome: Outcome<null>; by: 'answer' | 'operator'; now: number };
-/** Ends the row of a lease, and releases what it still holds. */
-const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, by, now }: EndLease) => {
+type EndLease = {
+  row: Resource;
+  reason: EndReason;
+  outcome: Outcome<null>;
+  abandoned: string | undefined;
+  now: number;
+};
+/** Ends the row of a lease, and releases what it still holds. `abandoned` is why the operator did not wait for its backend. */
+const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, abandoned, now }: EndLease) => {
+  const by = abandoned === undefined ? 'answer' : 'operator';
   const released: Operation[] = [];
   for (const { id } of openOperations(tx, row.walletId).filter((it) => it.resourceId === row.id))
     if (settle(tx, id, outcome, by, now).moved) released.push(findOperation(tx, id) as Operation);
@@ -512,28 +568,29 @@ const endLease = defineWrite('lease.end', (tx, { row, reason, outcome, by, now }
     endReason: reason,
     endedAt: now,
     lastError: null,
+    ...(abandoned === undefined ? {} : { abandonedReason: abandoned }),
   });
   if (before.endedAt === null) tellLeaseEnded(tx, ended, now);
   return { row: ended, released };
 });
 
-/** Ends the row of a lease whose machine is gone; releases what was never captured. */
-export async function markEnded(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 'operator' = 'answer') {
+/** Ends the row of a lease without asking its backend. Keeps the operator's reason; releases what was never captured. */
+export async function markAbandoned(app: LeaseApp, row: Resource, abandoned: string) {
   app.outages.forget(row.id);
-  return (await commit(app, ending(app, row, reason, by))).row;
+  return (await commit(app, ending(app, row, row.endWanted ?? 'requested', abandoned))).row;
 }
 
-function ending(app: LeaseApp, row: Resource, reason: EndReason, by: 'answer' | 'operator' = 'answer'): Transition {
+function ending(app: LeaseApp, row: Resource, reason: EndReason, abandoned?: string): Transition {
   const now = app.clock.now();
   const outcome: Outcome<null> & { kind: 'refused' } = {
     kind: 'refused',
     code: 'provider_unavailable',
-    reason: `the lease never became ready (${[reason, row.lastError].filter(Boolean).join(': ')})`,
+    reason: `the lease ${row.readyAt === null ? 'never became ready' : 'has ended'} (${[reason, row.lastError].filter(Boolean).join(': ')})`,
   };
   let released: readonly Operation[] = [];
   return {
     async write(ledger) {
-      const ended = await ledger.write(endLease, { row, reason, outcome, by, now });
+      const ended = await ledger.write(endLease, { row, reason, outcome, abandoned, now });
       released = ended.released;
       return ended.row;
     },

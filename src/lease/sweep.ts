@@ -8,7 +8,7 @@ const GRACE_SECONDS = 300;
 /** Limit per sweep: a mistake of ours must not empty a cluster. */
 const KILL_COUNT_MAX = 10;
 
-export type Orphan = Owned & { destroyed: boolean };
+type Orphan = Owned & { destroyed: boolean };
 
 /**
  * State of one sweep over all backends. Two slots may share an engine, so machines already seen are skipped. With

@@ -61,6 +61,12 @@ test('a create that is refused after it was answered has failed, is released, an
   slow.go();
   await until('it has failed', async () => (await purser.status(token, id)).status === 'failed');
   assert.equal((await purser.budget(token)).held_usd, '0.00');
+  const told = (await purser.run('events.list', { type: 'lease.ended' })).events.map(({ data }) => data);
+  assert.deepEqual(
+    told.map((it) => [it.resource_id, it.reason, it.charged_usd]),
+    [[id, 'create_failed', '0.00']],
+    'who was given it hears of its end',
+  );
   purser.memory.room = 1;
   const again = await purser.lease(token, 'k');
   assert.deepEqual([again.status, again.headers['idempotent-replayed']], [200, 'true']);

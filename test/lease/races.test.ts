@@ -192,6 +192,8 @@ for (const [name, moved, readable, expected] of [
     assert.equal((await purser.status(token, id)).status, expected.status);
     const { used_usd: used, held_usd: held } = await purser.budget(token);
     assert.deepEqual([used, held], [expected.used, '0.00']);
+    const [extension] = (await purser.run('operation.list', {})).operations;
+    if (!readable) assert.equal(extension?.reason, 'the lease has ended (lease_expired)');
     assert.equal(purser.memory.machines.size, expected.status === 'running' ? 1 : 0);
     assert.deepEqual(purser.problems(), []);
   });

@@ -5,6 +5,7 @@ import test, { type TestContext } from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
+import { Refusal } from '../../src/refusal.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const MACHINE = '0123456789abcdef0123456789abcdef';
@@ -179,11 +180,51 @@ test('an accepted loss puts what lives into question; a machine without an id, o
   assert.equal((await check())?.ok, true);
 });
 
+test('an extension in doubt on a lease in question is decided by its deadline, once somebody may look', async (t) => {
+  const machine: { id: string | undefined } = { id: MACHINE };
+  const purser = await openMemoryServer(t, { machine });
+  const { token } = await purser.openWallet(LONG);
+  const { id, expires_at: end } = (await purser.rent(token)).body;
+  purser.memory.after.extend = () => {
+    throw new Error('the line died');
+  };
+  assert.equal((await purser.extend(token, id, 300)).body.error.code, 'operation_uncertain');
+  delete purser.memory.after.extend;
+  machine.id = OTHER;
+  await purser.reopen();
+  purser.clock.advance(610);
+  await purser.app.reaper.runOnce();
+  assert.notEqual((await purser.budget(token)).held_usd, '0.00', 'nobody has looked');
+  const listed = (await purser.run('resource.list', {})).resources.find((it) => it.id === id);
+  assert.match(listed?.last_error ?? '', /^lease_expired: /);
+  await purser.run('resource.reconcile', { apply: true });
+  await purser.app.reaper.runOnce();
+  const { status, expires_at: at, charged_usd: charged } = await purser.status(token, id);
+  assert.deepEqual([status, at, charged], ['running', end + 300, '0.09']);
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a lease in question can be let go by the operator, and its wallet closes', async (t) => {
   const { purser, walletId, overdue, running } = await openMoved(t);
   for (const id of [overdue, running]) await purser.run('resource.abandon', { id, reason: 'it is production’s' });
   assert.equal((await purser.closeWallet(walletId)).status, 200);
   assert.deepEqual((await purser.machines()).sort(), ['m1', 'm2', 'orphan']);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a lease that could not be let go is as it was: nobody says that it was abandoned', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { token } = await purser.openWallet(LONG);
+  const { id } = (await purser.lease(token)).body;
+  const { write } = purser.app.ledger;
+  const mocked = t.mock.method(purser.app.ledger, 'write', async (it: { name: string }, ...data: never[]) => {
+    if (it.name === 'lease.end') throw new Refusal('read_only', 'the disk is full');
+    return write(it as never, ...(data as [never]));
+  });
+  await assert.rejects(purser.run('resource.abandon', { id, reason: 'its host is gone' }), /the disk is full/);
+  mocked.mock.restore();
+  const found = (await purser.run('resource.list', { all: true })).resources.find((it) => it.id === id);
+  assert.deepEqual([found?.status, found?.abandoned_reason ?? null], ['running', null]);
   assert.deepEqual(purser.problems(), []);
 });
 
