@@ -1,5 +1,5 @@
 import { type Checkout, type CheckoutCursor, dueCheckouts, nextDueCheckout } from '../ledger/checkout.ts';
-import { findFeed, hasPaymentsSince } from '../ledger/payment-events.ts';
+import { findFeed, firstCheckoutAt, hasPaymentsSince } from '../ledger/payment-events.ts';
 import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
 import { recordPoll, setFeed } from '../ledger/writes.ts';
 import type { BillingApp } from './checkout.ts';
@@ -86,16 +86,24 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     return findFeed(app.ledger.read)?.dueAt ?? now;
   }
 
+  /** Where the first read begins: a payment may have been refunded before anybody here knew that it was paid. */
+  const firstTime = (now: number) => Math.min(firstCheckoutAt(app.ledger.read) ?? now, now - DAY_SECONDS);
+
   async function readFeed(polled: Polled): Promise<void> {
     const now = app.clock.now();
     if (stopped || pausedUntil > now || feedDue() > now) return;
-    const readTo = findFeed(app.ledger.read)?.readTo ?? now - DAY_SECONDS;
+    const readTo = findFeed(app.ledger.read)?.readTo ?? firstTime(now);
     const next = { readTo, dueAt: now + FEED_SECONDS };
     try {
-      for (const event of await app.payments.readEvents(readTo)) {
+      const { events, until } = await app.payments.readEvents(readTo, now);
+      for (const event of events) {
         if (event.fault === undefined) await receive(app, event);
         else app.events.failed('payments', new Error(`event ${event.id}: ${event.fault}`));
         next.readTo = Math.max(next.readTo, event.at);
+      }
+      if (until !== undefined) {
+        next.readTo = Math.max(next.readTo, until);
+        next.dueAt = now; // On with the rest.
       }
       polled.asked++;
     } catch (error) {

@@ -33,8 +33,11 @@ export type Provider = {
   find(checkout: Checkout): Promise<Creation | undefined>;
   /** Reads the state of a session. Throws ProviderDown when the provider is unavailable, another Error about this session. */
   read(sessionId: string): Promise<MarkedPayment>;
-  /** Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Throws like `read`. */
-  readEvents(since: number): Promise<ProviderEvent[]>;
+  /**
+   * Reads the events of refunds and disputes since a time in Unix seconds, oldest first. Where they are too many for one call it
+   * reads those before `until`, a time up to `now`, which is undefined where all of them were read. Throws like `read`.
+   */
+  readEvents(since: number, now: number): Promise<{ events: ProviderEvent[]; until: number | undefined }>;
   /** Verifies and parses a signed webhook message at `now` (Unix seconds). Throws `invalid_request` when it is not authentic. */
   open(message: Buffer, signature: string | undefined, now: number): ProviderEvent;
   /** For doctor: checks that the key has the needed permissions. Returns what it found; throws what is wrong. */

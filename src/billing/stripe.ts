@@ -108,20 +108,14 @@ export function openStripe(
       return paymentOf(v.parse(Session, session));
     },
 
-    async readEvents(since) {
-      const events: ProviderEvent[] = [];
-      let after: string | undefined;
-      for (let page = 0; page < PAGE_COUNT_MAX; page++) {
-        const more = after === undefined ? {} : { starting_after: after };
-        const types = Object.keys(REVERSAL_EVENTS);
-        const { data, has_more } = await reach(() =>
-          stripe.events.list({ created: { gte: since - CLOCK_SECONDS }, types, limit: PAGE_COUNT, ...more }),
-        );
-        events.push(...data.map(eventOf));
-        after = data.at(-1)?.id;
-        if (!has_more || after === undefined) return events.reverse(); // Stripe lists the newest first.
+    async readEvents(since, now) {
+      for (let until: number | undefined; ; ) {
+        const events = await listEvents(since - CLOCK_SECONDS, until);
+        if (events) return { events, until };
+        until = since + Math.floor(((until ?? now) - since) / 2);
+        if (until <= since)
+          throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes at once, at ${since}`);
       }
-      throw new Error(`more than ${PAGE_COUNT * PAGE_COUNT_MAX} refunds and disputes since ${since}`);
     },
 
     open(message, signature, now) {
@@ -166,6 +160,22 @@ export function openStripe(
 
     close: () => http.close(),
   };
+
+  /** Lists the events of a span of time, oldest first; undefined where they are too many. */
+  async function listEvents(from: number, until: number | undefined): Promise<ProviderEvent[] | undefined> {
+    const events: ProviderEvent[] = [];
+    const created = { gte: from, ...(until === undefined ? {} : { lt: until }) };
+    const types = Object.keys(REVERSAL_EVENTS);
+    let after: string | undefined;
+    for (let page = 0; page < PAGE_COUNT_MAX; page++) {
+      const more = after === undefined ? {} : { starting_after: after };
+      const { data, has_more } = await reach(() => stripe.events.list({ created, types, limit: PAGE_COUNT, ...more }));
+      events.push(...data.map(eventOf));
+      after = data.at(-1)?.id;
+      if (!has_more || after === undefined) return events.reverse(); // Stripe lists the newest first.
+    }
+    return undefined;
+  }
 
   /** Makes one call. Throws ProviderDown for errors of the connection or the key, an Error for those of the request. */
   async function reach<T>(call: () => Promise<T>): Promise<T> {

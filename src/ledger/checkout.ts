@@ -75,7 +75,7 @@ export function findCheckoutByKey(read: Reader, accountId: string, key: string):
   return reads(read).byKey.get({ accountId, key });
 }
 
-export type CheckoutFilter = {
+type CheckoutFilter = {
   accountId?: string | undefined;
   status?: Checkout['status'] | undefined;
   /** Only those that need the operator: paid with another amount or currency than requested, or given up without a final word. */
@@ -119,7 +119,7 @@ export function dueCheckouts(read: Reader, now: number, cursor: CheckoutCursor =
   return reads(read).due.all({ now, afterAt: cursor.dueAt, afterId: cursor.id });
 }
 
-/** Returns the Unix seconds of the next poll, or undefined when none is due. */
+/** Returns the Unix seconds of the next poll, or undefined when none is scheduled. */
 export function nextDueCheckout(read: Reader): number | undefined {
   return reads(read).nextDue.get()?.at ?? undefined;
 }
@@ -260,8 +260,8 @@ export const AFTER: Record<CheckoutStatus, Record<PaymentReport['outcome'] | 'wr
   },
 };
 
-export type Reported =
-  /** `movedCents`: the part that refunds and disputes reported before the payment took back at once. */
+type Reported =
+  /** `movedCents`: what refunds and disputes that were reported before the payment took back at once, in cents. */
   | { kind: 'known'; before: CheckoutStatus; checkout: Checkout; movedCents: number }
   /** The checkout already has a different session; it cannot have two. */
   | { kind: 'stray'; checkout: Checkout }

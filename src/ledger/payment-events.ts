@@ -1,4 +1,4 @@
-import { eq, gt, sql } from 'drizzle-orm';
+import { eq, gt, isNotNull, min, sql } from 'drizzle-orm';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts, paymentEvents, paymentFeed } from '../db/schema.ts';
@@ -10,6 +10,11 @@ const reads = prepare((read: Reader) => ({
     .where(eq(paymentEvents.id, sql.placeholder('id')))
     .prepare(),
   feed: read.select().from(paymentFeed).prepare(),
+  firstSession: read
+    .select({ at: min(checkouts.createdAt) })
+    .from(checkouts)
+    .where(isNotNull(checkouts.sessionId))
+    .prepare(),
   paidSince: read
     .select({ id: checkouts.id })
     .from(checkouts)
@@ -44,6 +49,11 @@ export function findFeed(read: Reader): Feed | undefined {
 export function setFeed(tx: Tx, feed: Feed): void {
   const row = withChecksum(paymentFeed, { id: 1, ...feed });
   tx.insert(paymentFeed).values(row).onConflictDoUpdate({ target: paymentFeed.id, set: row }).run();
+}
+
+/** Returns when the oldest checkout that could be paid was opened, in Unix seconds; undefined where there is none. */
+export function firstCheckoutAt(read: Reader): number | undefined {
+  return reads(read).firstSession.get()?.at ?? undefined;
 }
 
 /** Returns whether any checkout was paid after `since` (Unix seconds), so that it may still be refunded or disputed. */

@@ -98,8 +98,10 @@ export async function openStripe(t: Pick<TestContext, 'after'>, now: () => numbe
 
   function list(params: URLSearchParams, all: StripeObject[]): [number, object] {
     const since = Number(params.get('created[gte]') ?? 0);
+    const before = Number(params.get('created[lt]') ?? Number.POSITIVE_INFINITY);
     const types = [...params].filter(([name]) => name.startsWith('types')).map(([, value]) => value);
-    const newest = all.filter((it) => it.created >= since && (!types.length || types.includes(it.type))).reverse();
+    const isWanted = (it: StripeObject) => it.created >= since && it.created < before;
+    const newest = all.filter((it) => isWanted(it) && (!types.length || types.includes(it.type))).reverse();
     const after = newest.findIndex((it) => it.id === params.get('starting_after')) + 1;
     const data = newest.slice(after, after + Number(params.get('limit') ?? 10));
     return [200, { object: 'list', data, has_more: after + data.length < newest.length, url: '/v1/x' }];

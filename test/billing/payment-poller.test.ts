@@ -176,6 +176,32 @@ test('more events than fit a page are all read, oldest first, and what fails to 
   assert.deepEqual(await figures(purser), [15 * (CENTS - 100), 0]);
 });
 
+test('the first payment of all is taken back where it was refunded before anybody here knew of it', async (t) => {
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
+  stripe.pay(id);
+  stripe.refund(id);
+  for (const seconds of [2 * 86_400, 400, 400]) await pass(purser, seconds);
+  assert.equal((await rowOf(purser, id)).status, 'paid');
+  assert.deepEqual(await figures(purser), [0, 0]);
+});
+
+test('thousands of foreign refunds do not keep ours from being read', async (t) => {
+  const { purser, stripe } = await openShop(t, NAT);
+  const id = await begin(purser);
+  stripe.pay(id);
+  await pass(purser, 60);
+  const foreign = { amount: 1, currency: 'usd', payment_intent: 'pi_foreign' };
+  for (let i = 0; i < 4500; i++) {
+    if (i % 100 === 0) purser.clock.advance(60);
+    stripe.tell('refund.created', { id: `re_foreign${i}`, ...foreign });
+  }
+  stripe.refund(id, { amount: 100 });
+  // Each pass reads a span of time that has fewer of them than one call lists.
+  for (let i = 0; i < 20; i++) await pass(purser, 1);
+  assert.deepEqual(await figures(purser), [CENTS - 100, 0]);
+});
+
 test('an event of the list that is not as documented is an error, and the others are taken', async (t) => {
   const { purser, stripe } = await openShop(t, NAT);
   const id = await begin(purser);
