@@ -25,13 +25,15 @@ export function ledgerCommands(program: Command): void {
     .addHelpText('after', example('purser ledger verify --json'))
     .action(async (_, command: Command) => {
       const { at, globals } = await booksOf(command);
-      const { auditFiles } = await import('../src/books/examine.ts');
+      const [{ auditFiles }, { printVerdict }] = await Promise.all([
+        import('../src/books/examine.ts'),
+        import('../src/ledger/verify.ts'),
+      ]);
       const verdict = await whileWorking('verifying the books', () => auditFiles(at));
-      if (globals.json) print(JSON.stringify(verdict));
+      if (globals.json) print(printVerdict(verdict));
       else if (verdict.ok)
         print(`${verdict.entries} entries, every balance agrees. Head: ${verdict.head.seq} ${verdict.head.hash}`);
-      else
-        print([`${verdict.problems.length} problems in ${verdict.entries} entries:`, ...verdict.problems].join('\n  '));
+      else print([`${verdict.faults} problems in ${verdict.entries} entries:`, ...verdict.problems].join('\n  '));
       process.exitCode = verdict.ok ? 0 : 1;
     });
   group

@@ -62,7 +62,29 @@ function described({ leases, orphans, faults }: Reconciled): string[] {
   ];
 }
 
-function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans, faults }: Reconciled): string[] {
+const counted = (count: number, one: string, many = `${one}s`) =>
+  count ? [`${count} ${count === 1 ? one : many}`] : [];
+
+/** Says what stays stopped; undefined where the replaced books stopped no more than the backup. */
+function describeCarried(carried: Restored['carried_over']): string | undefined {
+  if (!carried)
+    return 'What was revoked, suspended, frozen or closed since the backup is not known here, and works again: see `purser key list`, `operator-key list`, `account list` and `wallet list`.';
+  const parts = [
+    ...counted(carried.revoked_keys, 'revoked key'),
+    ...counted(carried.suspended_accounts, 'suspended account'),
+    ...counted(carried.frozen_wallets, 'wallet that was frozen or closed', 'wallets that were frozen or closed'),
+    ...(carried.frozen_installation ? ['the freeze of the installation'] : []),
+  ];
+  return parts.length
+    ? `Stopped since the backup, and in these books too: ${parts.join(', ')}. Such wallets are frozen.`
+    : undefined;
+}
+
+function whatNow(
+  { lost_to_seq: lost, head, kept, carried_over }: Restored,
+  { leases, orphans, faults }: Reconciled,
+): string[] {
+  const carried = describeCarried(carried_over);
   const fault = faults.find((it) => it.provider === NONE_ASKED);
   const compared = fault
     ? `The machines were not compared with these books: ${fault.error.replace(/\.$/, '')}`
@@ -70,6 +92,7 @@ function whatNow({ lost_to_seq: lost, head, kept }: Restored, { leases, orphans,
   return [
     kept ? `The database that was here is ${kept}.` : 'There was no database here.',
     ...(lost === null ? [] : [`Entries ${head.seq + 1} to ${lost} were known here and are not in these books.`]),
+    ...(carried ? [carried] : []),
     `${compared}. None is touched until \`purser resource reconcile --apply\`.`,
   ];
 }

@@ -259,7 +259,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const frozen = options.create ? describeFrozen(ledger.read) : undefined; // Said to a server's log, not to each command.
   if (frozen) events.frozen(frozen);
   const chain = opening.adopt(watchChain(ledger.read, health, events), (it) => it.stop());
-  const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger.read, health, events), (it) => it.stop());
+  const booksWatch = opening.adopt(watchBooks(config.dataDirectory, ledger, health, events), (it) => it.stop());
   addGauges({ ...app, notifier });
   events.gauge(
     'requests_vacant',

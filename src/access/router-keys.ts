@@ -65,12 +65,15 @@ export function findRouterKeyByToken(read: Reader, tokenHash: Buffer): RouterKey
   return key?.revokedAt === null ? key : undefined;
 }
 
+/** Returns the gateway key with this id, even if revoked. */
+export const findRouterKey = (read: Reader, id: string): RouterKey | undefined => reads(read).byId.get({ id });
+
 /** Returns the gateway key with this id, which is known to exist. */
-export const routerKeyOf = (read: Reader, id: string): RouterKey => reads(read).byId.get({ id }) as RouterKey;
+export const routerKeyOf = (read: Reader, id: string): RouterKey => findRouterKey(read, id) as RouterKey;
 
 /** Throws `unauthenticated` for a gateway key that has been revoked since it was read. */
 export function refuseRevokedRouterKey(read: Reader, id: string): void {
-  if (reads(read).byId.get({ id })?.revokedAt !== null) throw new Refusal('unauthenticated');
+  if (findRouterKey(read, id)?.revokedAt !== null) throw new Refusal('unauthenticated');
 }
 
 /** Returns the latest 100 gateway keys of a wallet, newest first. */
@@ -146,7 +149,7 @@ export function giveRouterToken(tx: Tx, { id, ...change }: RouterRow): void {
 
 /** Revokes a gateway key at once; a second call changes nothing. Returns undefined when there is no such gateway key. */
 export function revokeRouterKey(tx: Tx, id: string, now: number): RouterKey | undefined {
-  const key = reads(tx).byId.get({ id });
+  const key = findRouterKey(tx, id);
   if (!key || key.revokedAt !== null) return key;
   const revoked = withNewChecksum(routerKeys, key, { revokedAt: now });
   return tx.update(routerKeys).set(revoked).where(eq(routerKeys.id, id)).returning().get();

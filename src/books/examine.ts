@@ -46,7 +46,7 @@ export function gapOf({ read }: Pick<ReadableBooks, 'read'>, { head, tip, fault 
 
 /** Verifies the whole of these books. Returns why they may not be served, or undefined. */
 export const damageOf = ({ client, read }: Pick<ReadableBooks, 'client' | 'read'>): string | undefined =>
-  newFault(read, audit(client).problems);
+  newFault(read, audit(client));
 
 /**
  * Runs `audit` on the current database of a data directory and compares it with the head and tip files beside it.
@@ -63,6 +63,6 @@ export async function auditFiles(
       ? await auditInThreads(at.database, books.client)
       : audit(books.client);
   const gap = gapOf(books, marks);
-  if (gap && !verdict.problems.includes(gap)) verdict.problems.push(gap);
-  return { ...verdict, ok: verdict.problems.length === 0 };
+  if (!gap || verdict.problems.includes(gap)) return verdict;
+  return { ...verdict, ok: false, problems: [...verdict.problems, gap], faults: verdict.faults + 1 };
 }

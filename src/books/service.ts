@@ -14,10 +14,10 @@ import type { Health } from '../health.ts';
 import { beginNewEpoch, recogniseMachine } from '../lease/report-only.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { audit, newFault } from '../ledger/audit.ts';
-import { findInstallation, installationOf } from '../ledger/installation.ts';
+import { currentEpoch, findInstallation, installationOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Outbox } from '../ledger/outbox.ts';
-import { faultsOf } from '../ledger/verify.ts';
+import { faultsOf, type Verdict } from '../ledger/verify.ts';
 import * as writes from '../ledger/writes.ts';
 import type { Log } from '../log.ts';
 import { type ClockWatch, watchClock } from './clock-watch.ts';
@@ -140,6 +140,11 @@ const isSmall = (client: Ledger['client']) =>
   Number(client.pragma('page_count', { simple: true })) * Number(client.pragma('page_size', { simple: true })) <
   SMALL_BYTES;
 
+function changedSchema(client: Ledger['client']): Pick<Verdict, 'problems' | 'faults'> {
+  const { listed, count } = faultsOf((fault) => findChangedSchema(client, fault));
+  return { problems: listed, faults: count };
+}
+
 /**
  * Writes the rows of a new installation, and begins the new epoch of an accepted loss. Returns why the books may not be
  * served, or undefined.
@@ -157,16 +162,14 @@ async function examine(
   const marks = await readMarks(at);
   const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
   // At least the schema: statements are prepared when they are first used, which may be in the middle of a payment.
-  const problems = isExamined
-    ? audit(ledger.client).problems
-    : faultsOf((fault) => findChangedSchema(ledger.client, fault)).listed;
-  const missing = problems.length ? missingPart(ledger.client) : undefined;
-  let fault = gapOf(ledger, marks) ?? newFault(ledger.read, problems);
+  const found = isExamined ? audit(ledger.client) : changedSchema(ledger.client);
+  const missing = found.faults ? missingPart(ledger.client) : undefined;
+  let fault = gapOf(ledger, marks) ?? newFault(ledger.read, found);
   if (missing)
     fault = `the books are damaged: ${missing}. No accepted loss makes up for that: restore the newest backup`;
   else if (fault && options.acceptLoss) {
     options.log.warn({ event: 'loss.accepted', fault }, 'the loss was accepted; a new epoch begins');
-    const epoch = { reason: fault, acceptedFaults: problems.length, above: newestOf(marks).epoch };
+    const epoch = { reason: fault, acceptedFaults: found.faults, above: newestOf(marks).epoch };
     // Not earlier than the books: that would accept a clock which is behind them.
     const at = Math.max(now, newestTime(ledger.read));
     await ledger.write(beginNewEpoch, { ...epoch, because: 'the loss of entries was accepted', now: at });
@@ -180,6 +183,8 @@ async function examine(
         : 'this database is not served; `purser doctor` explains, `purser serve --accept-loss` begins a new epoch',
     );
   else {
+    if (isExamined && found.faults < currentEpoch(ledger.read).acceptedFaults)
+      await ledger.write(writes.lowerAcceptedFaults, { left: found.faults });
     if (options.create && installationOf(ledger.read).defaultAccountId === null)
       await ledger.write(writes.openDefaultAccount, { now });
     await recognise(ledger, (options.machineId ?? readMachineId)(), now);

@@ -16,7 +16,7 @@ import { listCheckouts } from '../ledger/checkout.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { findInstallation } from '../ledger/installation.ts';
 import { type Operation, uncertainOperations } from '../ledger/operation.ts';
-import { readAnswerText } from '../net/read-bounded.ts';
+import { allLiveResources } from '../ledger/resource.ts';
 import { askSocket } from '../operator/ask.ts';
 import { createCatalogue } from '../router/catalogue.ts';
 import { contextFault, describeLearned, readStatedModels } from '../router/check.ts';
@@ -25,14 +25,13 @@ import { judgeBackups } from './backups.ts';
 import { examineSlots } from './compute.ts';
 import { judgeFileSystem, judgeFsync, judgeSpace, measureFsync, readDisk, readMount, readSpace } from './disk.ts';
 import { judgeDirectory, judgeFiles, judgeSecrets } from './files.ts';
+import { judgeLeases } from './leases.ts';
 import { judgeClock, judgeTools } from './machine.ts';
 import { examineServices } from './services.ts';
+import { tryUpstream } from './upstream.ts';
 
 export type Check = Finding;
 
-const UPSTREAM_MILLISECONDS = 5000;
-/** OpenRouter's list of all its models is smaller than 1 MiB. */
-const LIST_BYTES_MAX = 16 * 1024 * 1024;
 /** A healthy server answers within milliseconds; a busy machine may take seconds. */
 const SERVER_MILLISECONDS = 10_000;
 const CLOCK_SECONDS = 60;
@@ -149,12 +148,12 @@ async function examineBooks(
     const bytes = statSync(at.database).size;
     if (bytes > READ_BYTES_MAX)
       return `not verified here: it has ${Math.round(bytes / 1024 / 1024)} MiB; \`purser ledger verify\` does it, and the server every day`;
-    const { entries, problems } = audit(client);
-    const fault = newFault(read, problems);
+    const { entries, problems, faults } = audit(client);
+    const fault = newFault(read, { problems, faults });
     if (fault) throw new Error(`${fault}. \`purser ledger verify\` names all. ${WHAT_NOW}`);
-    if (problems.length)
+    if (faults)
       return warning(
-        `${problems.length} faults, all accepted by \`purser serve --accept-loss\`. \`purser ledger verify\` names them.`,
+        `${faults} faults, all accepted by \`purser serve --accept-loss\`. \`purser ledger verify\` names them.`,
       );
     return `all ${entries} entries are chained and add up, and every checksum fits`;
   });
@@ -179,7 +178,7 @@ async function examineBooks(
   await check('leases', () => {
     const reportOnly = describeReportOnly(read);
     if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);
-    return 'ended when their time is over';
+    return judgeLeases(allLiveResources(read), Math.floor(Date.now() / 1000));
   });
   const { backup } = config;
   const { installationId } = findInstallation(read) ?? {};
@@ -221,49 +220,6 @@ async function examineBooks(
     return learned.length ? warning(learned.join(' ')) : 'no count was above its bound';
   });
   return installationId;
-}
-
-/** What the codes of failed connections mean. */
-const HINTS: Record<string, string> = {
-  ECONNREFUSED: ' Nothing listens there.',
-  ENOTFOUND: ' There is no such host.',
-  ERR_SSL_WRONG_VERSION_NUMBER: ' It speaks http://, not https://.',
-  UND_ERR_SOCKET: ' It closed the connection: perhaps it speaks https://.',
-};
-
-/** Asks an upstream for its models and passes its answer on. Throws if it cannot be reached or refuses our key. */
-async function tryUpstream(
-  baseUrl: string,
-  apiKey: string | undefined,
-  onModels: (models: unknown) => void,
-): Promise<string> {
-  const { request } = await import('../net/request.ts');
-  try {
-    const response = await request(`${baseUrl}/models`, {
-      headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
-      headersTimeout: UPSTREAM_MILLISECONDS,
-      bodyTimeout: UPSTREAM_MILLISECONDS,
-      signal: AbortSignal.timeout(UPSTREAM_MILLISECONDS),
-    });
-    const text = await readAnswerText(response.body, LIST_BYTES_MAX);
-    if (response.statusCode === 401 || response.statusCode === 403)
-      throw new Error(`${baseUrl} refuses our key (${response.statusCode}). Check its api_key.`);
-    if (response.statusCode === 404)
-      return warning(
-        `${baseUrl} answers 404 to GET /models: the path of its base_url may be wrong; most end in /v1. \`purser models check\` tells.`,
-      );
-    try {
-      onModels(JSON.parse(text));
-    } catch {} // Not every model server lists its models.
-    return `${baseUrl} answers (GET /models: ${response.statusCode})`;
-  } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    if (message.includes('refuses our key')) throw error;
-    const hint = code === undefined ? '' : (HINTS[code] ?? '');
-    throw new Error(
-      `${baseUrl} cannot be reached (${code ?? message}).${hint} Check its base_url and that it is running.`,
-    );
-  }
 }
 
 /**

@@ -25,24 +25,27 @@ export function audit(client: Client): Verdict {
 }
 
 function auditSnapshot(client: Client): Verdict {
-  const problems: string[] = [];
+  const damage: Faults = { listed: [], count: 0 };
   try {
-    findDamage(client, (text) => problems.push(text));
-    return withDamage(problems, verifyLedger(client));
+    findDamage(client, (text) => {
+      damage.count = damage.listed.push(text);
+    });
+    return withDamage(damage, verifyLedger(client));
   } catch (error) {
-    return unreadable(problems, (error as Error).message);
+    return unreadable(damage, (error as Error).message);
   }
 }
 
-const withDamage = (damage: readonly string[], verdict: Verdict): Verdict => {
-  const problems = [...damage, ...verdict.problems];
-  return { ...verdict, ok: problems.length === 0, problems };
+const withDamage = ({ listed, count }: Faults, verdict: Verdict): Verdict => {
+  const faults = count + verdict.faults;
+  return { ...verdict, ok: faults === 0, problems: [...listed, ...verdict.problems], faults };
 };
-const unreadable = (damage: readonly string[], why: string): Verdict => ({
+const unreadable = ({ listed, count }: Faults, why: string): Verdict => ({
   ok: false,
   entries: 0,
   head: { seq: 0, hash: GENESIS.hash.toString('hex') },
-  problems: [...damage, `the books cannot be read: ${why}`],
+  problems: [...listed, `the books cannot be read: ${why}`],
+  faults: count + 1,
 });
 
 /** The parts of an audit that need no other part. */
@@ -51,7 +54,7 @@ type Part = keyof typeof PARTS;
 export type AuditOrder = { file: string; part: Part };
 type Found = { faults: Faults; error?: string };
 
-/** Examines one part of a file over a connection of its own. What keeps it from being read to its end is `error`. */
+/** Examines one part of a file over its own connection. `error` says what kept it from being read to its end. */
 export function examinePart(file: string, part: Part): Found {
   let error: string | undefined;
   const faults = faultsOf((fault) => {
@@ -92,18 +95,18 @@ export async function auditInThreads(file: string, client: Client): Promise<Verd
     error = (thrown as Error).message;
   }
   const [damage, sums] = (await Promise.all([structure, rows])) as [Found, Found];
-  const { listed } = damage.faults;
   error = damage.error ?? error ?? sums.error;
-  if (!books || error !== undefined) return unreadable(listed, error ?? '');
-  return withDamage(listed, verdictOf(books.head, books.faults, sums.faults));
+  if (!books || error !== undefined) return unreadable(damage.faults, error ?? '');
+  return withDamage(damage.faults, verdictOf(books.head, books.faults, sums.faults));
 }
 
 /**
- * Returns why books with these problems may not be served, or undefined. Faults that the operator accepted with a loss
- * are still listed by `ledger verify`; only faults beyond that number count.
+ * Returns why books with these faults may not be served, or undefined. Faults that the operator accepted with a loss
+ * are still listed by `ledger verify`; only faults beyond that number count, which `writes.lowerAcceptedFaults` keeps to those
+ * that are left.
  */
-export function newFault(read: Reader, problems: readonly string[]): string | undefined {
+export function newFault(read: Reader, { problems, faults }: Pick<Verdict, 'problems' | 'faults'>): string | undefined {
   const { acceptedFaults } = currentEpoch(read);
-  if (problems.length <= acceptedFaults) return undefined;
-  return `the books are damaged (${problems.length - acceptedFaults} faults): ${problems[acceptedFaults]}`;
+  if (faults <= acceptedFaults) return undefined;
+  return `the books are damaged (${faults - acceptedFaults} faults): ${problems[acceptedFaults] ?? problems.at(-1)}`;
 }

@@ -111,7 +111,7 @@ export function openTipFile(file: string): { write(head: CommitMark): void; clos
   };
 }
 
-/** Returns what the head file should say now. On the hot path: runs after every commit. */
+/** Returns what the head file should say now. On the hot path: runs inside every transaction that writes, at its end. */
 export function headOf(read: Reader): CommitMark {
   const { hash = GENESIS.hash, ...mark } = reads(read).mark.get() ?? {
     seq: 0,

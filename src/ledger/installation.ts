@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { desc } from 'drizzle-orm';
+import { desc, eq } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
@@ -71,8 +71,8 @@ export function refuseFrozenInstallation(read: Reader): void {
 type Freeze = Pick<Installation, 'frozenAt' | 'freezeReason'>;
 
 /**
- * Returns the freeze of an installation or a wallet after an order to freeze it at `frozenAt` (Unix seconds), or to end that
- * with null; undefined where nothing changes. What is frozen already stays so since then, and takes a new reason.
+ * Returns the freeze after an order to freeze at `frozenAt` (Unix seconds), or to unfreeze (null); undefined if nothing
+ * changes. What is already frozen keeps its time and takes the new reason, if one is given.
  */
 export function freezeAfter(before: Freeze, frozenAt: number | null, reason: string | null): Freeze | undefined {
   const isSame = (before.frozenAt === null) === (frozenAt === null);
@@ -111,6 +111,19 @@ export function beginEpoch(
   const { above = 0, ...rest } = order;
   const epoch = { number: Math.max(currentEpoch(tx).number, above) + 1, startedAt: now, ...rest };
   return tx.insert(epochs).values(withChecksum(epochs, epoch)).returning().get();
+}
+
+/**
+ * Lowers the number of faults that the operator has accepted to those that are left: one that is gone, with the row that had it,
+ * makes no room for another.
+ */
+export function lowerAcceptedFaults(tx: Tx, left: number): void {
+  const epoch = currentEpoch(tx);
+  if (left >= epoch.acceptedFaults) return;
+  tx.update(epochs)
+    .set(withNewChecksum(epochs, epoch, { acceptedFaults: left }))
+    .where(eq(epochs.number, epoch.number))
+    .run();
 }
 
 /** Counts a commit that posts no entry, so that the loss of any commit can be detected (docs/decisions/0013). */

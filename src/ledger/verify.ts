@@ -4,7 +4,27 @@ import { book, GENESIS, HASHED_COLUMNS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyResources } from './verify-resources.ts';
 
-export type Verdict = { ok: boolean; entries: number; head: { seq: number; hash: string }; problems: string[] };
+export type Verdict = {
+  ok: boolean;
+  entries: number;
+  head: { seq: number; hash: string };
+  /** The faults, of which a list that is too long names only the first and how many more there are. */
+  problems: string[];
+  /** The number of faults, of those too that are not listed. */
+  faults: number;
+};
+
+/** Returns a verdict as `ledger verify --json` prints it (design, section 4): with `faults` only where not all are listed. */
+export function printVerdict({ faults, ...verdict }: Verdict): string {
+  return JSON.stringify(faults > verdict.problems.length ? { ...verdict, faults } : verdict);
+}
+
+/** Reads what `ledger verify --json` printed. Throws for anything else. */
+export function readVerdict(text: string): Verdict {
+  const verdict = JSON.parse(text) as Partial<Verdict>;
+  if (!verdict.problems) throw new Error(text);
+  return { faults: verdict.problems.length, ...verdict } as Verdict;
+}
 
 /** Cap of listed faults; the rest are only counted. */
 const PROBLEM_COUNT_MAX = 1000;
@@ -23,9 +43,9 @@ export function faultsOf(check: (fault: (text: string) => void) => void): Faults
 /** Returns the verdict on the journal, with the faults of the books and of the rows. */
 export function verdictOf(head: Verdict['head'], ...parts: readonly Faults[]): Verdict {
   const problems = parts.flatMap(({ listed }) => listed).slice(0, PROBLEM_COUNT_MAX);
-  const unlisted = parts.reduce((sum, { count }) => sum + count, 0) - problems.length;
-  if (unlisted) problems.push(`and ${unlisted} more`);
-  return { ok: problems.length === 0, entries: head.seq, head, problems };
+  const faults = parts.reduce((sum, { count }) => sum + count, 0);
+  if (faults > problems.length) problems.push(`and ${faults - problems.length} more`);
+  return { ok: faults === 0, entries: head.seq, head, problems, faults };
 }
 
 /** Rows fetched at a time: fetching them one by one costs half as much again. */

@@ -40,6 +40,11 @@ export const openAccount = defineWrite('account.open', (tx, { name, creditCents,
   return account.fundAccount(tx, order, now);
 });
 
+/** Lowers the number of accepted faults to those that a complete examination has found. */
+export const lowerAcceptedFaults = defineWrite('faults.lower', (tx, { left }: { left: number }) =>
+  installation.lowerAcceptedFaults(tx, left),
+);
+
 /** Opens the account that a new account key belongs to unless another is named. */
 export const openDefaultAccount = defineWrite('account.open_default', (tx, { now }: { now: number }) =>
   installation.setDefaultAccount(tx, account.openAccount(tx, 'default', now).id),
@@ -76,7 +81,10 @@ export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, bloc
   return change.changeBudget(tx, order, now, blocked);
 });
 
-/** Refills a wallet that is owed a refill before it gives to a child: the request that needs a refill brings it (design, section 13). */
+/**
+ * Refills a wallet that is owed a refill before it gives to a child: the request that needs a refill brings it (design,
+ * section 13).
+ */
 function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined, now: number, blocked?: string): void {
   const parent = child?.parentId ? findWallet(tx, child.parentId) : undefined;
   if (parent) refillIfOwed(tx, parent, now, blocked);
@@ -135,10 +143,6 @@ export const keepLearnedBound = defineWrite('learned_bound.keep', (tx, row: boun
 export const changeResource = defineWrite(
   'resource.change',
   (tx, { id, values }: { id: string; values: resource.ResourceChange }) => resource.updateIfLive(tx, id, values),
-);
-
-export const abandonResource = defineWrite('resource.abandon', (tx, { id, reason }: { id: string; reason: string }) =>
-  resource.updateResource(tx, id, { abandonedReason: reason }),
 );
 
 /** Makes leases due at `dueAt`. */

@@ -82,6 +82,8 @@ async function inspect(app: OperatorApp, row: Resource) {
   const backend = app.slots.backendOf(row);
   if (!backend) throw new Error(`the backend ${row.backend} is no longer configured for ${row.slot}`);
   const machine: Machine | undefined =
-    row.ref === null ? (await findByTag(app, backend, row)).machines[0] : await backend.inspect(row.ref);
+    row.ref === null
+      ? (await findByTag(app, backend, row)).machines[0]
+      : await backend.inspect(row.ref, { onlyLook: true });
   return { machine: machine?.state ?? 'absent', deadline: machine?.deadline ?? null };
 }

@@ -1,12 +1,14 @@
-import { spawn } from 'node:child_process';
 import { setPriority } from 'node:os';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
-import type { Reader } from '../db/handle.ts';
 import type { Events } from '../events.ts';
+import { startProgram } from '../files/programs.ts';
 import type { Health } from '../health.ts';
 import { newFault } from '../ledger/audit.ts';
-import type { Verdict } from '../ledger/verify.ts';
+import { currentEpoch } from '../ledger/installation.ts';
+import type { Ledger } from '../ledger/ledger.ts';
+import { readVerdict, type Verdict } from '../ledger/verify.ts';
+import * as writes from '../ledger/writes.ts';
 
 /**
  * Delay of the first examination. Small books are examined completely at the start; large ones soon after, and all of
@@ -29,11 +31,12 @@ export type BooksWatch = {
 
 /**
  * Runs `purser ledger verify` on the books periodically, in a separate process: it reads for minutes, and needs the
- * memory only then. A new fault turns `readyz` red and stops service, as a broken chain does.
+ * memory only then. A new fault turns `readyz` red and stops service, as a broken chain does; an accepted one that is gone is
+ * accepted no more.
  */
 export function watchBooks(
   directory: string,
-  read: Reader,
+  { read, write }: Pick<Ledger, 'read' | 'write'>,
   health: Health,
   events: Pick<Events, 'failed' | 'booksExamined'>,
 ): BooksWatch {
@@ -45,11 +48,12 @@ export function watchBooks(
     const from = performance.now();
     const verdict = await verifyElsewhere(directory, stopping.signal);
     events.booksExamined(verdict, performance.now() - from);
-    const fault = newFault(read, verdict.problems);
+    const fault = newFault(read, verdict);
     if (fault) {
       health.fault ??= fault;
       events.failed('books', new Error(fault));
-    }
+    } else if (!health.fault && verdict.faults < currentEpoch(read).acceptedFaults)
+      await write(writes.lowerAcceptedFaults, { left: verdict.faults });
     return verdict;
   }
 
@@ -86,7 +90,7 @@ export function watchBooks(
  */
 function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdict> {
   const self = sea.isSea() ? [] : [fileURLToPath(new URL('../../cli/main.ts', import.meta.url))];
-  const child = spawn(process.execPath, [...self, '--data', directory, '--json', 'ledger', 'verify'], {
+  const child = startProgram(process.execPath, [...self, '--data', directory, '--json', 'ledger', 'verify'], {
     env: {},
     stdio: ['ignore', 'pipe', 'pipe'],
     signal: AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]),
@@ -98,7 +102,7 @@ function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdic
       said[name] += text;
     });
   return new Promise((resolve, reject) => {
-    child.once('error', reject);
+    child.on('error', reject); // One that was not started may be aborted, too.
     child.once('spawn', () => {
       try {
         setPriority(child.pid as number, NICENESS);
@@ -106,9 +110,7 @@ function verifyElsewhere(directory: string, signal: AbortSignal): Promise<Verdic
     });
     child.once('close', (code, killed) => {
       try {
-        const verdict = JSON.parse(said.stdout) as Partial<Verdict>;
-        if (!verdict.problems) throw new Error(said.stdout);
-        resolve(verdict as Verdict);
+        resolve(readVerdict(said.stdout));
       } catch {
         reject(
           new Error(`the books could not be examined (${killed ?? `exit ${code}`}): ${said.stderr.slice(0, 500)}`),

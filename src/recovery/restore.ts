@@ -16,6 +16,7 @@ import { type CommitMark, headOf, writeHeadFile } from '../ledger/head.ts';
 import { currentEpoch, installationOf } from '../ledger/installation.ts';
 import { Refusal } from '../refusal.ts';
 import { compareWithManifest, dropLitestream, type Manifest, takeManifest } from './manifest.ts';
+import { type CarriedOver, type Restrictions, readRestrictions } from './restrictions.ts';
 import { beginRestored } from './writes.ts';
 
 /** Milliseconds to wait for other processes that have the database open, for example a command that reads. */
@@ -30,6 +31,11 @@ export type Restored = {
   kept: string | null;
   /** The newest entry that was known here and is missing in the restored books. */
   lost_to_seq: number | null;
+  /**
+   * What was revoked, suspended or frozen in the books that were replaced, and is so in these now; null where those could not
+   * be read, or there were none of this installation.
+   */
+  carried_over: CarriedOver | null;
 };
 
 /**
@@ -65,12 +71,16 @@ export async function restore(
   const manifest = bringUpToDate(file, fresh, force);
   const before = await remember(at);
   const head = await begin(fresh, before, secrets, manifest, options);
+  if (endingsBeside(fresh).length)
+    throw new Error(
+      `Nothing was restored: the write-ahead log of ${fresh} could not be written back. Look for a full or failing disk.`,
+    );
   const kept = setAside(at.database);
   renameSync(fresh, at.database);
   syncDirectory(dirname(at.database));
   await writeHeadFile(at.head, head);
 
-  const { quietCommits: _, installationId, ...rest } = head;
+  const { quietCommits: _, installationId, carriedOver, ...rest } = head;
   return {
     file,
     manifest: manifest ?? null,
@@ -78,6 +88,7 @@ export async function restore(
     head: rest,
     kept,
     lost_to_seq: before.seq > head.seq ? before.seq : null,
+    carried_over: carriedOver,
   };
 }
 
@@ -125,7 +136,12 @@ function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | 
 const KNOWN = `select installation_id as id, (select max(number) from epoch) as epoch,
   (select coalesce(max(seq), 0) from entry) as seq from installation`;
 
-type Before = { installationId: string | undefined; epoch: number; seq: number };
+type Before = {
+  installationId: string | undefined;
+  epoch: number;
+  seq: number;
+  restrictions: Restrictions | undefined;
+};
 
 /**
  * Returns what is known here about the books to be replaced: from the files beside them, and from the database if it
@@ -134,11 +150,13 @@ type Before = { installationId: string | undefined; epoch: number; seq: number }
 async function remember(at: Files): Promise<Before> {
   const { epoch, seq } = newestOf(await readMarks(at));
   let known: { id: string; epoch: number; seq: number } | undefined;
+  let restrictions: Restrictions | undefined;
   if (existsSync(at.database)) {
     try {
       const client = connect(at.database, { readonly: true });
       try {
         known = client.prepare(KNOWN).get() as typeof known;
+        restrictions = readRestrictions(client);
       } finally {
         client.close();
       }
@@ -148,6 +166,7 @@ async function remember(at: Files): Promise<Before> {
     installationId: known?.id,
     epoch: Math.max(known?.epoch ?? 0, epoch),
     seq: Math.max(known?.seq ?? 0, seq),
+    restrictions,
   };
 }
 
@@ -158,7 +177,7 @@ async function begin(
   secrets: Secrets,
   manifest: Manifest | undefined,
   { file, force, withoutKey }: { file: string; force: boolean; withoutKey?: boolean },
-): Promise<CommitMark & { installationId: string }> {
+): Promise<CommitMark & { installationId: string; carriedOver: CarriedOver | null }> {
   const failed = Promise.withResolvers<never>();
   await using books = readable(file, () => openBooks(fresh, { access: 'write', migrate: false, fatal: failed.reject }));
   const fault = readable(file, () => damageOf(books));
@@ -174,9 +193,10 @@ async function begin(
   const made = manifest ? `a backup of ${new Date(manifest.created_at * 1000).toISOString()}` : basename(file);
   const reason = `the books were restored from ${made}`;
   const { acceptedFaults } = currentEpoch(books.read);
-  const begun = books.write(beginRestored, { reason, acceptedFaults, above: before.epoch, now });
-  await Promise.race([begun, failed.promise]);
-  return { ...headOf(books.read), installationId };
+  const restrictions = before.installationId === installationId ? before.restrictions : undefined;
+  const begun = books.write(beginRestored, { reason, acceptedFaults, above: before.epoch, restrictions, now });
+  const carriedOver = await Promise.race([begun, failed.promise]);
+  return { ...headOf(books.read), installationId, carriedOver };
 }
 
 /** Runs `read`. Throws `conflict` when SQLite cannot read the copy, as where a bit of its schema turned. */

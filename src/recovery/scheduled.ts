@@ -7,6 +7,8 @@ import type { Clock } from '../clock.ts';
 import type { Config } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
 import type { Events } from '../events.ts';
+import { reportOnlyOf } from '../ledger/installation.ts';
+import type { Ledger } from '../ledger/ledger.ts';
 import { readManifest } from './manifest.ts';
 
 /** Interval of the check whether a backup is due. */
@@ -21,6 +23,7 @@ type BackupsApp = {
   clock: Pick<Clock, 'now'>;
   events: Pick<Events, 'backupMade' | 'backupFailed' | 'gauge'>;
   installationId: string;
+  ledger: Pick<Ledger, 'read'>;
 };
 /** Makes one backup. The signal ends it. Throws why none was made. */
 type MakeBackup = (file: string, signal: AbortSignal) => Promise<void>;
@@ -64,7 +67,8 @@ export function newestBackup(directory: string, installationId: string, now: num
 /**
  * Creates the server's own backups (`backup` in purser.yaml). One is due `every` after the newest that lies in the directory,
  * also over restarts. A failure is logged once, until one succeeds. Only files with the name and the manifest of a backup of
- * this installation are removed, and only after a new one was made.
+ * this installation are removed, and only after a new one was made. A server that only reports removes none: another one of the
+ * same installation may run, and write to the same directory.
  */
 export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
   const ending = new AbortController();
@@ -94,14 +98,29 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     }
   }
   function isOurs(file: string): boolean {
-    const client = connect(file, { readonly: true });
     try {
-      return readManifest(client)?.installation_id === app.installationId;
+      const client = connect(file, { readonly: true });
+      try {
+        return readManifest(client)?.installation_id === app.installationId;
+      } finally {
+        client.close();
+      }
     } catch {
-      return false;
-    } finally {
-      client.close();
+      return false; // Whatever it is, it is not removed.
     }
+  }
+
+  /** Removes the backups beyond the newest `keep`, and what unfinished ones left. Returns the backups that are gone. */
+  function removeOutdated(directory: string, keep: number, now: number): string[] {
+    // Only one backup is made at a time, so what is unfinished was left by one that was killed.
+    const name = nameOf(app.installationId);
+    for (const it of readdirSync(directory)) if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
+    const outdated = backupsIn(directory, app.installationId, now)
+      .slice(0, -keep)
+      .map((it) => join(directory, it.file))
+      .filter(isOurs);
+    for (const it of outdated) rmSync(it);
+    return outdated;
   }
 
   async function backUp({ directory, keep }: NonNullable<Config['backup']>, now: number) {
@@ -110,16 +129,8 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
       const file = join(directory, `purser-${app.installationId}-${time}.db`);
       await make(file, ending.signal);
       newest = { directory, at: now };
-      // Only one backup is made at a time, so what is unfinished was left by one that was killed.
-      const name = nameOf(app.installationId);
-      for (const it of readdirSync(directory))
-        if (name.test(it) && it.includes('.db.part')) rmSync(join(directory, it));
-      const outdated = backupsIn(directory, app.installationId, now)
-        .slice(0, -keep)
-        .map((it) => join(directory, it.file))
-        .filter(isOurs);
-      for (const it of outdated) rmSync(it);
-      app.events.backupMade(file, outdated);
+      const removed = reportOnlyOf(app.ledger.read) ? [] : removeOutdated(directory, keep, now);
+      app.events.backupMade(file, removed);
       failedAt = undefined;
     } catch (error) {
       if (ending.signal.aborted) return;

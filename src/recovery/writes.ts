@@ -3,15 +3,26 @@ import { defineWrite } from '../db/write.ts';
 import { beginReportOnly } from '../lease/report-only.ts';
 import { beginEpoch } from '../ledger/installation.ts';
 import { journalHead } from '../ledger/journal.ts';
+import { carryOver, type Restrictions } from './restrictions.ts';
 
-type RestoredEpoch = { reason: string; acceptedFaults: number; above: number; now: number };
+type RestoredEpoch = {
+  reason: string;
+  acceptedFaults: number;
+  above: number;
+  restrictions: Restrictions | undefined;
+  now: number;
+};
 
-/** Begins the epoch of restored books, which only report. They may know browser sessions that have ended since. */
+/**
+ * Begins the epoch of restored books, which only report. They may know browser sessions that have ended since, and what was
+ * stopped since stays stopped. Returns how much that is; null where it is not known.
+ */
 export const beginRestored = defineWrite(
   'restore.begin',
-  (tx, { reason, acceptedFaults, above, now }: RestoredEpoch) => {
+  (tx, { reason, acceptedFaults, above, restrictions, now }: RestoredEpoch) => {
     beginEpoch(tx, { afterSeq: journalHead(tx).seq, reason, acceptedFaults, above }, now);
     beginReportOnly(tx, reason, now);
     endAllBrowserSessions(tx);
+    return restrictions ? carryOver(tx, restrictions, now) : null;
   },
 );

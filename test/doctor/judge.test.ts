@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type Disk, judgeFileSystem, judgeFsync, judgeSpace } from '../../src/doctor/disk.ts';
 import { judgeUncertain } from '../../src/doctor/doctor.ts';
+import { judgeLeases } from '../../src/doctor/leases.ts';
 import { judgeClock, judgeTools } from '../../src/doctor/machine.ts';
 import { mountOf } from '../../src/doctor/mount.ts';
 import { findPrograms } from '../../src/files/programs.ts';
@@ -118,4 +119,35 @@ test('a policy resolves what is unknown of a model, and never what is unknown of
     /op_2; its policy will resolve it; oldest of a lease op_1/,
   );
   assert.throws(() => judgeUncertain([lease, model], router, 2961), /op_2 has waited 961 s for its policy/);
+});
+
+test('a live lease past its end is a fault with its backend and its error; one whose steps fail is warned of', () => {
+  const lease = {
+    id: 'res_1',
+    slot: 'provider_one',
+    backend: 'docker',
+    readyBy: 1300,
+    readyAt: 1010,
+    expiresAt: 4600,
+    attempts: 0,
+    lastError: null,
+    quarantinedAt: null,
+  };
+  assert.equal(judgeLeases([], 5000), 'none is live');
+  assert.equal(judgeLeases([lease], 4900), '1 live, none of them past its end');
+  const failing = { ...lease, attempts: 3, lastError: 'connect ECONNREFUSED.' };
+  assert.match(
+    judgeLeases([lease, failing], 4900),
+    /^Warning: 1 of 2 live leases .*: res_1 of provider_one \(docker\): connect ECONNREFUSED\. It is asked/,
+  );
+  assert.throws(
+    () => judgeLeases([{ ...lease, id: 'res_2', expiresAt: 4800 }, failing], 5200),
+    /ended 10 minutes ago.* cost money: res_1 of provider_one \(docker\): connect ECONNREFUSED\. In all 2 are late\./,
+  );
+  assert.throws(() => judgeLeases([{ ...lease, readyAt: null }], 1700), /ended 7 minutes ago/, 'it was never ready');
+  assert.equal(
+    judgeLeases([{ ...lease, quarantinedAt: 4000 }], 9000),
+    'none is live',
+    'those are the report-only state',
+  );
 });

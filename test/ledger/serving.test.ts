@@ -170,6 +170,38 @@ for (const [name, { named }] of Object.entries(FAULTS)) {
   });
 }
 
+test('an accepted fault that is gone makes no room for another, whether a start or a running server sees that it is gone', async (t) => {
+  const purser = await openTestServer(t);
+  await purser.openWallet();
+  await purser.close();
+  const rename = (name: string) => change(purser, `update account set name = '${name}'`);
+  rename('mine');
+  await serveAgain(purser, { acceptLoss: true });
+  const accepted = () =>
+    purser.app.ledger.client.prepare('select accepted_faults from epoch order by number desc').pluck().get();
+  assert.deepEqual([(await purser.ask('GET', '/readyz')).status, accepted()], [200, 1n]);
+  assert.equal((await purser.app.booksWatch.runOnce()).faults, 1);
+  assert.equal(accepted(), 1n, 'it is still there');
+  rename('default');
+  assert.equal((await purser.app.booksWatch.runOnce()).faults, 0);
+  assert.equal(accepted(), 0n);
+  await purser.close();
+
+  rename('mine');
+  await serveAgain(purser);
+  assert.match((await purser.ask('GET', '/readyz')).text, /the books are damaged \(1 faults\)/);
+  await purser.close();
+  await serveAgain(purser, { acceptLoss: true });
+  await purser.close();
+  rename('default');
+  await serveAgain(purser);
+  assert.equal(accepted(), 0n);
+  await purser.close();
+  change(purser, "update wallet set name = 'mine'");
+  await serveAgain(purser);
+  assert.match((await purser.ask('GET', '/readyz')).text, /wallet wal_\w+ was changed/);
+});
+
 test('while a database is not served nothing in it moves, not even what is due', async (t) => {
   const { purser, wallet } = await openDamaged(t, 'a head file that is missing beside a journal');
   purser.clock.advance(7200);

@@ -5,7 +5,7 @@ import { openDatabase } from '../../src/db/open.ts';
 import { audit, auditInThreads } from '../../src/ledger/audit.ts';
 import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { hashEntry } from '../../src/ledger/journal.ts';
-import { type Verdict, verifyLedger } from '../../src/ledger/verify.ts';
+import { printVerdict, readVerdict, type Verdict, verifyLedger } from '../../src/ledger/verify.ts';
 import { centsToNanos } from '../../src/money.ts';
 import { type Books, done, openBooks, refused, unknown } from './books.ts';
 
@@ -333,6 +333,7 @@ test('empty books are in order', async (t) => {
     entries: 0,
     head: { seq: 0, hash: '0'.repeat(64) },
     problems: [],
+    faults: 0,
   });
 });
 
@@ -458,9 +459,16 @@ test('beyond a thousand faults the rest is counted', async (t) => {
   );
   await Promise.all(fundings);
   await damage(books, (client) => client.exec('update entry set at = at + 1'));
-  const { problems } = verify(t, books);
+  const verdict = verify(t, books);
+  const { problems } = verdict;
   assert.equal(problems.length, 1001);
   assert.equal(problems.at(-1), 'and 200 more');
+  assert.equal(verdict.faults, 1200);
+  // What is not listed counts, too; a list that is whole says how many they are.
+  assert.equal(readVerdict(printVerdict(verdict)).faults, 1200);
+  const few = { ...verdict, problems: problems.slice(0, 2), faults: 2 };
+  assert.deepEqual(Object.keys(JSON.parse(printVerdict(few))), ['ok', 'entries', 'head', 'problems']);
+  assert.equal(readVerdict(printVerdict(few)).faults, 2);
 });
 
 test('verifying writes nothing', async (t) => {

@@ -11,6 +11,7 @@ import { files, LockedError } from '../../src/files/data-directory.ts';
 import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
+import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
@@ -51,6 +52,7 @@ test('the restored books are those of the backup, in a new epoch, and the others
     head: { ...backup.head, epoch: 2 },
     kept,
     lost_to_seq: known,
+    carried_over: { revoked_keys: 0, suspended_accounts: 0, frozen_wallets: 0, frozen_installation: false },
   } satisfies Restored);
   assert.match(basename(kept), /^purser\.db\.before-restore-\d{8}T\d{6}Z$/);
   assert.equal(readFileSync(head, 'utf8').split(' ')[2], '2');
@@ -78,6 +80,55 @@ test('the restored books are those of the backup, in a new epoch, and the others
   await purser.reopen();
   assert.equal(await statusOf(purser, late.token), 200);
   assert.equal(existsSync(database), true);
+});
+
+test('what was revoked, suspended, frozen or closed since the backup stays stopped in the restored books', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const { id: closedId, token: closed } = await purser.openWallet({ name: 'closed later' });
+  const { id: frozenId } = await purser.openWallet({ name: 'frozen later' });
+  const { id: openId, token: open } = await purser.openWallet({ name: 'left alone' });
+  const other = await purser.run('account.create', { name: 'other' });
+  const { id: keyId, key } = await purser.run('key.create', { account: purser.accountId, name: 'leaked' });
+  const operatorKey = await purser.run('operator-key.mint', { name: 'leaked' });
+  const file = join(temporaryDirectory(t), 'backup.db');
+  await backUp(purser.directory, file, '1.2.3', 1_790_000_000);
+
+  const [gatewayKey] = (await purser.run('wallet.gateway-keys', { id: gateway.walletId })).keys;
+  for (const id of [keyId, gatewayKey?.id as string]) await purser.run('key.revoke', { id });
+  await purser.run('operator-key.revoke', { id: operatorKey.id });
+  await purser.run('account.suspend', { id: other.id });
+  await purser.run('wallet.freeze', { id: frozenId, reason: 'it loops' });
+  await purser.run('wallet.close', { id: closedId });
+  await purser.run('freeze', { reason: 'we are attacked' });
+  await purser.close();
+  const { carried_over } = await restoreIn(purser.directory, file);
+  assert.deepEqual(carried_over, {
+    revoked_keys: 3,
+    suspended_accounts: 1,
+    frozen_wallets: 2,
+    frozen_installation: true,
+  } satisfies Restored['carried_over']);
+  assert.deepEqual((await auditFiles(files(purser.directory))).problems, []);
+
+  await purser.reopen();
+  assert.match(
+    (await purser.run('status', {})).frozen.sentence ?? '',
+    /frozen since .* \(we are attacked\), 1 account is suspended, 2 wallets/,
+  );
+  assert.equal((await purser.chat(open)).body.error.code, 'read_only');
+  await purser.run('unfreeze', {});
+  assert.equal((await purser.ask('GET', '/v1/wallets', { token: key })).status, 401);
+  assert.equal((await gateway.chat()).status, 401);
+  assert.equal((await purser.chat(closed)).body.error.code, 'wallet_frozen');
+  assert.equal((await purser.run('wallet.show', { id: frozenId })).freeze_reason, 'it loops');
+  assert.match((await purser.run('wallet.show', { id: closedId })).freeze_reason ?? '', /had ended in the books/);
+  assert.equal((await purser.chat(open)).status, 200, openId);
+  assert.deepEqual(purser.problems(), []);
+
+  await purser.close();
+  writeFileSync(files(purser.directory).database, 'these are no books');
+  assert.equal((await restoreIn(purser.directory, file)).carried_over, null, 'nobody knows what they stopped');
 });
 
 test('a backup made before a rotation is restored with the key that the rotation kept', async (t) => {

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
 import { cpSync, existsSync, mkdirSync, readdirSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
+import { endReportOnly, recogniseMachine } from '../../src/lease/report-only.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { createBackups, runBackup } from '../../src/recovery/scheduled.ts';
 import { openTestServer } from '../helper/server.ts';
@@ -47,6 +49,35 @@ test('backups are made when they are due, over restarts, and only those of this 
   for (const name of ['precious.db', claimed, foreign]) assert(names.includes(name), `${name} is not ours`);
   assert(!names.includes(first) && !names.includes(left));
   assert.equal(names.length, 5);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a server that only reports removes no backup: another one of its installation may have made it', async (t) => {
+  const directory = temporaryDirectory(t);
+  const purser = await openTestServer(t);
+  const config = { backup: { every: DAY, keep: 1, directory } };
+  const events = { ...purser.app.events, gauge() {} };
+  const make = async (file: string) => {
+    await backUp(purser.directory, file, '1.2.3', purser.clock.wall() / 1000);
+  };
+  const backups = createBackups({ ...purser.app, config, events }, make);
+  await backups.runOnce();
+  const [first] = readdirSync(directory) as [string];
+  const left = `${first.replace(/\d{8}T/, '20020202T')}.part`; // The other's, which it is making.
+  writeFileSync(join(directory, left), '');
+  const unreadable = first.replace(/\d{8}T/, '20010101T');
+  mkdirSync(join(directory, unreadable));
+  const now = purser.app.clock.now();
+  await purser.app.ledger.write(recogniseMachine, { machineHash: randomBytes(32), isAnother: true, now });
+  purser.clock.advance(DAY);
+  await backups.runOnce();
+  assert.deepEqual(readdirSync(directory).length, 4);
+
+  await purser.app.ledger.write(endReportOnly, { now });
+  purser.clock.advance(DAY);
+  await backups.runOnce();
+  assert.deepEqual(readdirSync(directory).length, 2, 'the newest, and what is not ours to remove');
+  assert(existsSync(join(directory, unreadable)));
   assert.deepEqual(purser.problems(), []);
 });
 

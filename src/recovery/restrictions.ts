@@ -1,0 +1,75 @@
+import { findKey, type Key, revokeKey } from '../access/keys.ts';
+import { findRouterKey, revokeRouterKey } from '../access/router-keys.ts';
+import type { Tx } from '../db/handle.ts';
+import type { Database } from '../db/open.ts';
+import { findAccount, setSuspended } from '../ledger/account.ts';
+import { isFrozen, setFrozen } from '../ledger/installation.ts';
+import { findWallet } from '../ledger/wallet.ts';
+import { setWalletFrozen } from '../ledger/wallet-change.ts';
+
+/** What somebody has stopped in the books that a restore replaces, by its ids. A backup of before would let it go on. */
+export type Restrictions = {
+  keys: { id: string; kind: Key['kind'] }[];
+  routerKeys: { id: string }[];
+  accounts: { id: string }[];
+  /** The frozen ones, and with `isOver` those that were closed or have expired. */
+  wallets: { id: string; reason: string | null; isOver: 0 | 1 }[];
+  installation: { isFrozen: 0 | 1; reason: string | null };
+};
+
+/** How much of it the restored books did not know: it is stopped in them, too. */
+export type CarriedOver = {
+  revoked_keys: number;
+  suspended_accounts: number;
+  frozen_wallets: number;
+  frozen_installation: boolean;
+};
+
+const CLOSED_SINCE = 'it had ended in the books that were replaced by a backup of before';
+
+/** Reads them from books of any version that knows them. Throws what SQLite throws. */
+export function readRestrictions(client: Database['client']): Restrictions {
+  const all = <Row>(query: string) => client.prepare(query).all() as Row[];
+  const [installation] = all<Restrictions['installation']>(
+    'select frozen_at is not null as isFrozen, freeze_reason as reason from installation',
+  );
+  return {
+    keys: all('select id, kind from key where revoked_at is not null'),
+    routerKeys: all('select id from router_key where revoked_at is not null'),
+    accounts: all('select id from account where suspended_at is not null'),
+    wallets: all(
+      "select id, freeze_reason as reason, status <> 'active' as isOver from wallet where frozen_at is not null or status <> 'active'",
+    ),
+    installation: installation ?? { isFrozen: 0, reason: null },
+  };
+}
+
+/**
+ * Revokes, suspends and freezes in restored books what was stopped in those they replace. A wallet that was closed there and is
+ * active here is frozen: what it has left may go back to its account, but nobody means it to spend.
+ */
+export function carryOver(tx: Tx, from: Restrictions, now: number): CarriedOver {
+  const keys = from.keys.filter(({ id, kind }) => {
+    const known = findKey(tx, id);
+    return known?.revokedAt === null && known.kind === kind;
+  });
+  for (const { id, kind } of keys) revokeKey(tx, id, kind, now);
+  const routerKeys = from.routerKeys.filter(({ id }) => findRouterKey(tx, id)?.revokedAt === null);
+  for (const { id } of routerKeys) revokeRouterKey(tx, id, now);
+  const accounts = from.accounts.filter(({ id }) => findAccount(tx, id)?.suspendedAt === null);
+  for (const { id } of accounts) setSuspended(tx, id, now);
+  const wallets = from.wallets.filter(({ id }) => {
+    const known = findWallet(tx, id);
+    return known?.status === 'active' && known.frozenAt === null && (known.expiresAt ?? now + 1) > now;
+  });
+  for (const { id, reason, isOver } of wallets) setWalletFrozen(tx, id, now, isOver ? CLOSED_SINCE : reason, now);
+  const { installation } = from;
+  const freezes = installation.isFrozen === 1 && !isFrozen(tx);
+  if (freezes) setFrozen(tx, now, installation.reason);
+  return {
+    revoked_keys: keys.length + routerKeys.length,
+    suspended_accounts: accounts.length,
+    frozen_wallets: wallets.length,
+    frozen_installation: freezes,
+  };
+}
