@@ -7,9 +7,9 @@ import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
 /**
- * Returns the charge for an answer by its usage, and the usage as text. Without readable usage it charges an estimate
- * that is never too low: the prompt's bound and `tokensDelivered`. Never charges more than the hold (design, section
- * 8).
+ * Returns the charge for an answer by its usage, and the usage as text. Without readable usage the charge is an estimate
+ * that is never too low: the prompt's bound and `tokensDelivered`, an upper bound. The charge is never above the hold
+ * (design, section 8). Emits the events of the charge, and learns from a count of the prompt above its bound.
  */
 export function charge(
   app: LearnApp,
@@ -31,7 +31,7 @@ export function charge(
     app.events.charged(model.id, route.upstream, counts);
     return { charge: atMost(cost, operation.hold), usage: estimate };
   }
-  // Where it is not told how long written tokens are kept, it is as long as the request asked for.
+  // An upstream that does not say how long it caches written tokens caches them as long as the request asked for.
   const hour = counted.cacheWriteHourTokens ?? (max.isCachedForHour ? counted.cacheWriteTokens : 0);
   const usage = { ...counted, cacheWriteHourTokens: hour };
   app.events.charged(model.id, route.upstream, usage);

@@ -8,9 +8,7 @@ import { keepLearnedBound } from '../ledger/writes.ts';
 import type { Bounded } from '../router/bound.ts';
 import type { Catalogue, Route } from '../router/catalogue.ts';
 
-/**
- * Cap of the raised bound. A server that counts 64 times the bytes of a prompt is broken; the cap keeps holds usable.
- */
+/** Cap of the raised bound. A server that counts 64 times the computed bound is broken; the cap keeps holds usable. */
 const PERMILLE_MAX = 64_000;
 /** The largest context_length that the configuration accepts. */
 const CONTEXT_TOKENS_MAX = 1e8;
@@ -24,13 +22,14 @@ const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route):
 /**
  * Raises the bound of a route so that `counted` prompt tokens would have been within it. It holds at once, and is kept in
  * the books: it is queued before the settlement that it was found in. Nothing is learned of the text of a request with
- * images: one image above `image_tokens` would raise the bound of everybody's text, by as much as its sender likes.
+ * images, or with switches for the template: one image above `image_tokens`, or a template that writes pages for a switch, would
+ * raise the bound of everybody's text, by as much as its sender likes.
  */
 export function learnBound(
   { ledger, clock, events }: LearnApp,
   operation: Operation,
   route: Route,
-  bounded: Pick<Bounded, 'images' | 'prompt'>,
+  bounded: Pick<Bounded, 'images' | 'isTemplated' | 'prompt'>,
   counted: number,
   bound: number,
 ): void {
@@ -41,8 +40,8 @@ export function learnBound(
     count === 1 && counted > route.contextLength
       ? Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX)
       : before.contextTokens;
-  // Of a bound that the context length had cut off it is not known what it was: then the context length was wrong.
-  const isTextUnknown = isCut || bounded.images > 0;
+  // If the context length cut the bound off, its real size is unknown; then the context length was wrong.
+  const isTextUnknown = isCut || bounded.images > 0 || bounded.isTemplated;
   const permille = isTextUnknown
     ? before.permille
     : Math.min(Math.max(before.permille, Math.ceil((1000 * (counted - added)) / computed)), PERMILLE_MAX);

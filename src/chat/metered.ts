@@ -17,7 +17,7 @@ import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.
 import { type ChatTerms, chatWrites } from './terms.ts';
 
 /** A chargeable answer of a model server, and the route it came by. */
-export type Answering = {
+type Answering = {
   operation: Operation;
   detail: Detail;
   route: Route;

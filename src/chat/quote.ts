@@ -31,7 +31,7 @@ export type ChatRequest = Omit<PaidRequest, 'kind'> & {
 export type Detail = ReturnType<ChatRequest['prepare']> & {
   /** Returns the seconds for which the answer is stored for replays, 0 to store none. Asked when it has come. */
   keptSeconds: () => number;
-  /** Those of the catalogue that the model is from: a reload does not change them for a request that was priced. */
+  /** The upstreams of the catalogue that the model came from: a reload does not change them once a request is priced. */
   upstreams: ChatApp['upstreams'];
 };
 

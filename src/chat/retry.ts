@@ -22,7 +22,7 @@ const VACANT_COUNT_MAX = 10_000;
 
 type RetryApp = { ledger: Ledger; clock: Pick<Clock, 'now'>; inFlight: Pick<InFlight, 'find'>; events: Events };
 
-/** Tells whether the client got its whole response, once that is over; at once if it is. */
+/** Calls the listener when the client's response is over, at once if it already is, and says whether all of it was sent. */
 export type WhenOver = (listener: (isDelivered: boolean) => void) => void;
 
 /** A request without a key. Its fingerprint is that of its bytes and its gateway key. */
@@ -47,9 +47,9 @@ export type Place = {
 };
 
 /**
- * Recognises the retry of a request without an Idempotency-Key: no client sends one, and all repeat the same bytes. The
- * place of a client that has gone without its answer is vacant, and so is that of a client that was told that the outcome is
- * not known. The next request with the same bytes under the same gateway key takes it (design, section 14).
+ * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the same bytes. The place
+ * of a client that has gone without its answer is vacant, and so is that of a client that was told that the outcome is not
+ * known. The next request with the same bytes under the same gateway key takes it (design, section 14).
  */
 export type Retries = {
   take(asking: Asking, whenOver: WhenOver): Promise<Place>;
@@ -62,6 +62,7 @@ type Attempt = {
   walletId: string;
   route: string;
   key: string;
+  /** The fingerprint of the request, in base64. */
   name: string;
   isVacant: boolean;
   isShared: boolean;
@@ -143,7 +144,7 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
     waiting.set(attempt.name, (waiting.get(attempt.name) ?? 0) + 1);
 
     /** Runs when the attempt has been answered and the client's response is over. */
-    function settle(): void {
+    function finish(): void {
       if (isDelivered && takesOver) forget(attempt);
       // A client that has gone earlier may have given its place to another, who needs the answer and takes care of the rest.
       if (isDelivered || !attempt.isVacant) return;
@@ -157,7 +158,7 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
       if (left) waiting.set(attempt.name, left);
       else waiting.delete(attempt.name);
       if (!delivered && end !== 'failed') vacate(attempt);
-      if (end === 'answered') settle();
+      if (end === 'answered') finish();
     });
 
     return {
@@ -177,13 +178,13 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
         try {
           const answered = await running;
           end = 'answered';
-          if (isDelivered !== undefined) settle();
+          if (isDelivered !== undefined) finish();
           return answered;
         } catch (error) {
           end = 'failed';
           const operation = operationOf(attempt);
           const isLost = error instanceof Refusal && error.code === 'answer_lost'; // What is asked next is a new request.
-          // The caller knows no more than before, whether it heard so or not.
+          // There is still no answer: the place is vacant even if the client was told so.
           if (operation && !isLost && (operation.state === 'reserved' || isOpen(operation))) vacate(attempt);
           else occupy(attempt);
           throw error;
@@ -195,7 +196,7 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
   return {
     async take({ walletId, route, fingerprint, requestId }, whenOver) {
       const name = fingerprint.toString('base64');
-      // A client that has closed its connection asks again on another. What came first may be read last.
+      // A client that closed its connection asks again on another; its new request may be read before the close is noticed.
       for (let turn = 0; turn < 2 && waiting.has(name) && !vacant.has(name); turn++) await nextTurn();
       const found = await takeVacant(name);
       if (found) found.isShared = true;

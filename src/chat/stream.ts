@@ -19,16 +19,16 @@ export type Listener = {
   /** Resolves when more can be written; at once when the client has disconnected. */
   write(bytes: Buffer): Promise<void> | undefined;
 };
-export type StreamRequest = ChatRequest & {
+type StreamRequest = ChatRequest & {
   /** True if the caller asked for the usage chunk (stream_options.include_usage). */
   includeUsage: boolean;
 };
 
 /**
- * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is
- * sent only when the charge is on disk. Returns the packed transcript, or null when none was kept. Refusals before the
- * stream begins are thrown as usual. A stream that breaks later is charged for what was delivered, and `answer_lost` is
- * thrown.
+ * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is sent
+ * only when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor wanted
+ * by another client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by the
+ * usage if the upstream still reports it, else for what was delivered, and `answer_lost` is thrown.
  */
 export function streamChat(
   app: ChatApp,

@@ -5,7 +5,7 @@ import { Refusal } from '../refusal.ts';
 import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';
 import { definePaidWrites } from '../spend/writes.ts';
 
-/** What the hold of a chat has to know of its quote. */
+/** The part of a chat's quote that the write of its hold needs. */
 export type ChatTerms = {
   kind: 'chat' | 'embeddings';
   /** The model's part of the price snapshot: a JSON object that is still open. */
@@ -40,11 +40,11 @@ export function orderOf({
 export const reducedToOf = ({ price }: Pick<Operation, 'price'>): number | undefined =>
   (JSON.parse(price) as { reduced_to_tokens?: number }).reduced_to_tokens;
 
-/** Returns how many output tokens per answer `left` pays for on all routes: with fewer, another may cost most. */
+/** Returns how many output tokens per answer `left` pays for on every route: the dearest one depends on their number. */
 const affordable = ({ routes, choices }: ChatTerms, left: Nanos): number =>
   Math.min(...routes.map(({ price, usage }) => Math.floor(affordableCompletion(price, usage, left) / choices)));
 
-/** Returns to how many output tokens per answer a request is cut that costs more than `left`; undefined if it cannot be. */
+/** Returns the output tokens per answer that a request costing more than `left` is cut to; undefined if it cannot be cut. */
 export function fitting(terms: ChatTerms, left: Nanos): number | undefined {
   const { reducible } = terms;
   const fits = affordable(terms, left);

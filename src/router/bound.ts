@@ -44,6 +44,8 @@ export type Bounded = {
   /** The number of answers requested. */
   choices: number;
   images: number;
+  /** Whether it says what the template of the model server writes: its count says nothing of the text of others. */
+  isTemplated: boolean;
   maxUsage(route: Route): MaxUsage;
   prompt(route: Route): Prompt;
   /** Output tokens of one answer, and how few they may become; undefined where they may not. */
@@ -88,6 +90,9 @@ export type Original = {
   /** Returns its translation with its marks for prompt caches. */
   marked?: (() => ChatBody) | undefined;
 };
+
+/** The member whose values a template may turn into text of any length. */
+const TEMPLATE_SWITCHES = 'chat_template_kwargs';
 
 /** Bounds a chat completion given as an object. Throws as `measureChat` does. */
 export function boundChat(
@@ -168,6 +173,7 @@ function boundMeasuredChat(
     estimate,
     choices,
     images,
+    isTemplated: measured.forwarded.includes(TEMPLATE_SWITCHES),
     maxUsage: (route) => ({
       promptTokens: prompt(route).tokens,
       completionTokens: choices * outputOf(route),
@@ -208,6 +214,7 @@ function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: For
   return {
     choices: 1,
     images: 0,
+    isTemplated: false,
     estimate: 0,
     ...bodies('embeddings', forwards, undefined, (route) => namedBy(route, measured.byRoute)),
     maxUsage: (route) => ({ promptTokens: prompt(route).tokens, completionTokens: 0, images: 0 }),

@@ -71,7 +71,7 @@ export function createCircuits(
       let kind: Reply['kind'] = 'unknown';
       try {
         const reply = await ask();
-        kind = reply.kind;
+        kind = reply.kind === 'unknown' && reply.isAlive ? 'answered' : reply.kind; // The server is there, and answers.
         return reply;
       } finally {
         if (open) open.isTried = false;

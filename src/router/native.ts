@@ -48,6 +48,9 @@ const STATUSES: Record<string, number> = {
   request_too_large: 413,
   rate_limit_error: 429,
   rate_limit_exceeded: 429,
+  request_timeout: 408,
+  timeout: 504,
+  timeout_error: 504,
 };
 
 /**

@@ -99,7 +99,7 @@ type Health = { isUp: true } | { isUp: false; isCertain: boolean; reason: string
 
 /** Returns what a reply says about its server; undefined where it says nothing. */
 function healthOf(reply: Reply): Health | undefined {
-  if (reply.kind === 'unknown') return { isUp: false, isCertain: false, reason: reply.reason };
+  if (reply.kind === 'unknown' && !reply.isAlive) return { isUp: false, isCertain: false, reason: reply.reason };
   if (reply.kind !== 'refused') return { isUp: true };
   if (reply.code === 'rate_limited') return undefined; // It may not have been asked at all.
   if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.

@@ -11,7 +11,8 @@ import { createEventSplitter, DONE, type SseRun } from './sse.ts';
 import { readUsage } from './usage.ts';
 
 /** Longer answers are not read to the end and count as unreadable. */
-const ANSWER_BYTES_MAX = 32 * 1024 * 1024;
+const ANSWER_MIB_MAX = 32;
+const ANSWER_BYTES_MAX = ANSWER_MIB_MAX * 1024 * 1024;
 /** The largest request body kept in memory while its answer is streamed. */
 const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
@@ -41,7 +42,8 @@ export type Reply =
    */
   | { kind: 'streaming'; events: AsyncIterable<readonly SseRun[]>; endSoon: () => void }
   | Refused
-  | { kind: 'unknown'; reason: string };
+  /** `isAlive`: it has answered, and nobody knows what, as it is more than is read. */
+  | { kind: 'unknown'; reason: string; isAlive?: true };
 
 /** The only upstream paths ever called. */
 const PATHS: Record<Api, string> = {
@@ -324,7 +326,9 @@ function replyOf(
   if (broken && !(status >= 300 && status < 500)) throw broken;
   const json = bytes && parse(bytes.toString('utf8'));
   if (status === 200) {
-    if (!bytes || typeof json !== 'object' || json === null)
+    if (!bytes)
+      return { kind: 'unknown', reason: `${name} answered 200 with more than ${ANSWER_MIB_MAX} MiB`, isAlive: true };
+    if (typeof json !== 'object' || json === null)
       return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
     const error = hasAnswer(json) ? undefined : errorOf(api, json);
     if (!error && !holdsAnswer(api, json))

@@ -136,6 +136,17 @@ test('an image above image_tokens does not raise the bound of everybody’s text
   assert.equal(exceeded.length, 3, 'the operator hears of each');
 });
 
+test('a switch for which the template writes text does not raise the bound of everybody’s text', async (t) => {
+  const purser = await serverWith(t, {});
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = completion({ prompt_tokens: 1000, completion_tokens: 1 });
+  await gateway.chat({ chat_template_kwargs: { builtin_tools: ['browser'] } });
+  assert.equal(await factorOf(purser), 1);
+  assert.equal(purser.log.filter((line) => line.includes('operation.bound_exceeded')).length, 1);
+  await gateway.chat();
+  assert((await factorOf(purser)) > 1, 'the same count without one teaches');
+});
+
 test('a count above the overhead of the settings is within the bound from then on', async (t) => {
   const purser = await serverWith(t, { prompt_overhead_tokens: 1000 });
   const gateway = await openGateway(purser);

@@ -57,6 +57,7 @@ async function open(t: TestContext, wallet: Record<string, unknown> = {}, unknow
             },
             { id: 'plain', upstream: 'local', ...LIMITS, pricing_per_million: { prompt: '3', completion: '15' } },
             { id: 'dear', upstream: 'local', ...LIMITS, pricing_per_million: { prompt: '3', completion: '200' } },
+            { id: 'dearest', upstream: 'local', ...LIMITS, pricing_per_million: { prompt: '3', completion: '600' } },
             {
               id: 'seeing',
               upstream: 'local',
@@ -772,6 +773,42 @@ test('a limit that is cut to the wallet takes the thinking budget along', async 
   assert.ok(first.limit > 2048 && first.limit < 7000, String(first.limit));
   assert.deepEqual(first.got, { type: 'enabled', budget_tokens: Math.floor(first.limit / 2) });
   assert.deepEqual((await asked(1024)).got, { type: 'enabled', budget_tokens: 1024 });
+});
+
+test('thinking that no limit has room for is switched off, and so is what would be done with it', async (t) => {
+  const { purser, gateway } = await open(t, { budget_cents: 100 });
+  purser.upstream.handle = message;
+  const thinking = { type: 'enabled', budget_tokens: 4000 };
+  const [ofThinking, ofTools] = [
+    { type: 'clear_thinking_20251015', keep: 'all' },
+    { type: 'clear_tool_uses_20250919' },
+  ];
+  const managed = async (edits: object[], max_tokens = 8000) => {
+    const body = { ...ASKED, model: 'dearest', max_tokens, thinking, context_management: { edits } };
+    const answer = await gateway.ask('POST', '/messages', { body });
+    assert.equal(answer.status, 200, answer.text);
+    return sent(purser).body;
+  };
+  const off = await managed([ofThinking, ofTools]);
+  assert.deepEqual([off.thinking, off.context_management], [{ type: 'disabled' }, { edits: [ofTools] }]);
+  assert(!('context_management' in (await managed([ofThinking]))));
+});
+
+test('a time-out that is told inside an answer goes to no other upstream: the first may still be at work', async (t) => {
+  const { purser, other, gateway } = await open(t);
+  const error = { type: 'error', error: { type: 'timeout_error', message: 'too slow' } };
+  const whole: Handler = (_, response) =>
+    response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(error));
+  for (const [stream, handle] of [
+    [true, streaming(START, named(error as never))],
+    [false, whole],
+  ] as const) {
+    purser.upstream.handle = handle;
+    const answer = await gateway.ask('POST', '/messages', { body: { ...ASKED, stream, model: 'both' } });
+    assert.equal(answer.status, 503, answer.text);
+    assert.equal(other.calls.length, 0);
+  }
+  assert.equal(purser.wallet(gateway.walletId).held, 0n);
 });
 
 test('the bytes of an image are no tokens; what nobody translates is bounded by its bytes', async (t) => {

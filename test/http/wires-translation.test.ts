@@ -330,3 +330,44 @@ test(`what an answer called comes back under its ids, with its results beside it
     }),
   );
 });
+
+test('parallel calls that share an index and have no id are calls of their own', () => {
+  const tools = (['look', 'write'] as const).map((name, i) => ({
+    index: 0,
+    id: '',
+    type: 'function',
+    function: { name, arguments: JSON.stringify({ a: i }) },
+  }));
+  const message = { role: 'assistant', content: null, tool_calls: tools };
+  const whole = { ...head, choices: [{ index: 0, message, finish_reason: 'tool_calls' }], usage };
+  const chunks = [
+    ...tools.map((it) => ({ ...head, choices: [{ index: 0, delta: { tool_calls: [it] }, finish_reason: null }] })),
+    { ...head, choices: [{ index: 0, delta: {}, finish_reason: 'tool_calls' }] },
+  ];
+  const [messages, asked] = ASKS.messages as [Wire, object];
+  const blocks = (messages.translate(asked as any, 'seed').answers.whole(whole) as any).content;
+  assert.deepEqual(
+    blocks.map(({ name, input }: any) => [name, input]),
+    [
+      ['look', { a: 0 }],
+      ['write', { a: 1 }],
+    ],
+  );
+  assert.notEqual(blocks[0].id, blocks[1].id);
+  const [responses, order] = ASKS.responses as [Wire, object];
+  const { output } = responses.translate(order as any, 'seed').answers.whole(whole) as any;
+  const last = streamOf(responses, order, chunks).at(-1);
+  for (const items of [output, last.response.output])
+    assert.deepEqual(
+      items.map((it: any) => [it.name, it.arguments]),
+      [
+        ['look', '{"a":0}'],
+        ['write', '{"a":1}'],
+      ],
+    );
+  const starts = streamOf(messages, asked, chunks).filter(({ type }) => type === 'content_block_start');
+  assert.deepEqual(
+    starts.map((it) => it.content_block.name),
+    ['look', 'write'],
+  );
+});

@@ -355,6 +355,24 @@ test('a streamed response with parallel calls adds up for the SDK, and counts it
   assert.deepEqual([status, usage?.total_tokens], ['completed', 120]);
 });
 
+test('a call for which the model server writes no arguments has an empty object of them, whole and streamed', async (t) => {
+  const { purser, openai } = await open(t);
+  const order = { model: 'chat', input: 'hi', tools: [RESPONSES_TOOL] };
+  purser.upstream.handle = answers({ content: null, tool_calls: [call('call_1', 'weather', '')] }, 'tool_calls');
+  const { output } = await openai.responses.create({ ...order, stream: false });
+  assert.deepEqual(
+    output.map((it) => it.type === 'function_call' && it.arguments),
+    ['{}'],
+  );
+  const empty = callDelta(0, { id: 'call_1', name: 'weather', arguments: '' });
+  purser.upstream.handle = streaming(empty, delta({}, 'tool_calls'), counted(USAGE), DONE);
+  let told = '';
+  const stream = openai.responses.stream(order);
+  for await (const it of stream) if (it.type === 'response.function_call_arguments.delta') told += it.delta;
+  const final = await stream.finalResponse();
+  assert.deepEqual([told, final.output.map((it) => it.type === 'function_call' && it.arguments)], ['{}', ['{}']]);
+});
+
 test('an answer that was cut says so in each API', async (t) => {
   const { purser, openai, anthropic } = await open(t);
   purser.upstream.handle = answers({ content: 'half' }, 'length');

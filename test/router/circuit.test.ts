@@ -53,6 +53,18 @@ test('three unknown outcomes within a minute open the circuit; an answer closes 
   assert.deepEqual(purser.problems(), []);
 });
 
+test('an answer that is longer than is read is of unknown outcome, and its server is there all the same', async (t) => {
+  const { purser, ask } = await open(t);
+  const piece = Buffer.alloc(1024 * 1024, ' ');
+  purser.upstream.handle = (_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    for (let count = 0; count < 33; count++) response.write(piece);
+    response.end('{}');
+  };
+  for (let count = 0; count < 4; count++) assert.equal((await ask()).body.error.code, 'operation_uncertain');
+  assert(!purser.log.some((line) => /"event":"upstream\.(circuit_open|down)"/.test(line)));
+});
+
 test('unknown outcomes further apart, or with an answer between them, open nothing', async (t) => {
   const { purser, ask, fail } = await open(t);
   await fail(2);

@@ -85,16 +85,21 @@ export function createBlockReader(): BlockReader {
     const { name, arguments: given } = objectOf(call.function);
     const key = call.index ?? position;
     const id = typeof call.id === 'string' && call.id ? call.id : undefined;
+    const text = isObject(given) ? JSON.stringify(given) : typeof given === 'string' ? given : '';
     let block = calls.get(key);
-    // Some servers number all parallel calls 0.
-    if (!block || (id !== undefined && block.id !== undefined && id !== block.id)) {
+    // Some servers number all parallel calls 0, and some of these give them no id.
+    const isAnother = (it: Block) =>
+      id !== undefined && it.id !== undefined
+        ? id !== it.id
+        : Boolean(name) && text.trimStart().startsWith('{') && parseObject(it.text) !== undefined;
+    if (!block || isAnother(block)) {
       block = begin('call', id);
       calls.set(key, block);
     }
     block.id ??= id;
     if (!block.name && typeof name === 'string') block.name = name;
     advance(events, false);
-    add(events, block, isObject(given) ? JSON.stringify(given) : typeof given === 'string' ? given : '');
+    add(events, block, text);
   }
 
   return {

@@ -30,7 +30,6 @@ export function nativeMessages(raw: Json, headers: IncomingHttpHeaders): NativeR
   // Beside the user's id, metadata may choose where a request goes.
   if (Object.keys(objectOf(raw.metadata)).join() === 'user_id') names.push('metadata');
   if (raw.service_tier === 'auto' || raw.service_tier === 'standard_only') names.push('service_tier');
-  if (clears(raw.context_management)) names.push('context_management');
   return {
     value: raw,
     names,
@@ -38,10 +37,12 @@ export function nativeMessages(raw: Json, headers: IncomingHttpHeaders): NativeR
     headers: headersFrom(headers),
     written(outputTokens) {
       const isCut = typeof named === 'number' && outputTokens < named;
+      const thinks = budgeted && isCut ? thinkingWithin(outputTokens, budgeted) : budgeted;
       return {
         max_tokens: outputTokens,
         stream: stream === true,
-        ...(budgeted ? { thinking: isCut ? thinkingWithin(outputTokens, budgeted) : budgeted } : {}),
+        ...(thinks ? { thinking: thinks } : {}),
+        ...editsFor(thinks, raw.context_management),
       };
     },
   };
@@ -51,6 +52,15 @@ function thinkingWithin(outputTokens: number, thinking: Json): Json {
   if ((thinking.budget_tokens as number) < outputTokens) return thinking;
   const budget = Math.floor(outputTokens / 2);
   return budget < THINKING_TOKENS_MIN ? { type: 'disabled' } : { ...thinking, budget_tokens: budget };
+}
+
+/** Returns the edits of the conversation that may be asked for: none of thinking that has been switched off, which is a 400. */
+function editsFor(thinking: Json | undefined, management: unknown): Json {
+  if (!clears(management)) return {};
+  const all = objectOf(management).edits as unknown[];
+  const edits =
+    thinking?.type === 'disabled' ? all.filter((it) => !/^clear_thinking/.test(String(objectOf(it).type))) : all;
+  return edits.length ? { context_management: { edits } } : {};
 }
 
 /** Tells whether the server would only drop parts of the conversation: summing it up is an answer that nobody has a limit for. */

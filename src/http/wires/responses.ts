@@ -162,6 +162,9 @@ function inputOf(text: string): string {
   return typeof input === 'string' ? input : text;
 }
 
+/** What makes a call without arguments one that clients can parse: some model servers write nothing where `{}` is meant. */
+const missingObject = (text: string) => (text.trim() ? '' : '{}');
+
 function itemOf(block: Block, upstreamId: unknown, status: string, special: SpecialTools, seed: string): Json {
   const { kind, index, text } = block;
   const id = itemId(block, upstreamId, special, seed);
@@ -176,7 +179,8 @@ function itemOf(block: Block, upstreamId: unknown, status: string, special: Spec
   };
   if (tool?.isCustom)
     return { id, type: 'custom_tool_call', ...call, ...given({ namespace: tool.namespace }), input: inputOf(text) };
-  return { id, type: 'function_call', ...call, ...given({ namespace: tool?.namespace }), arguments: text };
+  const whole = status === 'completed' ? text + missingObject(text) : text;
+  return { id, type: 'function_call', ...call, ...given({ namespace: tool?.namespace }), arguments: whole };
 }
 
 const summaryOf = (text: string) => ({ type: 'summary_text', text });
@@ -215,6 +219,12 @@ function deltaOf(
 function stopOf(block: Block, item: Json): ResponseEvent[] {
   const part = partIn(block, item);
   const at = inside(block, item.id);
-  const input = item.type === 'custom_tool_call' ? partGrown(item, at, String(item.input)) : [];
-  return [...input, ...partDone(part, at), itemDone(block.index, item)];
+  // What has not been told piece by piece.
+  const rest =
+    item.type === 'custom_tool_call'
+      ? String(item.input)
+      : item.type === 'function_call'
+        ? String(item.arguments).slice(block.text.length)
+        : '';
+  return [...(rest ? partGrown(item, at, rest) : []), ...partDone(part, at), itemDone(block.index, item)];
 }
