@@ -16,6 +16,8 @@ export type LoadOrder = {
   isKeyless?: boolean;
   /** Prefix of every Idempotency-Key: unique to this run. */
   run: string;
+  /** The connections begin one after the other, spread over this time. */
+  spreadMilliseconds?: number;
   /** All connections send at the same moment, `count` times. */
   lockstep?: boolean;
   /** In lockstep: all of them use the same key. */

@@ -1,6 +1,6 @@
 // A model server that costs next to nothing: node:http, one canned answer. It runs as a separate process, so that it takes
 // no time from the measured one. GET /count returns how many completions it has given. A streamed request gets
-// 512 chunks, one per turn of the event loop, or 64, one every `pause` milliseconds. The model "long" streams without
+// 512 chunks, one per turn of the event loop, or 16, one every `pause` milliseconds. The model "long" streams without
 // end, as fast as it is read. With a `status` it answers
 // everything with that error.
 import { createServer, type ServerResponse } from 'node:http';
@@ -18,7 +18,7 @@ const ANSWER = Buffer.from(
 );
 const HEADERS = { 'content-type': 'application/json', 'content-length': ANSWER.length };
 
-const STREAM_TOKENS = pause ? 64 : 512;
+const STREAM_TOKENS = pause ? 16 : 512;
 const chunk = (rest: object) =>
   `data: ${JSON.stringify({ id: 'chatcmpl-mock', object: 'chat.completion.chunk', created: 1, model: 'mock-1', ...rest })}\n\n`;
 const TOKEN = chunk({ choices: [{ index: 0, delta: { content: ' word' }, finish_reason: null }] });

@@ -53,10 +53,29 @@ export function ratio(one: Figures, other: Figures, name: Exclude<keyof Figures,
   return median(one.rounds.map((it, round) => it[name] / (other.rounds[round] as Measured)[name]));
 }
 
-export function median(values: readonly number[]): number {
+/**
+ * A time of a target when the machine does little else: the first quartile over the rounds. What else a host does only ever
+ * lengthens a time, so that the quartile differs less from one run to the next than the median.
+ */
+export const quietTime = ({ rounds }: Figures, name: 'p50' | 'p99' | 'firstByte'): number =>
+  quantile(
+    rounds.map((it) => it[name]),
+    1 / 4,
+  );
+
+/** A target's requests per second when the machine does little else: the third quartile over the rounds. */
+export const quietRate = ({ rounds }: Figures): number =>
+  quantile(
+    rounds.map((it) => it.perSecond),
+    3 / 4,
+  );
+
+export const median = (values: readonly number[]): number => quantile(values, 1 / 2);
+
+/** Interpolates between the two nearest values. */
+export function quantile(values: readonly number[], part: number): number {
   const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2
-    ? (sorted[middle] as number)
-    : ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
+  const at = (sorted.length - 1) * part;
+  const [below, above] = [sorted[Math.floor(at)] as number, sorted[Math.ceil(at)] as number];
+  return below + (above - below) * (at % 1);
 }

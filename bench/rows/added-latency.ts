@@ -2,7 +2,7 @@ import type { Bench } from '../bench.ts';
 import type { Load } from '../generate.ts';
 import { chatLoad } from '../loads.ts';
 import { openWallets, startPurser } from '../purser.ts';
-import { interleave, median } from '../rounds.ts';
+import { interleave, quietTime } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 /** Measures how much longer a single caller waits than at the bare upstream. */
@@ -12,12 +12,12 @@ export async function addedLatency(bench: Bench): Promise<Line[]> {
   const purser = open.adopt(await startPurser(installation), (it) => it.stop());
   const load = chatLoad(purser, await openWallets(installation, 1), 1);
   const bare: Load = { ...load, pid: bench.upstream.pid, port: bench.upstream.port };
-  const result = await interleave({ direct: bare, purser: load }, bench);
+  const result = await interleave({ direct: bare, purser: load }, { ...bench, rounds: bench.rounds * 3 });
 
-  const added = (name: 'p50' | 'p99') =>
-    median(result.purser.rounds.map((it, round) => it[name] - (result.direct.rounds[round]?.[name] as number)));
+  const { direct, purser: own } = result;
+  const added = (name: 'p50' | 'p99') => quietTime(own, name) - quietTime(direct, name);
   const beside = (name: 'p50' | 'p99') =>
-    `direct ${figure(result.direct[name])} ms, purser ${figure(result.purser[name])} ms`;
+    `direct ${figure(quietTime(direct, name))} ms, purser ${figure(quietTime(own, name))} ms`;
   return [
     {
       what: 'added latency, 1 connection, p50',

@@ -24,7 +24,8 @@ export async function chatAgainstNoLedger(bench: Bench): Promise<Line[]> {
   const purser = open.adopt(await startPurser(installation), (it) => it.stop());
   const tokens = await openWallets(installation, WALLETS);
 
-  const result = await interleave({ purser: chatLoad(purser, tokens), without: chatLoad(without, bareTokens) }, bench);
+  const targets = { purser: chatLoad(purser, tokens), without: chatLoad(without, bareTokens) };
+  const result = await interleave(targets, { ...bench, rounds: bench.rounds * 2 });
   return [
     {
       what: 'the same × purser without its ledger',

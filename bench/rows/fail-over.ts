@@ -4,7 +4,7 @@ import type { Load } from '../generate.ts';
 import { chatBody, chatLoad } from '../loads.ts';
 import { startPortkey } from '../portkey.ts';
 import { openWallets, startPurser } from '../purser.ts';
-import { interleave, median } from '../rounds.ts';
+import { type Figures, interleave, quietTime } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 import { startUpstream } from '../upstream.ts';
 
@@ -29,9 +29,10 @@ export async function failOver(bench: Bench): Promise<Line[]> {
     targets[`purser ${name}`] = { ...own, body: chatBody(name) };
     if (portkey) targets[`portkey ${name}`] = { ...portkey, headers: peer.headersAfter(port) };
   }
-  const result = await interleave(targets, { ...bench, seconds: bench.seconds / 2 }); // More targets than elsewhere.
+  // More targets than elsewhere, and what is measured is the difference of two times.
+  const result = await interleave(targets, { ...bench, seconds: bench.seconds / 2, rounds: bench.rounds * 3 });
   const added = (of: string, name: string) =>
-    median((result[`${of} ${name}`]?.rounds ?? []).map((it, i) => it.p50 - (result[of]?.rounds[i]?.p50 as number)));
+    quietTime(result[`${of} ${name}`] as Figures, 'p50') - quietTime(result[of] as Figures, 'p50');
   return Object.keys(broken).map((name) => ({
     what: `fail-over, the first model server ${name === 'missing' ? 'is not there' : `answers ${OVERLOADED}`}: added at p50`,
     goal: '',

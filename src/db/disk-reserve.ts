@@ -6,10 +6,11 @@ import { isReadOnly, READ_ONLY } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
 import type { Tx } from './handle.ts';
 
-/** The reserve takes an eighth of a small disk and at most this much, enough for some thousands of settlements. */
+/** The reserve takes at most this much, enough for some thousands of settlements. */
 const RESERVE_BYTES_MAX = 16 * 1024 * 1024;
+/** The reserve takes one part in this many of a small disk. */
 const RESERVE_PART = 8;
-/** This fraction of the reserve must be free besides it before new work is started. */
+/** One part in this many of the reserve must be free besides it before new work is started. */
 const MARGIN_PART = 4;
 /** Space counted for settling one request in flight: its rows, its log pages and an ordinary answer. */
 const IN_FLIGHT_BYTES = 64 * 1024;
@@ -58,6 +59,15 @@ export function reserveOn(diskBytes: number): number {
   return Math.min(RESERVE_BYTES_MAX, Math.max(SLICE_BYTES, part));
 }
 
+/** Returns what is free on the disk of a directory, and the size of the reserve on it, in bytes. */
+function spaceOf(directory: string): { free: number; reserve: number } {
+  const { bavail, bsize, blocks } = statfsSync(directory);
+  return { free: bavail * bsize, reserve: reserveOn(blocks * bsize) };
+}
+
+/** Returns whether the disk of a directory is too small for a whole reserve. */
+export const isSmallDisk = (directory: string): boolean => spaceOf(directory).reserve < RESERVE_BYTES_MAX;
+
 /**
  * Returns how many bytes must be free before new work is started, with `madeBytes` of the reserve made and nothing in
  * flight.
@@ -68,10 +78,7 @@ export const freeNeeded = (reserveBytes: number, madeBytes: number): number =>
 /** Creates the reserve at `file`. `inFlight` returns how many requests still have to be settled. */
 export function createDiskReserve(file: string, inFlight: () => number, events: DiskReserveEvents): DiskReserve {
   const directory = dirname(file);
-  const space = () => {
-    const { bavail, bsize, blocks } = statfsSync(directory);
-    return { free: bavail * bsize, reserve: reserveOn(blocks * bsize) };
-  };
+  const space = () => spaceOf(directory);
   let made = sizeOf(file);
   let making: { handle: FileHandle; ended: Promise<void> } | undefined;
   let timer: NodeJS.Timeout | undefined;

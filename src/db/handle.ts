@@ -18,8 +18,8 @@ const withoutFile = drizzle({ prepare: () => undefined } as unknown as Client);
 type Statements<S> = { [Name in keyof S]: Pick<S[Name], Extract<keyof S[Name], 'get' | 'all' | 'run'>> };
 
 /**
- * Declares the statements of a file, which gets them by handle. drizzle builds each query once in a process; building it on
- * every call would cost twenty times the raw statement.
+ * Declares the statements of one source file; the function returned gives them for a handle. drizzle builds each query once
+ * per thread; building it on every call would cost twenty times the raw statement.
  */
 export function prepare<H extends Reader, S extends Record<string, object>>(
   build: (handle: H) => S,

@@ -4,6 +4,7 @@ import type Client from 'better-sqlite3';
 import { drizzle } from 'drizzle-orm/better-sqlite3';
 import { syncDirectory } from '../files/durable-file.ts';
 import { connect } from './addon.ts';
+import { isSmallDisk } from './disk-reserve.ts';
 import type { Reader, Tx } from './handle.ts';
 import { knownSchema } from './known-schema.ts';
 import { createSchema, migrate, pendingMigrations } from './migrate.ts';
@@ -12,6 +13,13 @@ import { holdSnapshots } from './snapshots.ts';
 /** Litestream asks for at least five seconds; a checkpoint by another process takes far less. */
 const BUSY_MILLISECONDS = 5000;
 const WAL_BYTES_KEPT = 64 * 1024 * 1024;
+/**
+ * Pages in the log from which a commit writes them to the database (16 MB). Many are changed again and again, and each
+ * write-back costs two more fsyncs, for which all writes wait: at SQLite's 1,000 pages, five times a second under load.
+ */
+const LOG_PAGES = 4000;
+/** The same on a small disk, whose reserve for settlements is small, too: what a write-back adds to the file has to fit it. */
+const LOG_PAGES_SMALL = 1000;
 /**
  * SQLite's own page cache in KiB; the operating system caches the rest of the file. More would cost more than it saves: a
  * commit that has split a page looks through all of it.
@@ -32,10 +40,10 @@ type OpenOptions = {
 };
 
 /**
- * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file
- * is created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`), which
- * `migrated` is told.
- * Throws when the file is missing (without `migrate`, or beside a log of its own), newer than this program, damaged, or not durable.
+ * Opens the one SQLite file with WAL, synchronous=FULL, foreign keys and safe integers. With `migrate`, a missing file is
+ * created, and before an older one is migrated a verified copy is saved beside it (`<file>.before-<migration>`), which
+ * `migrated` is told. Throws when the file is missing (without `migrate`, or beside a log of its own), newer than this
+ * program, damaged, or not durable.
  */
 export function openDatabase(file: string, options: OpenOptions): Database {
   const client = connectTo(file, options);
@@ -60,6 +68,7 @@ function connectTo(file: string, options: OpenOptions): Client.Database {
     client.pragma('foreign_keys = ON');
     client.pragma('trusted_schema = OFF');
     client.pragma(`journal_size_limit = ${WAL_BYTES_KEPT}`);
+    client.pragma(`wal_autocheckpoint = ${isSmallDisk(dirname(file)) ? LOG_PAGES_SMALL : LOG_PAGES}`);
     client.pragma(`cache_size = ${-PAGE_CACHE_KIB}`);
     // better-sqlite3 is compiled to fall back to NORMAL in WAL mode, and reports it only after the first statement.
     client.prepare('select count(*) from sqlite_schema').get();
@@ -108,8 +117,8 @@ function assertDurable(client: Client.Database, readonly: boolean): void {
 }
 
 /**
- * Saves a verified copy before a migration and returns its path, as the way back if the migration turns out wrong. Replaces the copy of an
- * earlier attempt, because the database may have been used since.
+ * Saves a verified copy before a migration and returns its path: the way back if the migration turns out wrong. Replaces the
+ * copy of an earlier attempt, because the database may have been used since.
  */
 function copyBefore(client: Client.Database, file: string, migration: string): string {
   const copy = `${file}.before-${migration.replace(/\.sql$/, '')}`;

@@ -182,7 +182,7 @@ export const browserSessions = sqliteTable(
   ],
 );
 
-export const FUNDING_KINDS = ['credit', 'debit', 'welcome', 'checkout', 'clawback', 'reinstatement'] as const;
+const FUNDING_KINDS = ['credit', 'debit', 'welcome', 'checkout', 'clawback', 'reinstatement'] as const;
 
 /** Money that came to an account or left it, other than into wallets. */
 export const fundings = sqliteTable(
@@ -408,7 +408,7 @@ export const wallets = sqliteTable(
   ],
 );
 
-export const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
+const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
 
 /** What was changed of an open wallet: its budget, by a movement of the journal with this id as its cause, or its expiry. */
 export const walletChanges = sqliteTable(
@@ -545,7 +545,7 @@ export const operations = sqliteTable(
   ],
 );
 
-/** Stored answers of charged chats, for replays; pruned after 72 hours. */
+/** Stored answers of charged chats, for replays; pruned after `keptUntil`: 72 hours, 10 minutes for a request without a key. */
 export const answers = sqliteTable(
   'answer',
   {

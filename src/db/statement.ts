@@ -19,8 +19,8 @@ export type CompiledQuery = (client: Pick<Client, 'prepare'>) => object;
 
 /**
  * Works out once what drizzle works out on each call of a prepared query: which parameter is a placeholder, which field is a
- * column, how each is encoded. The results are the same. SQLite prepares a statement when it is first used: most of a file's
- * statements are not, in most of the threads and commands that load it.
+ * column, how each is encoded. The results are the same. SQLite prepares a statement only when it is first used: most
+ * threads and commands use few of the statements they load.
  */
 export function compileQuery(prepared: object): CompiledQuery {
   const { query, fields } = prepared as Prepared;
@@ -111,8 +111,9 @@ function mapper(fields: NonNullable<Prepared['fields']>): (row: unknown[]) => Va
 }
 
 /**
- * Returns the function of this source, which is made of column and placeholder names alone, with these names in scope. One
- * loop for all queries would look each member up by its name: V8 optimises a function for the shapes that it sees.
+ * Returns the function whose text is `source`, with `scope` in scope. All that varies in a source is column and placeholder
+ * names. One loop for all queries would look each member up by its name: V8 optimises a function for the shapes that it
+ * sees.
  */
 function written<F>(source: string, scope: Record<string, unknown>): F {
   return new Function(...Object.keys(scope), `return ${source};`)(...Object.values(scope)) as F;

@@ -1,7 +1,7 @@
 import type { Tx } from './handle.ts';
 
 /**
- * What crosses between the threads: it survives a structured clone. Anything with methods does not, but bytes, which
+ * Data that can cross between the threads: it survives a structured clone. Objects with methods do not, except bytes, which
  * arrive as a Buffer.
  */
 export type Data =

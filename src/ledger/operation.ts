@@ -330,7 +330,8 @@ export function uncertainOperations(
   return reads(read).uncertain.all({ until, afterAt: cursor.uncertainAt, afterId: cursor.id });
 }
 
-export type HoldOrder = {
+/** The order of a hold: all of a new operation but what the hold decides. */
+export type OperationOrder = {
   /** Chosen before the write, so that the operation is registered as in flight before anybody can see it. */
   id: string;
   walletId: string;
@@ -350,11 +351,19 @@ export type HoldOrder = {
   targetAt?: number;
   /** A JSON object of strings; none unless given. */
   tags?: string | null;
+};
+/** The members of an operation that its hold decides: less may be held than was ordered. */
+export type Placed = Pick<Operation, 'hold' | 'price' | 'seal'>;
+
+export type HoldOrder = OperationOrder & {
   /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (left: Nanos) => string;
   /** Returns a smaller order for a wallet that has only `left`, where one is possible. */
   reduce?: (left: Nanos) => { hold: Nanos; price: string } | undefined;
-  /** Throws a refusal for what the wallet's state does not allow. Runs before the funds are checked. */
+  /**
+   * Throws a refusal for what the rules of its kind or a limit forbid. Runs after the checks of the wallet's state, before
+   * its funds.
+   */
   limits?: (tx: Tx, wallet: Wallet) => void;
 };
 
@@ -401,23 +410,42 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   }
 
   // After this point the hold must stand.
-  const { advice: _, reduce: __, limits: ___, resourceId = null, targetAt = null, tags = null, ...row } = order;
   const { id } = order;
-  const state = 'reserved' as const;
-  const placed = withChecksum(operations, { ...row, hold, price, resourceId, targetAt, createdAt: now, tags, state });
-  writes(tx).insert.run(placed);
+  const placed = { hold, price, seal: 0 };
+  const operation = withChecksum(operations, operationFrom(order, placed, now));
+  writes(tx).insert.run(operation);
   raiseHeld(tx, wallet.id, hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: hold }]);
+  return operation;
+}
+
+/** Returns the operation that an order became when it was placed at `now`, in Unix seconds. */
+export function operationFrom(order: OperationOrder, { hold, price, seal }: Placed, now: number): Operation {
   return {
-    ...placed,
+    id: order.id,
+    walletId: order.walletId,
+    kind: order.kind,
+    route: order.route,
+    idempotencyKey: order.idempotencyKey,
+    fingerprint: order.fingerprint,
+    requestId: order.requestId,
+    state: 'reserved',
     outcome: null,
     settledBy: null,
+    hold,
     charge: null,
+    price,
     usage: null,
+    subject: order.subject,
+    resourceId: order.resourceId ?? null,
+    targetAt: order.targetAt ?? null,
     reason: null,
+    createdAt: now,
     uncertainAt: null,
     settledAt: null,
     answeredAt: null,
+    tags: order.tags ?? null,
+    seal,
   };
 }
 

@@ -26,15 +26,18 @@ export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
 export type InFlight = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /**
-   * Registers the attempt before its first await and removes it when it has ended. Throws `rate_limited` at the limit
-   * of attempts in flight; attempts continue when their clients disconnect. Throws `read_only` while the server is
-   * stopping.
+   * Registers the attempt before its first await and removes it when it has ended. An attempt continues when its client
+   * disconnects. Throws `rate_limited` at the limit of attempts in flight, in all or of this wallet, and `read_only` after
+   * the cut-off.
    */
   drive<A>(
     key: Key,
     run: (started: RegisterId, reject: RejectWaiters, answer: RespondEarly<A>) => Promise<A>,
   ): Promise<A>;
-  /** Runs something that is not an attempt but that shutdown waits for; at the cut-off it rejects with `refusal`. */
+  /**
+   * Runs something that is not an attempt but that shutdown waits for; at the cut-off it rejects with `refusal`. Throws
+   * `read_only` after the cut-off.
+   */
   track<A>(run: () => Promise<A>, refusal: () => Refusal): Promise<A>;
   /** Resolves with the value, or with undefined after `seconds` or at the cut-off. The promise itself continues. */
   waitFor<A>(promise: Promise<A>, seconds: number): Promise<A | undefined>;
@@ -84,10 +87,7 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
     count: () => byKey.size,
     isCutOff: () => cutOff.signal.aborted,
 
-    async drive<A>(
-      key: Key,
-      run: (started: RegisterId, giveUp: RejectWaiters, answerNow: RespondEarly<A>) => Promise<A>,
-    ) {
+    async drive<A>(key: Key, run: (started: RegisterId, reject: RejectWaiters, answer: RespondEarly<A>) => Promise<A>) {
       if (cutOff.signal.aborted) throw stopping();
       refuseBusy(key.walletId);
       countOf.set(key.walletId, (countOf.get(key.walletId) ?? 0) + 1);

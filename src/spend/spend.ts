@@ -12,6 +12,7 @@ import {
   isUnanswered,
   type Operation,
   type Outcome,
+  operationFrom,
 } from '../ledger/operation.ts';
 import type { Nanos } from '../money.ts';
 import { Refusal, type RefusalCode, type RefusalData, refusedFrom } from '../refusal.ts';
@@ -23,7 +24,7 @@ export const UNCERTAIN_RETRY_SECONDS = 30;
 /** Seconds that a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
 const JOIN_RETRY_SECONDS = 5;
-/** Longer than any call: whoever takes the place of an earlier client waits as long as that would have waited. */
+/** Seconds that a client waits for the attempt of an earlier client whose place it took. Longer than any call. */
 const TAKE_OVER_SECONDS = 2 * 3600;
 
 export type PaidRequest = Pick<
@@ -39,38 +40,38 @@ export type PaidRequest = Pick<
 };
 export type Quote<Q, T> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt'> & {
   detail: Q;
-  /** What the writes of its kind have to know of it. */
+  /** The part of the quote that the writes of this kind need. */
   terms: T;
   /** Called when less was held than asked for, with what the rules of its kind reduced it to. */
   reduceTo?: (to: number) => void;
 };
 
-/** Settles the callers waiting for an attempt, while the attempt itself continues. */
+/** Answers or refuses the callers waiting for an attempt, while the attempt itself continues. */
 export type Waiters<A> = { reject: RejectWaiters; answer: RespondEarly<A> };
 
 /** The result of a call. */
 export type Called<A> =
-  /** An outcome to settle. `answer` runs once it is on disk and is `done`; what it throws, the caller gets. */
+  /** An outcome to settle. Once a `done` outcome is on disk, `answer` runs; the caller gets what it returns or throws. */
   | { outcome: Outcome<Buffer | null>; answer: () => A | Promise<A> }
   /** Nothing to settle yet: the operation keeps its hold, and another step settles it. */
   | { pending: () => Promise<A> };
 
 /** The steps in which kinds of paid requests differ. */
-export type PaidSteps<Q, A, T> = {
+type PaidSteps<Q, A, T> = {
   /** The writes of its kind. */
   writes: PaidWrites<T>;
   /** Runs the whole request while holding a lock, where it must not overlap with others. */
   serialize?: <T>(run: () => Promise<T>) => Promise<T>;
   /**
-   * Prices the request at its maximum. Called only for a new attempt; throws a refusal for what the catalogue does not
-   * allow. With `earlier`, whose hold is to be taken over: at that hold, where it can be.
+   * Prices the request at its maximum. Not called for a replay; throws a refusal for what the catalogue does not allow. With
+   * `earlier`, the operation whose hold is to be taken over, it makes the request fit that hold if it can.
    */
   quote: (earlier?: Operation) => Quote<Q, T> | Promise<Quote<Q, T>>;
   /** Returns whether the hold and the prices of an earlier operation cover the request. */
   isCovered?: (earlier: Operation, quote: Quote<Q, T>) => boolean;
-  /** Hears the key of the new request that is made where the hold of `earlier` cannot be taken over. */
+  /** Called with the key of the new request that is made when the hold of an earlier operation cannot be taken over. */
   movedTo?: (idempotencyKey: string) => void;
-  /** Makes the external call, once. Never throws; if the result cannot be known, the outcome is `unknown`. */
+  /** Makes the external call, once. A failed call is not thrown: if its result cannot be known, the outcome is `unknown`. */
   call: (operation: Operation, quote: Quote<Q, T>, waiters: Waiters<A>) => Promise<Called<A>>;
   /** Returns the refusal for an outcome that is on disk and not `done`. */
   refuse?: (operation: Operation, outcome: NotDone) => Refusal;
@@ -172,7 +173,8 @@ async function attemptOnce<Q, A, T extends Data>(
     ...(targetAt === undefined ? {} : { targetAt }),
   };
   const limited = limitedBy(app.limits.released, request.walletId);
-  const { operation, reducedTo } = await app.ledger.write(steps.writes.hold, { order, terms, now, blocked, limited });
+  const { placed, reducedTo } = await app.ledger.write(steps.writes.hold, { order, terms, now, blocked, limited });
+  const operation = operationFrom(order, placed, now);
   if (reducedTo !== undefined) quote.reduceTo?.(reducedTo);
   app.events.held(operation, traceparent);
 
@@ -185,8 +187,9 @@ async function attemptOnce<Q, A, T extends Data>(
 }
 
 /**
- * Asks again on the hold of an unanswered operation. A definite refusal says nothing of the first attempt, so the hold
- * stays. Where the hold no longer covers the request, or the operation has ended in the meantime, it is a new request.
+ * Makes the call again on the hold of an unanswered operation. A definite refusal says nothing of the first attempt, so the
+ * hold stays. If the hold does not cover the request, or the operation has been answered or released in the meantime, a new
+ * request is made.
  */
 async function attemptAgain<Q, A, T extends Data>(
   app: PaidApp,
@@ -232,7 +235,7 @@ async function attemptAgain<Q, A, T extends Data>(
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
-/** Returns the refusal of a limit as data: what the state of the wallet forbids is refused before it. */
+/** Returns the refusal of a limit as data: the write of the hold throws it, after it has checked the wallet's state. */
 function limitedBy(limit: Limit, walletId: string): RefusalData | undefined {
   try {
     limit.check(walletId);

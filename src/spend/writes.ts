@@ -3,8 +3,10 @@ import { type Data, defineWrite, type Write } from '../db/write.ts';
 import {
   type HoldOrder,
   type Operation,
+  type OperationOrder,
   type Outcome,
   operationOf,
+  type Placed,
   placeHold,
   type Settlement,
   settle,
@@ -19,8 +21,8 @@ import { type RefusalData, refusalOf } from '../refusal.ts';
  * What kinds of paid requests add to the writes of holds and settlements. `terms` are the data that the quote of a
  * request gives them.
  */
-export type PaidRules<T> = {
-  /** Throws a refusal for what the wallet's state does not allow. Runs before the funds are checked. */
+type PaidRules<T> = {
+  /** Throws a refusal for what the rules of this kind forbid. Runs after the checks of the wallet's state, before its funds. */
   limits?: (tx: Tx, wallet: Wallet, order: Pick<HoldOrder, 'hold'>, terms: T, now: number) => void;
   /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (terms: T, left: Nanos) => string;
@@ -34,19 +36,19 @@ export type PaidRules<T> = {
   settleRows?: (tx: Tx, operation: Operation, outcome: Outcome<Buffer | null>, now: number) => void;
 };
 
-export type HoldData<T> = {
-  order: Omit<HoldOrder, 'limits' | 'advice' | 'reduce'>;
+type HoldData<T> = {
+  order: OperationOrder;
   terms: T;
   now: number;
   /** Why nothing new may be held because of the clock. */
   blocked: string | undefined;
-  /** The refusal of a wallet that has had too many requests refused, if nothing about its state comes first. */
+  /** The refusal for a wallet with too many refused requests; thrown unless the wallet's state already forbids the hold. */
   limited: RefusalData | undefined;
 };
 /** `reducedTo` is what `reduce` returned as `to`, if the wallet had too little for the whole order. */
-export type Held = { operation: Operation; reducedTo: number | undefined };
+export type Held = { placed: Placed; reducedTo: number | undefined };
 
-export type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
+type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
 /** `judged` is the outcome that `judge` put in the place of the given one. */
 export type Settled = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
@@ -79,7 +81,8 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
           };
         const operation = placeHold(tx, asked, now, blocked);
         insertRows?.(tx, operation, terms);
-        return { operation, reducedTo };
+        const { hold, price, seal } = operation;
+        return { placed: { hold, price, seal }, reducedTo };
       },
       PAID,
     ),

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict';
-import { existsSync, statSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { suite, type TestContext, test } from 'node:test';
 import { createDiskReserve, type DiskReserveEvents } from '../../src/db/disk-reserve.ts';
+import { openDatabase } from '../../src/db/open.ts';
 import { openSmallDisk } from '../helper/small-disk.ts';
 
 const MIB = 1024 * 1024;
@@ -45,6 +47,21 @@ function openRoom(t: TestContext, inFlight = () => 0, mebibytes = 32) {
 
 /** A look at the disk is believed for a moment. */
 const later = () => new Promise((resolve) => setTimeout(resolve, 150));
+
+test('the log may grow only where the reserve is whole', (t) => {
+  const disk = openSmallDisk(t, 32);
+  if (!disk) return;
+  const whole = mkdtempSync(join(tmpdir(), 'purser-log-'));
+  t.after(() => rmSync(whole, { recursive: true }));
+  for (const [directory, pages] of [
+    [disk.directory, 1000n],
+    [whole, 4000n],
+  ] as const) {
+    const { client } = openDatabase(join(directory, 'purser.db'), { migrate: true });
+    assert.equal(client.pragma('wal_autocheckpoint', { simple: true }), pages);
+    client.close();
+  }
+});
 
 // The reserve is made two seconds after the start: the tests wait together.
 suite('room on a small disk', { concurrency: true }, () => {

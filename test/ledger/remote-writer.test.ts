@@ -9,6 +9,7 @@ import { findAccount, listAccounts } from '../../src/ledger/account.ts';
 import { headOf } from '../../src/ledger/head.ts';
 import { installationOf } from '../../src/ledger/installation.ts';
 import { openLedger } from '../../src/ledger/ledger.ts';
+import { findOperation, operationFrom } from '../../src/ledger/operation.ts';
 import { available, findWallet, type Wallet } from '../../src/ledger/wallet.ts';
 import * as writes from '../../src/ledger/writes.ts';
 import { Refusal } from '../../src/refusal.ts';
@@ -45,8 +46,8 @@ const block = (milliseconds: number) => Atomics.wait(new Int32Array(new SharedAr
 test('what changes credentials is counted before whoever waits for it goes on; a paid request is not', async (t) => {
   const { ledger } = await openRemote(t);
   const { id: accountId } = await ledger.write(writes.openAccount, account('a'));
-  const order = walletOrder(accountId);
-  const { wallet } = await ledger.write(writes.openWallet, { order, now: 1, blocked: undefined, limits: LIMITS });
+  const opening = { order: walletOrder(accountId), now: 1, blocked: undefined, limits: LIMITS };
+  const { wallet } = await ledger.write(writes.openWallet, opening);
   const [changes, commits] = [ledger.changeCount(), ledger.commitCount()];
   const terms: ChatTerms = {
     kind: 'chat',
@@ -57,9 +58,20 @@ test('what changes credentials is counted before whoever waits for it goes on; a
     reducedTo: undefined,
     maxPrice: undefined,
   };
-  const hold = { order: holdOrder(wallet.id, 7n), terms, now: 1, blocked: undefined, limited: undefined };
-  const { operation } = await ledger.write(chatWrites.hold, hold);
-  const settled = await ledger.write(chatWrites.settle, { id: operation.id, outcome: done(3n), now: 1 });
+  const order = holdOrder(wallet.id, 7n);
+  const { placed } = await ledger.write(chatWrites.hold, {
+    order,
+    terms,
+    now: 1,
+    blocked: undefined,
+    limited: undefined,
+  });
+  assert.deepEqual(
+    operationFrom(order, placed, 1),
+    findOperation(ledger.read, order.id),
+    'what it became needs no reading',
+  );
+  const settled = await ledger.write(chatWrites.settle, { id: order.id, outcome: done(3n), now: 1 });
   assert.equal(settled.available, available(findWallet(ledger.read, wallet.id) as Wallet));
   assert.equal(ledger.changeCount(), changes);
   assert(ledger.commitCount() > commits);
