@@ -41,7 +41,10 @@ export type Issuer = {
    * Throws like `verify`.
    */
   verifyIdToken(token: string, clientId: string, nonce: string, now: number): Promise<Claims>;
-  /** Returns the issuer's discovery document, at most ten minutes old. Throws `provider_unavailable` when it cannot be had. */
+  /**
+   * Returns the issuer's discovery document, at most ten minutes old. Throws `provider_unavailable` when it cannot be had, and
+   * then for ten seconds without asking again: anybody can begin a sign-in.
+   */
   discover(): Promise<Discovery>;
 };
 export type Discovery = {
@@ -63,6 +66,20 @@ export function createIssuer(
 ): Issuer {
   const keyFor = createKeySet(async () => readKeys(keysUrlOf(await discover(issuer), issuer)), milliseconds, failed);
   let known: { document: Discovery; until: number } | undefined;
+  let running: Promise<Discovery> | undefined;
+  let away: { error: Error; until: number } | undefined;
+  async function read(): Promise<Discovery> {
+    try {
+      const document = await discover(issuer);
+      known = { document, until: milliseconds() + DISCOVERY_MILLISECONDS };
+      return document;
+    } catch (thrown) {
+      const error = thrown as Error;
+      failed(error);
+      away = { error, until: milliseconds() + RETRY_SECONDS * 1000 };
+      throw unavailable(error);
+    }
+  }
   const options = (audience: string, now: number) => ({
     issuer,
     audience,
@@ -101,14 +118,11 @@ export function createIssuer(
 
     async discover() {
       if (known && milliseconds() < known.until) return known.document;
-      try {
-        const document = await discover(issuer);
-        known = { document, until: milliseconds() + DISCOVERY_MILLISECONDS };
-        return document;
-      } catch (error) {
-        failed(error as Error);
-        throw unavailable(error);
-      }
+      if (away && milliseconds() < away.until) throw unavailable(away.error);
+      running ??= read().finally(() => {
+        running = undefined;
+      });
+      return running;
     },
   };
 }

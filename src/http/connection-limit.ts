@@ -24,6 +24,8 @@ export type ConnectionLimit = {
   handle: Handler;
   /** Starts to limit the connections of a server. */
   watch(server: Server): void;
+  /** Goes on watching a connection whose protocol changes, which the server no longer does. */
+  follow(upgraded: Socket): void;
   /** The number of open connections. */
   count(): number;
 };
@@ -112,6 +114,13 @@ export function limitConnections(
     handler(request, response);
   }
 
+  /** Ends a connection on which nothing has moved for `stallMilliseconds`, unless its client is waiting for us. */
+  function endSilent(socket: Socket) {
+    const connection = bySocket.get(socket);
+    if (!connection?.isBusy) return void socket.destroy(); // A kept-alive connection that was idle.
+    if (socket.writableLength > 0) end(connection, 'stalled');
+  }
+
   return {
     count: () => bySocket.size,
     handle(request, response) {
@@ -134,11 +143,10 @@ export function limitConnections(
         socket.once('close', () => forget(socket));
       });
       // Node reports every inactive connection, and with a listener here leaves it to us to close it.
-      server.setTimeout(stallMilliseconds, (socket) => {
-        const connection = bySocket.get(socket);
-        if (!connection?.isBusy) return void socket.destroy(); // A kept-alive connection that was idle.
-        if (socket.writableLength > 0) end(connection, 'stalled'); // Otherwise the client is waiting for us.
-      });
+      server.setTimeout(stallMilliseconds, endSilent);
+    },
+    follow(upgraded) {
+      upgraded.setTimeout(stallMilliseconds, () => endSilent(upgraded));
     },
   };
 }

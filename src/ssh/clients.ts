@@ -1,5 +1,6 @@
 import type { Socket } from 'node:net';
 import type { ServerChannel } from 'ssh2';
+import { networkOf } from '../net/address.ts';
 import { containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
 import type { Memory } from './memory.ts';
@@ -58,18 +59,18 @@ export function createClients({
   /** Called with the errors of `broken`. */
   failed(error: Error, client: Client): void;
 }) {
-  const unauthenticated = new Map<Client, string>(); // With their addresses, the oldest first.
+  const unauthenticated = new Map<Client, string>(); // With their networks, the oldest first.
   const authenticated = new Set<Client>();
   /** Open sessions by resource. Those of disconnected clients count until their processes have ended. */
   const sessions = new Map<string, number>();
 
-  /** Evicts the oldest unauthenticated connection of the address that has the most of them. */
+  /** Evicts the oldest unauthenticated connection of the network that has the most of them. */
   function evictUnauthenticated() {
     const counts = new Map<string, number>();
-    for (const address of unauthenticated.values()) counts.set(address, (counts.get(address) ?? 0) + 1);
+    for (const network of unauthenticated.values()) counts.set(network, (counts.get(network) ?? 0) + 1);
     const largest = Math.max(...counts.values());
-    for (const [client, address] of unauthenticated)
-      if (counts.get(address) === largest) return client.disconnect('there are too many connections without a key');
+    for (const [client, network] of unauthenticated)
+      if (counts.get(network) === largest) return client.disconnect('there are too many connections without a key');
   }
 
   function admit(socket: Socket): Client {
@@ -107,7 +108,7 @@ export function createClients({
       },
     };
     if (unauthenticated.size >= UNAUTHENTICATED_COUNT_MAX) evictUnauthenticated();
-    unauthenticated.set(client, socket.remoteAddress ?? '');
+    unauthenticated.set(client, networkOf(socket.remoteAddress));
     const late = setTimeout(
       () => unauthenticated.has(client) && client.disconnect('no key was shown'),
       authenticationMilliseconds,

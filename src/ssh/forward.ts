@@ -4,7 +4,7 @@ import { contain, containCall } from '../net/contain.ts';
 import { takesPackets } from '../net/ssh-algorithms.ts';
 import type { Client } from './clients.ts';
 import { createOutlet } from './outlet.ts';
-import { flow } from './session.ts';
+import { discardRest, flow } from './session.ts';
 
 /** The names of loopback: all that a client may be connected to is its own resource. */
 const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
@@ -46,6 +46,7 @@ export async function forward(
     containCall(() => channel.close(), client.broken); // One of them has gone.
   } finally {
     client.gone.removeEventListener('abort', leave);
+    discardRest(channel);
     client.channels.delete(channel);
   }
 }

@@ -125,6 +125,7 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
       channel.end();
     } finally {
       clearTimeout(idle);
+      discardRest(channel);
       forgetOnceClosed(client, channel);
     }
   }
@@ -147,6 +148,16 @@ function forgetOnceClosed({ channels }: Client, channel: ServerChannel): void {
   const forget = () => void channels.delete(channel);
   channel.once('close', forget);
   setTimeout(forget, CLOSE_MILLISECONDS).unref();
+}
+
+/**
+ * Drops what a client still sends on a channel that is over. Nobody reads it any more, and ssh2 takes it as long as the client
+ * has not closed the channel, which it need not do.
+ */
+export function discardRest(channel: ServerChannel): void {
+  channel.unpipe();
+  for (const event of ['data', 'readable']) channel.removeAllListeners(event);
+  channel.resume();
 }
 
 type Exchange = {

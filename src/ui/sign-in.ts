@@ -139,7 +139,8 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
   const network = callerNetwork(app, incoming);
   app.limits.failedAuth.check(network); // Each attempt is a call of the identity provider.
   const { accountId } = await app.codeFlow.finish(back, attempt, app.clock.now()).catch((error) => {
-    if (error instanceof Refusal && error.code === 'unauthenticated') app.limits.failedAuth.count(network);
+    const isFailed = error instanceof Refusal && ['unauthenticated', 'provider_unavailable'].includes(error.code);
+    if (isFailed) app.limits.failedAuth.count(network);
     throw error;
   });
   const session = await open(arrival, { kind: 'account', accountId, keyId: null });

@@ -8,7 +8,9 @@ const CHROMIUM = '/usr/bin/chromium';
 /** Longer than a step in the browser takes on a busy machine. */
 const STEP_MILLISECONDS_MAX = 60_000;
 /** The rules of WCAG 2.2 at the levels A and AA. */
-const RULES = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'];
+const ALL_RULES = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'];
+/** Those of them that look at colours. */
+export const COLOUR_RULES = ['color-contrast', 'link-in-text-block'];
 const axe = () => readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 /** A browser whose network ends at the origins it is given, and what went wrong in it. */
@@ -57,9 +59,9 @@ export async function openChromium(t: TestContext, ...origins: string[]): Promis
 }
 
 /** Returns the breaches of WCAG 2.2 AA that axe finds. It is put in by the browser's debugger, past the page's own policy. */
-export async function breachesOn(page: Page): Promise<string[]> {
+export async function breachesOn(page: Page, rules = ALL_RULES): Promise<string[]> {
   if (await page.evaluate('typeof axe === "undefined"')) await page.evaluate(axe());
-  const found = (await page.evaluate(`axe.run(document, { runOnly: ${JSON.stringify(RULES)} })`)) as {
+  const found = (await page.evaluate(`axe.run(document, { runOnly: ${JSON.stringify(rules)} })`)) as {
     violations: { id: string; nodes: { target: string[]; failureSummary: string }[] }[];
   };
   return found.violations.flatMap(({ id, nodes }) =>

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, request, type Server, type ServerResponse } from 'node:http';
 import { type AddressInfo, connect, createServer as createTcpServer, type Socket } from 'node:net';
 import { PassThrough } from 'node:stream';
@@ -9,6 +10,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { WebSocket } from 'undici';
 import { until } from '../compute/conformance.ts';
 import { hostSession, WATCHDOG } from '../compute/engines/host-session.ts';
+import type { TestServerOptions } from '../helper/server.ts';
 import { echoWebSocket } from '../helper/web-socket.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { assertRefused } from './refused.ts';
@@ -46,9 +48,9 @@ async function openTenant(t: TestContext, answer: (request: IncomingMessage, res
 async function openPort(
   t: TestContext,
   answer: (request: IncomingMessage, response: ServerResponse) => void = (_, response) => response.end('hello'),
-  settings: Record<string, unknown> = {},
+  options: TestServerOptions = {},
 ) {
-  const purser = await openMemoryServer(t, { settings });
+  const purser = await openMemoryServer(t, options);
   const session = hostSession();
   Object.assign(purser.backend, { session, relay: WATCHDOG });
   const wallet = await purser.openWallet(LONG);
@@ -436,8 +438,8 @@ test('a lease that ends cuts what is open: at its deadline, at a stop, and when 
 });
 
 /** A lease with a server inside that says without end what its one client, whose connection was upgraded, does not read. */
-async function openDeaf(t: TestContext) {
-  const it = await openPort(t);
+async function openDeaf(t: TestContext, options: TestServerOptions = {}) {
+  const it = await openPort(t, undefined, options);
   let said = 0;
   const piece = Buffer.alloc(MIB);
   it.tenant.server.removeAllListeners('upgrade').on('upgrade', (_, socket: Socket) => {
@@ -482,6 +484,38 @@ test('the end of a lease ends an upgraded connection although its client reads n
   const before = await connections();
   await purser.stop(token, id);
   await until('its connection has ended', async () => (await connections()) < before);
+});
+
+test('a client of an upgraded connection that takes nothing is cut off; one that has nothing to say is not', async (t) => {
+  const { purser, base, token, tenant } = await openDeaf(t, { stallMilliseconds: 1000 });
+  const stalled = async () =>
+    /^purser_connections_cut_off_total\{reason="stalled"\} 1$/m.test(await purser.app.events.registry.metrics());
+  await until('it was cut off', stalled);
+  await until('and the connection inside with it', async () => purser.app.ports.count() === 0);
+
+  tenant.server.removeAllListeners('upgrade').on('upgrade', echoWebSocket);
+  const socket = new WebSocket(`${purser.url.replace('http', 'ws')}${base}/`, {
+    headers: { authorization: `Bearer ${token}` },
+  });
+  await once(socket, 'open');
+  await pause(2500);
+  const answer = once(socket, 'message');
+  socket.send('still there');
+  assert.equal((await answer)[0].data, 'still there');
+  socket.close();
+});
+
+test('TCP asks a silent client whether it is still there', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { hostname, port } = new URL(purser.url);
+  const client = connect(Number(port), hostname);
+  t.after(() => client.destroy());
+  await once(client, 'connect');
+  const hex = (it: number) => it.toString(16).toUpperCase().padStart(4, '0');
+  // The server's side, and its timer: 02 is that of SO_KEEPALIVE on an idle connection (Linux, proc_net_tcp.rst).
+  const row = new RegExp(`: \\w+:${hex(Number(port))} \\w+:${hex(client.localPort as number)} \\w+ \\w+:\\w+ (\\w+):`);
+  await until('it is accepted', async () => row.test(readFileSync('/proc/net/tcp', 'utf8')));
+  assert.equal(row.exec(readFileSync('/proc/net/tcp', 'utf8'))?.[1], '02');
 });
 
 test('64 connections of a lease are the most, and one that ends makes room', async (t) => {
@@ -743,8 +777,7 @@ test('a session of a browser opens its own port alone, and ends with the lease',
 
 test('the settings name the host names of ports; without them and without loopback there is no link', async (t) => {
   const { purser, token, id, port } = await openPort(t, undefined, {
-    public_url: 'https://purser.example',
-    ports: { host: '*.ports.example' },
+    settings: { public_url: 'https://purser.example', ports: { host: '*.ports.example' } },
   });
   const { url } = (await purser.ask('POST', '/v1/compute/port', { token, body: { id, port } })).body;
   assert.match(url, new RegExp(`^https://${port}-${id.slice(4)}\\.ports\\.example/\\.purser/open\\?code=`));
@@ -754,7 +787,7 @@ test('the settings name the host names of ports; without them and without loopba
   assert.equal((await page.ask('/')).text, 'hello');
   assertRefused(await page.ask('/', { host: 'x.ports.example' }), 404, 'not_found');
 
-  const plain = await openPort(t, undefined, { public_url: 'https://purser.example' });
+  const plain = await openPort(t, undefined, { settings: { public_url: 'https://purser.example' } });
   const body = { id: plain.id, port: plain.port };
   const refused = await plain.purser.ask('POST', '/v1/compute/port', { token: plain.token, body });
   assertRefused(refused, 501, 'provider_not_configured');

@@ -57,3 +57,16 @@ test('what waits on all connections of a wallet has one bound, and what is read 
   first.arrive(60 * 1024);
   assert(!other.isGone() && !first.isGone());
 });
+
+test('connections without a key are counted by their networks: a /64 pushes out its own', (t) => {
+  const clients = createClients({ authenticationMilliseconds: 60_000, failed() {} });
+  const admit = (address: string) => {
+    const socket = Object.defineProperty(new Socket(), 'remoteAddress', { value: address });
+    t.after(() => socket.destroy());
+    return clients.admit(socket);
+  };
+  const honest = admit('2001:db8:0:1::1');
+  const [oldest] = Array.from({ length: 63 }, (_, i) => admit(`2001:db8::${(i + 1).toString(16)}`));
+  admit('2001:db8::ffff');
+  assert.deepEqual([honest.gone.aborted, oldest?.gone.aborted], [false, true]);
+});

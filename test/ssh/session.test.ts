@@ -215,3 +215,15 @@ test('a client of sftp with many requests that need nothing of the machine leave
   while (!answered || answered < PIECE_COUNT * (4 + answer.readUInt32BE())) await nextTurn();
   assert.ok(turns.most() < PIECE_COUNT / 4, `${turns.most()} answers in one turn`);
 });
+
+test('what a client sends on a channel whose command has ended is dropped, also when it never closes that channel', async (t) => {
+  const it = ask(t);
+  const over = once(it.channel, 'finish');
+  it.opened.resolve(inside(Promise.resolve({ code: 0 })));
+  await over;
+  for (let count = 0; count < 64; count++) {
+    it.channel.push(Buffer.alloc(64 * 1024));
+    await nextTurn();
+  }
+  assert(it.channel.readableLength <= 64 * 1024, `${it.channel.readableLength} bytes wait`);
+});

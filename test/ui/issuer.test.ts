@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
@@ -104,6 +106,26 @@ test('while the issuer is away, the page says so and account keys still sign in'
   const browser = openBrowser(purser);
   assert.equal((await browser.get('/sign-in/issuer')).status, 503);
   assert.equal((await browser.post('/sign-in/key', { key: purser.accountKey })).status, 303);
+});
+
+test('an issuer that is away is asked once, however many begin to sign in, and again ten seconds later', async (t) => {
+  let asked = 0;
+  const away = createServer((socket) => {
+    asked += 1;
+    socket.on('error', () => {});
+    setTimeout(() => socket.destroy(), 200);
+  });
+  away.listen(0, '127.0.0.1');
+  await once(away, 'listening');
+  t.after(() => away.close());
+  const issuer = `http://127.0.0.1:${(away.address() as AddressInfo).port}`;
+  const purser = await openTestServer(t, { settings: { identity: { issuer, audience: 'purser', ...PAGE_CLIENT } } });
+  const begin = async () => (await openBrowser(purser).get('/sign-in/issuer')).status;
+  assert.deepEqual(new Set(await Promise.all(Array.from({ length: 20 }, begin))), new Set([503]));
+  assert.deepEqual([await begin(), asked], [503, 1]);
+  purser.clock.advance(10);
+  assert.deepEqual([await begin(), asked], [503, 2]);
+  assert.equal(purser.log.filter((line) => line.includes('"event":"issuer.failed"')).length, 2);
 });
 
 test('without the sign-in, the sessions that it opened are over', async (t) => {

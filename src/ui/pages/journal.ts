@@ -3,6 +3,7 @@ import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
 import { headOf } from '../../ledger/head.ts';
 import { latestEntries } from '../../ledger/journal.ts';
+import { readVerdict, type Verdict } from '../../ledger/verify.ts';
 import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
@@ -12,8 +13,6 @@ import type { Visit } from '../visit.ts';
 const ENTRY_COUNT = 100;
 const OUTPUT_BYTES_MAX = 4 * 1024 * 1024;
 const PROBLEM_COUNT = 50;
-
-type Verdict = { ok: boolean; entries: number; problems: string[] };
 
 /** One verification at a time: it reads the whole file. */
 let verifying: Promise<Verdict> | undefined;
@@ -77,10 +76,10 @@ function causeOf(causeId: string): Html {
   return html`<code title="${causeId}">${short}</code>`;
 }
 
-function verdictNotice({ ok, entries, problems }: Verdict): Html {
+function verdictNotice({ ok, entries, problems, faults }: Verdict): Html {
   if (ok)
     return html`<p class="notice good" role="status">${count(entries)} entries were verified: the chain is whole and every balance agrees.</p>`;
-  return html`<div class="notice bad" role="alert"><p>${count(problems.length)} problems in ${count(entries)} entries:</p><ul>${problems.slice(0, PROBLEM_COUNT).map((it) => html`<li>${outside(it)}</li>`)}</ul>${problems.length > PROBLEM_COUNT && html`<p>These are the first ${PROBLEM_COUNT}; all: <code>purser ledger verify</code></p>`}</div>`;
+  return html`<div class="notice bad" role="alert"><p>${count(faults)} problems in ${count(entries)} entries:</p><ul>${problems.slice(0, PROBLEM_COUNT).map((it) => html`<li>${outside(it)}</li>`)}</ul>${problems.length > PROBLEM_COUNT && html`<p>These are the first ${PROBLEM_COUNT}; all: <code>purser ledger verify</code></p>`}</div>`;
 }
 
 /** Verifies the journal with `purser ledger verify` in a process of its own: it reads every row, and this one serves. */
@@ -97,9 +96,9 @@ function verify(dataDirectory: string): Promise<Verdict> {
   return new Promise((resolve, reject) => {
     execFile(process.execPath, args, { env: {}, maxBuffer: OUTPUT_BYTES_MAX }, (_, stdout) => {
       try {
-        const said = JSON.parse(stdout) as Verdict & { error?: { message: string } };
-        if (said.error) throw new Refusal('read_only', said.error.message);
-        resolve(said);
+        const { error } = JSON.parse(stdout) as { error?: { message: string } };
+        if (error) throw new Refusal('read_only', error.message);
+        resolve(readVerdict(stdout));
       } catch (error) {
         reject(error instanceof Refusal ? error : new Error('`ledger verify` printed no verdict', { cause: error }));
       }
