@@ -10,14 +10,12 @@ import closing from './helper/closing-reporter.mjs';
 
 /**
  * These wait for the clocks of real engines: of two cores they use a third of one at most (measured: Slurm 16 %, rent 19 %,
- * the deaths 33 %). They run one after the other beside all others, so that the processors have work meanwhile.
+ * the deaths 33 %). Those of a line run one after the other, the lines beside each other and beside all others, so that the
+ * processors have work meanwhile.
  */
 const WAITING = [
-  'test/compute/kubernetes.test.ts',
-  'test/lease/kubernetes-death.test.ts',
-  'test/compute/slurm.test.ts',
-  'test/executable/kubernetes.test.ts',
-  'test/executable/rent.test.ts',
+  ['test/compute/kubernetes.test.ts', 'test/executable/kubernetes.test.ts'],
+  ['test/lease/kubernetes-death.test.ts', 'test/compute/slurm.test.ts', 'test/executable/rent.test.ts'],
 ];
 /** The slowest of those that keep a processor busy, as the end of a run names them. */
 const FIRST = [
@@ -35,8 +33,9 @@ const FIRST = [
 ];
 
 const all = allFiles();
-for (const file of [...WAITING, ...FIRST]) assert(all.includes(file), `${file} is missing`);
-const alone = all.filter((it) => !isFast(it) && !WAITING.includes(it));
+const waiting = WAITING.flat();
+for (const file of [...waiting, ...FIRST]) assert(all.includes(file), `${file} is missing`);
+const alone = all.filter((it) => !isFast(it) && !waiting.includes(it));
 /** Far above what any file takes: one that hangs fails by its name. */
 const FILE_MILLISECONDS_MAX = 30 * 60 * 1000;
 const runFiles = (files, concurrency) =>
@@ -44,12 +43,12 @@ const runFiles = (files, concurrency) =>
 
 const COUNT = /^(tests|suites|pass|fail|cancelled|skipped|todo|duration_ms) ([\d.]+)$/;
 
-/** The events of two runs as if they were one: those of the second come when the first is over, and the counts are added up. */
-async function* joined(first, second) {
-  const meanwhile = Array.fromAsync(second);
+/** The events of several runs as if they were one: those of each come when the ones before it are over, and the counts are added up. */
+async function* joined(first, ...others) {
+  const meanwhile = others.map((it) => Array.fromAsync(it));
   async function* inTurn() {
     yield* first;
-    yield* await meanwhile;
+    for (const events of meanwhile) yield* await events;
   }
   const counts = new Map();
   const summaries = [];
@@ -60,8 +59,8 @@ async function* joined(first, second) {
     else if (type === 'test:summary' && !data.file) summaries.push(data);
     else yield event;
   }
-  for (const [name, [one, other]] of counts) {
-    const message = `${name} ${name === 'duration_ms' ? Math.max(one, other) : one + other}`;
+  for (const [name, each] of counts) {
+    const message = `${name} ${name === 'duration_ms' ? Math.max(...each) : each.reduce((sum, it) => sum + it)}`;
     yield { type: 'test:diagnostic', data: { nesting: 0, message, level: 'info' } };
   }
   const success = summaries.every((it) => it.success);
@@ -72,6 +71,6 @@ async function* joined(first, second) {
 
 // Four for two cores: with three files at a time, these were idle for a quarter of the time.
 const busy = runFiles([...new Set([...FIRST, ...grouped(all.filter(isFast)), ...alone])], 4);
-const stream = Readable.from(joined(busy, runFiles(WAITING, 1)));
+const stream = Readable.from(joined(busy, ...WAITING.map((files) => runFiles(files, 1))));
 stream.compose(spec).pipe(process.stdout);
 stream.compose(closing).pipe(process.stdout);

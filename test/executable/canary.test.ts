@@ -305,6 +305,7 @@ async function end({ purser, server, places, wallet, collector }: Awaited<Return
   const add = (more: Places) => {
     for (const [name, bytes] of more) places.set(name, bytes);
   };
+  await collector.until(() => collector.got.some(({ text }) => text.includes(wallet.id))); // Spans are collected for a second.
   await server.stop('SIGKILL');
   add(filesOf(purser, 'after kill -9'));
   const next = await purser.serve();

@@ -250,6 +250,25 @@ test('the end of a lease is told, and trouble once until a step succeeds', async
   assert.equal(ended?.charged_usd, lease.charged_usd);
 });
 
+test('a step that fails now and then is no trouble: only failures in a row are counted', async (t) => {
+  const purser = await openMemoryServer(t);
+  const { id, token } = await purser.openWallet(LONG);
+  const { body: lease } = await purser.lease(token, 'k');
+  const machine = [...purser.memory.machines.values()][0] ?? assert.fail();
+  let asked = 0;
+  purser.memory.before.destroy = () => {
+    if (asked++ % 2 === 0) throw new Error('the engine is busy');
+  };
+  purser.memory.after.destroy = () => void purser.memory.machines.set(machine.ref, machine); // It is not gone yet.
+  assert.equal((await purser.stop(token, lease.id)).body.status, 'stopping');
+  for (let i = 0; i < 8; i++) {
+    purser.clock.advance(61);
+    await purser.app.reaper.runOnce();
+  }
+  assert.ok(asked >= 8, `asked ${asked} times`);
+  assert.deepEqual(await told(purser, 'lease.trouble', id), []);
+});
+
 test('what is frozen is told: a wallet, an account, the installation', async (t) => {
   const purser = await openTestServer(t);
   const { id } = await purser.openWallet({ name: 'agent 7' });
