@@ -20,10 +20,11 @@ export function periodAt(every: Period, zone: string, at: number): Span {
   return { date: first.toString(), start: startOf(first), next: startOf(next) };
 }
 
-/** Returns whether this is a time zone's name, as "Europe/Berlin" or "UTC". */
+/** Returns whether this is a time zone's name, as "Europe/Berlin" or "UTC", whose periods are known. */
 export function isZone(name: string): boolean {
   try {
     new Intl.DateTimeFormat('en', { timeZone: name });
+    periodAt('day', name, 0); // It refuses the old names of ICU's, such as CST, which may mean several zones.
     return true;
   } catch {
     return false;

@@ -557,8 +557,8 @@ export function createEvents(log: Log) {
     rotated(previous: string, next: string, from: string) {
       log.warn({ event: 'master_key.rotated', previous, next, from }, 'the master key was rotated');
     },
-    booksExamined({ ok, entries, problems }: Verdict, milliseconds: number) {
-      const facts = { event: 'books.examined', ok, entries, problems: problems.length, milliseconds };
+    booksExamined({ ok, entries, faults }: Verdict, milliseconds: number) {
+      const facts = { event: 'books.examined', ok, entries, problems: faults, milliseconds };
       log.info(facts, 'the books were examined');
     },
     eventDelivered(receiver: string) {

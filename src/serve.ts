@@ -28,6 +28,8 @@ const HEADERS_MILLISECONDS = 20_000;
 const REQUEST_MILLISECONDS = 120_000;
 /** Longer than proxies keep theirs (nginx: 60 s), so that none asks on a connection that is just being closed. */
 const KEEP_ALIVE_MILLISECONDS = 75_000;
+/** Silence after which TCP asks whether a client is still there (SO_KEEPALIVE). */
+const GONE_MILLISECONDS = 30_000;
 /** Interval of the check for clients that exceed these limits. */
 const CHECK_MILLISECONDS = 5000;
 /** Cap on connections to the metrics listener. */
@@ -169,6 +171,8 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
     requestTimeout: REQUEST_MILLISECONDS,
     keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
     connectionsCheckingInterval: CHECK_MILLISECONDS,
+    keepAlive: true, // A client that is gone without a word is noticed, also on a connection that nobody writes to.
+    keepAliveInitialDelay: GONE_MILLISECONDS,
     requireHostHeader: false, // Its own answer has no body and no id.
     shouldUpgradeCallback: (request) => mayUpgrade(app, request), // Elsewhere it is a request like any other.
   });
@@ -181,6 +185,7 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
     });
   server.on('upgrade', (request: IncomingMessage, socket: Socket, head: Buffer) => {
     socket.on('error', () => {}); // Whoever uses it hears of its close.
+    limit.follow(socket);
     if (head.length) socket.unshift(head);
     const response = new ServerResponse(request);
     response.shouldKeepAlive = false;

@@ -48,12 +48,13 @@ const reads = prepare((read: Reader) => ({
     .prepare(),
 }));
 
-/** A checkout is due at its expiry at the latest, which is within a day. */
+/** Longer than any wait for a checkout's next poll: 3 h until one in `creating` expires, 6 h for one in `pending`. */
 const CHECKOUT_SECONDS = 86_400;
 
 /**
- * Returns the newest time that the books know, in Unix seconds; 0 in empty ones. It is that of the newest entry, except
- * after `goBackTo`: the entries since then have the time of the one before them, until the clock is past that time again.
+ * Returns the newest time that the books know, in Unix seconds: that of the newest entry if it is later than the last entry
+ * before the current epoch, else the start of the epoch; 0 before the installation. After `goBackTo`, new entries repeat the
+ * time of the last one before it until the clock has passed that.
  */
 export function newestTime(read: Reader): number {
   const head = journalHead(read);
@@ -109,5 +110,5 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
   }
   tx.update(deliveries).set({ dueAt: now }).where(gt(deliveries.dueAt, now)).run();
   const feed = findFeed(tx);
-  if (feed && feed.dueAt > now) setFeed(tx, { readTo: feed.readTo, dueAt: now });
+  if (feed) setFeed(tx, { readTo: Math.min(feed.readTo, now), dueAt: Math.min(feed.dueAt, now) });
 }

@@ -48,7 +48,10 @@ export function listAccounts(read: Reader): Account[] {
   return reads(read).all.all();
 }
 
-/** Opens an account without credit. Throws `invalid_request` for a bad name and `conflict` for one that is taken. */
+/**
+ * Opens an account without credit. Throws `invalid_request` for a bad name, `conflict` for one that is taken, and
+ * `read_only` on a full disk.
+ */
 export function openAccount(tx: Tx, name: string, now: number): Account {
   if (!name || [...name].length > 80) throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
   const taken = reads(tx).byName.get({ name });
@@ -93,10 +96,10 @@ export type FundingOrder = {
 const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sums still fit an INTEGER
 
 /**
- * Credits or debits an account. A credit pays off what the account owes first. Repeating an order with the same key has
- * no further effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad
- * amount, `insufficient_funds` for a debit above the available credit, and `conflict` above the lifetime limit of an
- * account.
+ * Credits or debits an account. A credit pays off what the account owes first. Repeating an order with the same key has no
+ * further effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount,
+ * `insufficient_funds` for a debit above the available credit, and `conflict` above the lifetime limit of an account. Also
+ * throws `not_found`, and `read_only` for an operator's or welcome credit on a full disk.
  */
 export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
   const account = accountOf(tx, order.accountId);
@@ -155,7 +158,7 @@ export function clawBack(
   now: number,
 ): Account {
   const { accountId, cents, sessionId, reason } = order;
-  assert(Number.isSafeInteger(cents) && cents > 0, 'no more than a checkout brought is ever taken back');
+  assert(Number.isSafeInteger(cents) && cents > 0, 'what is taken back is a whole number of cents above 0');
   const account = accountOf(tx, accountId);
   const takenCents = Math.min(account.availableCents, cents);
   const change = withNewChecksum(accounts, account, {

@@ -11,7 +11,10 @@ export type WriterOptions = {
   diskReserve?: Pick<DiskReserve, 'shortage' | 'release' | 'isReadOnly'>;
   /** Receivers of events. Without it nobody is told of what happens. */
   outbox?: Outbox | undefined;
-  /** Called after each commit, before its promises resolve; with what the head file should say, unless nothing is installed yet. */
+  /**
+   * Called after each commit, before its promises resolve; with what the head file should say, unless nothing is installed
+   * yet.
+   */
   committed?: (newest: CommitMark | undefined) => void;
   /** Called when the writes of a batch have been told how they ended. */
   told?: () => void;

@@ -13,8 +13,8 @@ import { available, findWallet, statusAt, type Wallet } from './wallet.ts';
 export type CloseReason = (typeof CLOSE_REASONS)[number];
 
 /**
- * Begins to close a wallet, which spends nothing from now on: `active` becomes `closing`, or `expired` when that is the reason. Does nothing in any other status,
- * so closing is idempotent.
+ * Begins to close a wallet; from now on it spends nothing. `active` becomes `closing`, or `expired` when that is the reason.
+ * Does nothing in any other status, so closing is idempotent.
  */
 export function beginClosing(tx: Tx, id: string, reason: CloseReason, now: number): Wallet {
   const wallet = findWallet(tx, id);
@@ -83,7 +83,7 @@ function returnToParent(tx: Tx, wallet: Wallet, parentId: string, now: number): 
 }
 
 /** Records why a wallet could not be closed yet; the reaper tries again. */
-export function noteCleanup(tx: Tx, id: string, error: string | null): void {
+export function noteCleanup(tx: Tx, id: string, error: string): void {
   tx.update(wallets)
     .set({ cleanupAttempts: sql`${wallets.cleanupAttempts} + 1`, cleanupError: error })
     .where(and(eq(wallets.id, id), sql`${wallets.status} <> 'closed'`))

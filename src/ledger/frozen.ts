@@ -17,7 +17,7 @@ const reads = prepare((read: Reader) => ({
 }));
 
 /** What takes no new holds: 1 for the installation, suspended accounts, and active wallets that are frozen. */
-export type FrozenCounts = { installation: 0 | 1; account: number; wallet: number };
+type FrozenCounts = { installation: 0 | 1; account: number; wallet: number };
 
 /** Counts what takes no new holds (design, section 13). */
 export function countFrozen(read: Reader): FrozenCounts {
@@ -35,7 +35,7 @@ export const frozenSince = (read: Reader) => ({
   wallets: reads(read).wallets.get()?.since ?? null,
 });
 
-/** Returns a sentence that says what takes no new holds, since when and why; undefined while nothing is stopped. */
+/** Says what takes no new holds, and for the installation when and why it was frozen; undefined while nothing is stopped. */
 export function describeFrozen(read: Reader): string | undefined {
   const { installation, account, wallet } = countFrozen(read);
   const { frozenAt, freezeReason } = installationOf(read);

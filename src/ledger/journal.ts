@@ -15,7 +15,7 @@ export const book = {
   sales: (kind: string) => `sales:${kind}`,
 };
 
-export type Movement = { at: number; causeId: string; debit: string; credit: string; amount: Nanos };
+type Movement = { at: number; causeId: string; debit: string; credit: string; amount: Nanos };
 export type Head = { seq: number; at: number; hash: Buffer };
 
 /** The head of an empty journal; the first entry is chained to it. */

@@ -71,12 +71,12 @@ export type KeepOrder = Pick<
   'walletId' | 'resourceId' | 'idempotencyKey' | 'fingerprint' | 'requestId' | 'tags' | 'extendSeconds' | 'maxSeconds'
 >;
 /** `ended` is the keep that this one replaced or ended. */
-export type KeepChange = { keep: Keep | undefined; ended: Keep | undefined; isNew: boolean };
+type KeepChange = { keep: Keep | undefined; ended: Keep | undefined; isNew: boolean };
 
 /**
- * Begins to keep a lease, in place of an earlier keep of it, or ends that where `extendSeconds` is 0. The same key and
- * body change nothing again. Throws `idempotency_conflict`, `wallet_closed`, `wallet_expired`, `resource_not_active` and
- * `read_only`.
+ * Begins to keep a lease and ends its earlier keep, if any; with `extendSeconds` 0 it only ends that one. A repetition with
+ * the same key and body changes nothing. Throws `idempotency_conflict`, `wallet_closed`, `wallet_expired`,
+ * `resource_not_active` and `read_only`.
  */
 export function changeKeep(tx: Tx, order: KeepOrder, now: number): KeepChange {
   const earlier = reads(tx).byKey.get({ walletId: order.walletId, key: order.idempotencyKey });

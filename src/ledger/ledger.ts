@@ -23,7 +23,7 @@ export type Ledger = {
   failure(): string | undefined;
   /** Returns the number of commits so far: each is one fsync of the write-ahead log. */
   commitCount(): number;
-  /** Returns a number that grows with each commit but those of paid requests alone: as long as it stays, so do all credentials. */
+  /** Returns a number that grows with every write but those of paid requests. While it is the same, so is every credential. */
   changeCount(): number;
   close(): Promise<void>;
 };
@@ -42,8 +42,8 @@ export type LedgerOptions = {
   /** Called when a COMMIT or fsync failed: must stop the process without answering. */
   fatal: (error: unknown) => void;
   /**
-   * Writes in this thread, over the one connection that is read as well. Only tests do: of what happens to the writing
-   * connection itself, or with functions in the place of data.
+   * Writes in this thread, over the one connection that also reads. For tests only: of failures of the writing connection,
+   * and with functions in place of data.
    */
   writesHere?: boolean | undefined;
 };

@@ -11,7 +11,7 @@ import { tellIfLow } from './notices.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
 
 /** Where budgets come from and go to: an account, in whole cents, or a wallet, in nano-dollars (design, section 13). */
-export type Purse = { account: string } | { wallet: string };
+type Purse = { account: string } | { wallet: string };
 
 export type Move = {
   from: Purse;

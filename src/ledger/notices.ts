@@ -7,8 +7,8 @@ import { accountLowCents, record } from './outbox.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
 
 /**
- * What receivers are told (docs/events.md): one function per type, called in the transaction of what it tells. Ids, names
- * and amounts; never a prompt, a token or a key.
+ * The events for receivers (docs/events.md). Each function is called in the transaction of what it tells. Events carry ids,
+ * names, amounts and reasons; never a prompt, a token or a key.
  */
 
 type Account = typeof accounts.$inferSelect;
@@ -73,7 +73,7 @@ export function nextThreshold(period: Period, spent: Nanos): Nanos | null {
   return THRESHOLDS.map((percent) => spentAt(period, percent)).find((at) => at > spent) ?? null;
 }
 
-/** Tells each threshold that a charge has reached. Costs a comparison where it reached none. */
+/** Tells receivers of each threshold that a charge has reached. Costs one comparison if it reached none. */
 export function tellThresholds(
   tx: Tx,
   walletId: string,
@@ -116,8 +116,8 @@ function tellReached(tx: Tx, wallet: Wallet, percents: readonly bigint[], now: n
 }
 
 /**
- * Sets the thresholds of a budget that was raised or lowered: those that it is below again are told again, and those
- * that a lower budget has reached are told now. `before` is the row of before.
+ * Recomputes the thresholds after a budget was raised or lowered: those above what is spent will be told again, and those
+ * that a lower budget has reached are told now. `before` is the row before the change.
  */
 export function tellBudgetChanged(tx: Tx, before: Wallet, now: number): void {
   const wallet = walletOf(tx, before.id);
@@ -127,7 +127,7 @@ export function tellBudgetChanged(tx: Tx, before: Wallet, now: number): void {
   tellReached(tx, wallet, hasBudget ? THRESHOLDS.filter((percent) => !hadBudget || isNew(percent)) : [], now);
 }
 
-/** Tells a refill, and begins the period of its budget. `before` is the row of before. */
+/** Tells receivers of a refill, and begins its budget period. `before` is the row before the refill. */
 export function tellRefilled(
   tx: Tx,
   before: Wallet,

@@ -18,7 +18,10 @@ export type Refill = {
   every: Period;
   /** The time zone whose midnights, Mondays and firsts are the boundaries. */
   zone: string;
-  /** `none` sets what is available to `cents`, `all` adds them, a number of cents adds them to at most that much (0: as `none`). */
+  /**
+   * `none` sets what is available to `cents`, `all` adds them, a number of cents adds them to at most that much (0: as
+   * `none`).
+   */
   carry: 'none' | 'all' | number;
 };
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { eq } from 'drizzle-orm';
-import { periodAt } from '../../src/calendar.ts';
+import { isZone, periodAt } from '../../src/calendar.ts';
 import { walletChanges } from '../../src/db/schema.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
 import { createRandom, SEED } from '../ledger/random.ts';
@@ -119,4 +119,23 @@ test('a period begins at the first moment of its first local day', () => {
     of('day', 'Africa/Cairo', '2026-04-24T12:00:00Z'),
     '2026-04-24 2026-04-23T22:00:00Z 2026-04-24T21:00:00Z',
   );
+});
+
+test('a name is a zone only where its periods are known', () => {
+  for (const name of [
+    'ACT',
+    'AST',
+    'CST',
+    'JST',
+    'PRT',
+    'SST',
+    'VST',
+    'EST',
+    'Etc/GMT+5',
+    'US/Pacific',
+    'UTC',
+    ...ZONES,
+  ])
+    if (isZone(name)) assert.doesNotThrow(() => periodAt('day', name, 0), name);
+  assert.deepEqual(['UTC', ...ZONES, 'nowhere', ''].map(isZone), [true, true, true, false, false]);
 });
