@@ -7,7 +7,7 @@ import { tagOf } from '../../src/compute/backend.ts';
 import { type CommandOrder, runCommand } from '../../src/compute/inside/command.ts';
 import { listFiles, readPart } from '../../src/compute/inside/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/inside/process.ts';
-import { type Subject, until } from './conformance.ts';
+import { gone, type Subject, until } from './conformance.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const take = () => true;
@@ -58,10 +58,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     };
     const end = async () => {
       await sh(`rm -rf ${folder}`);
-      await until('it is gone', async () => {
-        await backend.destroy(ref);
-        return (await backend.inspect(ref)) === undefined;
-      });
+      await gone(backend, ref);
     };
     return { backend, ref, folder, sh, run, end };
   }

@@ -159,9 +159,15 @@ export async function openKubernetes(
       } catch {} // It has ended in the meantime.
     await it.ended;
   }
+  /** The last words of Kubernetes' programs are the stacks of all that ran; why it ended is before them. */
   const isRunning = (name: string) =>
-    assert.equal(running.get(name)?.child.exitCode, null, `${name} ended: ${logOf(name)}`);
-  const logOf = (name: string) => readFileSync(at(`${name}.log`), 'utf8').slice(-3000);
+    assert.equal(running.get(name)?.child.exitCode, null, `${name} ended: ${whyOf(name)}${logOf(name)}`);
+  const allOf = (name: string) => readFileSync(at(`${name}.log`), 'utf8');
+  const whyOf = (name: string) =>
+    allOf(name)
+      .match(/^F\d{4} .*\n/gm)
+      ?.join('') ?? '';
+  const logOf = (name: string) => allOf(name).slice(-3000);
   /** Starts the first process of new namespaces and returns its id, when it has done `script`. */
   async function startNamespaces(name: string, command: readonly string[], inside?: number): Promise<number> {
     const child = start(name, command, inside);
@@ -241,6 +247,8 @@ export async function openKubernetes(
         ...['--cgroups-per-qos=true', `--cgroup-root=/${cgroup}`, '--enforce-node-allocatable=', '--eviction-hard='],
         ...['--anonymous-auth=true', '--authorization-mode=AlwaysAllow', '--image-gc-high-threshold=100'],
         ...[`--volume-plugin-dir=${at('volume-plugins')}`, '--node-status-update-frequency=2s', '--sync-frequency=1s'],
+        // Its registry of device plugins has a fixed path on the machine: of two that start at once, one ends.
+        '--feature-gates=DevicePlugins=false',
       ],
       node,
     );
