@@ -6,14 +6,14 @@ import { allFiles, grouped, isFast } from './groups.mjs';
 
 /** The longest random walks are shorter than usual, and a long list. */
 const SHORT_WALKS = {
-  PURSER_TEST_STEPS: '400',
+  PURSER_TEST_STEPS: '300',
   PURSER_TEST_FUZZ: '40',
   PURSER_TEST_KEYS: '20',
   PURSER_TEST_FLIPS: '20',
-  PURSER_TEST_STREAMS: '100',
+  PURSER_TEST_STREAMS: '60',
   PURSER_TEST_DAYS: '50',
   PURSER_TEST_LEASE_WALKS: '3',
-  PURSER_TEST_WALLETS: '2000',
+  PURSER_TEST_WALLETS: '1500',
 };
 
 /**

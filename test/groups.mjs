@@ -32,7 +32,7 @@ export const allFiles = () => globSync('test/**/*.test.ts', { exclude: ['**/node
 export const isFast = (file) => !needs(file);
 
 /** More groups than processes at a time, so that none of these is left to run alone for long. */
-const GROUP_COUNT = 15;
+const GROUP_COUNT = 20;
 
 /** Writes the files that import the tests of a group each. Neighbours, which are alike, go to different groups. */
 export function grouped(files) {
