@@ -86,7 +86,7 @@ export function createPaymentPoller(app: Omit<BillingApp, 'payments'> & { paymen
     return findFeed(app.ledger.read)?.dueAt ?? now;
   }
 
-  /** Where the first read begins: a payment may have been refunded before anybody here knew that it was paid. */
+  /** Returns the time of the first read: a payment may have been refunded before anybody here knew that it was paid. */
   const firstTime = (now: number) => Math.min(firstCheckoutAt(app.ledger.read) ?? now, now - DAY_SECONDS);
 
   async function readFeed(polled: Polled): Promise<void> {

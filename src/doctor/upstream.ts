@@ -7,7 +7,7 @@ const NOT_IMPLEMENTED = 501;
 /** OpenRouter's list of all its models is smaller than 1 MiB. */
 const LIST_BYTES_MAX = 16 * 1024 * 1024;
 
-/** What the codes of failed connections mean. */
+/** Explanations of failed connections, by error code. */
 const HINTS: Record<string, string> = {
   ECONNREFUSED: ' Nothing listens there.',
   ENOTFOUND: ' There is no such host.',
@@ -15,7 +15,7 @@ const HINTS: Record<string, string> = {
   UND_ERR_SOCKET: ' It closed the connection: perhaps it speaks https://.',
 };
 
-/** What its server answered is a fault of the upstream, or of its settings. */
+/** An answer that shows a fault of the upstream, or of its settings. */
 class BadAnswer extends Error {}
 
 /** Asks an upstream for its models and passes its answer on. Throws if it cannot be reached, fails or refuses our key. */

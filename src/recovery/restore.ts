@@ -32,8 +32,8 @@ export type Restored = {
   /** The newest entry that was known here and is missing in the restored books. */
   lost_to_seq: number | null;
   /**
-   * What was revoked, suspended or frozen in the books that were replaced, and is so in these now; null where those could not
-   * be read, or there were none of this installation.
+   * Restrictions taken over from the books that were replaced; null where those could not be read, or there were none of this
+   * installation.
    */
   carried_over: CarriedOver | null;
 };

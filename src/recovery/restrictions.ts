@@ -7,7 +7,7 @@ import { isFrozen, setFrozen } from '../ledger/installation.ts';
 import { findWallet } from '../ledger/wallet.ts';
 import { setWalletFrozen } from '../ledger/wallet-change.ts';
 
-/** What somebody has stopped in the books that a restore replaces, by its ids. A backup of before would let it go on. */
+/** The ids of all that somebody has stopped in the books that a restore replaces. A backup of before would let it go on. */
 export type Restrictions = {
   keys: { id: string; kind: Key['kind'] }[];
   routerKeys: { id: string }[];
@@ -17,7 +17,7 @@ export type Restrictions = {
   installation: { isFrozen: 0 | 1; reason: string | null };
 };
 
-/** How much of it the restored books did not know: it is stopped in them, too. */
+/** Counts of restrictions that the restored books did not have and were given. */
 export type CarriedOver = {
   revoked_keys: number;
   suspended_accounts: number;

@@ -44,7 +44,7 @@ export type Bounded = {
   /** The number of answers requested. */
   choices: number;
   images: number;
-  /** Whether it says what the template of the model server writes: its count says nothing of the text of others. */
+  /** True if the request sets variables of the model server's template: its count then says nothing of other requests. */
   isTemplated: boolean;
   maxUsage(route: Route): MaxUsage;
   prompt(route: Route): Prompt;

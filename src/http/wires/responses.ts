@@ -162,7 +162,7 @@ function inputOf(text: string): string {
   return typeof input === 'string' ? input : text;
 }
 
-/** What makes a call without arguments one that clients can parse: some model servers write nothing where `{}` is meant. */
+/** Returns what a call without arguments lacks for clients to parse it: some model servers write nothing where `{}` is meant. */
 const missingObject = (text: string) => (text.trim() ? '' : '{}');
 
 function itemOf(block: Block, upstreamId: unknown, status: string, special: SpecialTools, seed: string): Json {
