@@ -57,7 +57,7 @@ export function ratio(one: Figures, other: Figures, name: Exclude<keyof Figures,
  * A time of a target when the machine does little else: the first quartile over the rounds. What else a host does only ever
  * lengthens a time, so that the quartile differs less from one run to the next than the median.
  */
-export const quietTime = ({ rounds }: Figures, name: 'p50' | 'p99' | 'firstByte'): number =>
+export const quietTime = ({ rounds }: Pick<Figures, 'rounds'>, name: 'p50' | 'p99' | 'firstByte'): number =>
   quantile(
     rounds.map((it) => it[name]),
     1 / 4,
@@ -73,7 +73,7 @@ export const quietRate = ({ rounds }: Figures): number =>
 export const median = (values: readonly number[]): number => quantile(values, 1 / 2);
 
 /** Interpolates between the two nearest values. */
-export function quantile(values: readonly number[], part: number): number {
+function quantile(values: readonly number[], part: number): number {
   const sorted = [...values].sort((a, b) => a - b);
   const at = (sorted.length - 1) * part;
   const [below, above] = [sorted[Math.floor(at)] as number, sorted[Math.ceil(at)] as number];

@@ -3,7 +3,7 @@ import type { Bench } from '../bench.ts';
 import { generateGood, type Load, type Measured } from '../generate.ts';
 import { agentBody, chatLoad } from '../loads.ts';
 import { openWallets, startPurser } from '../purser.ts';
-import { median, quantile, warmUp } from '../rounds.ts';
+import { median, quietTime, warmUp } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
 const CONNECTIONS = 8;
@@ -43,12 +43,7 @@ export async function headOfLine(bench: Bench): Promise<Line[]> {
     }
   return (['purser', 'bare'] as const).map((name) => {
     const { alone, beside, large: them } = times[name];
-    // The first quartile, as of all times: what else the machine does only lengthens them.
-    const p99 = (all: readonly Measured[]) =>
-      quantile(
-        all.map((it) => it.p99),
-        1 / 4,
-      );
+    const p99 = (rounds: readonly Measured[]) => quietTime({ rounds }, 'p99');
     return {
       what: `small requests beside two clients of 4 MB, ${name}: p99 × alone`,
       goal: name === 'purser' ? '≤ 3' : '',
