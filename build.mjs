@@ -93,11 +93,11 @@ const THREADS = {
 const COMPILED = ['purser', 'write'];
 
 /**
- * What our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit, HTTP/2, which
- * costs a start 20 ms. Packages are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
+ * What our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit, undici's
+ * mocks, HTTP/2, which costs a start 20 ms. Packages are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
  */
 const NEVER_REACHED =
-  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2)$|sshcrypto\.node$/;
+  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2)$|sshcrypto\.node$|^\.\/lib\/mock\//;
 const STUBS = {
   // Hono asks of a request whether it is one of these.
   'node:http2': 'module.exports = { constants: {}, Http2ServerRequest: class {} }',
@@ -108,7 +108,7 @@ const absent = {
     build.onResolve({ filter: NEVER_REACHED }, ({ path }) => ({ path, namespace: 'absent' }));
     build.onLoad({ filter: /./, namespace: 'absent' }, ({ path }) => ({
       contents:
-        STUBS[path] ?? (/grpc|proto/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
+        STUBS[path] ?? (/grpc|proto|mock/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
     }));
   },
 };
@@ -166,14 +166,15 @@ function asLatin1(bundle) {
 }
 
 /**
- * The young generation in MiB, how the old one grows, that the young one is used up, and how many threads help to collect: half
- * the memory after load, and less of the processors (docs/decisions/0058).
+ * The young generation in MiB, how the old one grows, that the young one is used up, and how many threads help to collect
+ * (docs/decisions/0058); that an idle thread may collect (docs/decisions/0067).
  */
 const V8_FLAGS = [
-  '--max-semi-space-size=8',
-  '--heap-growing-percent=40',
+  '--max-semi-space-size=32',
+  '--heap-growing-percent=80',
   '--minor-gc-task-trigger=98',
   '--v8-pool-size=2',
+  '--expose-gc',
 ];
 
 async function make() {

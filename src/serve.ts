@@ -1,3 +1,5 @@
+import './net/web-classes.ts';
+
 import { createServer, type IncomingMessage, type Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import { getRequestListener, type HttpBindings, RequestError } from '@hono/node-server';
@@ -14,6 +16,7 @@ import { expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
 import { lingerAfter } from './http/lingering.ts';
 import { createPortPages, mayUpgrade } from './http/routes/ports.ts';
 import { createHttpApp } from './http/routes.ts';
+import { collectWhenIdle } from './idle-memory.ts';
 import { refuseStranded } from './lease/stranded.ts';
 import { type Address, listen, reachableHost, reachableUrl, urlOf } from './net/listen.ts';
 import { listenSocket } from './operator/socket.ts';
@@ -53,6 +56,7 @@ export type Served = App & {
 export async function serve(config: Config, secrets: Secrets, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, secrets, options));
+  opening.use(collectWhenIdle(() => app.log.debug({ event: 'memory.collected' }, 'idle: memory is given back')));
   // Not in openApp: the commands that help here open the books themselves.
   if (!app.health.fault) {
     refuseStranded(app.ledger.read, app.slots);

@@ -1,5 +1,6 @@
 // The thread that writes: it owns the writing connection (docs/decisions/0043). A bundle of its own in the executable.
 import { parentPort, workerData } from 'node:worker_threads';
+import { collectWhenIdle } from './idle-memory.ts';
 import { serveWrites, type WorkerSettings } from './ledger/writer-worker.ts';
 // Every module that defines writes: the thread knows no others. They are as light as the thread is to be.
 import './access/writes.ts';
@@ -13,4 +14,5 @@ import './recovery/writes.ts';
 import './spend/writes.ts';
 import './wallet/close.ts';
 
+collectWhenIdle();
 if (parentPort) serveWrites(parentPort, workerData as WorkerSettings);

@@ -1,3 +1,5 @@
+import { readlinkSync } from 'node:fs';
+import { setPriority } from 'node:os';
 import sea from 'node:sea';
 import { setFlagsFromString } from 'node:v8';
 import { Worker } from 'node:worker_threads';
@@ -24,4 +26,18 @@ export function openWorker(name: keyof typeof THREADS, workerData?: unknown): Wo
   return sea.isSea()
     ? new Worker(assetText('start.cjs'), { ...options, eval: true })
     : new Worker(new URL(`../${module}`, import.meta.url), options);
+}
+
+/** Below that of the other threads: they get nine tenths of a processor that both want. */
+const LOW_PRIORITY = 10;
+
+/**
+ * Lets the other threads go first where processors are short: lowers the priority of the thread that calls this. Elsewhere than on
+ * Linux a thread has none of its own, and nothing happens.
+ */
+export function lowerPriority(): void {
+  try {
+    const [id] = readlinkSync('/proc/thread-self').split('/').slice(-1);
+    setPriority(Number(id), LOW_PRIORITY);
+  } catch {} // It then has the priority of all.
 }

@@ -1,5 +1,7 @@
 // The worker thread that reads large bodies (model-requests.ts). It is a bundle of its own in the executable.
 import { parentPort } from 'node:worker_threads';
+import { lowerPriority } from '../files/worker.ts';
+import { collectWhenIdle } from '../idle-memory.ts';
 import { type RefusalData, refusedFrom } from '../refusal.ts';
 import type { MeasuredFor } from '../router/measure.ts';
 import { type ModelRequest, type ReadOrder, readModelRequest } from './model-request.ts';
@@ -12,6 +14,8 @@ export type Question = ReadOrder & {
 };
 export type Answer = { id: number } & ({ request: ModelRequest } | { refused: RefusalData });
 
+collectWhenIdle();
+lowerPriority(); // One client's large bodies would make all small requests wait.
 parentPort?.on('message', ({ id, bytes, models, ...order }: Question) => {
   const known = new Map(models);
   const find = (model: string) => known.get(model);

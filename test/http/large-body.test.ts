@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
 import test from 'node:test';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { createModelRequests } from '../../src/http/model-requests.ts';
@@ -54,6 +55,23 @@ test('a large body is streamed, and beside it small ones', async (t) => {
   const contents = purser.upstream.calls.map(({ body }) => (body.messages as { content: string }[])[0]?.content);
   const asked = Array.from({ length: 12 }, (_, i) => (i % 2 ? `${i}${LONG}` : 'hi'));
   assert.deepEqual(contents.sort(), asked.sort());
+});
+
+/** How many threads of this process let others go first: those with a positive nice value, field 19 of proc_pid_stat(5). */
+const polite = () =>
+  readdirSync('/proc/self/task').filter((id) => {
+    const afterName = readFileSync(`/proc/self/task/${id}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
+    return Number(afterName[19 - 3]) > 0;
+  }).length;
+
+test('the thread that reads a large body lets all others go first', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  const before = polite();
+  await gateway.chat({});
+  assert.equal(polite(), before, 'a small body is read where it came');
+  await gateway.chat({ messages: messages() });
+  assert.equal(polite(), before + 1);
 });
 
 test('large bodies are refused with the same words as small ones', async (t) => {
