@@ -30,7 +30,7 @@ export async function chatAgainstPeer(bench: Bench): Promise<Line[]> {
   };
   if (peer)
     targets.portkey = { ...plain, pid: peer.pid, port: peer.port, headers: peer.headers, tokens: ['unchecked'] };
-  const result = await interleave(targets, bench);
+  const result = await interleave(targets, { ...bench, rounds: bench.rounds * 2 });
   const { purser: own, bare, portkey } = result as Record<'purser' | 'bare', Figures> & { portkey?: Figures };
   const each = (of: (it: Figures) => string) =>
     Object.entries(result)

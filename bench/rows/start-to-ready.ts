@@ -6,7 +6,7 @@ import { type Installation, startPurser } from '../purser.ts';
 import { median } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';
 
-const STARTS = 7;
+const STARTS = 15;
 const CRASHES = 3;
 const LOAD_MILLISECONDS = 1000;
 
