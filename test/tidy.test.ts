@@ -38,7 +38,7 @@ const ONLY_IN: [what: RegExp, where: RegExp, why: string][] = [
   ],
   [
     /^import (?!type ).*from 'undici'|import\('undici'\)/m,
-    /^(src\/compute\/backends\/lxd\/|src\/(notify|tracing)\/|src\/net\/(contained-connector|request|watched-pool)\.ts|test\/|bench\/)/,
+    /^(src\/compute\/backends\/lxd\/|src\/(notify|tracing)\/|src\/net\/(contained-connector|request|watched-pool|web-classes)\.ts|test\/|bench\/)/,
     'calls go over HTTP/1.1, and what they throw is contained',
   ],
   [/\bfetch\(/, /^(src\/demo\/|test\/|bench\/)/, 'only the demo is a client of ours'],
@@ -105,7 +105,7 @@ const LAYERS: RegExp[][] = [
   [/^src\/config\//, /^src\/(clock|health)\.ts$/],
   [/^src\/compute\//],
   [/^src\/(net|files)\//, /^src\/(log|fingerprint|json-text)\.ts$/],
-  [/^src\/(money|calendar|refusal|id|ssh-key|visible)\.ts$/],
+  [/^src\/(money|calendar|refusal|id|idle-memory|ssh-key|visible)\.ts$/],
 ];
 const layerOf = (name: string) => LAYERS.findIndex((folders) => folders.some((folder) => folder.test(name)));
 const folderOf = (name: string) => name.split('/').slice(0, 2).join('/');
