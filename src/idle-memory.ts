@@ -1,11 +1,11 @@
 import { type EventLoopUtilization, performance } from 'node:perf_hooks';
 
-/** How often a thread asks itself whether it is idle. Shorter, and bursts that follow on each other would each begin cold. */
+/** Time between two checks of whether a thread is idle. With a shorter one, each of several bursts in a row would begin cold. */
 const CHECK_MILLISECONDS = 30_000;
 /** Of the time since the last check, the share that makes a thread busy. Timers and probes take less. */
 const BUSY_SHARE = 0.02;
 
-/** What is asked and done of a thread; the tests replace both. */
+/** The thread's own measure of its work, and its collector. The tests replace both. */
 type Thread = {
   /** Returns the work of the event loop so far, or what came to it between two readings. */
   utilization(now?: EventLoopUtilization, before?: EventLoopUtilization): EventLoopUtilization;

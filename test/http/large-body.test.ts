@@ -57,7 +57,7 @@ test('a large body is streamed, and beside it small ones', async (t) => {
   assert.deepEqual(contents.sort(), asked.sort());
 });
 
-/** How many threads of this process let others go first: those with a positive nice value, field 19 of proc_pid_stat(5). */
+/** Counts the threads of this process that let others go first: those with a positive nice value, field 19 of proc_pid_stat(5). */
 const polite = () =>
   readdirSync('/proc/self/task').filter((id) => {
     const afterName = readFileSync(`/proc/self/task/${id}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
