@@ -18,12 +18,24 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { build, transform } from 'esbuild';
+import { collectNotices } from './build-notices.mjs';
 import { migratedSchema } from './src/db/known-schema.ts';
 import { knownMigrations } from './src/db/migrate.ts';
+import { bundleSums } from './src/files/bundle.ts';
 
 const DIST = 'dist';
 const EXECUTABLE = join(DIST, 'purser');
-const SOURCES = ['src', 'cli', 'migrations', 'build.mjs', 'package.json', 'package-lock.json'];
+const SUMS = 'purser.sha256';
+const SOURCES = [
+  'src',
+  'cli',
+  'migrations',
+  'build.mjs',
+  'build-notices.mjs',
+  'LICENSE',
+  'package.json',
+  'package-lock.json',
+];
 // The first process of a leased container, for both architectures: the engine may run on another machine.
 const WATCHDOGS = ['amd64', 'arm64'].map((it) => `src/compute/backends/container/watchdog/watchdog-${it}`);
 // What the pages load, with its media type; its limit, compressed, is for all of it together.
@@ -94,21 +106,61 @@ const COMPILED = ['purser', 'write'];
 
 /**
  * What our dependencies import and Purser never uses: native accelerators of ssh2 and ws, dockerode's gRPC for BuildKit, undici's
- * mocks, HTTP/2, which costs a start 20 ms. Packages are replaced by stubs rather than marked external, so that the executable never loads code from beside itself.
+ * second parser, what an MCP server would check answers of people with, HTTP/2, which costs a start 20 ms. Packages are replaced by
+ * stubs rather than marked external, so that the executable never loads code from beside itself.
  */
 const NEVER_REACHED =
-  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2)$|sshcrypto\.node$|^\.\/lib\/mock\//;
+  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2)$|sshcrypto\.node$|\/milo\/|server\/_shims$/;
 const STUBS = {
   // Hono asks of a request whether it is one of these.
   'node:http2': 'module.exports = { constants: {}, Http2ServerRequest: class {} }',
+  // What would check the answers of people whom no tool asks anything (src/http/mcp/server.ts).
+  '@modelcontextprotocol/server/_shims': 'module.exports = { DefaultJsonSchemaValidator: class {} }',
 };
+
+/**
+ * What Purser uses of packages whose index loads much more than that: each start would run it, and each process keep it. A name
+ * that is imported and not here fails the build.
+ */
+const PARTS = {
+  undici: `
+    import api from 'undici/lib/api/index.js';
+    import Dispatcher from 'undici/lib/dispatcher/dispatcher.js';
+    export { default as Agent } from 'undici/lib/dispatcher/agent.js';
+    export { default as Pool } from 'undici/lib/dispatcher/pool.js';
+    export { default as buildConnector } from 'undici/lib/core/connect.js';
+    export { Headers } from 'undici/lib/web/fetch/headers.js';
+    export { Request } from 'undici/lib/web/fetch/request.js';
+    export { Response } from 'undici/lib/web/fetch/response.js';
+    export { CloseEvent } from 'undici/lib/web/websocket/events.js';
+    Object.assign(Dispatcher.prototype, api);`,
+  'prom-client': `
+    export { default as Counter } from 'prom-client/lib/counter.js';
+    export { default as Gauge } from 'prom-client/lib/gauge.js';
+    export { default as Histogram } from 'prom-client/lib/histogram.js';
+    export { default as Registry } from 'prom-client/lib/registry.js';`,
+  // Only refills by the calendar need it: it is run when they first do.
+  'temporal-polyfill': `
+    export const Temporal = { get Instant() { return require('temporal-polyfill').Temporal.Instant; } };`,
+};
+const partly = {
+  name: 'partly',
+  setup(build) {
+    const filter = new RegExp(`^(${Object.keys(PARTS).join('|')})$`);
+    build.onResolve({ filter }, ({ path, namespace }) =>
+      namespace === 'parts' ? undefined : { path, namespace: 'parts' },
+    );
+    build.onLoad({ filter, namespace: 'parts' }, ({ path }) => ({ contents: PARTS[path], resolveDir: process.cwd() }));
+  },
+};
+
 const absent = {
   name: 'absent',
   setup(build) {
     build.onResolve({ filter: NEVER_REACHED }, ({ path }) => ({ path, namespace: 'absent' }));
     build.onLoad({ filter: /./, namespace: 'absent' }, ({ path }) => ({
       contents:
-        STUBS[path] ?? (/grpc|proto|mock/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
+        STUBS[path] ?? (/grpc|proto/.test(path) ? 'module.exports = {}' : "throw new Error('not in this build')"),
     }));
   },
 };
@@ -167,11 +219,13 @@ function asLatin1(bundle) {
 
 /**
  * The young generation in MiB, how the old one grows, that the young one is used up, and how many threads help to collect
- * (docs/decisions/0058); that an idle thread may collect (docs/decisions/0067).
+ * (docs/decisions/0058); that an idle thread may collect (docs/decisions/0067); that large bodies count like objects, and not by a
+ * limit of their own (docs/decisions/0068).
  */
 const V8_FLAGS = [
   '--max-semi-space-size=32',
   '--heap-growing-percent=80',
+  '--external-memory-accounted-in-global-limit',
   '--minor-gc-task-trigger=98',
   '--v8-pool-size=2',
   '--expose-gc',
@@ -188,9 +242,12 @@ async function make() {
     // `using` by code that, in a loop, throws the error of an earlier round once more.
     target: 'esnext',
     format: 'cjs', // The executable's main has to be CommonJS; so no top-level await in src and cli.
+    supported: { 'dynamic-import': false }, // An `import()` of Node's own modules is a `require`: a script has no other.
     logLevel: 'warning',
+    metafile: true,
     lineLimit: 160, // What ends the process is printed with its line.
-    define: { 'import.meta.url': '__url' },
+    // undici has a second parser, which a variable of the environment asks for; it is left out.
+    define: { 'import.meta.url': '__url', 'process.env.UNDICI_USE_MILO': 'undefined' },
     minifyWhitespace: true, // Each thread keeps its source in memory. Names stay, for whoever reads a stack trace.
   };
   const bundled = {
@@ -200,23 +257,44 @@ async function make() {
       js: "(function (require, module, exports, __filename, __dirname) {const __url = require('node:url').pathToFileURL(__filename).href;",
     },
     footer: { js: '})' },
-    plugins: [absent],
+    plugins: [absent, partly],
   };
+  const built = [];
   for (const [name, module] of Object.entries(THREADS))
-    await build({ ...bundled, entryPoints: [module], outfile: at(`${name}.cjs`) });
-  await build({
+    built.push(await build({ ...bundled, entryPoints: [module], outfile: at(`${name}.cjs`) }));
+  const main = await build({
     ...bundled,
     entryPoints: ['cli/main.ts'],
     outfile: at('purser.cjs'),
     sourcemap: 'linked',
-    plugins: [absent, named],
+    plugins: [absent, partly, named],
   });
-  await build({ ...common, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') });
+  built.push(main, await build({ ...common, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') }));
   const bundles = ['purser', ...Object.keys(THREADS)];
   for (const name of bundles) asLatin1(at(`${name}.cjs`));
   writeFileSync(at('migrations.json'), JSON.stringify(knownMigrations()));
   writeFileSync(at('schema.json'), JSON.stringify([...migratedSchema()]));
   writeFileSync(at('ui.json'), JSON.stringify(await uiManifest()));
+  const notices = collectNotices(
+    built.map(({ metafile }) => metafile),
+    runtime,
+  );
+  writeFileSync(at('licenses.json.gz'), gzipSync(JSON.stringify(notices), { level: 9 }));
+  // All that goes in beside the runtime and V8's code cache: the same at each build of the same sources.
+  const assets = {
+    'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
+    'migrations.json': at('migrations.json'),
+    'schema.json': at('schema.json'),
+    'ui.json': at('ui.json'),
+    'licenses.json.gz': at('licenses.json.gz'),
+    ...Object.fromEntries(['start', ...bundles].map((name) => [`${name}.cjs`, at(`${name}.cjs`)])),
+    'package.json': 'package.json',
+    ...Object.fromEntries(WATCHDOGS.map((name) => [name, name])),
+  };
+  writeFileSync(
+    at(SUMS),
+    bundleSums(Object.keys(assets), (name) => readFileSync(assets[name])),
+  );
   writeFileSync(
     at('sea.json'),
     JSON.stringify({
@@ -230,14 +308,8 @@ async function make() {
       ],
       execArgvExtension: 'none', // Ignores NODE_OPTIONS.
       assets: {
-        'sqlite.node': `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
-        'migrations.json': at('migrations.json'),
-        'schema.json': at('schema.json'),
-        'ui.json': at('ui.json'),
-        ...Object.fromEntries(['start', ...bundles].map((name) => [`${name}.cjs`, at(`${name}.cjs`)])),
+        ...assets,
         ...Object.fromEntries(COMPILED.map((name) => [`${name}.cache`, at(`${name}.cache`)])),
-        'package.json': 'package.json',
-        ...Object.fromEntries(WATCHDOGS.map((name) => [name, name])),
       },
     }),
   );
@@ -258,8 +330,8 @@ async function make() {
   ];
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
-  // The bundle stays, beside its source map.
-  const parts = readdirSync(DIST).filter((name) => !['purser', 'purser.cjs', 'purser.cjs.map'].includes(name));
+  // The bundle stays, beside its source map and the digests of all parts.
+  const parts = readdirSync(DIST).filter((name) => !['purser', 'purser.cjs', 'purser.cjs.map', SUMS].includes(name));
   for (const name of parts) rmSync(at(name));
   console.error(`${EXECUTABLE}: ${Math.round(statSync(EXECUTABLE).size / 1e6)} MB`);
 }

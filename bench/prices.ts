@@ -10,7 +10,7 @@ import { boundChat, boundEmbeddings } from '../src/router/bound.ts';
 import { createCatalogue, type Model } from '../src/router/catalogue.ts';
 import { costOf, holdOf } from '../src/router/price.ts';
 
-/** Prices and limits in the class of GPT-4o: USD per million tokens. */
+/** Prices and limits in the class of GPT-4o, and of Sonnet for agents: USD per million tokens. */
 const catalogue = createCatalogue({
   router: v.parse(Router, {
     upstreams: [{ name: 'local', base_url: 'http://127.0.0.1:1/v1' }],
@@ -22,6 +22,13 @@ const catalogue = createCatalogue({
         max_output_tokens: 16_384,
         image_tokens: 1500,
         pricing_per_million: { prompt: '2.5', completion: '10', image: '0' },
+      },
+      {
+        id: 'agent',
+        upstream: 'local',
+        context_length: 200_000,
+        max_output_tokens: 32_000,
+        pricing_per_million: { prompt: '3', completion: '15', input_cache_read: '0.3', input_cache_write: '3.75' },
       },
       {
         id: 'embeddings',
@@ -95,7 +102,35 @@ const agentTurn = [
   ]),
 ];
 
-type Row = { what: string; request: Record<string, unknown>; outputTokens: number; images?: number };
+/** A coding agent in the middle of its work: twenty tools with long descriptions, a long system prompt, files that it has read. */
+const agentTools = Array.from({ length: 20 }, (_, i) => ({
+  type: 'function',
+  function: {
+    name: `agent_tool_${i}`,
+    description: ofBytes(prose.slice(i * 1500), 500),
+    parameters: tools[0]?.function.parameters,
+  },
+}));
+const agentMessages = [
+  { role: 'system', content: ofBytes(prose, 12_000) },
+  user('Find out why the test of the ledger fails, and mend it.'),
+  ...[1, 2, 3, 4, 5, 6].flatMap((i) => [
+    { role: 'assistant', content: 'I look at the next part.', tool_calls: [call(i)] },
+    { role: 'tool', tool_call_id: `call_${i}`, content: ofBytes(code.slice(i * 4000), 4000) },
+  ]),
+];
+const agent = { model: 'agent', messages: agentMessages, tools: agentTools };
+/** The share of an agent's prompt that a provider's cache holds: all but its last turn. */
+const CACHED = 0.9;
+
+type Row = {
+  what: string;
+  request: Record<string, unknown>;
+  outputTokens: number;
+  images?: number;
+  /** The part of the prompt that is read from the server's cache. */
+  cached?: number;
+};
 const image = `data:image/png;base64,${'A'.repeat(400_000)}`;
 /** The requests, each with the usual length of its output. Limits are such as a caller would set. */
 const ROWS: Row[] = [
@@ -121,6 +156,19 @@ const ROWS: Row[] = [
     what: 'agent turn, 12 tools, max_tokens 1000',
     request: { messages: agentTurn, tools, max_tokens: 1000 },
     outputTokens: 150,
+  },
+  {
+    what: 'Claude Code, 90 % cached, max_tokens 32000',
+    request: { ...agent, max_tokens: 32_000 },
+    outputTokens: 150,
+    cached: CACHED,
+  },
+  { what: 'Codex, 90 % cached, no limit', request: { ...agent, stream: true }, outputTokens: 150, cached: CACHED },
+  {
+    what: 'chat with 20 tools, 90 % cached, max_tokens 8192',
+    request: { ...agent, max_tokens: 8192 },
+    outputTokens: 150,
+    cached: CACHED,
   },
   {
     what: '6 kB of Chinese, max_tokens 500',
@@ -165,9 +213,9 @@ function countPrompt({ messages, tools: given, input }: Record<string, any>): nu
   return tokens;
 }
 
-function measure({ what, request, outputTokens, images = 0 }: Row): string[] {
-  const { stream = false, ...body } = request;
-  const model = catalogue.find('input' in body ? 'embeddings' : 'chat') as Model;
+function measure({ what, request, outputTokens, images = 0, cached = 0 }: Row): string[] {
+  const { stream = false, model: id = 'input' in request ? 'embeddings' : 'chat', ...body } = request;
+  const model = catalogue.find(String(id)) as Model;
   const [route] = model.routes;
   const bounded =
     model.kind === 'chat'
@@ -178,7 +226,7 @@ function measure({ what, request, outputTokens, images = 0 }: Row): string[] {
   const usage = {
     promptTokens,
     completionTokens: outputTokens,
-    cacheReadTokens: 0,
+    cacheReadTokens: Math.floor(promptTokens * cached),
     cacheWriteTokens: 0,
     reasoningTokens: 0,
   };

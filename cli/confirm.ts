@@ -1,4 +1,3 @@
-import { createInterface } from 'node:readline/promises';
 import type { Command } from 'commander';
 import { Refusal } from '../src/refusal.ts';
 import { canAsk } from './terminal.ts';
@@ -9,6 +8,7 @@ export const irreversible = (command: Command): Command =>
 
 /** Asks on stderr. No answer, as at Ctrl-D or Ctrl-C, is `otherwise`. */
 export async function askYesOrNo(question: string, otherwise = false): Promise<boolean> {
+  const { createInterface } = await import('node:readline/promises');
   const terminal = createInterface({ input: process.stdin, output: process.stderr });
   const closed = new AbortController();
   terminal.once('close', () => closed.abort());

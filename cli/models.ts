@@ -16,10 +16,11 @@ const COLUMNS = [
   'prompt_usd/M',
   'completion_usd/M',
   'request_usd',
+  'bound_overhead',
   'bound_factor',
 ];
 
-/** Registers `models`: lists the models and checks them against their upstreams. */
+/** Registers `models`: lists the models, checks them against their upstreams, and forgets what was learned of them. */
 export function modelsCommands(program: Command): void {
   const group = program.command('models').description('the models on offer; check them against their upstreams');
   group
@@ -35,6 +36,7 @@ export function modelsCommands(program: Command): void {
             'completion_usd/M': perMillion(pricing.completion),
             request_usd: pricing.request,
             upstreams: upstreams.join(', '),
+            bound_overhead: routes.map((route) => route.bound_overhead_tokens).join(', '),
             bound_factor: routes.map((route) => route.bound_factor).join(', '),
           })),
           ...COLUMNS,
@@ -49,23 +51,25 @@ export function modelsCommands(program: Command): void {
     .addHelpText('after', example('purser models check'))
     .action(async (_, command: Command) => {
       const { config, secrets, globals } = await readContext(command);
-      const [{ checkModels, statedModels }, { createCatalogue }, { openUpstream }, { readLearned }] = await Promise.all(
-        [
+      const [{ checkModels, statedModels }, { createCatalogue }, { openUpstream }, { readLearned }, { systemTime }] =
+        await Promise.all([
           import('../src/router/check.ts'),
           import('../src/router/catalogue.ts'),
           import('../src/router/upstream.ts'),
           import('../src/doctor/learned.ts'),
-        ],
-      );
+          import('../src/clock.ts'),
+        ]);
       const keyOf = (name: string) => secrets.upstreamKeys.get(name);
       const configs = new Map(config.router.upstreams.map((it) => [it.name, it]));
       const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it, keyOf(name))]));
       const catalogue = createCatalogue(config);
-      readLearned(config.dataDirectory, catalogue);
-      const checking = checkModels(catalogue, upstreams, async (name) => {
+      const now = Math.floor(systemTime.wall() / 1000);
+      readLearned(config.dataDirectory, catalogue, now);
+      const statedBy = async (name: string) => {
         const upstream = configs.get(name);
         return upstream ? statedModels(upstream, keyOf(name)) : new Map();
-      });
+      };
+      const checking = checkModels(catalogue, upstreams, statedBy, undefined, now);
       const checks = await whileWaiting('asking the model servers', checking);
       for (const upstream of upstreams.values()) await upstream.close();
       const unpriced = config.router.models.filter((it) => !it.pricing && !it.pricing_per_million);
@@ -77,5 +81,20 @@ export function modelsCommands(program: Command): void {
       else for (const { name, ok, detail } of checks) show(`${mark(ok)} ${name}: ${detail}`);
       process.exitCode = ok ? 0 : 1;
     });
+  group
+    .command('forget')
+    .description('forget what counts above the bound have taught of a model: its bound is that of the settings again')
+    .argument('<id>', 'the model')
+    .addHelpText('after', example('purser models forget qwen3-8b'))
+    .action((id: string, _, command: Command) =>
+      askAndPrint(command, 'models.forget', { id }, ({ forgotten }) => {
+        if (!forgotten.length) return 'Nothing had been learned.';
+        const described = forgotten.map(
+          (it) =>
+            `Forgotten of ${it.upstream_model} on ${it.upstream}: ${it.bound_overhead_tokens} tokens added, the factor ${it.bound_factor}.`,
+        );
+        return described.join('\n');
+      }),
+    );
   importCommand(group);
 }

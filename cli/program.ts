@@ -14,6 +14,7 @@ import { freezeCommands } from './freeze.ts';
 import { initCommand } from './init.ts';
 import { keyCommands } from './key.ts';
 import { ledgerCommands } from './ledger.ts';
+import { licensesCommand } from './licenses.ts';
 import { masterKeyCommands } from './master-key.ts';
 import { modelsCommands } from './models.ts';
 import { operationCommands } from './operation.ts';
@@ -56,6 +57,7 @@ const COMMANDS = [
   reloadCommand,
   doctorCommand,
   completionCommand,
+  licensesCommand,
   versionCommand,
 ];
 

@@ -27,9 +27,13 @@ export function serveCommand(program: Command): void {
         reload?.().catch(() => {}); // The log says why it was refused.
       });
       const { config, secrets } = await readContext(command);
-      const [{ createLog }, { serve }] = await Promise.all([import('../src/log.ts'), import('../src/serve.ts')]);
+      const [{ createLog, logConsole }, { serve }] = await Promise.all([
+        import('../src/log.ts'),
+        import('../src/serve.ts'),
+      ]);
       const hidden = secretsOf(secrets);
       const log = createLog(config.logLevel, hidden);
+      logConsole(log);
       prepareDirectory(config.dataDirectory, true);
       const isNew = !existsSync(files(config.dataDirectory).database);
       if (isNew) {
@@ -51,6 +55,7 @@ export function serveCommand(program: Command): void {
         acceptLoss: options.acceptLoss ?? false,
         acceptClock: options.acceptClock ?? false,
         fatal: stopAtOnce,
+        ownsProcess: true,
       });
       reload = served.reload;
       if (isWanted) reload?.().catch(() => {}); // The file may have changed after the start had read it.

@@ -37,7 +37,8 @@ async function spend({ csv, ...options }: Options, command: Command): Promise<vo
   if (command.optsWithGlobals<Globals>().json) return print(JSON.stringify(body));
   const columns = ['key', 'operations', 'prompt_tokens', 'completion_tokens', 'charged_usd'] as const;
   if (csv) {
-    const lines = body.rows.map((row) => columns.map((name) => csvCell(row[name])).join(','));
+    const all = body.others ? [...body.rows, { key: '(others)', ...body.others }] : body.rows;
+    const lines = all.map((row) => columns.map((name) => csvCell(row[name])).join(','));
     return print([columns.join(','), ...lines].join('\n'));
   }
   const rows = body.rows.map((row) => ({
@@ -46,8 +47,11 @@ async function spend({ csv, ...options }: Options, command: Command): Promise<vo
     name: names[row.key] ?? undefined,
   }));
   const isNamed = options.by === 'wallet' || options.by === 'account';
-  const total = { [options.by as string]: 'total', charged_usd: body.total_usd, ...sumsOf(options.by, body.rows) };
-  show(showTable([...rows, total], options.by as string, ...(isNamed ? ['name'] : []), ...columns.slice(1)));
+  const { others } = body;
+  const rest = others ? [{ ...others, key: '', name: undefined, [options.by as string]: '(others)' }] : [];
+  const sums = sumsOf(options.by, others ? [...body.rows, others] : body.rows);
+  const total = { [options.by as string]: 'total', charged_usd: body.total_usd, ...sums };
+  show(showTable([...rows, ...rest, total], options.by as string, ...(isNamed ? ['name'] : []), ...columns.slice(1)));
 }
 
 /** The sums of the other columns; by tag an operation may be in several rows. */

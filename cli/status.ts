@@ -39,7 +39,7 @@ async function status({ watch }: { watch?: boolean }, command: Command): Promise
 
 function screen(it: Status): string {
   const ago = (at: number | null) => (at === null ? 'never' : `${span(it.clock.now - at)} ago`);
-  const holds = ({ count, amount_usd, oldest_at }: Status['holds']) =>
+  const holds = ({ count, amount_usd, oldest_at }: Status['uncertain']) =>
     count ? `${count} with ${amount_usd} USD, the oldest ${ago(oldest_at)}` : 'none';
   const upOrDown = (up: boolean, name: string, why: string) =>
     up ? `${name} up` : `${toned('bad', `${name} DOWN`)}${why}`;
@@ -63,7 +63,10 @@ function screen(it: Status): string {
       'wallets',
       `${it.wallets.open} open: ${it.wallets.used_usd} of ${it.wallets.budget_usd} USD used, ${it.wallets.held_usd} held, ${it.wallets.available_usd} available`,
     ],
-    ['holds', holds(it.holds)],
+    [
+      'holds',
+      `${holds(it.holds)}${it.holds.waiting ? `; ${it.holds.waiting} requests wait for money that they hold` : ''}`,
+    ],
     ['uncertain', holds(it.uncertain)],
     [
       'leases',
@@ -85,6 +88,15 @@ function screen(it: Status): string {
           ),
         )
         .join(', ') || 'none',
+    ],
+    [
+      'faults',
+      it.faults.count
+        ? toned(
+            'bad',
+            `${it.faults.count} ${it.faults.count === 1 ? 'error has' : 'errors have'} ended one request each, the last ${ago(it.faults.last_at)} (${it.faults.last_where}): the log has ${it.faults.last_where}.failed`,
+          )
+        : 'none',
     ],
     ['events', it.events.waiting ? `${it.events.waiting} waiting` : 'none waiting'],
   ];

@@ -1,4 +1,5 @@
 import type { Command } from 'commander';
+import { bundleDigest } from '../src/files/bundle.ts';
 import { VERSION } from '../src/files/version.ts';
 import { example } from './context.ts';
 import { print } from './report.ts';
@@ -11,6 +12,7 @@ export function versionCommand(program: Command): void {
     .addHelpText('after', example('purser version'))
     .action((_, command: Command) => {
       const { json } = command.optsWithGlobals<{ json?: boolean }>();
-      print(json ? JSON.stringify({ version: VERSION, node: process.versions.node }) : VERSION);
+      const printed = { version: VERSION, node: process.versions.node, bundle_sha256: bundleDigest() };
+      print(json ? JSON.stringify(printed) : VERSION);
     });
 }

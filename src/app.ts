@@ -7,6 +7,7 @@ import { createPaymentPoller } from './billing/payment-poller.ts';
 import type { Provider } from './billing/provider.ts';
 import { unreadyReason } from './books/readiness.ts';
 import { type Books, type BooksOptions, openBooksForService } from './books/service.ts';
+import { createKeptAnswers } from './chat/kept-answers.ts';
 import { recallBounds } from './chat/learn.ts';
 import { createRetries } from './chat/retry.ts';
 import { systemTime } from './clock.ts';
@@ -25,6 +26,7 @@ import { createMemoryQuota } from './http/memory-quota.ts';
 import { createModelRequests } from './http/model-requests.ts';
 import { createPortLinks } from './http/port-links.ts';
 import { createPortProxy } from './http/port-proxy.ts';
+import { createReadingThread, readerOfAnswers } from './http/reading-thread.ts';
 import { createKeepMemory } from './lease/keep.ts';
 import { createOutages } from './lease/outages.ts';
 import { createPorts, type Ports } from './lease/ports.ts';
@@ -33,7 +35,7 @@ import { countFrozen, describeFrozen } from './ledger/frozen.ts';
 import { installationOf } from './ledger/installation.ts';
 import { journalHead } from './ledger/journal.ts';
 import type { Outbox } from './ledger/outbox.ts';
-import { findWallet } from './ledger/wallet.ts';
+import { createTenantOf } from './ledger/tenant.ts';
 import type { Log } from './log.ts';
 import { createAddressReader } from './net/address.ts';
 import { deadline } from './net/deadline.ts';
@@ -42,10 +44,13 @@ import { createNotifier, type Notifier } from './notify/notifier.ts';
 import { type BooksWatch, watchBooks } from './reaper/books-watch.ts';
 import { watchChain } from './reaper/chain-watch.ts';
 import { createReaper, type Reaper, type ReaperApp } from './reaper/reaper.ts';
+import { createAnswerRooms } from './router/answer-room.ts';
 import { createCatalogue } from './router/catalogue.ts';
 import { createCircuits } from './router/circuit.ts';
 import type { Upstream } from './router/upstream.ts';
 import { createUpstreamOutages } from './router/upstream-outages.ts';
+import { createShares } from './shares.ts';
+import { createFundsQueue, type FundsQueue } from './spend/funds-queue.ts';
 import { createInFlight } from './spend/in-flight.ts';
 import { createKeyedMutex } from './spend/keyed-mutex.ts';
 import { recover } from './spend/recover.ts';
@@ -61,6 +66,11 @@ import type { Signer } from './transfer/object-url.ts';
 const CONNECTION_COUNT_MAX = 16_384;
 const IN_FLIGHT_COUNT_MAX = 16_384;
 const OWN_FILE_COUNT = 64;
+/** Of the connections, the part whose requests may be of one caller, and the part that is handed out freely. */
+const CALLER_SHARE = 1 / 4;
+const FREE_SHARE = 1 / 2;
+/** Sums over what was spent that may run at once, for a caller and for all. */
+const SUM_COUNT_MAX = { each: 4, all: 16 };
 /** A client that takes nothing of its answer for this long is gone. */
 const STALL_MILLISECONDS = 60_000;
 
@@ -106,6 +116,8 @@ export type AppOptions = BooksOptions & {
   local?: LocalCompute;
   /** Milliseconds after which a client that reads nothing of its response is disconnected; a minute unless given. */
   stallMilliseconds?: number;
+  /** The process is this server's alone: what nothing else has caught is reported, and does not end it. */
+  ownsProcess?: boolean;
   /** Unknown outcomes of a route within a minute that open its circuit; three unless given. */
   unknownCountMax?: number;
 };
@@ -126,13 +138,17 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   await using opening = new AsyncDisposableStack();
   const events = createEvents(log);
   const free = Math.max(3, openFilesMax() - OWN_FILE_COUNT);
-  const inFlight = createInFlight(Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3)));
+  const connectionCountMax = Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2));
+  const inFlightCountMax = Math.min(IN_FLIGHT_COUNT_MAX, Math.floor(free / 3));
+  // Nothing runs before the books are open, which tell whose a wallet is.
+  const inFlight = createInFlight(inFlightCountMax, (walletId) => tenantOf(walletId).treeId);
   let notifier: Notifier | undefined;
+  let fundsQueue: FundsQueue | undefined;
   const outbox: Outbox = { ...config.events, recorded: () => notifier?.wake() };
   const books = await openBooksForService(
     config,
     secrets,
-    { ...options, outbox },
+    { ...options, outbox, committed: () => fundsQueue?.changed(ledger.changeCount()) },
     events,
     inFlight.count,
     opening,
@@ -141,11 +157,15 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   });
   const { ledger, clock, health } = books;
   const { installationId } = installationOf(ledger.read);
+  const tenantOf = createTenantOf(ledger.read);
+  const keptAnswers = createKeptAnswers(() => clock.now(), books.diskReserve.freeBytes);
+  const waitSeconds = () => app.config.limits.funds_wait_seconds;
+  fundsQueue = createFundsQueue(waitSeconds, tenantOf, events.fundsWaited);
   if (config.opentelemetry) {
     const exporter = createExporter(config.opentelemetry, secrets.collectorHeaders, installationId, events);
     opening.adopt(exporter, (it) => it.stop());
     events.gauge('spans_waiting', 'Spans that wait for the collector.', exporter.waitingCount);
-    const accountOf = (walletId: string) => findWallet(ledger.read, walletId)?.accountId;
+    const accountOf = (walletId: string) => tenantOf(walletId).accountId || undefined;
     const failed = (error: unknown) => events.failed('spans', error);
     events.trace(createOperationSpans(exporter, accountOf, options.time ?? systemTime, failed));
   }
@@ -154,10 +174,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     it.stop(),
   );
 
+  const thread = opening.adopt(createReadingThread(), (it) => it.close());
   const upstreams = await openUpstreams(config, secrets);
   const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
-  recallBounds(ledger.read, catalogue);
+  recallBounds(ledger.read, catalogue, clock.now());
   const slots = opening.adopt(
     await openSlots(
       { compute: options.local ?? config.compute },
@@ -175,6 +196,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   );
   const payments = opening.adopt(await openPayments(config, secrets, installationId), async (it) => it?.close());
   opening.defer(async () => {
+    fundsQueue.stop();
     inFlight.cutOff(() => uncertain());
     for (const upstream of openedUpstreams) await upstream.close(); // What is in flight ends as unknown, and is written so.
     await deadline(inFlight.drained(), LAST_WORDS_MILLISECONDS, () => {}); // A backend that hangs is not waited for.
@@ -191,10 +213,13 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     log,
     events,
     inFlight,
+    fundsQueue,
+    tenantOf,
     upstreams,
     circuits: createCircuits(() => clock.now(), events.circuit, options.unknownCountMax),
     tokens: createTokens(ledger),
-    retries: createRetries({ ledger, clock, inFlight, events }),
+    retries: createRetries({ ledger, clock, inFlight, events, tenantOf, keptAnswers }),
+    keptAnswers,
     upstreamOutages: createUpstreamOutages({ ledger, clock, events }),
     notifier,
     outbox,
@@ -212,11 +237,11 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     activity: createActivity(),
     keeps: createKeepMemory(),
     limits: createLimits(config),
+    sums: createShares(SUM_COUNT_MAX),
     memory: createMemoryQuota(),
-    modelRequests: opening.adopt(
-      createModelRequests(() => app.catalogue),
-      (it) => it.close(),
-    ),
+    readApart: readerOfAnswers(thread),
+    answerRooms: createAnswerRooms(),
+    modelRequests: createModelRequests(() => app.catalogue, thread),
     concurrency: createConcurrency(),
     portLinks: createPortLinks(
       () => books.keyring.current.key,
@@ -225,7 +250,8 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     portHost: config.ports.host,
     authenticated: new WeakSet<Socket>(),
     addressOf: createAddressReader(config.trustedProxies),
-    connectionCountMax: Math.min(CONNECTION_COUNT_MAX, Math.floor((free / 3) * 2)),
+    connectionCountMax,
+    atOnce: createShares({ each: connectionCountMax * CALLER_SHARE, all: connectionCountMax * FREE_SHARE }),
     stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
     answerSeconds: ANSWER_SECONDS,
     keysUsed,
@@ -234,6 +260,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     wakeAt: (when: number) => reaper.wakeAt(when),
     state: { baseUrl: config.publicUrl ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
     async drain(answered: Promise<void>) {
+      fundsQueue.stop();
       await deadline(answered.then(inFlight.drained), app.config.drainSeconds * 1000, () => {});
       inFlight.cutOff(() => uncertain());
       app.memory.cutOff();
@@ -290,7 +317,16 @@ export function createLimits({ limits }: Pick<Config, 'limits'>): HttpApp['limit
 function addGauges(
   app: Pick<
     App,
-    'ledger' | 'events' | 'diskReserve' | 'inFlight' | 'notifier' | 'slots' | 'outages' | 'health' | 'clock'
+    | 'ledger'
+    | 'events'
+    | 'diskReserve'
+    | 'inFlight'
+    | 'fundsQueue'
+    | 'notifier'
+    | 'slots'
+    | 'outages'
+    | 'health'
+    | 'clock'
   >,
 ) {
   const { ledger, clock, events, diskReserve, inFlight, notifier, slots, outages } = app;
@@ -352,6 +388,7 @@ function addGauges(
     slots.list.map((it) => ({ labels: labelsOf(it), value: outages.list(it.place).length ? 0 : 1 })),
   );
   events.gauge('requests_running', 'Paid requests in flight.', inFlight.count);
+  events.gauge('requests_waiting', 'Requests that wait for money which others in flight hold.', app.fundsQueue.count);
 }
 
 /**

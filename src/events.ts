@@ -1,5 +1,6 @@
 import type { RouterKey } from './access/router-keys.ts';
 import type { Change } from './config/change.ts';
+import type { FaultPlace } from './fault.ts';
 import type { Account, FundingOrder } from './ledger/account.ts';
 import type { Checkout, Creation, PaymentReport } from './ledger/checkout.ts';
 import type { Keep } from './ledger/keep.ts';
@@ -13,8 +14,9 @@ import type { WalletChange } from './ledger/wallet-change.ts';
 import type { Log } from './log.ts';
 import { createMetrics } from './metrics.ts';
 import { formatUsd, type Nanos } from './money.ts';
+import { parseJson } from './parse-json.ts';
 import type { Timing } from './router/call.ts';
-import type { Route } from './router/catalogue.ts';
+import type { Learned, Route } from './router/catalogue.ts';
 import type { Reply } from './router/upstream.ts';
 import type { Usage } from './router/usage.ts';
 import type { DropReason } from './tracing/exporter.ts';
@@ -24,6 +26,12 @@ import type { OperationSpans } from './tracing/operation-spans.ts';
 export type Events = ReturnType<typeof createEvents>;
 
 const NANOS_PER_USD = 1e9;
+
+const learnedIn = ({ overheadTokens, permille, contextTokens }: Learned) => ({
+  bound_overhead_tokens: overheadTokens,
+  bound_factor: permille / 1000,
+  context_tokens: contextTokens,
+});
 
 const factsOf = (it: Checkout) => ({
   checkout: it.id,
@@ -43,6 +51,15 @@ export function createEvents(log: Log) {
     metrics.charged.inc({ kind, subject }, Number(nanos) / NANOS_PER_USD);
   const countLease = ({ slot, backend }: Pick<Resource, 'slot' | 'backend'>, event: string) =>
     metrics.leases.inc({ slot, backend, event });
+
+  /** The faults so far, and the last of them. */
+  let faultCount = 0;
+  let lastFault: { where: FaultPlace; milliseconds: number } | undefined;
+
+  function failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
+    metrics.failures.inc({ where });
+    log.error({ event: `${where}.failed`, ...facts, err: error }, 'failed');
+  }
 
   return {
     registry: metrics.registry,
@@ -89,7 +106,7 @@ export function createEvents(log: Log) {
       else log.warn({ event: 'wallet.frozen', ...facts, reason: wallet.freezeReason }, 'wallet frozen');
     },
     refillSet(wallet: Wallet) {
-      const refill = wallet.refill === null ? null : JSON.parse(wallet.refill);
+      const refill = wallet.refill === null ? null : parseJson(wallet.refill);
       log.info({ event: 'wallet.refill_set', wallet: wallet.id, refill, next_at: wallet.refillAt }, 'refill set');
     },
     refilled(it: Refilled) {
@@ -121,7 +138,7 @@ export function createEvents(log: Log) {
     },
     routerKeyOpened(key: RouterKey) {
       log.info(
-        { event: 'router_key.opened', key: key.id, wallet: key.walletId, options: JSON.parse(key.options) },
+        { event: 'router_key.opened', key: key.id, wallet: key.walletId, options: parseJson(key.options) },
         'gateway key opened',
       );
     },
@@ -211,19 +228,17 @@ export function createEvents(log: Log) {
           'an answer arrived after the operation had been resolved',
         );
       } else if (outcome.kind === 'done') {
-        metrics.operations.inc({ kind: operation.kind, outcome: 'charged' });
+        metrics.operations.inc({ kind: operation.kind, outcome: outcome.isCancelled ? 'cancelled' : 'charged' });
         countCharge(operation, outcome.charge);
-        log.info(
-          {
-            event: 'operation.charged',
-            ...facts,
-            hold_usd: formatUsd(operation.hold),
-            charge_usd: formatUsd(outcome.charge),
-          },
-          'charged',
-        );
+        const sums = { hold_usd: formatUsd(operation.hold), charge_usd: formatUsd(outcome.charge) };
+        if (outcome.isCancelled)
+          log.info(
+            { event: 'operation.cancelled', ...facts, ...sums },
+            'its clients had gone; it was stopped, and charged',
+          );
+        else log.info({ event: 'operation.charged', ...facts, ...sums }, 'charged');
       } else if (outcome.kind === 'refused') {
-        metrics.operations.inc({ kind: operation.kind, outcome: 'released' });
+        metrics.operations.inc({ kind: operation.kind, outcome: outcome.isCancelled ? 'cancelled' : 'released' });
         log.info({ event: 'operation.released', ...facts, code: outcome.code, reason: outcome.reason }, 'released');
       } else {
         metrics.operations.inc({ kind: operation.kind, outcome: 'uncertain' });
@@ -245,6 +260,10 @@ export function createEvents(log: Log) {
         },
         'the outcome is unknown; the hold stays',
       );
+    },
+    /** A request has waited for money that others in flight held. */
+    fundsWaited(end: string, seconds: number) {
+      metrics.fundsWaitSeconds.observe({ end }, seconds);
     },
     decided(operation: Operation) {
       metrics.operations.inc({ kind: operation.kind, outcome: operation.outcome ?? 'none' });
@@ -276,8 +295,9 @@ export function createEvents(log: Log) {
         'a retry without a key asks again on the hold of an attempt without an answer',
       );
     },
-    circuit({ upstream, upstreamModel }: Route, isOpen: boolean) {
-      const facts = { upstream, model: upstreamModel };
+    /** A circuit has opened, for a tree of wallets, for an account, or for `all`, or has closed. */
+    circuit({ upstream, upstreamModel }: Route, isOpen: boolean, whose?: string) {
+      const facts = { upstream, model: upstreamModel, ...(whose === undefined ? {} : { closed_for: whose }) };
       if (!isOpen) return log.info({ event: 'upstream.circuit_closed', ...facts }, 'an upstream answers again');
       metrics.failures.inc({ where: 'circuit' });
       log.error(
@@ -397,10 +417,15 @@ export function createEvents(log: Log) {
           upstream_model: upstreamModel,
           counted_tokens: counted,
           bound_tokens: bound,
-          bound_factor: learned.permille / 1000,
-          context_tokens: learned.contextTokens,
+          ...learnedIn(learned),
         },
         'a prompt had more tokens than its bound, so the bound of this route was raised. Set prompt_overhead_tokens, tokens_per_byte or context_length',
+      );
+    },
+    boundForgotten(upstream: string, upstreamModel: string, learned: Learned) {
+      log.info(
+        { event: 'bound.forgotten', upstream, upstream_model: upstreamModel, ...learnedIn(learned) },
+        'what was learned of the prompt bound of a route is forgotten, as the operator asked',
       );
     },
     refused(code: string, requestId: string, message: string, path: string) {
@@ -593,9 +618,21 @@ export function createEvents(log: Log) {
     reserveUsed() {
       log.warn({ event: 'disk.reserve_used' }, 'the disk is full; requests in flight are settled from the reserve');
     },
-    failed(where: string, error: unknown, facts: Record<string, unknown> = {}) {
-      metrics.failures.inc({ where });
-      log.error({ event: `${where}.failed`, ...facts, err: error }, 'failed');
+    failed,
+    /** An error that nobody foresaw has ended one request, connection or turn of a timer, and nothing else. */
+    faulted(where: FaultPlace, error: unknown, facts: Record<string, unknown> = {}) {
+      metrics.faults.inc({ where });
+      faultCount++;
+      lastFault = { where, milliseconds: performance.now() };
+      failed(where, error, facts);
     },
+    /** Returns how many there were since the start, and of the last one its place and how long ago it was. */
+    faults: () => ({
+      count: faultCount,
+      last: lastFault && {
+        where: lastFault.where,
+        secondsAgo: Math.floor((performance.now() - lastFault.milliseconds) / 1000),
+      },
+    }),
   };
 }

@@ -1,4 +1,5 @@
 import { isAscii, isUtf8 } from 'node:buffer';
+import { endOfString, parseJson, parseString } from './parse-json.ts';
 import { Refusal } from './refusal.ts';
 
 /** The deepest nesting that a body may have. No honest request needs it, and it bounds recursive work on a body. */
@@ -15,7 +16,7 @@ const NUMBER_LENGTH_MAX = 25;
 
 const [TAB, LINE_FEED, RETURN, SPACE] = [0x09, 0x0a, 0x0d, 0x20];
 const [QUOTE, COMMA, MINUS, ZERO, NINE, COLON] = [0x22, 0x2c, 0x2d, 0x30, 0x39, 0x3a];
-const [OPEN_LIST, BACKSLASH, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5c, 0x5d, 0x7b, 0x7d];
+const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x7d];
 
 /**
  * A JSON text with one character per byte (latin1), so that offsets in it are offsets in the bytes. JavaScript searches a
@@ -39,17 +40,18 @@ export type Outline = {
   /** The offsets behind all strings, in their order. */
   stringEnds: number[];
   /**
-   * Whether nobody reads more in it than JSON.parse does: no gap of more than one white space, and no number that is
-   * longer than its shortest form by more than what prices allow for. Duplicate names are not seen here.
+   * Whether nobody reads more in it than JSON.parse does: no gap of more than one white space, no number that is longer than
+   * its shortest form by more than what prices allow for, and no escape in a name: a server that runs on V8 may take it for another
+   * (parse-json.ts). Duplicate names are not seen here.
    */
   isPlain: boolean;
 };
 
 /**
- * Outlines a JSON text. Throws `invalid_json` at the first value above 50,000, to which up to `numbersMax` numbers directly
+ * Outlines a JSON text. Throws `invalid_json` at the first value above `valuesMax`, to which up to `numbersMax` numbers directly
  * in lists do not count, and at the first level above 100.
  */
-function outlineOf(text: ByteText, numbersMax: number): Outline {
+function outlineOf(text: ByteText, numbersMax: number, valuesMax: number): Outline {
   const isList: boolean[] = [];
   const members: Member[] = [];
   const stringEnds: number[] = [];
@@ -57,6 +59,7 @@ function outlineOf(text: ByteText, numbersMax: number): Outline {
   let numbers = 0;
   let memberCount = 0;
   let isPlain = true;
+  let backslash = text.indexOf('\\');
   /** True where a value may begin: at the start, and after a bracket, a colon or a comma in a list. */
   let isExpected = true;
   let gap = 0;
@@ -100,10 +103,13 @@ function outlineOf(text: ByteText, numbersMax: number): Outline {
     } else if (isNumber) at = endOfNumber(text, at) - 1;
     if (isExpected) {
       if (isNumber && numbers < numbersMax && isList.at(-1)) numbers++;
-      else if (++values > VALUE_COUNT_MAX)
-        throw new Refusal('invalid_json', `The body has more than ${VALUE_COUNT_MAX} values.`);
+      else if (++values > valuesMax) throw new Refusal('invalid_json', `The body has more than ${valuesMax} values.`);
       if (isNumber && at - start >= SHORT_NUMBER_LENGTH) isPlain &&= isShort(text, start, at + 1);
-    } else if (code === QUOTE && isList.length === 1) name = { start, end: at + 1 };
+    } else if (code === QUOTE) {
+      if (backslash !== -1 && backslash < start) backslash = text.indexOf('\\', start);
+      if (backslash !== -1 && backslash <= at) isPlain = false;
+      if (isList.length === 1) name = { start, end: at + 1 };
+    }
     isExpected = false;
     if (code === OPEN_LIST || code === OPEN_OBJECT) {
       if (isList.length === NESTING_MAX)
@@ -115,16 +121,6 @@ function outlineOf(text: ByteText, numbersMax: number): Outline {
   }
   for (const member of members) member.name = nameIn(member.name);
   return { values, numbers, memberCount, members, stringEnds, isPlain };
-}
-
-/** Returns the offset behind the string that begins at `at`; that of the end of the text if it has no end. */
-function endOfString(text: ByteText, at: number): number {
-  for (let end = text.indexOf('"', at + 1); end !== -1; end = text.indexOf('"', end + 1)) {
-    let before = end - 1;
-    while (text.charCodeAt(before) === BACKSLASH) before--;
-    if ((end - before) % 2) return end + 1; // An even number of backslashes escape each other.
-  }
-  return text.length;
 }
 
 /** Returns the offset behind the number that begins at `at`. */
@@ -149,7 +145,7 @@ function isShort(text: ByteText, start: number, end: number): boolean {
 function nameIn(string: ByteText): string {
   if (!/[^ !#-[\]-~]/.test(string.slice(1, -1))) return string.slice(1, -1);
   try {
-    return JSON.parse(decode(string));
+    return parseString(decode(string));
   } catch {
     return string;
   }
@@ -161,20 +157,21 @@ const decode = (text: ByteText) => Buffer.from(text, 'latin1').toString('utf8');
 export type ParsedText = { text: ByteText; outline: Outline; value: unknown };
 
 /**
- * Parses a body of at most 100 levels and 50,000 values (`outlineOf`). `take` is told values and numbers before anything is
+ * Parses a body of at most 100 levels and 50,000 values, or `valuesMax` (`outlineOf`). `take` is told values and numbers before anything is
  * made of them; what it throws ends the parsing. Throws `invalid_json` for what is not JSON in UTF-8.
  */
 export function parseText(
   bytes: Buffer,
   numbersMax: number,
   take: (outline: Pick<Outline, 'values' | 'numbers'>) => void,
+  valuesMax = VALUE_COUNT_MAX,
 ): ParsedText {
   if (!isUtf8(bytes)) throw new Refusal('invalid_json', 'The body is not valid UTF-8.');
   const text = bytes.toString('latin1');
-  const outline = outlineOf(text, numbersMax);
+  const outline = outlineOf(text, numbersMax, valuesMax);
   take(outline);
   try {
-    return { text, outline, value: JSON.parse(isAscii(bytes) ? text : bytes.toString('utf8')) };
+    return { text, outline, value: parseJson(isAscii(bytes) ? text : bytes.toString('utf8')) };
   } catch (cause) {
     throw new Refusal('invalid_json', bytes.length ? 'The body is not valid JSON.' : 'The body is empty; send JSON.', {
       cause,
@@ -182,11 +179,65 @@ export function parseText(
   }
 }
 
+/** Thrown for JSON inside a string that has more levels or values than a body may have. */
+export class UncountedJson extends Error {}
+
 /**
- * Returns the canonical form of a body that has been parsed: the bytes of what `canonicalJson` makes of its value. It is put
- * together from pieces of the body, which takes a fraction of the time. Valid until the next call.
+ * Parses JSON that stands in a string, so that its levels and values have not been counted with those of what the string came in.
+ * Every such text goes through here. Returns undefined for what is not JSON, and for a text longer than `lengthMax`. Throws
+ * UncountedJson for what may be JSON of more than 100 levels, or 50,000 values or `valuesMax`: it is not parsed.
  */
-export function canonicalBytes(bytes: Buffer, { text, outline: { stringEnds } }: Omit<ParsedText, 'value'>): Buffer {
+export function parseNested(
+  text: string,
+  lengthMax = Number.POSITIVE_INFINITY,
+  valuesMax = VALUE_COUNT_MAX,
+): { value: unknown } | undefined {
+  if (text.length > lengthMax) return undefined;
+  const bounded = boundsOf(text, valuesMax);
+  if (bounded === 'no JSON') return undefined;
+  if (bounded === 'too much') throw new UncountedJson();
+  try {
+    return { value: parseJson(text) };
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Tells whether a text has the levels and values of a body. What ends before its brackets are closed is no JSON however deep it
+ * goes: a model that repeats itself writes it.
+ */
+function boundsOf(text: string, valuesMax: number): 'bounded' | 'too much' | 'no JSON' {
+  if (!/^[ \n\r\t]*[[{]/.test(text)) return 'bounded'; // One value, if it is JSON.
+  let depth = 0;
+  let deepest = 0;
+  let separators = 0;
+  for (let at = 0; at < text.length; at++) {
+    const code = text.charCodeAt(at);
+    if (code === QUOTE) at = endOfString(text, at) - 1;
+    else if (code === COMMA || code === COLON) separators++;
+    else if (code === OPEN_LIST || code === OPEN_OBJECT) {
+      separators++; // What may stand in it first.
+      if (++depth > deepest) deepest = depth;
+    } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) {
+      if (--depth < 0) return 'no JSON';
+    }
+  }
+  if (depth !== 0) return 'no JSON';
+  // A value has one of its own, or two.
+  return deepest > NESTING_MAX || separators > 2 * valuesMax ? 'too much' : 'bounded';
+}
+
+/**
+ * Returns the canonical form of a body that has been parsed: the bytes of what `canonicalJson` makes of its value, without the
+ * members of the outermost object that `isLeftOut` names. It is put together from pieces of the body, which takes a fraction of
+ * the time. Valid until the next call.
+ */
+export function canonicalBytes(
+  bytes: Buffer,
+  { text, outline: { stringEnds } }: Omit<ParsedText, 'value'>,
+  isLeftOut: (name: string) => boolean = () => false,
+): Buffer {
   /** Without these, every escape is written as JSON.stringify writes it. */
   const hasOtherEscapes = text.includes('\\u') || text.includes('\\/');
   let at = 0;
@@ -213,7 +264,7 @@ export function canonicalBytes(bytes: Buffer, { text, outline: { stringEnds } }:
     const start = at;
     at = stringEnds[strings++] as number;
     const found = text.slice(start, at);
-    if (hasOtherEscapes && found.includes('\\')) write(JSON.stringify(JSON.parse(decode(found))));
+    if (hasOtherEscapes && found.includes('\\')) write(JSON.stringify(parseString(decode(found))));
     else copy(start, at);
     return found;
   };
@@ -230,8 +281,9 @@ export function canonicalBytes(bytes: Buffer, { text, outline: { stringEnds } }:
     out[length++] = OPEN_OBJECT;
     at++;
     const first = length;
+    const isOutermost = first === 1;
     let members: { name: string; start: number; end: number }[] = [];
-    let isSorted = true;
+    let isInOrder = true;
     for (let code = skip(); code !== CLOSE_OBJECT; code = skip()) {
       if (code === COMMA) {
         at++;
@@ -244,14 +296,15 @@ export function canonicalBytes(bytes: Buffer, { text, outline: { stringEnds } }:
       out[length++] = text.charCodeAt(at++); // The colon.
       value();
       const before = members.at(-1);
-      if (before && before.name >= name) isSorted = false;
+      if ((before && before.name >= name) || (isOutermost && isLeftOut(name))) isInOrder = false;
       members.push({ name, start, end: length });
     }
     at++;
-    if (!isSorted) {
+    if (!isInOrder) {
       const written = scratch(1, length - first);
       out.copy(written, 0, first, length);
       members = [...new Map(members.map((it) => [it.name, it])).values()]; // Of duplicate names the last counts.
+      if (isOutermost) members = members.filter(({ name }) => !isLeftOut(name));
       members.sort((one, other) => (one.name < other.name ? -1 : 1));
       length = first;
       for (const { start, end } of members) {

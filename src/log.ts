@@ -1,5 +1,6 @@
 import { constants, fstatSync, openSync, writeSync } from 'node:fs';
 import { isatty } from 'node:tty';
+import { format } from 'node:util';
 import { type LevelWithSilent, type Logger, pino } from 'pino';
 import { visible } from './visible.ts';
 
@@ -41,6 +42,18 @@ export function createLog(level: LogLevel, secrets: readonly string[] = [], writ
       },
     },
   );
+}
+
+const SAID_LENGTH_MAX = 4000;
+
+/**
+ * Has what libraries print on the console go to the log: they print whole errors, with whatever secrets are in them, in lines that
+ * are none of the log. Hono's server does so where the answer to a request cannot be written.
+ */
+export function logConsole(log: Pick<Log, 'warn'>, console = globalThis.console): void {
+  for (const name of ['debug', 'error', 'info', 'log', 'trace', 'warn'] as const)
+    console[name] = (...said: unknown[]) =>
+      log.warn({ event: 'console', said: format(...said).slice(0, SAID_LENGTH_MAX) }, 'a library printed something');
 }
 
 /** The most bytes of lines that wait for a reader that does not keep up: some thousands of lines. */

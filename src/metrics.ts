@@ -1,4 +1,5 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import { FAULT_PLACES } from './fault.ts';
 import { VERSION } from './files/version.ts';
 import { lostLineCount } from './log.ts';
 import { DROP_REASONS } from './tracing/exporter.ts';
@@ -33,6 +34,11 @@ export function createMetrics() {
   const walletsOpened = counter('wallets_opened_total', 'Wallets opened.');
   const walletsClosed = counter('wallets_closed_total', 'Wallets closed, by reason.', ['reason']);
   const leases = counter('leases_total', 'Lease events.', ['slot', 'backend', 'event']);
+  const fundsWaitSeconds = histogram(
+    'funds_wait_seconds',
+    'How long requests waited for money that others in flight held, by how that ended.',
+    ['end'],
+  );
   const keepsEnded = counter('keeps_ended_total', 'Leases that are no longer extended while busy, by reason.', [
     'reason',
   ]);
@@ -110,6 +116,8 @@ export function createMetrics() {
     },
   });
   const failures = counter('failures_total', 'Internal failures, by place.', ['where']);
+  const faults = counter('faults_total', 'Errors that ended one request and nothing else, by place.', ['where']);
+  for (const where of FAULT_PLACES) faults.inc({ where }, 0);
 
   new Counter({
     name: 'purser_log_lines_lost_total',
@@ -132,6 +140,7 @@ export function createMetrics() {
     walletsClosed,
     leases,
     keepsEnded,
+    fundsWaitSeconds,
     checkouts,
     clawedBack,
     refusals,
@@ -151,6 +160,7 @@ export function createMetrics() {
     spansSent,
     spansDropped,
     failures,
+    faults,
     /** Adds a gauge with labels: `read` returns the value of each. */
     gauges<L extends string>(
       name: string,

@@ -66,11 +66,16 @@ export const REFUSALS = {
     status: 409,
     message: 'The answer to this request was lost. What was charged is final; a new key is safe now.',
   },
+  request_timeout: { status: 408, message: 'The request came too slowly.' },
   payload_too_large: { status: 413, message: 'The body is too large.' },
   unsupported_media_type: { status: 415, message: 'Send the body as application/json.' },
   upgrade_not_supported: {
     status: 426,
     message: 'This endpoint does not speak WebSocket. Send POST, with "stream": true for events.',
+  },
+  head_too_large: {
+    status: 431,
+    message: 'The head of the request, its address and its headers, is longer than 16 KiB.',
   },
   rate_limited: { status: 429, message: 'Too many requests. Retry after the time in Retry-After.' },
   internal_error: {

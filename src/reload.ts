@@ -46,7 +46,7 @@ export function createReload(app: App, secrets: Secrets, read: () => Settings): 
       refuseOpenToOthers(next.config, next.secrets, () => {});
       const change = changeOf(inForce, next);
       const catalogue = createCatalogue(next.config);
-      recallBounds(app.ledger.read, catalogue);
+      recallBounds(app.ledger.read, catalogue, app.clock.now());
       const outdated = new Set([...change.upstreams.changed, ...change.upstreams.removed]);
       const kept = new Map([...app.upstreams].filter(([name]) => !outdated.has(name)));
       const upstreams = await openUpstreams(next.config, next.secrets, kept);
@@ -96,7 +96,7 @@ export function createReload(app: App, secrets: Secrets, read: () => Settings): 
   async function close(retired: readonly Upstream[]) {
     await app.inFlight.whenTheseEnd();
     if (app.health.stopping) return; // The stop closes all of them.
-    recallBounds(app.ledger.read, app.catalogue); // What they learned of their own catalogue's routes.
+    recallBounds(app.ledger.read, app.catalogue, app.clock.now()); // What they learned of their own catalogue's routes.
     for (const upstream of retired) {
       app.openedUpstreams.delete(upstream);
       await upstream.close();

@@ -1,6 +1,6 @@
 import './net/web-classes.ts';
 
-import { createServer, type IncomingMessage, type Server, ServerResponse } from 'node:http';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import { getRequestListener, type HttpBindings, RequestError } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
@@ -8,16 +8,20 @@ import { hasForbiddenSessions } from './access/browser-sessions.ts';
 import { endForbiddenSessions } from './access/writes.ts';
 import { type App, type AppOptions, openApp } from './app.ts';
 import { type Config, printable, type Secrets } from './config/config.ts';
+import { contained, containProcess, followFaults } from './fault.ts';
 import { files } from './files/data-directory.ts';
 import { limitConnections } from './http/connection-limit.ts';
 import { followConnections } from './http/connections.ts';
 import { unparsableRequest } from './http/endpoint.ts';
-import { expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
+import { ContainedRequest, ContainedResponse, endFaulty } from './http/exchange.ts';
+import { continueWhenRead, expectsTooMuch, faultOfHead, isOwnHost } from './http/head.ts';
 import { lingerAfter } from './http/lingering.ts';
 import { createPortPages, mayUpgrade } from './http/routes/ports.ts';
 import { createHttpApp } from './http/routes.ts';
+import { answerUnreadable } from './http/unreadable.ts';
 import { collectWhenIdle } from './idle-memory.ts';
 import { refuseStranded } from './lease/stranded.ts';
+import { contain, containCall, containConnection } from './net/contain.ts';
 import { type Address, listen, reachableHost, reachableUrl, urlOf } from './net/listen.ts';
 import { listenSocket } from './operator/socket.ts';
 import { createBackups, runBackup } from './recovery/scheduled.ts';
@@ -29,6 +33,8 @@ import { createUi } from './ui/routes.ts';
 /** Time limits for the headers and the whole of a request: a slow client does not keep a connection for ever. */
 const HEADERS_MILLISECONDS = 20_000;
 const REQUEST_MILLISECONDS = 120_000;
+/** Names and values of the headers, and the address. The sentence of `head_too_large` says it. */
+const HEAD_BYTES_MAX = 16 * 1024;
 /** Longer than proxies keep theirs (nginx: 60 s), so that none asks on a connection that is just being closed. */
 const KEEP_ALIVE_MILLISECONDS = 75_000;
 /** Silence after which TCP asks whether a client is still there (SO_KEEPALIVE). */
@@ -43,6 +49,8 @@ const METRICS_HEADERS_MILLISECONDS = 5000;
 const EXPECTATION_FAILED = 417;
 const MISDIRECTED = 421;
 
+const CONTAINED = { IncomingMessage: ContainedRequest, ServerResponse: ContainedResponse };
+
 export type Served = App & {
   /** The address it listens on: with port 0, the port that the system chose. */
   address: Address;
@@ -56,6 +64,8 @@ export type Served = App & {
 export async function serve(config: Config, secrets: Secrets, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();
   const app = opening.use(await openApp(config, secrets, options));
+  opening.use(followFaults(app.events.faulted));
+  if (options.ownsProcess) opening.use(containProcess());
   opening.use(collectWhenIdle(() => app.log.debug({ event: 'memory.collected' }, 'idle: memory is given back')));
   // Not in openApp: the commands that help here open the books themselves.
   if (!app.health.fault) {
@@ -154,25 +164,32 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
     autoCleanupIncoming: false, // `lingerAfter` does it.
     hostname: 'localhost', // Of a request of HTTP/1.0, which may have no Host: the health check of a load balancer, for one.
     errorHandler(error) {
-      const { body, ...init } = unparsableRequest(app, error instanceof RequestError ? undefined : error);
+      const refusal = new Refusal('invalid_request', 'The address of the request, or its Host header, cannot be read.');
+      const { body, ...init } = unparsableRequest(app, error instanceof RequestError ? refusal : error);
       return new Response(body, init);
     },
   });
   const { connectionCountMax, stallMilliseconds, authenticated, events } = app;
-  const limit = limitConnections(connectionCountMax, stallMilliseconds, authenticated, answerOrRefuse, events);
-  function answerOrRefuse(request: IncomingMessage, response: ServerResponse) {
-    lingerAfter(request, response);
-    const isTooMuch = expectsTooMuch(request);
-    const fault = isTooMuch
-      ? new Refusal('invalid_request', 'Expect: only 100-continue is known.')
-      : faultOfHead(request);
-    if (!fault) return answer(request, response);
-    const { status, headers, body } = unparsableRequest(app, fault);
-    response.writeHead(isTooMuch ? EXPECTATION_FAILED : status, headers).end(body);
+  const limit = limitConnections(connectionCountMax, stallMilliseconds, authenticated, handle, events);
+  function handle(request: IncomingMessage, response: ServerResponse) {
+    const broken = (error: unknown) => (response as ContainedResponse).fail(error);
+    containCall(() => void answerOrRefuse(request, response)?.catch(broken), broken);
   }
-  const server = createServer({
+  function answerOrRefuse(request: IncomingMessage, response: ServerResponse): Promise<unknown> | undefined {
+    lingerAfter(request, response);
+    const faultOfForm = faultOfHead(request);
+    const isTooMuch = !faultOfForm && expectsTooMuch(request);
+    const fault = isTooMuch ? new Refusal('invalid_request', 'Expect: only 100-continue is known.') : faultOfForm;
+    if (!fault) return answer(request, response);
+    const { status, headers, body } = unparsableRequest(app, fault, request);
+    response.writeHead(isTooMuch ? EXPECTATION_FAILED : status, headers).end(body);
+    return undefined;
+  }
+  const server: Server = createServer({
+    ...(CONTAINED as object), // Who listens need not know of it.
     headersTimeout: HEADERS_MILLISECONDS,
     requestTimeout: REQUEST_MILLISECONDS,
+    maxHeaderSize: HEAD_BYTES_MAX,
     keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
     connectionsCheckingInterval: CHECK_MILLISECONDS,
     keepAlive: true, // A client that is gone without a word is noticed, also on a connection that nobody writes to.
@@ -180,31 +197,32 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
     requireHostHeader: false, // Its own answer has no body and no id.
     shouldUpgradeCallback: (request) => mayUpgrade(app, request), // Elsewhere it is a request like any other.
   });
+  contain(server, endFaulty);
+  server.on('connection', (socket) => containConnection(socket, 'connection'));
+  server.maxHeadersCount = 0; // Of more than this Node drops the rest without a word; `faultOfHead` says so.
   const connections = followConnections(server);
+  const isUnreadable = answerUnreadable(app, server, connections);
   limit.watch(server);
   events.gauge('connections', 'Connections of clients.', limit.count);
-  for (const event of ['request', 'checkExpectation'])
-    server.on(event, (request, response) => {
-      if (connections.take(request, response)) limit.handle(request, response);
-    });
-  server.on('upgrade', (request: IncomingMessage, socket: Socket, head: Buffer) => {
+  const admit = (request: IncomingMessage, response: ServerResponse) => {
+    if (!isUnreadable(request.socket) && connections.take(request, response)) limit.handle(request, response);
+  };
+  for (const event of ['request', 'checkExpectation']) server.on(event, admit);
+  server.on('checkContinue', (request, response) => {
+    continueWhenRead(request, response);
+    admit(request, response);
+  });
+  const handleDetached = (request: ContainedRequest, socket: Socket, head: Buffer) => {
     socket.on('error', () => {}); // Whoever uses it hears of its close.
     limit.follow(socket);
     if (head.length) socket.unshift(head);
-    const response = new ServerResponse(request);
+    const response = new ContainedResponse(request);
     response.shouldKeepAlive = false;
     response.assignSocket(socket);
     response.once('finish', () => socket.destroySoon());
-    if (connections.take(request, response)) limit.handle(request, response);
-  });
-  server.on('clientError', (error: NodeJS.ErrnoException, socket) => {
-    // An answer that is still to come on this connection must not be taken for this refusal.
-    const isAnswering = (socket as { _httpMessage?: unknown })._httpMessage != null;
-    if (!socket.writable || isAnswering || error.code === 'ECONNRESET') return socket.destroy();
-    const { status, headers, body } = unparsableRequest(app);
-    const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
-    socket.end(`HTTP/1.1 ${status} Bad Request\r\n${lines.join('')}\r\n${body}`, () => socket.destroy());
-  });
+    admit(request, response);
+  };
+  for (const event of ['upgrade', 'connect']) server.on(event, handleDetached);
   return {
     server,
     close() {
@@ -218,7 +236,7 @@ function openServer(app: App, secrets: Secrets): { server: Server; close(): Prom
 
 function openMetrics(app: App, { host }: Address): Server {
   const patience = { headersTimeout: METRICS_HEADERS_MILLISECONDS, connectionsCheckingInterval: CHECK_MILLISECONDS };
-  return createServer(patience, async (request, response) => {
+  const answer = async (request: IncomingMessage, response: ServerResponse) => {
     if (!isOwnHost(request.headers.host, host))
       return response
         .writeHead(MISDIRECTED)
@@ -231,5 +249,9 @@ function openMetrics(app: App, { host }: Address): Server {
       app.events.failed('metrics', error);
       response.writeHead(REFUSALS.internal_error.status).end();
     }
-  });
+  };
+  return createServer(
+    patience,
+    contained('request', answer, ({ socket }) => socket.destroy()),
+  );
 }

@@ -64,7 +64,13 @@ test('without a file and without environment everything has its default', (t) =>
     childWallets: { depth: 4, openChildren: 1000 },
     keep: { cpuPercent: 5 },
     drainSeconds: 10,
-    router: { upstreams: [], models: [], uncertain: { after_seconds: 900, policy: 'charge' } },
+    router: {
+      upstreams: [],
+      models: [],
+      uncertain: { after_seconds: 900, policy: 'charge' },
+      on_cancel: 'stop',
+      cancel_grace_seconds: 3,
+    },
     ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
     ports: { host: undefined },
     compute: {},
@@ -76,6 +82,7 @@ test('without a file and without environment everything has its default', (t) =>
       wallet_requests_per_minute: 0,
       account_requests_per_minute: 0,
       failed_auth_per_minute: 600,
+      funds_wait_seconds: 30,
       released_per_minute: 60,
     },
   });
@@ -229,6 +236,13 @@ for (const [yaml, said] of [
   ['trusted_proxies: 10.0.0.1\n', /trusted_proxies: /],
   ['metrics: {}\n', /metrics\.listen: is required/],
   ['router: { uncertain: { after_seconds: 2592001 } }\n', /after_seconds: /],
+  ['router: { on_cancel: kill }\n', /router\.on_cancel: .*"stop"/],
+  ['router: { cancel_grace_seconds: 601 }\n', /router\.cancel_grace_seconds: /],
+  ['router: { cancel_grace_seconds: 1.5 }\n', /router\.cancel_grace_seconds: /],
+  [
+    'router: { upstreams: [{ name: a, base_url: "http://a", on_cancel: never }] }\n',
+    /router\.upstreams\.0\.on_cancel: /,
+  ],
   ['- listen\n', /not a map of settings/],
   ['just words\n', /not a map of settings/],
   [
@@ -283,6 +297,17 @@ for (const [what, yaml, line] of [
   ['a setting that is given twice', 'drain_seconds: 1\ndrain_seconds: 2\n', 2],
   ['a tab for indentation', 'router:\n\tmodels: []\n', 2],
   ['an alias that leads nowhere', 'drain_seconds: 1\nlisten: *here\n', 2],
+  ['a file of more than 1 MiB', `drain_seconds: 1\n# ${'x'.repeat(1024 * 1024)}`, 2],
+  ['aliases without end', `a: &a 1\nb: [${'*a,'.repeat(200_000)}]\n`, 2],
+  ['brackets without end', `drain_seconds: 1\nlisten: ${'['.repeat(20_000)}\n`, 2],
+  ['lists in lists without end', `drain_seconds: 1\nlisten:\n  ${'- '.repeat(20_000)}x\n`, 3],
+  [
+    'a bomb of aliases',
+    'a: &a [x,x,x,x,x,x,x,x,x]\n'.concat(
+      ...['ab', 'bc', 'cd', 'de', 'ef'].map(([of, it]) => `${it}: &${it} [${Array(9).fill(`*${of}`)}]\n`),
+    ),
+    6,
+  ],
 ] as const)
   test(`${what} is a fault at its line`, (t) => {
     const faults = write(t, yaml).faults();
@@ -751,4 +776,30 @@ test('the headers for the collector of spans are secrets: kept apart, and never 
     'yaml:1: opentelemetry.endpoint: holds a query or a fragment: give a key in headers',
     'yaml:1: opentelemetry.header: unknown setting. Did you mean headers?',
   ]);
+});
+
+test('a number has its bounds: the least and the most are taken, and what is beyond is refused with its path', (t) => {
+  const inBackup = (it: string) => `backup: { directory: /b, every: 1h, ${it} }`;
+  const rows: [
+    path: string,
+    yaml: (value: string) => string,
+    least: [string, string],
+    most: [string, string] | undefined,
+  ][] = [
+    ['close_wait_seconds', (it) => `close_wait_seconds: ${it}`, ['0', '-1'], ['300', '301']],
+    ['drain_seconds', (it) => `drain_seconds: ${it}`, ['0', '-1'], ['3600', '3601']],
+    ['child_wallets.depth', (it) => `child_wallets: { depth: ${it} }`, ['0', '-1'], ['16', '17']],
+    ['child_wallets.open', (it) => `child_wallets: { open: ${it} }`, ['0', '-1'], ['100000', '100001']],
+    ['keep.cpu_percent', (it) => `keep: { cpu_percent: ${it} }`, ['1', '0'], ['100', '101']],
+    ['backup.every', (it) => `backup: { directory: /b, every: ${it} }`, ['60s', '59s'], undefined],
+    ['backup.keep', (it) => inBackup(`keep: ${it}`), ['1', '0'], ['10000', '10001']],
+    ['ssh.public_port', (it) => `ssh: { public_port: ${it} }`, ['1', '0'], ['65535', '65536']],
+    ['router.cancel_grace_seconds', (it) => `router: { cancel_grace_seconds: ${it} }`, ['0', '-1'], ['600', '601']],
+  ];
+  for (const [path, yaml, ...ends] of rows)
+    for (const [taken, refused] of ends.filter((it) => it !== undefined)) {
+      assert.deepEqual(write(t, yaml(taken)).faults(), [], `${path}: ${taken}`);
+      const [fault, ...more] = write(t, yaml(refused)).faults();
+      assert.ok(fault?.includes(`${path}: `) && !more.length, `${path}: ${refused}: ${fault}`);
+    }
 });

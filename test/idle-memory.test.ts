@@ -23,7 +23,16 @@ function thread(t: TestContext) {
     return collect.mock.callCount();
   };
   const collected = t.mock.fn();
-  return { options: { utilization, collect: collect as unknown as NodeJS.GCFunction }, collect, collected, passes };
+  const works = (milliseconds: number) => {
+    active += milliseconds;
+  };
+  return {
+    works,
+    options: { utilization, collect: collect as unknown as NodeJS.GCFunction },
+    collect,
+    collected,
+    passes,
+  };
 }
 
 test('a thread collects once after its start, when it is idle', (t) => {
@@ -43,6 +52,14 @@ test('after each burst a thread collects again, and not within it', (t) => {
   assert.equal(passes(0.8, 0.03, 0.9), 1);
   assert.equal(passes(0), 2);
   assert.equal(passes(0.5, 0), 3);
+});
+
+test('a long collection is no work that another one follows', (t) => {
+  const { options, collect, collected, passes, works } = thread(t);
+  collect.mock.mockImplementation(() => works(700));
+  using _collecting = collectWhenIdle(collected, options);
+  assert.equal(passes(0.3, 0.001), 1);
+  assert.equal(passes(0.001, 0.001, 0.001), 1);
 });
 
 test('a thread that was disposed of collects no more', (t) => {

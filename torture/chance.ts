@@ -1,4 +1,4 @@
-import { randomFrom } from '../test/executable/random.ts';
+import { randomFrom } from '../test/helper/random.ts';
 
 /** A random source that follows from a seed. */
 export type Chance = {

@@ -15,11 +15,14 @@ const NANOS_PER_CENT = 10_000_000n;
 /** The longest pause of a client between requests: the machine has other things to do too. */
 const THINK_MILLISECONDS = 60;
 const GONE_MILLISECONDS = 50;
+/** The longest time for which a client that leaves stays. */
+const LEAVE_MILLISECONDS = 1500;
 const CLOSERS = ['account', 'agent', 'parent'] as const;
 /** The relative frequency of what a client does next. */
 const ACTS = {
   chat: 60,
   stream: 14,
+  leave: 6,
   twice: 5,
   again: 5,
   wallet: 4,
@@ -105,6 +108,13 @@ export function openClients(journal: Journal, orders: Orders, chance: Chance, ki
     if (act === 'stream') {
       const order = await orders.stream(wallet, chance);
       return order && insist(order, chance);
+    }
+    if (act === 'leave') {
+      const order = await orders.stream(wallet, chance, true);
+      if (!order) return;
+      await orders.leave(order, chance.whole(0, LEAVE_MILLISECONDS)).catch(patient);
+      await pause(chance.between(0, 2 * LEAVE_MILLISECONDS)); // Within the grace, or after it.
+      return insist(order, chance);
     }
     const order = orders.chat(wallet, chance);
     if (act === 'twice') return void (await Promise.all([1, 2, 3].map(() => orders.send(order).catch(patient))));

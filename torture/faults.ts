@@ -1,5 +1,5 @@
 import { setTimeout as pause } from 'node:timers/promises';
-import { within } from '../test/helper/executable.ts';
+import { waitFor } from '../test/helper/waiting.ts';
 import type { Chance } from './chance.ts';
 import { runCommand } from './commands.ts';
 import { lose } from './docker.ts';
@@ -151,7 +151,7 @@ export const FAULTS: Record<FaultName, Fault> = {
   },
   async SIGTERM({ site }) {
     await site.server();
-    const { code, signal } = await within(site.end('SIGTERM'), () => 'SIGTERM ends the server');
+    const { code, signal } = await waitFor('SIGTERM ends the server', site.end('SIGTERM'));
     if (code !== 0)
       site.findings.push({ failure: 'unexpected ends', what: `SIGTERM ended the server with ${code ?? signal}` });
   },

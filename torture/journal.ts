@@ -3,7 +3,7 @@ import type { Answer } from '../test/helper/server.ts';
 import { expiryOf, type MoveEntry } from './move.ts';
 import { chargeOf, type Expected, type Usage } from './prices.ts';
 
-/** The outcome of an order. `lost`: charged by policy, without an answer. `refused`: a definite no, which cost nothing. */
+/** The outcome of an order. `lost`: charged by policy or for what had come when its client left, without an answer. `refused`: a definite no, which cost nothing. */
 export type Outcome = 'unknown' | 'done' | 'lost' | 'refused';
 
 export type WalletEntry = {
@@ -28,7 +28,8 @@ export type WalletEntry = {
   /** The first acknowledged answer to a close, and when it came. */
   closed?: Answer['body'];
   closedAt?: number;
-  frozen: { state: 'yes' | 'no' | 'maybe'; turn: number; lostAt?: number };
+  /** Whether it is frozen, as far as is known; `flying` counts the requests that freeze it or end that, and are in flight. */
+  frozen: { state: 'yes' | 'no' | 'maybe'; turn: number; flying: number; lostAt?: number };
   /** Its only refill: the boundary that was acknowledged, in Unix milliseconds, and whether the wallet was seen beyond it. */
   refill?: { cents: number; dueAt?: number; isPast: boolean };
   /** Total cost of its acknowledged answers, in nano-dollars. */

@@ -107,6 +107,11 @@ function judgeCalls({ calls, books }: Evidence, find: Find): void {
       );
   for (const it of books.operations.filter(isChat)) {
     const call = calls.get(it.id);
+    if (it.settledBy === 'cancelled') {
+      // How much had come by then is not known here; its client was told what is in the books.
+      if (it.route === 'chat/completions') find('charged wrongly', `${it.id} was no stream, and was cancelled`);
+      continue;
+    }
     if (it.settledBy !== 'answer' || !call) {
       if (it.outcome === 'charged' && it.settledBy === 'answer')
         find('charged wrongly', `${it.id}: the model server never saw it`);
@@ -255,6 +260,8 @@ function judgeEntries({ journal, books }: Evidence, find: Find): void {
   const changes = new Map(books.changes.map((it) => [it.id, it]));
   const refills = new Map(journal.wallets.map(({ id, refill }) => [id, refill]));
   const balances = new Map<string, bigint>();
+  const children = group(books.wallets, ({ parent }) => parent ?? '');
+  const below = (id: string): string[] => (children.get(id) ?? []).flatMap((it) => [it.id, ...below(it.id)]);
   const lines = new Map<string, Entry[]>();
   for (const entry of books.entries) {
     const { seq, cause, debit, credit, amount } = entry;
@@ -265,9 +272,13 @@ function judgeEntries({ journal, books }: Evidence, find: Find): void {
     const change = changes.get(cause);
     const refill = change?.kind === 'refill' ? refills.get(change.wallet) : undefined;
     if (refill) {
-      const [left, wanted] = [balances.get(`wallet:${change?.wallet}`) ?? 0n, BigInt(refill.cents) * NANOS_PER_CENT];
-      if (left < wanted || left >= wanted + NANOS_PER_CENT)
-        find('money not conserved', `line ${seq} refills ${change?.wallet} to ${left}, and not to ${wanted}`);
+      const wallet = change?.wallet as string;
+      const [own, wanted] = [balances.get(`wallet:${wallet}`) ?? 0n, BigInt(refill.cents) * NANOS_PER_CENT];
+      // What is held, or lies with its children, is left over as well; where that is more than the amount, nothing else is.
+      const accounts = [wallet, ...below(wallet)].flatMap((id) => [`wallet:${id}`, `hold:${id}`]);
+      const left = sum(accounts.map((it) => balances.get(it) ?? 0n));
+      if (left < wanted || (left >= wanted + NANOS_PER_CENT && own >= NANOS_PER_CENT))
+        find('money not conserved', `line ${seq} refills ${wallet} to ${left}, and not to ${wanted}`);
     }
     if (!/^(op|chg)_/.test(cause)) continue;
     const own = lines.get(cause);

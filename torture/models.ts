@@ -3,7 +3,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { breakOff, DONE, event, forever, resetIt, streaming } from '../test/helper/sse.ts';
 import { failure, halfBody, hang, openUpstream, reset, type UpstreamCall } from '../test/helper/upstream.ts';
 import type { Chance } from './chance.ts';
-import { TOKENS_MAX } from './prices.ts';
+import { DELIVERED_BYTES, SLOW, TOKENS_MAX } from './prices.ts';
 
 /** The model server's record of one operation: its own count, which the books are compared with. */
 export type Call = {
@@ -53,6 +53,16 @@ const late =
     await pause(LATE_MILLISECONDS);
     return handle(asked, response);
   };
+const SLOW_MILLISECONDS = 1500;
+/** A stream that takes so long that its client may leave. */
+const slow: Handle = (asked, response) =>
+  streaming(
+    ...begun(asked),
+    () => pause(SLOW_MILLISECONDS),
+    delta(asked, '', 'stop'),
+    chunk(asked, [], asked.usage),
+    DONE,
+  )(asked, response);
 const both = (answered: Call['answered'], handle: Handle): Fault => ({ answered, plain: handle, stream: handle });
 const says = (status: number) => both('no', failure(status));
 const garbage: Handle = (_, response) => void response.writeHead(200, { 'content-type': 'text/html' }).end('<html>');
@@ -83,9 +93,9 @@ const FAULTS: Record<string, Fault> = {
 const BAD_USAGES = [
   undefined,
   {},
-  { prompt_tokens: -5, completion_tokens: 3 },
-  { prompt_tokens: 1.5, completion_tokens: 3 },
-  { prompt_tokens: '7', completion_tokens: 3 },
+  { prompt_tokens: -5, completion_tokens: DELIVERED_BYTES },
+  { prompt_tokens: 1.5, completion_tokens: DELIVERED_BYTES },
+  { prompt_tokens: '7', completion_tokens: DELIVERED_BYTES },
   { prompt_tokens: 5, completion_tokens: 1_000_000 },
 ];
 /** The rate of faulty calls: normally, and in a storm. */
@@ -121,14 +131,21 @@ export async function openModels(t: Parameters<typeof openUpstream>[0], chance: 
     const fault = name === undefined ? WHOLE : (FAULTS[name] as Fault);
     if (name !== undefined) models.faults.set(name, (models.faults.get(name) ?? 0) + 1);
     const [{ content }] = call.body.messages as [{ content: string }];
-    models.calls.set(id, {
+    const record: Call = {
       key: content,
       model: String(call.body.model),
       seen: (models.calls.get(id)?.seen ?? 0) + 1,
       answered: call.body.stream ? fault.answered : (fault.plainly ?? fault.answered),
       usage: asked.usage,
       fault: name ?? 'none',
-    });
+    };
+    models.calls.set(id, record);
+    if (fault === WHOLE && Array.isArray(call.body.stop) && call.body.stop.includes(SLOW)) {
+      response.once('close', () => {
+        if (!response.writableFinished) record.answered = 'part';
+      });
+      return slow(asked, response);
+    }
     return (call.body.stream ? fault.stream : fault.plain)(asked, response);
   };
   return models;

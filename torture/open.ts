@@ -30,7 +30,12 @@ export async function openRig(stage: Stage, chance: Chance, minutes: number, sec
   const settings = {
     close_wait_seconds: 2,
     drain_seconds: 2,
-    router: { upstreams: [upstream], models: MODELS, uncertain: { after_seconds: 4, policy: 'charge' } },
+    router: {
+      upstreams: [upstream],
+      models: MODELS,
+      uncertain: { after_seconds: 4, policy: 'charge' },
+      cancel_grace_seconds: 1, // A call takes three seconds at most.
+    },
     ...(engines.all.length
       ? { compute: Object.assign({}, ...engines.all.map((it) => it.settings)), ssh: { listen: '127.0.0.1:0' } }
       : {}),

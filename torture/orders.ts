@@ -6,7 +6,7 @@ import type { Chance } from './chance.ts';
 import type { Kind } from './engine.ts';
 import { count, ENDED, type Journal, note, type OrderEntry, type WalletEntry } from './journal.ts';
 import { expiryOf, frozenState, MOVE_REFUSED, type MoveEntry, noteMove, zoneOfNextMidnight } from './move.ts';
-import { ASKED, TOKENS_MAX } from './prices.ts';
+import { ASKED, SLOW, TOKENS_MAX } from './prices.ts';
 
 const NANOS_PER_CENT = 10_000_000n;
 /** How far ahead a refill's boundary may be. */
@@ -144,7 +144,8 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     return entry;
   }
 
-  async function stream(wallet: WalletEntry, chance: Chance): Promise<OrderEntry | undefined> {
+  /** Makes an order of a stream, if the wallet still has a gateway key; the model server takes its time for a slow one. */
+  async function stream(wallet: WalletEntry, chance: Chance, isSlow = false): Promise<OrderEntry | undefined> {
     if (!wallet.routerKey) {
       const answer = await ask('POST', '/v1/router/key', { token: wallet.token, body: {} });
       const code = answer.body?.error?.code;
@@ -156,7 +157,24 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     entry.kind = 'stream';
     entry.path = '/v1/router/chat/completions';
     entry.body = { ...entry.body, stream: true, stream_options: { include_usage: true } };
+    if (isSlow) entry.body.stop = [SLOW];
     return entry;
+  }
+
+  /** Sends an order of a stream and leaves after a while. What became of it, its key says later. */
+  async function leave(order: OrderEntry, milliseconds: number): Promise<void> {
+    const { path, key, body, wallet } = order;
+    const signal = AbortSignal.timeout(milliseconds);
+    order.flying++;
+    try {
+      await ask('POST', path, { token: wallet.routerKey, key, body, signal });
+    } catch (error) {
+      if (!signal.aborted) throw error;
+    } finally {
+      count(journal.answers, `stream ${signal.aborted ? 'left' : 'left too late'}`);
+      order.isNew = false;
+      order.flying--;
+    }
   }
 
   const lease = (wallet: WalletEntry, { provider, spec }: Kind, seconds: number) =>
@@ -202,28 +220,32 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
   }
 
   /**
-   * Freezes a wallet or ends that. Its state is known again once an answer came with no other request meanwhile, and none was
-   * lost a while ago: a server that was stopped has it in its buffers, and may carry it out after the one that it answered.
+   * Freezes a wallet or ends that. Its state is known again once an answer came, if no other such request was on its way
+   * meanwhile, as the later sent may be carried out first, and none was lost a while ago: a server that was stopped has it in
+   * its buffers, and may carry it out after the one that it answered.
    */
   async function freeze(wallet: WalletEntry, isFrozen: boolean): Promise<void> {
     const { frozen } = wallet;
     frozen.state = 'maybe';
     const turn = ++frozen.turn;
+    const together = ++frozen.flying;
     const verb = isFrozen ? 'freeze' : 'unfreeze';
     const answer = await ask('POST', `/v1/wallets/${wallet.id}/${verb}`, {
       token: accountKey,
       ...(isFrozen ? { body: { reason: 'torture' } } : {}),
-    }).catch((error) => {
-      frozen.lostAt = performance.now();
-      throw error;
-    });
+    })
+      .catch((error) => {
+        frozen.lostAt = performance.now();
+        throw error;
+      })
+      .finally(() => frozen.flying--);
     const code = answer.body?.error?.code;
     count(journal.answers, `${verb} ${code ?? answer.status}`);
     if (ENDED.includes(code)) wallet.isOver = true;
     if (ENDED.includes(code) || code === 'read_only') return;
     if (answer.status !== 200) return unexpected(`${verb} of ${wallet.id}`, answer);
     const isLost = frozen.lostAt !== undefined && performance.now() - frozen.lostAt < LOST_MILLISECONDS;
-    if (turn !== frozen.turn || isLost) return;
+    if (together > 1 || turn !== frozen.turn || isLost) return;
     frozen.turn++;
     frozen.state = isFrozen ? 'yes' : 'no';
   }
@@ -267,7 +289,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
       budget,
       parent,
       parentExpiredAt: parent && expiryOf(journal, parent).earliest,
-      frozen: { state: 'no', turn: 0 },
+      frozen: { state: 'no', turn: 0, flying: 0 },
       expiresInSeconds,
       outcome: 'unknown',
       isOver: false,
@@ -290,6 +312,7 @@ export function openOrders(journal: Journal, server: () => Promise<Serving>, acc
     send,
     chat,
     stream,
+    leave,
     lease,
     extension,
     stop,

@@ -7,6 +7,8 @@ export type Usage = { prompt_tokens?: unknown; completion_tokens?: unknown };
 export const ASKED = { chat: 6, flat: 3, dear: 1, free: 1 } as const;
 /** The maximum output tokens of a request: 0.10 USD of the dear model. */
 export const TOKENS_MAX = 10;
+/** The stop sequence by which the model server knows a stream that it is to take its time for. */
+export const SLOW = 'slow';
 /** Price of the container offers: 100,000 nano-dollars a second. */
 export const HOURLY_USD = '0.36';
 

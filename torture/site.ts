@@ -13,7 +13,7 @@ export type WallClock = { env: Record<string, string>; leap(seconds: number): vo
 
 export function openWallClock(t: Stage, directory: string): WallClock | undefined {
   const library = libfaketime();
-  if (!hasComponent(t as never, 'libfaketime', () => library !== undefined)) return undefined;
+  if (!hasComponent(t as never, 'faketime', () => library !== undefined)) return undefined;
   const file = join(directory, 'clock');
   const programs = join(directory, 'no-time-service');
   mkdirSync(programs);

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { and, count, eq, gt, isNull, lte, sql } from 'drizzle-orm';
+import { and, count, desc, eq, gt, isNull, lte, sql } from 'drizzle-orm';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { browserSessions } from '../db/schema.ts';
@@ -16,6 +16,8 @@ const SESSION_SECONDS = 7 * 86_400;
 /** The use of a session is noted at most so often: a note is a write to disk. */
 const NOTE_SECONDS = 300;
 const TOKEN_BYTES = 32;
+/** The sessions that an account key, or a person at the identity provider, may have at a time: beyond it the oldest end. */
+const SESSION_COUNT_MAX = 20;
 
 const reads = prepare((read: Reader) => ({
   byToken: read
@@ -49,7 +51,25 @@ export function addBrowserSession(tx: Tx, order: BrowserSessionOrder, now: numbe
     lastUsedAt: now,
   });
   tx.insert(browserSessions).values(row).run();
+  if (order.kind === 'account') endOldest(tx, order);
   return row;
+}
+
+/** Ends the oldest sessions of an account key, or those of an account by its identity provider, beyond the most that there may be. */
+function endOldest(tx: Tx, { accountId, keyId }: Pick<BrowserSessionOrder, 'accountId' | 'keyId'>): void {
+  const isTheirs = and(
+    eq(browserSessions.accountId, accountId as string),
+    keyId === null ? isNull(browserSessions.keyId) : eq(browserSessions.keyId, keyId),
+  );
+  const oldest = tx
+    .select({ id: browserSessions.id })
+    .from(browserSessions)
+    .where(isTheirs)
+    .orderBy(desc(browserSessions.createdAt), desc(browserSessions.id))
+    .offset(SESSION_COUNT_MAX)
+    .limit(SESSION_COUNT_MAX)
+    .all();
+  for (const { id } of oldest) endBrowserSession(tx, id);
 }
 
 /** Replaces a link by a session of the operator. Returns false for a link that is unknown, used or too old. */

@@ -2,6 +2,7 @@ import { createHash, randomBytes } from 'node:crypto';
 import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import { addressOf, type Claims, type Discovery, type Issuer } from './issuer.ts';
 import type { Sessions } from './sessions.ts';
@@ -136,7 +137,7 @@ async function call(
     const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
     let parsed: unknown;
     try {
-      parsed = JSON.parse(text);
+      parsed = parseJson(text);
     } catch {}
     const isObject = typeof parsed === 'object' && parsed !== null;
     return { status: response.statusCode, body: isObject ? (parsed as Record<string, unknown>) : {} };

@@ -2,6 +2,7 @@ import { errors, type JSONWebKeySet, type JWTPayload, jwtVerify } from 'jose';
 import type { IdentitySettings } from '../config/services.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import { createKeySet } from './key-set.ts';
 
@@ -204,7 +205,7 @@ async function readJson(at: string): Promise<object> {
   if (response.statusCode !== 200) throw new Error(`${at} answered ${response.statusCode}`);
   let document: unknown;
   try {
-    document = JSON.parse(text);
+    document = parseJson(text);
   } catch {}
   if (typeof document !== 'object' || document === null) throw new Error(`${at} did not answer with a JSON object`);
   return document;

@@ -1,4 +1,4 @@
-import { Refusal } from '../refusal.ts';
+import { Refusal, type RefusalData, refusedFrom } from '../refusal.ts';
 
 /** The most callers remembered; beyond it the least recently active are forgotten first. */
 const CALLER_COUNT_MAX = 100_000;
@@ -18,6 +18,16 @@ export type Limit = {
   left(caller: string): Left | undefined;
 };
 export type Left = { limit: number; remaining: number; fullInSeconds: number };
+
+/** Returns the refusal of a limit as data, undefined while there is none: a write throws it where it belongs among its checks. */
+export function refusalOfLimit(limit: Limit, caller: string): RefusalData | undefined {
+  try {
+    limit.check(caller);
+    return undefined;
+  } catch (error) {
+    return refusedFrom(error);
+  }
+}
 
 /** Creates a limit. `milliseconds` is a monotonic clock; `what` names the counted things in the refusal. */
 export function createLimit(perMinute: number, milliseconds: () => number, what = 'requests'): Limit {

@@ -1,6 +1,6 @@
 import type { Reader } from '../db/handle.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import { Refusal } from '../refusal.ts';
+import { Refusal, type RefusalData, refusedFrom } from '../refusal.ts';
 import { refuseRevokedKey } from './keys.ts';
 import { type KeyLimits, refuseRevokedRouterKey } from './router-keys.ts';
 import type { Sessions } from './sessions.ts';
@@ -51,6 +51,16 @@ export function authenticate(
   const principal = tokens.find(token);
   if (!principal) throw new Refusal('unauthenticated');
   return principal;
+}
+
+/** Returns why the caller's key counts no more, as data; undefined while it has not been revoked. */
+export function revokedSince(read: Reader, principal: Principal): RefusalData | undefined {
+  try {
+    refuseRevoked(read, principal);
+    return undefined;
+  } catch (error) {
+    return refusedFrom(error);
+  }
 }
 
 /** Throws `unauthenticated` when the caller's key has been revoked since it was authenticated. */

@@ -7,6 +7,7 @@ import { canonicalJson } from '../fingerprint.ts';
 import { accountOf } from '../ledger/account.ts';
 import { findWallet, LIST_COUNT_MAX, refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { type Nanos, parseUsd } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 
 export type RouterKey = typeof routerKeys.$inferSelect;
@@ -83,7 +84,7 @@ export function listRouterKeys(read: Reader, walletId: string): RouterKey[] {
 
 /** Parses the restrictions of a gateway key. */
 export function limitsOf({ options }: RouterKey): KeyLimits {
-  const { models, max_price_usd: maxPriceUsd } = JSON.parse(options) as RouterKeyOptions;
+  const { models, max_price_usd: maxPriceUsd } = parseJson(options) as RouterKeyOptions;
   return {
     models: models ? new Set(models) : undefined,
     maxPrice: maxPriceUsd ? parseUsd(maxPriceUsd) : undefined,

@@ -2,6 +2,7 @@ import type Stripe from 'stripe';
 import type { Dispatcher } from 'undici';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { openWatchedPool } from '../net/watched-pool.ts';
+import { parseJson } from '../parse-json.ts';
 
 /** The time limit of a call, from the first byte sent to the last byte read. */
 const CALL_MILLISECONDS = 10_000;
@@ -81,6 +82,6 @@ function answer(status: number, requestId: string | string[] | undefined, text: 
     getHeaders: () => (requestId === undefined ? {} : { 'request-id': String(requestId) }),
     getRawResponse: () => ({}),
     toStream: () => undefined,
-    toJSON: async () => JSON.parse(text),
+    toJSON: async () => parseJson(text),
   };
 }

@@ -5,6 +5,7 @@ import { describeLeap } from '../clock.ts';
 import { writeDurably } from '../files/durable-file.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { Log } from '../log.ts';
+import { parseJson } from '../parse-json.ts';
 
 /** Between two notes of the time that the books were served at. */
 const NOTE_SECONDS = 60;
@@ -14,7 +15,7 @@ const ASK_SECONDS = 10;
 /** Returns when these books were last served; undefined where the file is missing or damaged. */
 export function readSighting(file: string): Sighting | undefined {
   try {
-    const { at, boot } = JSON.parse(readFileSync(file, 'utf8')) as Sighting;
+    const { at, boot } = parseJson(readFileSync(file, 'utf8')) as Sighting;
     return Number.isFinite(at) ? { at, boot: isBoot(boot) ? boot : null } : undefined;
   } catch {
     return undefined;

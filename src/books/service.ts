@@ -49,6 +49,8 @@ export type BooksOptions = {
   acceptClock?: boolean;
   /** The receivers of events; none unless given. */
   outbox?: Outbox;
+  /** Called after each commit. */
+  committed?: () => void;
   time?: TimeSource;
   /** Returns whether a time service vouches for the clock; asks the machine unless given. */
   isSynced?: (now: number) => Promise<boolean | undefined>;
@@ -102,8 +104,11 @@ export async function openBooksForService(
   }
   const reserveEvents = { ...events, diskLow };
   const diskReserve = opening.adopt(createDiskReserve(at.reserve, inFlight, reserveEvents), (it) => it.stop());
-  const { committed } = headWriter;
   const { fatal, outbox, writesHere } = options;
+  const committed: typeof headWriter.committed = (newest) => {
+    headWriter.committed(newest);
+    options.committed?.();
+  };
   const migrated = (migrations: string[], copy: string) =>
     log.info(
       { event: 'database.migrated', migrations, copy },

@@ -1,46 +1,62 @@
 import type { Operation } from '../ledger/operation.ts';
 import { Nanos } from '../money.ts';
 import type { Route } from '../router/catalogue.ts';
-import { costOf, holdOf } from '../router/price.ts';
-import { describeUsage, type Usage } from '../router/usage.ts';
+import { costOf } from '../router/price.ts';
+import type { Heard } from '../router/stream-reader.ts';
+import type { ToldAnswer } from '../router/told.ts';
+import { describeUsage, toldIn, type Usage } from '../router/usage.ts';
 import { type LearnApp, learnBound } from './learn.ts';
 import type { Detail } from './quote.ts';
 
+/** The size of an answer: the counts that were told of it, and a bound of the tokens that came. */
+export type Size = Pick<Heard, 'counts' | 'isCounted' | 'tokensDelivered'>;
+
+/** Returns the size of a complete answer. */
+export const sizeOf = ({ usage, generatedBytes }: ToldAnswer): Size => ({
+  counts: usage,
+  isCounted: true,
+  tokensDelivered: generatedBytes,
+});
+
 /**
- * Returns the charge for an answer by its usage, and the usage as text. Without readable usage the charge is an estimate
- * that is never too low: the prompt's bound and `tokensDelivered`, an upper bound. The charge is never above the hold
- * (design, section 8). Emits the events of the charge, and learns from a count of the prompt above its bound.
+ * Returns the charge for an answer by its usage, and the usage as text. What was told is charged as told. Only what nobody
+ * told is estimated, and never too low: the prompt at its bound, the completion of an answer that nobody counted at its end by
+ * what was delivered. The charge is never above the hold (design, section 8). Emits the events of the charge, and learns from
+ * counts of the prompt.
  */
 export function charge(
   app: LearnApp,
   operation: Operation,
   { model, bounded }: Detail,
   route: Route,
-  counted: Usage | undefined,
-  tokensDelivered: number,
+  { counts, isCounted, tokensDelivered }: Size,
 ): { charge: Nanos; usage: string } {
   const max = bounded.maxUsage(route);
-  const { promptTokens, images } = max;
+  const { images } = max;
+  const told = toldIn(counts, bounded.apiOf(route), max.promptTokens);
+  // A server that does not know yet tells 0 at the beginning; no prompt has none.
+  const isPromptTold = told.promptTokens !== undefined && (isCounted || told.promptTokens > 0);
+  const isAnswerTold = isCounted && told.completionTokens !== undefined;
+  const usage: Usage = {
+    ...told,
+    // An upstream that does not say how long it caches written tokens caches them as long as the request asked for.
+    cacheWriteHourTokens: told.cacheWriteHourTokens ?? (max.isCachedForHour ? told.cacheWriteTokens : 0),
+    promptTokens: isPromptTold ? (told.promptTokens as number) : max.promptTokens,
+    completionTokens: isAnswerTold
+      ? (told.completionTokens as number)
+      : Math.max(told.completionTokens ?? 0, Math.min(tokensDelivered, max.completionTokens)),
+  };
+  const isEstimated = !isPromptTold || !isAnswerTold;
   const upstream = model.routes.length > 1 ? route.upstream : undefined;
-  if (!counted) {
-    const completionTokens = Math.min(tokensDelivered, max.completionTokens);
-    const cost = holdOf(route.price, { ...max, completionTokens });
-    const counts = { promptTokens, completionTokens, cacheReadTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0 };
-    const estimate = describeUsage(counts, { images, upstream, estimated: true });
-    app.events.estimated(operation, estimate);
-    app.events.charged(model.id, route.upstream, counts);
-    return { charge: atMost(cost, operation.hold), usage: estimate };
-  }
-  // An upstream that does not say how long it caches written tokens caches them as long as the request asked for.
-  const hour = counted.cacheWriteHourTokens ?? (max.isCachedForHour ? counted.cacheWriteTokens : 0);
-  const usage = { ...counted, cacheWriteHourTokens: hour };
+  const described = describeUsage(usage, { images, upstream, estimated: isEstimated });
+  if (isEstimated) app.events.estimated(operation, described);
   app.events.charged(model.id, route.upstream, usage);
-  const described = describeUsage(usage, { images, upstream });
   // A count above its bound means that the bound is wrong, whatever the total. It never raises the bill.
-  if (usage.promptTokens > promptTokens || usage.completionTokens > max.completionTokens)
+  if (usage.promptTokens > max.promptTokens || usage.completionTokens > max.completionTokens)
     app.events.boundExceeded(operation, described);
-  if (usage.promptTokens > promptTokens) learnBound(app, operation, route, bounded, usage.promptTokens, promptTokens);
-  return { charge: atMost(costOf(route.price, usage, images), operation.hold), usage: described };
+  if (isPromptTold) learnBound(app, operation, route, bounded, usage.promptTokens, max.promptTokens);
+  const estimated = { isPrompt: !isPromptTold, isCompletion: !isAnswerTold, isCachedForHour: max.isCachedForHour };
+  return { charge: atMost(costOf(route.price, usage, images, estimated), operation.hold), usage: described };
 }
 
 const atMost = (cost: bigint, hold: Nanos): Nanos => (cost > hold ? hold : Nanos(cost));

@@ -1,17 +1,23 @@
 import type { Clock } from '../clock.ts';
 import type { Reader } from '../db/handle.ts';
 import type { Events } from '../events.ts';
-import { listLearnedBounds } from '../ledger/learned-bound.ts';
+import { type LearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import type { Operation } from '../ledger/operation.ts';
+import { type Operation, operationOf } from '../ledger/operation.ts';
 import { keepLearnedBound } from '../ledger/writes.ts';
+import { parseJson } from '../parse-json.ts';
 import type { Bounded } from '../router/bound.ts';
-import type { Catalogue, Route } from '../router/catalogue.ts';
+import { type Catalogue, fadedAt, type Learned, type Model, NOTHING_LEARNED, type Route } from '../router/catalogue.ts';
 
-/** Cap of the raised bound. A server that counts 64 times the computed bound is broken; the cap keeps holds usable. */
+/** A prompt of fewer tokens, by its bound, teaches what is added to each; a longer one a factor. */
+const SHORT_TOKENS = 2000;
+/** Caps of what is learned. A server that counts more is broken; they keep holds usable. */
+const OVERHEAD_TOKENS_MAX = 64_000;
 const PERMILLE_MAX = 64_000;
 /** The largest context_length that the configuration accepts. */
 const CONTEXT_TOKENS_MAX = 1e8;
+/** Seconds after which a bound that is still seen is written again, so that it does not begin to fade. */
+const KEPT_SECONDS = 3600;
 
 export type LearnApp = { ledger: Ledger; clock: Clock; events: Events };
 
@@ -20,10 +26,10 @@ const basisOf = ({ contextLength, tokensPerByte, promptOverheadTokens }: Route):
   `context_length ${contextLength}, tokens_per_byte ${tokensPerByte}, prompt_overhead_tokens ${promptOverheadTokens}`;
 
 /**
- * Raises the bound of a route so that `counted` prompt tokens would have been within it. It holds at once, and is kept in
- * the books: it is queued before the settlement that it was found in. Nothing is learned of the text of a request with
- * images, or with switches for the template: one image above `image_tokens`, or a template that writes pages for a switch, would
- * raise the bound of everybody's text, by as much as its sender likes.
+ * Raises the bound of a route so that `counted` prompt tokens would have been within it, and keeps up what it has learned for as long
+ * as it is seen. It holds at once, and is kept in the books: it is queued before the settlement that it was found in. Nothing is
+ * learned of the text of a request with images, or with switches for the template: one image above `image_tokens`, or a template
+ * that writes pages for a switch, would raise the bound of everybody's text, by as much as its sender likes.
  */
 export function learnBound(
   { ledger, clock, events }: LearnApp,
@@ -33,42 +39,107 @@ export function learnBound(
   counted: number,
   bound: number,
 ): void {
-  const before = route.learned;
   const { computed, added, count, isCut } = bounded.prompt(route);
+  const excess = counted - added - computed;
+  if (excess <= 0 && counted <= route.contextLength) return;
+  const now = clock.now();
+  const before = route.learned;
+  const learned = { ...before };
   // A count of several prompts says nothing of the longest.
-  const contextTokens =
-    count === 1 && counted > route.contextLength
-      ? Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX)
-      : before.contextTokens;
+  if (count === 1 && counted > route.contextLength)
+    learned.contextTokens = Math.min(Math.max(counted, before.contextTokens), CONTEXT_TOKENS_MAX);
   // If the context length cut the bound off, its real size is unknown; then the context length was wrong.
-  const isTextUnknown = isCut || bounded.images > 0 || bounded.isTemplated;
-  const permille = isTextUnknown
-    ? before.permille
-    : Math.min(Math.max(before.permille, Math.ceil((1000 * (counted - added)) / computed)), PERMILLE_MAX);
-  if (permille === before.permille && contextTokens === before.contextTokens) return;
-  route.learned = { permille, contextTokens };
-  events.boundLearned(operation, route, counted, bound);
+  if (!isCut && bounded.images === 0 && !bounded.isTemplated) {
+    const { overheadTokens, permille } = fadedAt(before, now);
+    if (computed < SHORT_TOKENS * count) {
+      const tokens = Math.min(Math.ceil(excess / count), OVERHEAD_TOKENS_MAX);
+      if (tokens > 0 && tokens >= overheadTokens) Object.assign(learned, { overheadTokens: tokens, overheadAt: now });
+    } else {
+      const text = counted - added - overheadTokens * count;
+      const factor = Math.min(Math.ceil((1000 * text) / computed), PERMILLE_MAX);
+      if (factor > 1000 && factor >= permille) Object.assign(learned, { permille: factor, factorAt: now });
+    }
+  }
+  if (!isNews(before, learned)) return;
+  route.learned = learned;
+  if (counted > bound) events.boundLearned(operation, route, counted, bound);
   const row = {
     upstream: route.upstream,
     upstreamModel: route.upstreamModel,
     basis: basisOf(route),
-    ...route.learned,
+    ...learned,
     operationId: operation.id,
-    learnedAt: clock.now(),
+    learnedAt: now,
   };
   ledger.write(keepLearnedBound, row).catch((error) => events.failed('learned_bound', error));
 }
 
-/** Loads the learned bounds from the database into the routes. What a route has learned since is kept. */
-export function recallBounds(read: Reader, catalogue: Catalogue): void {
+const isNews = (before: Learned, after: Learned): boolean =>
+  after.overheadTokens !== before.overheadTokens ||
+  after.permille !== before.permille ||
+  after.contextTokens !== before.contextTokens ||
+  Math.max(after.overheadAt - before.overheadAt, after.factorAt - before.factorAt) >= KEPT_SECONDS;
+
+/**
+ * Loads the learned bounds from the database into the routes. What a route has learned since is kept where there is more left of it
+ * at `now`.
+ */
+export function recallBounds(read: Reader, catalogue: Catalogue, now = 0): void {
   const rows = listLearnedBounds(read);
-  for (const route of catalogue.list.flatMap((model) => model.routes)) {
-    const row = rows.find((it) => it.upstream === route.upstream && it.upstreamModel === route.upstreamModel);
+  for (const route of routesOf(catalogue)) {
+    const row = rows.find((it) => isOf(route, it));
     if (row?.basis !== basisOf(route)) continue;
-    const { permille, contextTokens } = route.learned;
-    route.learned = {
-      permille: Math.max(permille, row.permille),
-      contextTokens: Math.max(contextTokens, row.contextTokens),
-    };
+    const [here, kept] = [route.learned, learnedFrom(read, row, route)];
+    const [left, there] = [fadedAt(here, now), fadedAt(kept, now)];
+    const { overheadTokens, overheadAt } = left.overheadTokens > there.overheadTokens ? here : kept;
+    const { permille, factorAt } = left.permille > there.permille ? here : kept;
+    const contextTokens = Math.max(here.contextTokens, kept.contextTokens);
+    route.learned = { overheadTokens, overheadAt, permille, factorAt, contextTokens };
   }
 }
+
+/**
+ * Returns what a row says. One of an earlier version has a factor, from whichever prompt: it stays one if that was a long prompt,
+ * and becomes an overhead if it was a short one.
+ */
+function learnedFrom(read: Reader, row: LearnedBound, { promptOverheadTokens }: Route): Learned {
+  const { permille, contextTokens, overheadTokens, overheadAt, factorAt, learnedAt } = row;
+  if (overheadTokens !== null)
+    return { overheadTokens, overheadAt: overheadAt ?? 0, permille, factorAt: factorAt ?? 0, contextTokens };
+  const { usage } = operationOf(read, row.operationId);
+  const { prompt_tokens: counted = 0 } = parseJson(usage ?? '{}') as { prompt_tokens?: number };
+  const text = Math.max(0, counted - promptOverheadTokens);
+  const computed = Math.floor((1000 * text) / permille);
+  if (computed >= SHORT_TOKENS) return { ...NOTHING_LEARNED, permille, factorAt: learnedAt, contextTokens };
+  const tokens = Math.min(text - computed, OVERHEAD_TOKENS_MAX);
+  return { ...NOTHING_LEARNED, overheadTokens: tokens, overheadAt: learnedAt, contextTokens };
+}
+
+/** The learned bound of a route, as it was when it was forgotten. */
+export type Forgotten = { upstream: string; upstreamModel: string } & Learned;
+
+/** Forgets what was learned of a model's routes, in the books and in every model that has one of them. */
+export async function forgetBounds(
+  { ledger, clock, events }: LearnApp,
+  { routes }: Model,
+  catalogue: () => Catalogue,
+): Promise<Forgotten[]> {
+  const now = clock.now();
+  const forgotten: Forgotten[] = [];
+  for (const row of listLearnedBounds(ledger.read)) {
+    const route = routes.find((it) => isOf(it, row));
+    if (!route) continue;
+    const learned = learnedFrom(ledger.read, row, route);
+    if (!isNews(NOTHING_LEARNED, learned)) continue;
+    await ledger.write(keepLearnedBound, { ...row, ...NOTHING_LEARNED, learnedAt: now });
+    for (const it of routesOf(catalogue())) if (isOf(it, row)) it.learned = NOTHING_LEARNED;
+    const { upstream, upstreamModel } = row;
+    events.boundForgotten(upstream, upstreamModel, learned);
+    forgotten.push({ upstream, upstreamModel, ...learned });
+  }
+  return forgotten;
+}
+
+const routesOf = (catalogue: Catalogue): readonly Route[] => catalogue.list.flatMap(({ routes }) => routes);
+const isOf = (route: Route, row: Pick<LearnedBound, 'upstream' | 'upstreamModel'>): boolean =>
+  row.upstream === route.upstream && row.upstreamModel === route.upstreamModel;

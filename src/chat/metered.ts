@@ -1,8 +1,10 @@
 import { ANSWER_KEPT_SECONDS, findAnswer, type Operation, operationOf } from '../ledger/operation.ts';
 import { formatUsd, type Nanos } from '../money.ts';
 import { NEW_KEY, RETRY_SAME_KEY, Refusal } from '../refusal.ts';
+import type { AnswerReader } from '../router/apart.ts';
 import { callInOrder, type Timing } from '../router/call.ts';
-import type { Route } from '../router/catalogue.ts';
+import type { Model, Route } from '../router/catalogue.ts';
+import { isPass, type Pass } from '../router/circuit.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 import type { Refused, Reply } from '../router/upstream.ts';
 import {
@@ -13,6 +15,8 @@ import {
   spend,
   UNCERTAIN_RETRY_SECONDS,
 } from '../spend/spend.ts';
+import { charge, type Size } from './charge.ts';
+import { watchClients } from './clients.ts';
 import { type ChatApp, type ChatRequest, type Detail, quoteChat } from './quote.ts';
 import { type ChatTerms, chatWrites } from './terms.ts';
 
@@ -22,44 +26,94 @@ type Answering = {
   detail: Detail;
   route: Route;
   reply: Exclude<Reply, Silent>;
+  /** Returns whether the call was ended because nobody waited for the answer any more. */
+  isCancelled: () => boolean;
   /** When the model server was asked (`performance.now()`). */
   began: number;
 };
-type Silent = { kind: 'refused' | 'unknown' };
+type Silent = { kind: 'refused' | 'unknown' | 'cancelled' };
 
 /**
  * Runs one metered request to a model: holds the bound, asks the routes in order, and settles what `take` makes of the
- * answer. Throws `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, definite
- * refusals of the model server, and PAID_REFUSALS.
+ * answer. A stream is stopped when nobody has waited for it for a while, where the settings say so. Throws
+ * `unsupported_parameter`, `idempotency_key_expired`, `answer_lost`, `operation_uncertain`, definite refusals of the model
+ * server, and PAID_REFUSALS.
  */
 export function spendOnModel<A extends Buffer | null>(
   app: ChatApp,
-  { prepare, maxPrice, place, ...request }: ChatRequest,
+  { prepare, maxPrice, forbidden, place, ...request }: ChatRequest,
   stream: boolean,
   take: (answering: Answering) => Called<A> | Promise<Called<A>>,
 ): Promise<Answered<A>> {
   const keptSeconds = () => place?.keptSeconds() ?? (request.isKeyMadeUp ? 0 : ANSWER_KEPT_SECONDS);
+  const tenant = () => app.tenantOf(request.walletId);
+  const keep: Detail['keep'] = (make) => {
+    const seconds = keptSeconds();
+    const answer = seconds ? make() : null;
+    const isKept = answer && app.keptAnswers.tryKeep(tenant().treeId, answer.length, seconds);
+    return { answer: isKept ? answer : null, keptSeconds: seconds };
+  };
+  let pass: Pass | undefined;
+  /** Asks the circuits, and for a place, before anything is held: what they refuse leaves nothing in the books. */
+  const enter = (model: Model, earlier?: Operation): Refusal | undefined => {
+    if (pass) return undefined;
+    const entered = app.circuits.enter(model.routes, tenant, app.upstreams);
+    if (!isPass(entered)) return refusedOutside(earlier ? ofRetry(app, earlier, entered) : entered);
+    pass = entered;
+    return undefined;
+  };
+  const leave = () => {
+    pass?.leave();
+    pass = undefined;
+  };
+  const room = app.answerRooms(tenant().treeId);
   const answered = spend<Detail, A, ChatTerms>(
     app,
     { ...request, kind: 'chat' },
     {
       writes: chatWrites,
-      quote: (earlier) => quoteChat(prepare(), app.upstreams, keptSeconds, maxPrice, earlier),
+      quote(earlier) {
+        const prepared = prepare();
+        const waits = request.waitsForFunds ?? false;
+        const priced = quoteChat(prepared, app.upstreams, keep, maxPrice, waits, earlier);
+        return { ...priced, forbidden, enter: () => enter(prepared.model, earlier), leave };
+      },
       isCovered: (earlier, { hold, detail }) =>
         hold <= earlier.hold && earlier.price.startsWith(detail.model.priceText),
       movedTo: (key) => place?.moveTo(key),
-      async call(operation, { detail }) {
-        const { route, reply, began } = await ask(app, operation, detail, stream);
-        if (stream) detail.bounded.release();
-        if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
-          return { outcome: notDone(reply, detail, route), answer: unreachable };
-        return take({ operation, detail, route, reply, began });
+      async call(operation, { detail }, { audience }) {
+        const cancelling = stream ? watchClients(app, audience) : undefined;
+        try {
+          const by = { pass: pass as Pass, reader: { apart: app.readApart(tenant()), enter: room.enter } };
+          const { route, reply, began } = await ask(app, operation, detail, by, stream, cancelling?.of);
+          if (stream) detail.bounded.release();
+          if (reply.kind === 'cancelled') return cancelledEarly(app, operation, detail, route, reply);
+          if (reply.kind === 'refused' || reply.kind === 'unknown' || (reply.kind === 'streaming' && !stream))
+            return { outcome: notDone(reply, detail, route), answer: unreachable };
+          place?.begin();
+          const isCancelled = () => cancelling?.isOver() ?? false;
+          return await take({ operation, detail, route, reply, isCancelled, began });
+        } finally {
+          cancelling?.end(); // What has ended cannot be cancelled while it is written.
+        }
       },
       refuse: (operation, outcome) => refuse(app, operation, outcome),
       replay: (operation) => replay(app, operation) as A,
     },
   );
-  return place ? place.follow(answered) : answered;
+  let users = 1;
+  const leaveRoom = () => {
+    if (--users === 0) room.leave();
+  };
+  if (request.whenOver) {
+    users++;
+    request.whenOver(leaveRoom);
+  }
+  const left = answered.finally(() => {
+    leave();
+    leaveRoom();
+  });
+  return place ? place.follow(left) : left;
 }
 
 const unreachable = () => {
@@ -71,7 +125,9 @@ async function ask(
   app: ChatApp,
   operation: Operation,
   { model, bounded, upstreams }: Detail,
+  { pass, reader }: { pass: Pass; reader: AnswerReader },
   stream: boolean,
+  cancelOf: ((route: Route) => AbortSignal) | undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
   const misconfigured = ({ upstream }: Route, { fault }: Refused) =>
     fault && app.events.misconfigured(operation, upstream, fault);
@@ -83,8 +139,9 @@ async function ask(
     };
     const counted = (route: Route, reply: Reply, timing: Timing) =>
       app.events.upstreamCalled(operation, route, reply, stream, timing);
-    const asked = { upstreams, circuits: app.circuits };
-    const called = await callInOrder(asked, model, bounded, operation.id, stream, passedOver, counted);
+    const { id } = operation;
+    const by = { upstreams, pass, reader };
+    const called = await callInOrder(by, model, bounded, id, stream, passedOver, counted, cancelOf);
     app.upstreamOutages.report(called.route.upstream, called.reply);
     if (called.reply.kind === 'refused') misconfigured(called.route, called.reply);
     return called;
@@ -92,6 +149,37 @@ async function ask(
     const reason = `the call ended without an answer: ${(cause as Error).message}`;
     return { route: model.routes[0], reply: { kind: 'unknown', reason }, began: performance.now() };
   }
+}
+
+/**
+ * Ends a call whose clients had gone before an answer began. The prompt was worked on, as far as anybody knows, unless it was
+ * not sent. On a hold that was taken over it says nothing of the attempt before, so the hold stays.
+ */
+function cancelledEarly(
+  app: ChatApp,
+  operation: Operation,
+  detail: Detail,
+  route: Route,
+  { isSent }: { isSent: boolean },
+): Called<never> {
+  if (operation.state !== 'reserved')
+    return { outcome: notDone({ kind: 'unknown', reason: CANCELLED }, detail, route), answer: unreachable };
+  if (isSent) return cancelled(operation, charge(app, operation, detail, route, NOTHING_CAME));
+  const outcome = { kind: 'refused', code: 'gateway_unavailable', reason: CANCELLED, isCancelled: true } as const;
+  return { outcome, answer: unreachable };
+}
+
+const NOTHING_CAME: Size = { counts: undefined, isCounted: false, tokensDelivered: 0 };
+const CANCELLED = 'its client went away, and nobody came for it';
+
+/** Settles a cancelled call by what it is charged. Whoever asks for the answer with its key hears of that. */
+export function cancelled(operation: Operation, charged: { charge: Nanos; usage: string }): Called<never> {
+  return {
+    outcome: { kind: 'done', ...charged, answer: null, reason: CANCELLED, isCancelled: true },
+    answer: () => {
+      throw lost(operation.charge ?? charged.charge, true);
+    },
+  };
 }
 
 /** Returns the outcome of a reply that cannot be charged. */
@@ -111,10 +199,13 @@ function notDone(reply: Reply, { model }: Pick<Detail, 'model'>, route: Route): 
 function refuse(app: ChatApp, { id }: Operation, outcome: NotDone): Refusal {
   const operation = operationOf(app.ledger.read, id);
   if (outcome.kind === 'unknown') return uncertainChat(app, operation);
-  if (operation.outcome === 'released') return refusedOutside(outcome);
-  // A retry was refused that took over the hold of an earlier attempt, of which this says nothing.
-  const reason = outcome.reason.replace(' Nothing was charged.', '').replace(/[^.!?]$/, '$&.');
-  return refusedOutside({ ...outcome, reason: `${reason} ${moneyOf('the earlier attempt', app, operation)}` });
+  return refusedOutside(operation.outcome === 'released' ? outcome : ofRetry(app, operation, outcome));
+}
+
+/** Returns the refusal of a retry on the hold of an earlier attempt, of which it says nothing. */
+function ofRetry<R extends { reason: string }>(app: Pick<ChatApp, 'config'>, earlier: Operation, refused: R): R {
+  const reason = refused.reason.replace(' Nothing was charged.', '').replace(/[^.!?]$/, '$&.');
+  return { ...refused, reason: `${reason} ${moneyOf('the earlier attempt', app, earlier)}` };
 }
 
 /** Returns the stored answer of an operation that is no longer running. Throws a refusal if there is none. */
@@ -124,14 +215,17 @@ function replay(app: ChatApp, operation: Operation): Buffer {
   if (answer) return answer;
   // A complete answer settles without a reason, so it was stored and has expired.
   if (operation.settledBy === 'answer' && operation.reason === null) throw new Refusal('idempotency_key_expired');
-  throw lost(operation.charge as Nanos);
+  throw lost(operation.charge as Nanos, operation.settledBy === 'cancelled');
 }
 
 /** Returns the refusal for an answer that was charged but never arrived completely. */
-export function lost(charge: Nanos): Refusal {
+export function lost(charge: Nanos, isCancelled = false): Refusal {
+  const how = isCancelled
+    ? 'This request was cancelled when its client went away,'
+    : 'The answer to this request was lost';
   return new Refusal(
     'answer_lost',
-    `The answer to this request was lost and ${formatUsd(charge)} USD were charged for it. That is final; ${NEW_KEY}`,
+    `${how} and ${formatUsd(charge)} USD were charged for it. That is final; ${NEW_KEY}`,
   );
 }
 

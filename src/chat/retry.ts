@@ -10,22 +10,33 @@ import {
   type UncertainCursor,
   uncertainOperations,
 } from '../ledger/operation.ts';
+import type { TenantOf } from '../ledger/tenant.ts';
 import { dropAnswer, keepAnswer } from '../ledger/writes.ts';
 import { Refusal } from '../refusal.ts';
+import { createKept } from '../shares.ts';
+import type { WhenOver } from '../spend/audience.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import type { Answered, PaidRequest } from '../spend/spend.ts';
+import type { KeptAnswers } from './kept-answers.ts';
 
 /** Seconds for which an answer that was paid and not delivered waits for the retry of its request. */
 const UNDELIVERED_SECONDS = 600;
-/** Beyond this many vacant places the oldest are given up: their retries are new requests. */
-const VACANT_COUNT_MAX = 10_000;
+/**
+ * Beyond this many vacant places, of a tree of wallets and of all, the oldest of whoever has most are given up: their retries are
+ * new requests.
+ */
+const VACANT_COUNT_MAX = { each: 2500, all: 10_000 };
 
-type RetryApp = { ledger: Ledger; clock: Pick<Clock, 'now'>; inFlight: Pick<InFlight, 'find'>; events: Events };
+type RetryApp = {
+  ledger: Ledger;
+  clock: Pick<Clock, 'now'>;
+  inFlight: Pick<InFlight, 'find'>;
+  events: Events;
+  tenantOf: TenantOf;
+  keptAnswers: KeptAnswers;
+};
 
-/** Calls the listener when the client's response is over, at once if it already is, and says whether all of it was sent. */
-export type WhenOver = (listener: (isDelivered: boolean) => void) => void;
-
-/** A request without a key. Its fingerprint is that of its bytes and its gateway key. */
+/** A request without a key. Its fingerprint is that of what it asks and of its gateway key. */
 type Asking = Pick<PaidRequest, 'walletId' | 'route' | 'fingerprint' | 'requestId'>;
 
 /** The place of one client in an attempt. Others may have had it before, and may get it when this one has gone. */
@@ -40,6 +51,8 @@ export type Place = {
   keptSeconds(): number;
   /** Returns whether another client than the first has waited for this attempt. */
   isShared(): boolean;
+  /** Says that the answer has begun: what a policy has charged for it buys no other. */
+  begin(): void;
   /** Says how to get the answer, once it has come, in the form that is stored. */
   offer(answer: () => Buffer | null): void;
   /** Follows the attempt to its end and the answer to its client. Resolves and rejects as the attempt does. */
@@ -47,9 +60,9 @@ export type Place = {
 };
 
 /**
- * Recognises the retry of a request without an Idempotency-Key: most clients send none, and repeat the same bytes. The place
+ * Recognises the retry of a request without an Idempotency-Key: most clients send none, and ask the same again. The place
  * of a client that has gone without its answer is vacant, and so is that of a client that was told that the outcome is not
- * known. The next request with the same bytes under the same gateway key takes it (design, section 14).
+ * known. The next request that asks the same under the same gateway key takes it (design, section 14).
  */
 export type Retries = {
   take(asking: Asking, whenOver: WhenOver): Promise<Place>;
@@ -66,6 +79,8 @@ type Attempt = {
   name: string;
   isVacant: boolean;
   isShared: boolean;
+  /** An answer has begun, complete or not. */
+  hasBegun: boolean;
   /** Returns the answer in the form that is stored, between its arrival and its delivery. */
   answer: () => Buffer | null;
   /** Resolves when an answer that could not be delivered is stored. */
@@ -73,29 +88,29 @@ type Attempt = {
 };
 
 /** Creates the record of vacant places. */
-export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Retries {
+export function createRetries(
+  { ledger, clock, inFlight, events, tenantOf, keptAnswers }: RetryApp,
+  countMax = VACANT_COUNT_MAX,
+): Retries {
   const vacant = new Map<string, Attempt[]>();
   /** The number of clients that wait for an attempt, by its fingerprint. */
   const waiting = new Map<string, number>();
-  let count = 0;
+  const kept = createKept<Attempt>(countMax, occupy);
+  const ownerOf = ({ walletId }: Attempt) => tenantOf(walletId).treeId;
 
   function vacate(attempt: Attempt): void {
     if (attempt.isVacant) return;
     attempt.isVacant = true;
-    count++;
     const list = vacant.get(attempt.name);
     if (list) list.push(attempt);
     else vacant.set(attempt.name, [attempt]);
-    for (const [oldest] of vacant.values()) {
-      if (count <= VACANT_COUNT_MAX) return;
-      occupy(oldest as Attempt);
-    }
+    kept.keep(ownerOf(attempt), attempt);
   }
 
   function occupy(attempt: Attempt): void {
     if (!attempt.isVacant) return;
     attempt.isVacant = false;
-    count--;
+    kept.drop(ownerOf(attempt), attempt);
     const left = (vacant.get(attempt.name) as Attempt[]).filter((it) => it !== attempt);
     if (left.length) vacant.set(attempt.name, left);
     else vacant.delete(attempt.name);
@@ -105,12 +120,19 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
 
   /** Returns whether there is something to take: a running attempt, an answer, or a hold without one. */
   function isWorth(attempt: Attempt): boolean {
-    if (inFlight.find(attempt.walletId, attempt.route, attempt.key)) return true;
+    const running = inFlight.find(attempt.walletId, attempt.route, attempt.key);
+    if (running) return !running.audience.isGivenUp();
     const operation = operationOf(attempt);
-    return operation !== undefined && (isOpen(operation) || findAnswer(ledger.read, operation.id, now()) !== undefined);
+    if (!operation) return false;
+    return isOpen(attempt, operation) || findAnswer(ledger.read, operation.id, now()) !== undefined;
   }
   const now = () => clock.now();
-  const isOpen = (it: Operation) => isUnanswered(it) && (it.settledAt ?? now()) > now() - UNDELIVERED_SECONDS;
+
+  /** Returns whether the hold of an attempt may be taken over. What a policy charged buys the first answer that begins. */
+  function isOpen({ hasBegun }: Attempt, it: Operation): boolean {
+    if (!isUnanswered(it) || (hasBegun && it.state === 'settled')) return false;
+    return (it.settledAt ?? now()) > now() - UNDELIVERED_SECONDS;
+  }
 
   async function takeVacant(name: string): Promise<Attempt | undefined> {
     for (;;) {
@@ -125,6 +147,7 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
   function store(attempt: Attempt, answer: Buffer): void {
     const operation = operationOf(attempt);
     if (operation?.outcome !== 'charged') return;
+    if (!keptAnswers.tryKeep(ownerOf(attempt), answer.length, UNDELIVERED_SECONDS)) return;
     const until = now() + UNDELIVERED_SECONDS;
     attempt.stored = ledger
       .write(keepAnswer, { id: operation.id, body: answer, keptUntil: until })
@@ -171,6 +194,9 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
       takesOver,
       keptSeconds: () => (attempt.isVacant ? UNDELIVERED_SECONDS : 0),
       isShared: () => attempt.isShared,
+      begin() {
+        attempt.hasBegun = true;
+      },
       offer(given) {
         attempt.answer = given;
       },
@@ -185,7 +211,7 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
           const operation = operationOf(attempt);
           const isLost = error instanceof Refusal && error.code === 'answer_lost'; // What is asked next is a new request.
           // There is still no answer: the place is vacant even if the client was told so.
-          if (operation && !isLost && (operation.state === 'reserved' || isOpen(operation))) vacate(attempt);
+          if (operation && !isLost && (operation.state === 'reserved' || isOpen(attempt, operation))) vacate(attempt);
           else occupy(attempt);
           throw error;
         }
@@ -217,7 +243,7 @@ export function createRetries({ ledger, clock, inFlight, events }: RetryApp): Re
       // Answers to requests with keys are stored for days: those that are about to expire are among these, too.
       operationsWithAnswers(ledger.read, now(), now() + UNDELIVERED_SECONDS).forEach(leave);
     },
-    vacantCount: () => count,
+    vacantCount: kept.count,
   };
 }
 
@@ -226,6 +252,7 @@ const newAttempt = (it: Pick<Attempt, 'walletId' | 'route' | 'name' | 'key'>): A
   ...it,
   isVacant: false,
   isShared: false,
+  hasBegun: false,
   answer: nothing,
   stored: Promise.resolve(),
 });

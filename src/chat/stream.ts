@@ -1,18 +1,19 @@
 import { isWire } from '../config/router.ts';
 import { Refusal } from '../refusal.ts';
+import type { AnswerStream } from '../router/answer-stream.ts';
+import { isLarge } from '../router/apart.ts';
 import { secondsSince } from '../router/call.ts';
-import { eventsOfCompletion } from '../router/completion-events.ts';
-import { type Api, createNativeReader, eventsOfAnswer } from '../router/native.ts';
-import type { SseRun } from '../router/sse.ts';
+import { createNativeReader } from '../router/native-reader.ts';
 import { createStreamReader, type Heard, type StreamReader } from '../router/stream-reader.ts';
 import { createTranscript } from '../router/transcript.ts';
-import { readUsage } from '../router/usage.ts';
+import { inTurns } from '../router/turns.ts';
+import type { Reply } from '../router/upstream.ts';
 import type { Answered } from '../spend/spend.ts';
-import { charge } from './charge.ts';
-import { lost, spendOnModel } from './metered.ts';
+import { charge, sizeOf } from './charge.ts';
+import { cancelled, lost, spendOnModel } from './metered.ts';
 import type { ChatApp, ChatRequest } from './quote.ts';
 
-/** The client that an answer is streamed to. It may disconnect at any time, which changes nothing here. */
+/** The client that an answer is streamed to. It may disconnect at any time; what is written then goes nowhere. */
 export type Listener = {
   /** Starts the stream: from now on the answer is one. */
   begin(): void;
@@ -28,7 +29,8 @@ type StreamRequest = ChatRequest & {
  * Runs one metered chat completion as a stream: the hold is on disk before the first byte, and the end of the stream is sent
  * only when the charge is on disk. Returns the packed transcript, or null when it is too long, or neither stored nor wanted
  * by another client. Refusals before the stream begins are thrown as usual. A stream that breaks later is charged by the
- * usage if the upstream still reports it, else for what was delivered, and `answer_lost` is thrown.
+ * usage if the upstream still reports it, else for what was delivered, and `answer_lost` is thrown. So is one that is stopped
+ * because its clients have gone.
  */
 export function streamChat(
   app: ChatApp,
@@ -36,23 +38,28 @@ export function streamChat(
   listener: Listener,
 ): Promise<Answered<Buffer | null>> {
   const { place, isKeyMadeUp } = request;
-  return spendOnModel<Buffer | null>(app, request, true, async ({ operation, detail, route, reply, began }) => {
+  return spendOnModel<Buffer | null>(app, request, true, async (answering) => {
+    const { operation, detail, route, reply, began, isCancelled } = answering;
     const transcript = place || !isKeyMadeUp ? createTranscript() : undefined;
-    const tell = (bytes: Buffer) => {
+    const tellPiece = (bytes: Buffer) => {
       transcript?.push(bytes);
       return listener.write(bytes);
     };
+    const tell = (bytes: Buffer) => (isLarge(bytes) ? inTurns(bytes, tellPiece) : tellPiece(bytes));
     listener.begin();
-    // An upstream that does not stream has answered in one piece; the stream is made here.
     const isStream = reply.kind === 'streaming';
     const api = detail.bounded.apiOf(route);
-    const source = isStream ? reply.events : eventsOfOnePiece(api, reply.json);
-    const reader = isWire(api) ? createNativeReader(api) : createStreamReader(detail.bounded.choices);
-    const endSoon = isStream ? reply.endSoon : () => {};
-    const { heard, usageEvent, broken } = await pass(source, reader, tell, endSoon);
+    const { choices } = detail.bounded;
+    const { heard, usageEvent, end, broken } = isStream
+      ? await pass(reply, isWire(api) ? createNativeReader(api) : createStreamReader(choices), tell)
+      : await passWhole(
+          await app.readApart(app.tenantOf(operation.walletId))('stream', reply.body, api, choices),
+          tell,
+        );
     if (isStream) app.events.streamEnded(operation, route, secondsSince(began));
-    const usage = heard.usage ?? (isStream ? undefined : readUsage(reply.json, api));
-    const charged = charge(app, operation, detail, route, usage, heard.tokensDelivered);
+    // Of a complete answer its own usage counts, even where it could not be made a stream.
+    const charged = charge(app, operation, detail, route, isStream ? heard : sizeOf(reply.told));
+    if (!heard.isWhole && isCancelled()) return cancelled(operation, charged);
     if (!heard.isWhole)
       return {
         outcome: { kind: 'done', ...charged, answer: null, reason: broken },
@@ -60,17 +67,16 @@ export function streamChat(
           throw lost(operation.charge ?? charged.charge); // A policy or the operator may have charged it before.
         },
       };
-    const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, reader.end()] : [reader.end()]);
-    transcript?.push(tail);
+    const tail = Buffer.concat(includeUsage && usageEvent ? [usageEvent, end] : [end]);
+    if (transcript) await (isLarge(tail) ? inTurns(tail, transcript.push) : transcript.push(tail));
     const packed = () => transcript?.finish() ?? null;
     place?.offer(packed);
-    const keptSeconds = detail.keptSeconds();
-    const kept = keptSeconds ? packed() : null;
+    const kept = detail.keep(packed);
     return {
-      outcome: { kind: 'done', ...charged, answer: kept, keptSeconds },
+      outcome: { kind: 'done', ...charged, ...kept },
       async answer() {
         await listener.write(tail);
-        return kept ?? (place?.isShared() ? packed() : null);
+        return kept.answer ?? (place && !place.isShared() ? null : packed());
       },
     };
   });
@@ -80,13 +86,18 @@ type Passed = {
   heard: Heard;
   /** The event with nothing but the usage, held back until the charge is on disk. */
   usageEvent: Buffer | undefined;
+  /** The end of the stream for the client, once it is whole. */
+  end: Buffer;
   /** Why the stream broke off, if it did. */
   broken: string;
 };
 
-/** Makes a stream of one answer. Breaks if a completion cannot be expressed in chunks. */
-async function* eventsOfOnePiece(api: Api, answer: unknown): AsyncGenerator<readonly SseRun[], void, void> {
-  yield isWire(api) ? eventsOfAnswer(api, answer) : eventsOfCompletion(answer);
+type Tell = (bytes: Buffer) => Promise<void> | undefined;
+
+/** Forwards the stream that was made of a complete answer, for an upstream that does not stream. */
+async function passWhole({ events, ...stream }: AnswerStream, tell: Tell): Promise<Passed> {
+  if (events.length) await tell(events);
+  return stream;
 }
 
 /**
@@ -94,10 +105,9 @@ async function* eventsOfOnePiece(api: Api, answer: unknown): AsyncGenerator<read
  * Back-pressure: reads no faster than the client. After an error, waits a moment for the usage, which may still follow.
  */
 async function pass(
-  source: AsyncIterable<readonly SseRun[]>,
+  { events: source, endSoon }: Extract<Reply, { kind: 'streaming' }>,
   reader: StreamReader,
-  tell: (bytes: Buffer) => Promise<void> | undefined,
-  endSoon: () => void,
+  tell: Tell,
 ): Promise<Passed> {
   let usageEvent: Buffer | undefined;
   let broken = 'the stream ended early';
@@ -109,7 +119,7 @@ async function pass(
     pending = [];
     return tell(bytes);
   };
-  const passed = (): Passed => ({ heard: reader.heard(), usageEvent, broken });
+  const passed = (): Passed => ({ heard: reader.heard(), usageEvent, end: reader.end(), broken });
   let hasFailed = false;
   try {
     for await (const events of source) {

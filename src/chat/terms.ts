@@ -1,6 +1,7 @@
 import type { Operation } from '../ledger/operation.ts';
 import { available } from '../ledger/wallet.ts';
 import { formatUsd, type Nanos } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import { affordableCompletion, holdOf, type MaxUsage, type Price } from '../router/price.ts';
 import { definePaidWrites } from '../spend/writes.ts';
@@ -20,6 +21,8 @@ export type ChatTerms = {
   reducedTo: number | undefined;
   /** The price limit of one request, if the caller's key has one. */
   maxPrice: Nanos | undefined;
+  /** Output tokens per answer below which the caller rather waits for requests in flight than is cut; 0 if it does not wait. */
+  enough: number;
 };
 
 /** Returns the hold and the price snapshot of a request: those of the route that may cost most. */
@@ -38,7 +41,7 @@ export function orderOf({
 
 /** Returns the limit of output tokens per answer if that of an operation was lowered to fit. */
 export const reducedToOf = ({ price }: Pick<Operation, 'price'>): number | undefined =>
-  (JSON.parse(price) as { reduced_to_tokens?: number }).reduced_to_tokens;
+  (parseJson(price) as { reduced_to_tokens?: number }).reduced_to_tokens;
 
 /** Returns how many output tokens per answer `left` pays for on every route: the dearest one depends on their number. */
 const affordable = ({ routes, choices }: ChatTerms, left: Nanos): number =>
@@ -54,12 +57,13 @@ export function fitting(terms: ChatTerms, left: Nanos): number | undefined {
 
 function reduce(terms: ChatTerms, left: Nanos) {
   const to = fitting(terms, left);
-  if (to === undefined) return undefined;
+  if (to === undefined || !terms.reducible) return undefined;
+  const isShort = to < Math.min(terms.reducible.outputTokens, terms.enough);
   const cut = ({ price, usage }: ChatTerms['routes'][number]) => {
     const completionTokens = Math.min(usage.completionTokens, terms.choices * to);
     return { price, usage: { ...usage, completionTokens } };
   };
-  return { ...orderOf({ ...terms, routes: terms.routes.map(cut), reducedTo: to }), to };
+  return { ...orderOf({ ...terms, routes: terms.routes.map(cut), reducedTo: to }), to, isShort };
 }
 
 function advice(terms: ChatTerms, left: Nanos): string {

@@ -115,8 +115,8 @@ export type Finding = { name: string; ok: boolean; detail: string };
  */
 export type Backend = {
   name: string;
-  /** Lists the offers of this slot for `GET /v1/compute/offers`. */
-  offers(): Promise<Offer[]>;
+  /** Lists the offers of this slot. An engine that has not said within `waitMilliseconds` (2,000) what is free has nothing available. */
+  offers(waitMilliseconds?: number): Promise<Offer[]>;
   /**
    * The price and limits of this spec. Refuses with `offer_not_found` and `invalid_request`. Calls the provider only if it
    * has to.

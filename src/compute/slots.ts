@@ -1,4 +1,5 @@
 import { formatUsd, Nanos } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import type { Backend, Slot } from './backend.ts';
 import type { Fill } from './settings.ts';
@@ -56,4 +57,4 @@ export function leasePriceSnapshot(priceHourly: bigint, seconds: number): string
 }
 
 /** Returns the seconds that the price of a lease or an extension is for. */
-export const secondsIn = (snapshot: string): number => (JSON.parse(snapshot) as { seconds: number }).seconds;
+export const secondsIn = (snapshot: string): number => (parseJson(snapshot) as { seconds: number }).seconds;

@@ -39,6 +39,9 @@ const FIXED = {
   string
 >;
 
+/** Settings of the router beside its lists. */
+const ROUTER = ['uncertain', 'on_cancel', 'cancel_grace_seconds'] as const;
+
 /** Returns what is different. Throws `conflict` when a setting is that only a start changes, with the names of all such. */
 export function changeOf(before: Settings, after: Settings): Change {
   const isOther = (read: (it: Settings) => unknown) => !isSame(read(before), read(after));
@@ -67,7 +70,7 @@ export function changeOf(before: Settings, after: Settings): Change {
     receivers: listChange(receiver(before), receiver(after)),
     settings: [
       ...settings,
-      ...(isOther(({ config }) => config.router.uncertain) ? ['router.uncertain'] : []),
+      ...ROUTER.filter((name) => isOther(({ config }) => config.router[name])).map((name) => `router.${name}`),
       ...(isOther(({ config }) => config.events.accountLowCents) ? ['events.account_low_cents'] : []),
     ],
   };

@@ -6,18 +6,13 @@ import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from '
 import { Compute, type ComputeSettings, partSecrets, withKeysHidden } from '../compute/settings.ts';
 import type { LogLevel } from '../log.ts';
 import { type Address, parseAddress } from '../net/listen.ts';
+import { parseJson } from '../parse-json.ts';
 import { type EventConfig, EventSettings, type ReceiverSecrets, splitReceivers } from './events.ts';
+import { deepestIn, excessIn, lineAt } from './excess.ts';
 import { ConfigurationFault } from './fault.ts';
 import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
 import { OpenTelemetry, type OpenTelemetrySettings, splitOpenTelemetry } from './opentelemetry.ts';
-import {
-  baseUrl,
-  type ModelConfig,
-  Router,
-  type UncertainPolicy,
-  type UpstreamConfig,
-  wholeSeconds,
-} from './router.ts';
+import { baseUrl, Router, type RouterConfig, wholeSeconds } from './router.ts';
 import {
   Billing,
   type BillingKeys,
@@ -135,6 +130,7 @@ const Settings = v.strictObject({
       account_requests_per_minute: perMinute(0),
       failed_auth_per_minute: perMinute(600),
       released_per_minute: perMinute(60),
+      funds_wait_seconds: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(600)), 30),
     }),
     {},
   ),
@@ -162,7 +158,7 @@ export type Config = {
   childWallets: { depth: number; openChildren: number };
   /** From how much of one processor, in percent, a machine counts as busy. */
   keep: { cpuPercent: number };
-  router: { upstreams: readonly UpstreamConfig[]; models: readonly ModelConfig[]; uncertain: UncertainPolicy };
+  router: RouterConfig;
   /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
   ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
   /** What follows the first label in the host names of ports. */
@@ -273,9 +269,8 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     childWallets: { depth: settings.child_wallets.depth, openChildren: settings.child_wallets.open },
     keep: { cpuPercent: settings.keep.cpu_percent },
     router: {
+      ...settings.router,
       upstreams: settings.router.upstreams.map(({ api_key: _, ...upstream }) => upstream),
-      models: settings.router.models,
-      uncertain: settings.router.uncertain,
     },
     ssh: {
       listen: settings.ssh.listen ?? { host: '127.0.0.1', port: 7422 },
@@ -366,7 +361,18 @@ export function checkSettings(file: string, text: string, env: Environment = pro
 function parseSettings(file: string, text: string, env: Environment, faults: string[]): Parsed | undefined {
   const lines = new LineCounter();
   const hidden = hideVariables(text);
-  const document = parseDocument(hidden, { lineCounter: lines, prettyErrors: false });
+  const tooMuch = excessIn(hidden);
+  if (tooMuch) {
+    faults.push(`${file}:${lineAt(hidden, tooMuch.at)}: ${tooMuch.what}`);
+    return undefined;
+  }
+  const tooDeep = () => void faults.push(`${file}:${lineAt(hidden, deepestIn(hidden))}: nested too deep to be read`);
+  let document: ReturnType<typeof parseDocument>;
+  try {
+    document = parseDocument(hidden, { lineCounter: lines, prettyErrors: false });
+  } catch {
+    return tooDeep();
+  }
   const at = (offset: number | undefined) => `${file}:${offset === undefined ? 1 : lines.linePos(offset).line}`;
   const [first] = document.errors;
   if (first) {
@@ -379,8 +385,10 @@ function parseSettings(file: string, text: string, env: Environment, faults: str
   }
 
   let isResolved = true;
+  let lastAlias: number | undefined;
   visit(document, {
     Alias(_, node) {
+      lastAlias = node.range?.[0];
       if (node.resolve(document)) return;
       isResolved = false;
       faults.push(`${at(node.range?.[0])}: *${node.source} names no anchor before it`);
@@ -402,7 +410,14 @@ function parseSettings(file: string, text: string, env: Environment, faults: str
 
   if (!isResolved) return undefined;
 
-  const settings = document.toJS() ?? {};
+  let settings: unknown;
+  try {
+    settings = document.toJS() ?? {};
+  } catch (error) {
+    if (error instanceof RangeError) return tooDeep(); // Of the stack.
+    faults.push(`${at(lastAlias)}: the aliases up to here stand for too much text`);
+    return undefined;
+  }
   if (typeof settings !== 'object' || Array.isArray(settings)) {
     faults.push(`${at(0)}: not a map of settings, as \`listen: 127.0.0.1:7420\``);
     return undefined;
@@ -483,7 +498,7 @@ function isNear(a: string, b: string): boolean {
 /** Returns the configuration in force, as JSON without secrets: `[set]` stands for each of them. */
 export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
   const { router, compute, ...rest } = config;
-  return JSON.parse(
+  return parseJson(
     JSON.stringify(
       {
         ...rest,
@@ -532,5 +547,5 @@ export function printable(config: Config, secrets: Secrets): Record<string, unkn
       },
       (_, value) => (typeof value === 'bigint' ? value.toString() : value),
     ),
-  );
+  ) as Record<string, unknown>;
 }

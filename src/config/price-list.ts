@@ -1,4 +1,5 @@
 import { formatDecimal } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 
 /** Prices of one model in USD per token, per request and per image: exact decimals, as `pricing` of a model takes them. */
 export type ListedPrices = {
@@ -36,7 +37,7 @@ const count = (it: unknown) => (Number.isSafeInteger(it) && (it as number) > 0 ?
 export function readPriceList(text: string): Map<string, ListedModel> {
   let list: unknown;
   try {
-    list = JSON.parse(text);
+    list = parseJson(text);
   } catch (error) {
     throw new Error(`it is not JSON (${(error as Error).message})`, { cause: error });
   }

@@ -172,6 +172,9 @@ const Model = v.pipe(
 const afterSeconds = whole(0, 30 * 86_400);
 const policy = v.picklist(['charge', 'release']);
 
+/** Stops a stream when the last of its clients has gone, or finishes it (docs/decisions/0075). */
+const onCancel = v.picklist(['stop', 'finish']);
+
 /** Members of a chat completion that Purser reads and writes anew, or takes with one value only. */
 export const HANDLED_MEMBERS = [
   ...['model', 'stream', 'n', 'max_tokens', 'max_completion_tokens'],
@@ -222,6 +225,8 @@ const Upstream = v.pipe(
     uncertain: v.optional(
       v.strictObject({ after_seconds: v.exactOptional(afterSeconds), policy: v.exactOptional(policy) }),
     ),
+    /** Overrides `router.on_cancel` for calls to this upstream. */
+    on_cancel: v.optional(onCancel),
   }),
   v.partialCheck(
     [['first_byte_timeout_seconds'], ['timeout_seconds']],
@@ -238,6 +243,9 @@ export const Router = v.pipe(
       v.strictObject({ after_seconds: v.optional(afterSeconds, 900), policy: v.optional(policy, 'charge') }),
       {},
     ),
+    on_cancel: v.optional(onCancel, 'stop'),
+    /** How long a stream goes on for nobody before it is stopped: the same request may come again. */
+    cancel_grace_seconds: v.optional(whole(0, 600), 3),
   }),
   v.rawCheck(({ dataset, addIssue }) => {
     // Beside other faults, too: then a member is missing or of any type, and only what is text can be compared.
@@ -279,3 +287,4 @@ export type ModelConfig = Parsed['models'][number];
 export type PricingConfig = NonNullable<ModelConfig['pricing']>;
 export type UpstreamConfig = Omit<Parsed['upstreams'][number], 'api_key'>;
 export type UncertainPolicy = Parsed['uncertain'];
+export type RouterConfig = Omit<Parsed, 'upstreams'> & { upstreams: readonly UpstreamConfig[] };

@@ -2,6 +2,7 @@ import { readdirSync, readFileSync, realpathSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { parseDocument } from 'yaml';
 import type { Config } from './config.ts';
+import { excessIn } from './excess.ts';
 
 /** Names of settings files of other programs, or of ours as somebody remembers them. */
 const NAMES = /^(purser|config|settings)\.(ya?ml|json|toml)$/i;
@@ -45,7 +46,9 @@ function whole(path: string): string {
 
 function isOurs(path: string): boolean {
   try {
-    const document = parseDocument(readFileSync(path, 'utf8'), { prettyErrors: false });
+    const text = readFileSync(path, 'utf8');
+    if (excessIn(text)) return false;
+    const document = parseDocument(text, { prettyErrors: false });
     return OURS.some((name) => document.has(name));
   } catch {
     return false;

@@ -1,35 +1,83 @@
 import type { Database as Client } from 'better-sqlite3';
 import { getTableColumns, getTableName, is } from 'drizzle-orm';
 import { SQLiteTable } from 'drizzle-orm/sqlite-core';
-import { knownSchema, schemaOf } from './known-schema.ts';
+import { knownSchema, migratedSchema, type Schema, schemaOf } from './known-schema.ts';
+import { knownMigrations, type Migration } from './migrate.ts';
 import * as schema from './schema.ts';
 
 /** Limit of the faults that SQLite reports for one file. */
 const FAULT_COUNT_MAX = 100;
 
 /**
- * Reports what SQLite's integrity check finds (pages, indexes against their tables, CHECKs), and what `findChangedSchema`
- * does.
+ * Reports what SQLite's integrity check finds (pages, indexes against their tables, CHECKs), rows that are gone though others
+ * refer to them, and what `findChangedSchema` does.
  */
 export function findDamage(client: Client, fault: (text: string) => void): void {
   for (const found of client.prepare(`pragma integrity_check(${FAULT_COUNT_MAX})`).pluck().iterate())
     if (found !== 'ok') fault(`the file is damaged: ${found}`);
+  findMissingParents(client, fault);
   findChangedSchema(client, fault);
 }
 
+type Broken = { table: string; rowid: bigint; parent: string; fkid: bigint };
+
+/** Reports each row that others refer to and that is not there, once. */
+function findMissingParents(client: Client, fault: (text: string) => void): void {
+  const column = client.prepare('select "from" from pragma_foreign_key_list(?) where id = ?').pluck();
+  const missing = new Map<string, { by: string; rows: number }>();
+  for (const { table, rowid, parent, fkid } of client.pragma('foreign_key_check') as Broken[]) {
+    const id = client
+      .prepare(`select "${column.get(table, fkid)}" from "${table}" where rowid = ?`)
+      .pluck()
+      .get(rowid);
+    const name = `${parent} ${id}`;
+    const seen = missing.get(name);
+    if (seen) seen.rows++;
+    else missing.set(name, { by: table, rows: 1 });
+  }
+  for (const [name, { by, rows }] of missing)
+    fault(`${name} is missing: ${rows} ${rows === 1 ? 'row refers' : 'rows refer'} to it, the first of ${by}`);
+}
+
+type SchemaObject = { type: string; name: string; table: string };
+
+/** Returns the objects of a schema that are not of `known`, without what SQLite makes by itself. */
+function foreignObjects(client: Client, known: Schema): SchemaObject[] {
+  const rows = client
+    .prepare('select type, name, tbl_name as "table" from sqlite_schema where sql is not null')
+    .all() as SchemaObject[];
+  return rows.filter(({ type, name }) => !known.has(`${type} ${name}`) && !(type === 'table' && OF_SQLITE.test(name)));
+}
+
+/** Tables of SQLite itself, such as those of ANALYZE. */
+const OF_SQLITE = /^sqlite_(sequence|stat\d)$/;
+
 /**
- * Reports any of our tables, indexes or triggers that is missing or changed, in less than a millisecond. Foreign objects, such
- * as Litestream's tables, are no fault, except a trigger on one of our tables: it would write what no command of ours wrote.
+ * Reports any of our tables, indexes or triggers that is missing or changed, in less than a millisecond. Foreign tables and views,
+ * such as Litestream's, are no fault; an index or a trigger on one of our tables is: they act when a command of ours writes.
  */
 export function findChangedSchema(client: Client, fault: (text: string) => void): void {
   const there = schemaOf(client);
   const known = knownSchema();
-  const triggers = client.prepare('select name, tbl_name as "table" from sqlite_schema where type = \'trigger\'').all();
-  for (const { name, table } of triggers as { name: string; table: string }[])
-    if (!known.has(`trigger ${name}`) && known.has(`table ${table}`))
-      fault(`the trigger ${name} on ${table} is not ours`);
+  for (const { type, name, table } of foreignObjects(client, known))
+    if (known.has(`table ${table}`)) fault(`the ${type} ${name} on ${table} is not ours`);
   for (const [name, sql] of known)
     if (there.get(name) !== sql) fault(`the ${name} ${there.has(name) ? 'was changed' : 'is missing'}`);
+}
+
+/** Returns the first object that migrations before `pending` did not make, such as `view x`; undefined when there is none. */
+export function findForeignObject(client: Client, pending: readonly Migration[]): string | undefined {
+  const all = knownMigrations();
+  const known = pending.length ? migratedSchema(all.slice(0, all.length - pending.length)) : knownSchema();
+  const [first] = foreignObjects(client, known);
+  return first && `the ${first.type} ${first.name}`;
+}
+
+/** Deletes the tables and views that are not ours, with what is on them. */
+export function dropForeignTables(client: Client): void {
+  const known = knownSchema();
+  for (const { type, name } of foreignObjects(client, known))
+    if (type === 'table' || type === 'view') client.exec(`drop ${type} "${name.replaceAll('"', '""')}"`);
 }
 
 /**

@@ -2,9 +2,10 @@ import { randomFillSync } from 'node:crypto';
 import { ftruncateSync, rmSync, statfsSync, statSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { contained } from '../fault.ts';
 import { isReadOnly, READ_ONLY } from '../files/data-directory.ts';
 import { Refusal } from '../refusal.ts';
-import type { Tx } from './handle.ts';
+import type { Reader, Tx } from './handle.ts';
 
 /** The reserve takes at most this much, enough for some thousands of settlements. */
 const RESERVE_BYTES_MAX = 16 * 1024 * 1024;
@@ -122,15 +123,20 @@ export function createDiskReserve(file: string, inFlight: () => number, events: 
   /** Keeps checking the disk while space or the reserve is missing. */
   function checkLater() {
     if (!started || timer) return;
-    timer = setTimeout(() => {
-      timer = undefined;
-      if (making || shortage()) return checkLater();
-      make().catch((error) => {
-        events.failed('reserve', error);
-        checkLater();
-      });
-    }, CHECK_INTERVAL_MILLISECONDS);
+    timer = setTimeout(recheck, CHECK_INTERVAL_MILLISECONDS);
     timer.unref();
+  }
+  const recheck = contained('timer', recheckOnce, checkLater);
+
+  async function recheckOnce(): Promise<void> {
+    timer = undefined;
+    if (making || shortage()) return checkLater();
+    try {
+      await make();
+    } catch (error) {
+      events.failed('reserve', error);
+      checkLater();
+    }
   }
 
   /** Writes random bytes: on a file system that compresses or shares blocks, zeros would reserve nothing. */
@@ -198,8 +204,8 @@ export function attachReserve(tx: Tx, reserve: Pick<DiskReserve, 'shortage'>): v
 }
 
 /** Throws `read_only` when the disk has only its reserve left. Called by everything that starts new work. */
-export function refuseOnLowDisk(tx: Tx): void {
-  const shortage = reserves.get(tx)?.shortage();
+export function refuseOnLowDisk(read: Reader): void {
+  const shortage = reserves.get(read)?.shortage();
   if (shortage)
     throw new Refusal('read_only', `No new work can be started: ${shortage}. Retry later.`, {
       retryAfterSeconds: RETRY_SECONDS,

@@ -4,7 +4,7 @@ import type { Database as Client } from 'better-sqlite3';
 import { assetText, sourceNames } from '../files/asset.ts';
 import { addEveryChecksum } from './checksum.ts';
 
-type Migration = { name: string; sql: string };
+export type Migration = { name: string; sql: string };
 /** Steps that SQL cannot express: run after the migration of that name, in the same transaction. */
 const THEN: [name: RegExp, then: (client: Client) => void][] = [[/_seals\.sql$/, addEveryChecksum]];
 const sha256 = (text: string) => createHash('sha256').update(text).digest('hex');

@@ -380,6 +380,9 @@ export const wallets = sqliteTable(
     periodSpent: nanos('period_spent_nanos').notNull().default(sql`0`),
     /** What it has spent when the next `wallet.threshold` is reached; null when none is left in this period. */
     nextThreshold: nanos('next_threshold_nanos'),
+    /** Its operations, and the answers that were stored as one settled: counted here, since a chat writes this row anyway. */
+    operationCount: count('operation_count').notNull().default(sql`0`),
+    answerCount: count('answer_count').notNull().default(sql`0`),
     seal: seal(),
   },
   (t) => [
@@ -477,8 +480,8 @@ export const routerKeys = sqliteTable(
 export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
 export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
 export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
-/** The source of an outcome: the answer to its call, the policy, or the operator. */
-export const SETTLED_BY = ['answer', 'policy', 'operator'] as const;
+/** The source of an outcome: the answer to its call, its clients that went away and ended the call, the policy, or the operator. */
+export const SETTLED_BY = ['answer', 'cancelled', 'policy', 'operator'] as const;
 
 /** Paid operations: the idempotency key, hold and outcome of one attempt in one row. */
 export const operations = sqliteTable(
@@ -570,8 +573,12 @@ export const learnedBounds = sqliteTable(
     upstreamModel: text('upstream_model').notNull(),
     /** The settings that the bound was computed from; ignored once they change. */
     basis: text().notNull(),
-    /** Thousandths of the bound by those settings. */
+    /** Thousandths of the bound by those settings, and when such a factor was last seen. */
     permille: count().notNull(),
+    factorAt: count('factor_at'),
+    /** Tokens that the server adds to each prompt, and when so many were last seen. Null in rows of earlier versions. */
+    overheadTokens: count('overhead_tokens'),
+    overheadAt: count('overhead_at'),
     /** The longest prompt counted, if above the configured context length; else 0. */
     contextTokens: count('context_tokens').notNull(),
     /** The operation that raised it last. */
@@ -784,3 +791,12 @@ export const entries = sqliteTable(
     check('entry_books', sql`${t.debit} <> ${t.credit}`),
   ],
 );
+
+/**
+ * The rows that were added to each table, less those that were deleted (src/db/tally.ts): a row that is gone is missed. Triggers
+ * count what is added; of `answer` only what wallets do not count.
+ */
+export const tallies = sqliteTable('tally', {
+  table: text('table_name').primaryKey(),
+  rows: count('row_count').notNull(),
+});

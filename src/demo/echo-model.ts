@@ -1,5 +1,6 @@
 import http from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { parseJson } from '../parse-json.ts';
 
 /** The model of the demo. It is embedded so that the demo needs no network, and served by a real HTTP server. */
 export const ECHO_MODEL = 'echo';
@@ -13,7 +14,7 @@ export async function openEchoModel(): Promise<{ baseUrl: string; close(): Promi
   const server = http.createServer(async (request, response) => {
     const chunks: Buffer[] = [];
     for await (const chunk of request as AsyncIterable<Buffer>) chunks.push(chunk);
-    const { messages, max_tokens: maxTokens } = JSON.parse(Buffer.concat(chunks).toString()) as {
+    const { messages, max_tokens: maxTokens } = parseJson(Buffer.concat(chunks).toString()) as {
       messages: Message[];
       max_tokens: number;
     };

@@ -210,10 +210,11 @@ async function examineBooks(
   });
   await check('prompt bounds', () => {
     const catalogue = createCatalogue(config);
-    recallBounds(read, catalogue);
+    const now = Math.floor(Date.now() / 1000);
+    recallBounds(read, catalogue, now);
     const learned = catalogue.list.flatMap(({ id, routes }) =>
       routes.flatMap((route) => {
-        const text = describeLearned(route);
+        const text = describeLearned(route, now);
         return text ? [`${id} on ${route.upstream}: ${text}`] : [];
       }),
     );

@@ -1,5 +1,6 @@
 import { warning } from '../compute/finding.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
+import { parseJson } from '../parse-json.ts';
 
 const UPSTREAM_MILLISECONDS = 5000;
 /** Some model servers know no list of models, and say so by this status. */
@@ -49,7 +50,7 @@ export async function tryUpstream(
         `${baseUrl} answers 404 to GET /models: the path of its base_url may be wrong; most end in /v1. \`purser models check\` tells.`,
       );
     try {
-      onModels(JSON.parse(text));
+      onModels(parseJson(text));
     } catch {} // Not every model server lists its models.
     return `${baseUrl} answers (GET /models: ${status})`;
   } catch (error) {

@@ -1,5 +1,4 @@
-import { readlinkSync } from 'node:fs';
-import { setPriority } from 'node:os';
+import { getPriority, setPriority } from 'node:os';
 import sea from 'node:sea';
 import { setFlagsFromString } from 'node:v8';
 import { Worker } from 'node:worker_threads';
@@ -28,16 +27,17 @@ export function openWorker(name: keyof typeof THREADS, workerData?: unknown): Wo
     : new Worker(new URL(`../${module}`, import.meta.url), options);
 }
 
-/** Below that of the other threads: they get nine tenths of a processor that both want. */
-const LOW_PRIORITY = 10;
+/** Added to the nice value of the thread: the others get nine tenths of a processor that both want. */
+const NICER = 10;
+const NICE_MAX = 19;
 
 /**
  * Lets the other threads go first where processors are short: lowers the priority of the thread that calls this. Elsewhere than on
  * Linux a thread has none of its own, and nothing happens.
  */
 export function lowerPriority(): void {
+  if (process.platform !== 'linux') return; // There 0 is the process.
   try {
-    const [id] = readlinkSync('/proc/thread-self').split('/').slice(-1);
-    setPriority(Number(id), LOW_PRIORITY);
+    setPriority(0, Math.min(getPriority(0) + NICER, NICE_MAX));
   } catch {} // It then has the priority of all.
 }

@@ -1,7 +1,7 @@
 import type { IncomingMessage } from 'node:http';
 import * as v from 'valibot';
 import { type ParsedText, parseText } from '../json-text.ts';
-import { collectPieces } from '../net/pieces.ts';
+import { collectPieces, giveBack } from '../net/pieces.ts';
 import { Refusal } from '../refusal.ts';
 import type { Allowance } from './memory-quota.ts';
 
@@ -11,7 +11,8 @@ export const NUMBER_BYTES = 16;
 
 /**
  * Reads the whole body, at most `max` bytes. Throws `payload_too_large`, before reading when Content-Length announces the
- * size; `rate_limited` when the memory quota is used up; and `invalid_request` when the body breaks off.
+ * size; `rate_limited` when the memory quota is used up; `invalid_request` when the body breaks off; and what the body was
+ * failed with (http/unreadable.ts).
  */
 export async function readBody(request: IncomingMessage, max: number, share: Allowance): Promise<Buffer> {
   const announced = Number(request.headers['content-length'] ?? 0);
@@ -41,6 +42,7 @@ function collect(request: IncomingMessage, max: number, announced: number, share
         if (length > max) throw tooLarge(max);
         if (length > announced) share.take(chunk.length);
         pieces.add(chunk);
+        giveBack(chunk); // Node's parser has made it for this listener, and keeps none of it.
       } catch (error) {
         refuse(error as Refusal);
       }
@@ -52,9 +54,10 @@ function collect(request: IncomingMessage, max: number, announced: number, share
     // A client that disconnects is not an internal error.
     function breakOff(cause?: Error) {
       leave();
-      reject(new Refusal('invalid_request', 'The connection closed before the end of the body.', { cause }));
+      const gone = () => new Refusal('invalid_request', 'The connection closed before the end of the body.', { cause });
+      reject(cause instanceof Refusal ? cause : gone());
     }
-    if (request.destroyed) return breakOff();
+    if (request.destroyed) return breakOff(request.errored ?? undefined);
     request.on('data', take).on('end', finish).on('close', breakOff).on('error', breakOff);
   });
 }
@@ -76,22 +79,39 @@ export function refuseMediaType(request: IncomingMessage): void {
 }
 
 /**
- * Parses a body of at most 100 levels and 50,000 values. Up to `numbersMax` numbers directly in lists are exempt from
- * that count. Levels and values are counted before parsing, and the memory they will need is taken from `share`. Throws
+ * Parses a body of at most 100 levels and 50,000 values, or `valuesMax`. Levels and values are counted before parsing, and the memory they will need is taken from `share`. Throws
  * `invalid_json` for a body that is not UTF-8, not JSON, nested too deep or has too many values, and `rate_limited` when
  * the memory quota is used up.
  */
-export function parseBody(bytes: Buffer, share: Allowance, numbersMax = 0): ParsedText {
+export function parseBody(bytes: Buffer, share: Allowance, valuesMax?: number): ParsedText {
   const take = ({ values, numbers }: { values: number; numbers: number }) =>
     share.take(values * VALUE_BYTES + numbers * NUMBER_BYTES);
-  return parseText(bytes, numbersMax, take);
+  return parseText(bytes, 0, take, valuesMax);
 }
 
 /**
- * Validates a value and fills in defaults. Throws `invalid_request`, naming the first invalid field, or
+ * Reads the query of an address. Throws `invalid_request` for a parameter that comes twice: which one is meant is not known
+ * (decision 0072).
+ */
+export function readQuery({ url = '' }: IncomingMessage): Record<string, string> {
+  const at = url.indexOf('?');
+  if (at < 0) return {};
+  const query = new URLSearchParams(url.slice(at + 1));
+  for (const name of new Set(query.keys()))
+    if (query.getAll(name).length > 1)
+      throw new Refusal('invalid_request', `${name.slice(0, 120)}: send this query parameter once.`);
+  return Object.fromEntries(query);
+}
+
+/**
+ * Validates a value and fills in defaults. Throws `invalid_request`, naming the first invalid field (a `member`), or
  * `streaming_not_supported` for `stream: true`.
  */
-export function validate<S extends v.GenericSchema>(schema: S, value: unknown): v.InferOutput<S> {
+export function validate<S extends v.GenericSchema>(
+  schema: S,
+  value: unknown,
+  member: 'property' | 'query parameter' = 'property',
+): v.InferOutput<S> {
   // valibot accepts an array as an object; no endpoint does.
   if (Array.isArray(value)) throw new Refusal('invalid_request', 'body: must be an object.');
   // Stop at the first issue: a body of a million invalid values must not produce a million messages.
@@ -100,14 +120,14 @@ export function validate<S extends v.GenericSchema>(schema: S, value: unknown): 
   const [fault] = parsed.issues;
   if (isStreaming(fault)) throw new Refusal('streaming_not_supported');
   const param = v.getDotPath(fault)?.slice(0, 120);
-  throw new Refusal('invalid_request', `${describe(fault)}.`, param === undefined ? {} : { param });
+  throw new Refusal('invalid_request', `${describe(fault, member)}.`, param === undefined ? {} : { param });
 }
 
 const isStreaming = (issue: v.BaseIssue<unknown>) => v.getDotPath(issue) === 'stream' && issue.input === true;
 
-function describe(issue: v.BaseIssue<unknown>): string {
+function describe(issue: v.BaseIssue<unknown>, member: string): string {
   const field = (v.getDotPath(issue) ?? 'body').slice(0, 120);
-  if (issue.type === 'strict_object' && issue.expected === 'never') return `${field}: unknown property`;
+  if (issue.type === 'strict_object' && issue.expected === 'never') return `${field}: unknown ${member}`;
   if (issue.received === 'undefined') return `${field}: is required`;
   // valibot's own messages quote the input, so they are replaced. Ours do not, and are used unchanged.
   return `${field}: ${/^Invalid /.test(issue.message) ? `must be ${issue.expected ?? 'valid'}` : issue.message}`;

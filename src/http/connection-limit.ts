@@ -5,6 +5,8 @@ import { networkOf } from '../net/address.ts';
 
 /** The most pipelined requests that may wait on one connection behind the one being answered. */
 const WAITING_COUNT_MAX = 32;
+/** Of the open connections, the part whose newest may have asked nothing yet without making room for others. */
+const NEWEST_SHARE = 1 / 8;
 
 type Connection = {
   socket: Socket;
@@ -31,10 +33,11 @@ export type ConnectionLimit = {
 };
 
 /**
- * Caps open connections at `max`. When full, closes one: an idle one that is unauthenticated (those in `authenticated` have
- * shown a valid token), then one whose unauthenticated request is still arriving, then an idle authenticated one; of these
- * from the network with the most of them, and there the one that has been so for longest. A flood therefore evicts itself, and
- * a request that has come whole, or shown a token, is never cut off. Requests on one connection are answered
+ * Caps open connections at `max`. When full, closes one: one that is unauthenticated (those in `authenticated` have shown a valid
+ * token) and is idle, or whose request is still arriving; then an idle authenticated one; of these from the network with the
+ * most of them, and there the one that has been so for longest; last of all one that has only just connected: what it asks may be on
+ * its way. A flood therefore evicts itself, also when it begins requests that it does not end, unless it comes from so many
+ * networks that none has more than others. A request that has come whole, or shown a token, is never cut off. Requests on one connection are answered
  * one after the other (RFC 9112, section 9.3.2), so no client has more requests in flight than connections. A client that
  * reads nothing of its response for `stallMilliseconds` is disconnected.
  */
@@ -46,11 +49,13 @@ export function limitConnections(
   events: Pick<Events, 'cutOff'>,
 ): ConnectionLimit {
   const bySocket = new Map<Socket, Connection>();
-  const idleUnauthenticated: Group = new Map();
-  /** Busy with a request that had neither come whole nor shown a token when it began to be answered. */
-  const arriving: Group = new Map();
+  /** Idle, or busy with a request that had neither come whole nor shown a token when it began to be answered. */
+  const strangers: Group = new Map();
   const idleAuthenticated: Group = new Map();
-  const groups = [idleUnauthenticated, arriving, idleAuthenticated];
+  const groups = [strangers, idleAuthenticated];
+  /** The newest connections that have asked nothing yet, in the order in which they came. */
+  const newest = new Set<Connection>();
+  const newestMax = Math.max(1, Math.floor(max * NEWEST_SHARE));
 
   function put(connection: Connection, group: Group) {
     const { network } = connection;
@@ -66,7 +71,7 @@ export function limitConnections(
     }
   }
   const markIdle = (connection: Connection) =>
-    put(connection, authenticated.has(connection.socket) ? idleAuthenticated : idleUnauthenticated);
+    put(connection, authenticated.has(connection.socket) ? idleAuthenticated : strangers);
   const isArriving = ({ request, socket }: Connection) =>
     request !== undefined && !request.complete && !authenticated.has(socket);
   function end({ socket }: Connection, why: Parameters<Events['cutOff']>[0]) {
@@ -78,31 +83,38 @@ export function limitConnections(
     const connection = bySocket.get(socket);
     if (!connection) return;
     bySocket.delete(socket);
+    newest.delete(connection);
     take(connection);
     connection.waiting = [];
   }
 
   /** Closes one connection to make room. Returns false when every one is busy with a request that is not cut off. */
   function evict(): boolean {
+    const longest = longestIn(strangers) ?? longestIn(idleAuthenticated) ?? newest.values().next().value;
+    if (longest) end(longest, 'no_room');
+    return longest !== undefined;
+  }
+
+  /** Returns the connection of a group that makes room first. */
+  function longestIn(group: Group): Connection | undefined {
     for (;;) {
-      const group = groups.find((it) => it.size > 0);
-      let largest: Set<Connection> | undefined;
-      for (const it of group?.values() ?? []) if (it.size > (largest?.size ?? 0)) largest = it;
-      const [longest] = largest ?? [];
-      if (!longest) return false;
-      if (group !== arriving || isArriving(longest)) {
-        end(longest, 'no_room');
-        return true;
+      let longest: Connection | undefined;
+      let size = 0;
+      for (const it of group.values()) {
+        const first = it.size > size && it.values().find((one) => !newest.has(one));
+        if (first) [longest, size] = [first, it.size];
       }
+      if (!longest?.isBusy || isArriving(longest)) return longest;
       take(longest); // Its request has come whole by now, or has shown a token.
     }
   }
 
   function answer(connection: Connection, request: IncomingMessage, response: ServerResponse) {
     connection.isBusy = true;
+    newest.delete(connection);
     connection.request = request;
     take(connection);
-    if (isArriving(connection)) put(connection, arriving);
+    if (isArriving(connection)) put(connection, strangers);
     response.once('close', () => {
       connection.isBusy = false;
       take(connection);
@@ -112,6 +124,14 @@ export function limitConnections(
       else markIdle(connection);
     });
     handler(request, response);
+    leaveStrangers(connection, request);
+    // Node tells of a request before it has read its end, and the end of most came in the same piece.
+    if (isArriving(connection)) setImmediate(leaveStrangers, connection, request);
+  }
+
+  /** Has a request that has come whole, or shown a token, no longer count as one of its network's strangers. */
+  function leaveStrangers(connection: Connection, request: IncomingMessage): void {
+    if (connection.isBusy && connection.request === request && !isArriving(connection)) take(connection);
   }
 
   /** Ends a connection on which nothing has moved for `stallMilliseconds`, unless its client is waiting for us. */
@@ -137,9 +157,12 @@ export function limitConnections(
           socket.destroy();
           return;
         }
-        const connection = { socket, network: networkOf(socket.remoteAddress), isBusy: false, waiting: [] };
+        const connection: Connection = { socket, network: networkOf(socket.remoteAddress), isBusy: false, waiting: [] };
         bySocket.set(socket, connection);
         markIdle(connection);
+        newest.add(connection);
+        const [first] = newest;
+        if (first && newest.size > newestMax) newest.delete(first);
         socket.once('close', () => forget(socket));
       });
       // Node reports every inactive connection, and with a listener here leaves it to us to close it.

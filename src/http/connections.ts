@@ -23,6 +23,8 @@ type Connection = {
 export type Connections = {
   /** Registers a request. Returns false if an earlier response announced the connection's end: then it is not answered. */
   take(request: IncomingMessage, response: ServerResponse): boolean;
+  /** Returns the response to the latest request of a connection, over or not. */
+  latest(socket: Socket): ServerResponse | undefined;
   /**
    * Closes the server without resetting accepted connections. New connections are refused. Every request that has arrived
    * or still arrives on an open connection is answered; the last response announces the end of its connection. `drain`
@@ -71,6 +73,8 @@ export function followConnections(server: Server): Connections {
       });
       return true;
     },
+
+    latest: (socket) => connections.get(socket)?.last,
 
     async stop(drain) {
       stopping = true;

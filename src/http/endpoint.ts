@@ -1,9 +1,9 @@
-import type { IncomingHttpHeaders, ServerResponse } from 'node:http';
+import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import type { HttpBindings } from '@hono/node-server';
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import type { Context, ErrorHandler, Handler } from 'hono';
-import type * as v from 'valibot';
+import * as v from 'valibot';
 import type { Limit } from '../access/limits.ts';
 import {
   admit,
@@ -18,21 +18,25 @@ import type { Sessions } from '../access/sessions.ts';
 import type { Tokens } from '../access/tokens.ts';
 import type { BillingApp } from '../billing/checkout.ts';
 import type { ChatApp } from '../chat/quote.ts';
-import type { Retries, WhenOver } from '../chat/retry.ts';
+import type { Retries } from '../chat/retry.ts';
 import type { DiskReserve } from '../db/disk-reserve.ts';
 import { type Health, refuseFault } from '../health.ts';
 import { newId } from '../id.ts';
-import type { Outline } from '../json-text.ts';
+import type { Tenant } from '../ledger/tenant.ts';
 import { redactTokens } from '../log.ts';
 import { type createAddressReader, networkOf } from '../net/address.ts';
 import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
 import { eventOf } from '../router/sse.ts';
+import type { Shares } from '../shares.ts';
+import type { WhenOver } from '../spend/audience.ts';
 import type { Signer } from '../transfer/object-url.ts';
 import type { CloseApp } from '../wallet/close.ts';
 import type { OpenApp } from '../wallet/open.ts';
-import { parseBody, readBody, refuseMediaType, validate } from './body.ts';
+import type { AnswerReadings } from './answer-readings.ts';
+import { parseBody, readBody, readQuery, refuseMediaType, validate } from './body.ts';
 import type { Concurrency } from './concurrency.ts';
-import { type EventStream, openEventStream } from './event-stream.ts';
+import { type EventStream, openEventStream, writePieces } from './event-stream.ts';
+import { type ContainedResponse, lastAnswer } from './exchange.ts';
 import type { Allowance, MemoryQuota } from './memory-quota.ts';
 import { type ModelRequest, type ModelRequestKind, type ValidModelRequest, validRequest } from './model-request.ts';
 import type { ModelRequests } from './model-requests.ts';
@@ -49,7 +53,7 @@ import type { PortProxy } from './port-proxy.ts';
 import { messagesError } from './wires/messages.ts';
 
 /** The part of the App that the routes use. */
-export type HttpApp = ChatApp &
+export type HttpApp = Omit<ChatApp, 'readApart'> &
   CloseApp &
   OpenApp &
   BillingApp & {
@@ -67,9 +71,15 @@ export type HttpApp = ChatApp &
     /** Signs people in, where an identity provider is configured. */
     sessions: Sessions | undefined;
     limits: ChatApp['limits'] & { wallet: Limit; account: Limit; failedAuth: Limit; webhook: Limit };
+    /** The requests of each caller that are being read or answered: each has a connection that is not cut off. */
+    atOnce: Shares;
+    /** The sums over what was spent that are running for each caller. */
+    sums: Shares;
     /** Bodies and answers that are in memory. */
     memory: MemoryQuota;
     modelRequests: ModelRequests;
+    /** Reads and translates what model servers have sent: in another thread where it is large. */
+    readApart: (tenant: Tenant) => AnswerReadings;
     /** Recognises retries of requests without a key. */
     retries: Retries;
     /** Commands and uploads that run inside resources. */
@@ -95,22 +105,18 @@ export type Env = {
 };
 
 /** The largest body unless the endpoint says otherwise: 64 KiB (design 2.20). */
-const BODY_BYTES_MAX = 64 * 1024;
+export const BODY_BYTES_MAX = 64 * 1024;
 /** Responses up to this size fit into the kernel's buffers, so they are not counted until they are read. */
 const ANSWER_BYTES_SMALL = 64 * 1024;
-const UNREADABLE = 'The request cannot be read as HTTP, or its head is too long, or it came too slowly.';
+const BUSY_RETRY_SECONDS = 2;
+const NO_QUERY = v.strictObject({});
 const IDEMPOTENCY_KEY = /^[\x20-\x7e]{1,128}$/;
-
-/** A body in its bytes, and where its members are in it. */
-export type Sent = { bytes: Buffer; outline: Outline };
 
 export type Call<S extends Scope, B> = {
   principal: PrincipalFor<S>;
   body: B;
   /** The parsed body before defaults; the fingerprint is computed from it. */
   raw: unknown;
-  /** The body as it came, at an endpoint that asks for it. */
-  sent: Sent | undefined;
   /** The request to a model, at an endpoint that takes one: in place of `body` and `raw`. */
   request: ValidModelRequest;
   /** The Idempotency-Key on endpoints that take one, otherwise empty. */
@@ -139,7 +145,7 @@ export type Reply =
    */
   | {
       stream(events: EventStream, share: Allowance): Promise<void>;
-      errorEvent?(refusal: Refusal, message: string, requestId: string): string | Buffer;
+      errorEvent?(refusal: Refusal, message: string, requestId: string): Iterable<string | Buffer>;
     };
 
 /** One endpoint of the interface: its request, its response and its handler. The OpenAPI document is generated from these. */
@@ -152,8 +158,8 @@ export type Endpoint<S extends Scope = Scope, B extends v.GenericSchema = v.Gene
   /** The body is a request to a model of this kind. */
   modelRequest?: ModelRequestKind;
   bodyBytesMax?: number;
-  /** Gives the endpoint the bytes of the body, too. */
-  keepsBytes?: boolean;
+  /** The most values of a body that may be large, as one of them is a long text. */
+  valuesMax?: number;
   query?: v.GenericSchema;
   /** `true` requires the Idempotency-Key header; `'optional'` accepts it. */
   idempotent?: boolean | 'optional';
@@ -174,6 +180,10 @@ export function endpoint<S extends Scope, B extends v.GenericSchema>(it: Endpoin
   return it as unknown as Endpoint;
 }
 
+/** Returns the value of `Allow` for a path with these methods: what answers GET answers HEAD. */
+export const allowOf = (methods: readonly string[]): string =>
+  methods.flatMap((it) => (it === 'GET' ? ['GET', 'HEAD'] : [it])).join(', ');
+
 /** Turns an endpoint into a Hono handler. */
 export function open(app: HttpApp, it: Endpoint): Handler<Env> {
   return async function handle(c) {
@@ -182,15 +192,15 @@ export function open(app: HttpApp, it: Endpoint): Handler<Env> {
     refuseFault(app.health);
     const changes = app.ledger.changeCount();
     const principal = await authenticateAndLimit(app, c);
-    const share = app.memory.open(callerOf(principal));
+    const owner = ownerOf(app, principal);
+    const share = app.memory.open(owner);
     try {
       const reply = await runEndpoint(app, it, c, { principal, changes }, share);
       if ('stream' in reply) return await respondWithEvents(app, c, reply, share);
       const headers = { ...headersOf(app, c, requestId), ...reply.headers };
       if (reply.replayed) headers['idempotent-replayed'] = 'true';
       const bytes = Buffer.isBuffer(reply.body) ? reply.body : JSON.stringify(reply.body);
-      if (bytes.length > ANSWER_BYTES_SMALL)
-        keepUntilTaken(app.memory.open(callerOf(principal)), c, Buffer.byteLength(bytes));
+      if (bytes.length > ANSWER_BYTES_SMALL) keepUntilTaken(app.memory.open(owner), c, Buffer.byteLength(bytes));
       return new Response(bytes as string, { status: reply.status ?? it.status ?? 200, headers });
     } finally {
       share.close();
@@ -215,32 +225,32 @@ async function runEndpoint(
 
   const key = incoming.headers['idempotency-key'];
   let raw: unknown;
-  let sent: Sent | undefined;
   let read: ModelRequest | undefined;
   if (it.body) {
     if (!it.isBodyOptional) refuseMediaType(incoming);
     const bytes = await readBody(incoming, it.bodyBytesMax ?? BODY_BYTES_MAX, share);
     if (it.isBodyOptional && bytes.length) refuseMediaType(incoming);
     if (it.modelRequest)
-      read = await app.modelRequests.read(bytes, { kind: it.modelRequest, isKeyed: !isKeyLeftOut(it, key) }, share);
+      read = await app.modelRequests.read(
+        bytes,
+        { kind: it.modelRequest, isKeyed: isKeySent(it, key) },
+        share,
+        tenantFor(app, principal),
+      );
     else if (it.isBodyOptional && !bytes.length) raw = {};
-    else {
-      const { value, outline } = parseBody(bytes, share);
-      raw = value;
-      if (it.keepsBytes) sent = { bytes, outline };
-    }
+    else raw = parseBody(bytes, share, it.valuesMax).value;
     // A body may arrive slowly: a key that was revoked meanwhile must not complete its request.
     if (app.ledger.changeCount() !== changes) refuseRevoked(app.ledger.read, principal);
   }
   return invoke(app, it, {
     principal: caller,
     raw,
-    sent,
     read,
     key,
     requestId,
     params: c.req.param() as Record<string, string>,
-    query: it.query ? c.req.query() : {},
+    // Clients of other servers send parameters that those servers know, such as `beta=true` (decision 0072).
+    query: it.scope === 'router' ? {} : readQuery(incoming),
     headers: incoming.headers,
     share,
     whenGone: (listener) => whenOver(c, listener),
@@ -248,8 +258,7 @@ async function runEndpoint(
 }
 
 /** A call before its key, its body and its query are checked. */
-export type Invocation = Omit<Call<Scope, unknown>, 'body' | 'request' | 'idempotencyKey' | 'isKeyMadeUp' | 'sent'> & {
-  sent?: Sent | undefined;
+export type Invocation = Omit<Call<Scope, unknown>, 'body' | 'request' | 'idempotencyKey' | 'isKeyMadeUp'> & {
   /** The request to a model as it was read, at an endpoint that takes one. */
   read?: ModelRequest | undefined;
   /** The idempotency key that the caller sent, if any. */
@@ -262,9 +271,8 @@ export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }:
   const idempotencyKey = isKeyMadeUp ? call.requestId : it.idempotent ? readIdempotencyKey(key) : '';
   const request = read && validRequest(read);
   const body = it.body && !request ? validate(it.body, call.raw) : undefined;
-  const query = it.query ? (validate(it.query, call.query) as Record<string, string>) : {};
+  const query = validate(it.query ?? NO_QUERY, call.query, 'query parameter') as Record<string, string>;
   return it.run(app, {
-    sent: undefined,
     ...call,
     body,
     query,
@@ -276,6 +284,8 @@ export async function invoke(app: HttpApp, it: Endpoint, { key, read, ...call }:
 
 /** Tells whether the caller left out a key that it may leave out. */
 const isKeyLeftOut = (it: Endpoint, key: unknown) => it.idempotent === 'optional' && key === undefined;
+
+const isKeySent = (it: Endpoint, key: unknown) => it.idempotent !== undefined && !isKeyLeftOut(it, key);
 
 /** Calls `listener` when the response has been written or its client has disconnected; at once if that has happened. */
 function whenOver(c: Context<Env>, listener: (isDelivered: boolean) => void): void {
@@ -297,6 +307,7 @@ export function requestIdOf(c: Context<Env>): string {
   if (known !== undefined) return known;
   const id = newId('req');
   c.set('requestId', id);
+  (c.env.outgoing as ContainedResponse).requestId = id;
   return id;
 }
 
@@ -319,8 +330,8 @@ async function respondWithEvents(
   } catch (error) {
     if (!events.hasBegun()) throw error;
     const { refusal, message } = describeError(app, requestId, c.req.path, error);
-    const last = errorEvent?.(refusal, message, requestId) ?? eventOf(openAiBody(refusal, message, requestId));
-    await events.write(Buffer.from(last));
+    const last = errorEvent?.(refusal, message, requestId) ?? [eventOf(openAiBody(refusal, message, requestId))];
+    await writePieces(events, last);
   } finally {
     events.end(); // The attempt may continue without its client, but must not write to this response any more.
   }
@@ -329,11 +340,33 @@ async function respondWithEvents(
 
 type Headers = Record<string, string>;
 
-/** The id that limits count by: the wallet, the account of a session, or the key. */
+/** The id that limits of requests count by: the wallet, the account of a session, or the key. */
 function callerOf(principal: Principal): string {
   if (principal.kind === 'wallet') return principal.wallet.id;
   if (principal.kind === 'router') return principal.walletId;
   return principal.kind === 'session' ? principal.accountId : principal.keyId;
+}
+
+/** To whom a caller belongs. What an account does by itself counts as one tree beside those of its wallets. */
+function tenantFor({ tenantOf }: Pick<HttpApp, 'tenantOf'>, principal: Principal): Tenant {
+  if (principal.kind === 'wallet') return tenantOf(principal.wallet.id);
+  if (principal.kind === 'router') return tenantOf(principal.walletId);
+  return { treeId: principal.accountId, accountId: principal.accountId };
+}
+
+/** The id by which what all share is counted: the tree of the wallet, or the account. */
+const ownerOf = (app: Pick<HttpApp, 'tenantOf'>, principal: Principal): string => tenantFor(app, principal).treeId;
+
+/**
+ * Counts a request as one of its owner's until its response is over. Throws `rate_limited` where the owner has too many at
+ * once: the connection of a caller who has shown a token is never cut off.
+ */
+export function enter({ atOnce }: Pick<HttpApp, 'atOnce'>, c: Context<Env>, owner: string): void {
+  if (!atOnce.tryTake(owner, 1))
+    throw new Refusal('rate_limited', 'Too many requests of this caller are in progress. Retry when some are done.', {
+      retryAfterSeconds: BUSY_RETRY_SECONDS,
+    });
+  whenOver(c, () => atOnce.release(owner, 1));
 }
 
 function headersOf({ limits }: Pick<HttpApp, 'limits'>, c: Context<Env>, requestId: string): Headers {
@@ -373,6 +406,7 @@ export async function authenticateAndLimit(app: HttpApp, c: Context<Env>): Promi
     const principal = found instanceof Promise ? await found : found;
     app.authenticated.add(incoming.socket);
     if (principal.kind === 'router') c.set('routerWallet', principal.walletId);
+    enter(app, c, ownerOf(app, principal));
     const isWallet = principal.kind === 'wallet' || principal.kind === 'router';
     app.limits[isWallet ? 'wallet' : 'account'].take(callerOf(principal));
     if ('keyId' in principal) app.used(principal.keyId, app.clock.now());
@@ -401,27 +435,17 @@ function readIdempotencyKey(key: unknown): string {
 
 /**
  * Builds the error response for requests that never reach a route: unreadable as HTTP, refused by their head, or failed
- * outside `onError`. A `fault` that is not a Refusal is an internal error.
+ * outside `onError`. A `fault` that is not a Refusal is an internal error. `request` is what is known of it.
  */
 export function unparsableRequest(
   app: Pick<HttpApp, 'events'>,
-  fault: unknown = new Refusal('invalid_request', UNREADABLE),
+  fault: unknown,
+  { method = '', url = '' }: Pick<IncomingMessage, 'method' | 'url'> = {},
 ) {
   const requestId = newId('req');
-  if (!(fault instanceof Refusal)) app.events.failed('request', fault, { request_id: requestId });
-  const { code, message } = fault instanceof Refusal ? fault : new Refusal('internal_error');
-  app.events.refused(code, requestId, message, '');
-  const body = JSON.stringify({ error: { code, message }, request_id: requestId });
-  return {
-    status: REFUSALS[code].status as number,
-    headers: {
-      'content-type': 'application/json',
-      'content-length': String(Buffer.byteLength(body)),
-      'x-request-id': requestId,
-      connection: 'close',
-    },
-    body,
-  };
+  const { refusal, message } = describeError(app, requestId, '', fault);
+  const path = url.split('?', 1)[0] as string;
+  return lastAnswer(refusal.code, requestId, errorBody(method, path, refusal, message, requestId));
 }
 
 /** Logs an error and returns what the caller may see of it. An internal error reveals no details. */
@@ -431,11 +455,17 @@ export function describeError(
   path: string,
   error: unknown,
 ): { refusal: Refusal; message: string } {
-  if (!(error instanceof Refusal)) app.events.failed('request', error, { request_id: requestId, path });
+  if (!(error instanceof Refusal)) app.events.faulted('request', error, { request_id: requestId, path });
   const refusal = error instanceof Refusal ? error : new Refusal('internal_error');
   const message = redactTokens(refusal.message); // It may quote what the caller sent, a token in the wrong place included.
   app.events.refused(refusal.code, requestId, message, path);
   return { refusal, message };
+}
+
+/** Builds the body of an error (interface, section 2), under the gateway's base URL with what its clients read beside it. */
+function errorBody(method: string, path: string, refusal: Refusal, message: string, requestId: string): object {
+  if (!isGatewayRequest(method, path)) return { error: { code: refusal.code, message }, request_id: requestId };
+  return (isMessagesPath(path) ? messagesError : openAiBody)(refusal, message, requestId);
 }
 
 /**
@@ -460,10 +490,7 @@ export function onError(
     if (code === 'unauthenticated') headers['www-authenticate'] = 'Bearer';
     if (c.var.allow) headers.allow = c.var.allow;
     if (code === 'upgrade_not_supported') headers.upgrade = 'HTTP/1.1'; // RFC 9110, 15.5.22.
-    const gatewayBody = isMessagesPath(c.req.path) ? messagesError : openAiBody;
-    const body = isGateway
-      ? gatewayBody(refusal, message, requestId)
-      : { error: { code, message }, request_id: requestId };
+    const body = errorBody(c.req.method, c.req.path, refusal, message, requestId);
     const status = isGateway ? gatewayStatus(code) : REFUSALS[code].status;
     return new Response(JSON.stringify(body), { status, headers });
   };

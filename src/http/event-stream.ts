@@ -1,5 +1,6 @@
 import type { ServerResponse } from 'node:http';
 import type { Listener } from '../chat/stream.ts';
+import { turnWhenDue } from '../net/turn.ts';
 
 /** A response of server-sent events, written directly to the client's connection. */
 export type EventStream = Listener & {
@@ -61,3 +62,16 @@ export function openEventStream(
     },
   };
 }
+
+/** Writes pieces one after the other as the client reads them, with turns of others in between. */
+export async function writePieces(
+  stream: Pick<EventStream, 'write'>,
+  pieces: Iterable<Buffer | string>,
+): Promise<void> {
+  for (const piece of pieces) {
+    await stream.write(asBytes(piece));
+    await turnWhenDue();
+  }
+}
+
+export const asBytes = (piece: Buffer | string): Buffer => (typeof piece === 'string' ? Buffer.from(piece) : piece);

@@ -1,20 +1,88 @@
-import type { IncomingMessage } from 'node:http';
+import type { IncomingMessage, ServerResponse } from 'node:http';
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import { Refusal } from '../refusal.ts';
+import { TAG_HEADER } from './tags.ts';
 
 /** A segment of one or two dots, percent-encoded or not, or a backslash, which URL parsers treat as a slash. */
 const DOT_SEGMENT = /(^|\/)(\.|%2e){1,2}(\/|$)|\\/i;
 
 /**
- * Returns the refusal that a request gets by its head alone, if any: no Host or two of them (RFC 9112, section 3.2), or a
- * path that normalizes to another one, which could bypass a proxy that filters by path.
+ * The headers that Purser reads as one value. A request has each of them once at most: of two lines Node takes the first, or
+ * joins them to a value that nobody sent, while a proxy before Purser may have read the last.
  */
-export function faultOfHead({ httpVersion, rawHeaders, url = '' }: IncomingMessage): Refusal | undefined {
-  let hosts = 0;
-  for (let at = 0; at < rawHeaders.length; at += 2) if (rawHeaders[at]?.toLowerCase() === 'host') hosts++;
-  if (hosts > 1 || (hosts === 0 && httpVersion === '1.1'))
+export const SINGLE_HEADERS: ReadonlySet<string> = new Set([
+  'anthropic-version',
+  'authorization',
+  'content-length',
+  'content-type',
+  'expect',
+  'host',
+  'idempotency-key',
+  'origin',
+  'sec-fetch-dest',
+  'sec-fetch-mode',
+  'sec-fetch-site',
+  'session-id',
+  'session_id',
+  'stripe-signature',
+  'traceparent',
+  'x-api-key',
+  'x-claude-code-session-id',
+]);
+/** Beginnings of the names of more such headers. */
+const SINGLE_PREFIXES = ['mcp-', TAG_HEADER];
+/** The headers that Purser reads as lists: several lines mean what one line with all of their values does. */
+export const LIST_HEADERS: ReadonlySet<string> = new Set([
+  'accept',
+  'accept-encoding',
+  'anthropic-beta',
+  'connection',
+  'content-encoding',
+  'cookie', // A proxy may divide it into several lines (RFC 9113, section 8.2.3).
+  'transfer-encoding',
+  'upgrade',
+  'x-forwarded-for',
+]);
+const NAME_LENGTH_SHOWN = 80;
+const HEADER_COUNT_MAX = 2000;
+
+const isSingle = (name: string) => SINGLE_HEADERS.has(name) || SINGLE_PREFIXES.some((it) => name.startsWith(it));
+
+/** Returns the name of a header that must come once and comes more often, if any. */
+function repeatedHeader(rawHeaders: readonly string[]): string | undefined {
+  const seen = new Set<string>();
+  for (let at = 0; at < rawHeaders.length; at += 2) {
+    const name = (rawHeaders[at] as string).toLowerCase();
+    if (!isSingle(name)) continue;
+    if (seen.has(name)) return rawHeaders[at];
+    seen.add(name);
+  }
+  return undefined;
+}
+
+/**
+ * Returns the refusal that a request gets by its head alone, if any: of a version that is not spoken, without Host, with a
+ * header twice that has one value, in a coding that is not known, with too many headers (RFC 9112, sections 2.3, 3.2 and 6.1), or for a path that
+ * normalizes to another one, which could bypass a proxy that filters by path.
+ */
+export function faultOfHead(request: IncomingMessage): Refusal | undefined {
+  const { method, httpVersion, headers, rawHeaders, url = '' } = request;
+  if (method === 'CONNECT') return new Refusal('invalid_request', 'CONNECT is for proxies, and this is none.');
+  if (httpVersion !== '1.1' && httpVersion !== '1.0')
+    return new Refusal('invalid_request', 'The request line must end with HTTP/1.1 or HTTP/1.0.');
+  if (rawHeaders.length > 2 * HEADER_COUNT_MAX)
+    return new Refusal('head_too_large', `The request has more than ${HEADER_COUNT_MAX} headers.`);
+  const repeated = repeatedHeader(rawHeaders);
+  if (repeated !== undefined)
+    return new Refusal(
+      repeated.toLowerCase() === 'idempotency-key' ? 'invalid_idempotency_key' : 'invalid_request',
+      `Send exactly one ${repeated.slice(0, NAME_LENGTH_SHOWN)} header.`,
+    );
+  if (headers.host === undefined && httpVersion === '1.1')
     return new Refusal('invalid_request', 'Send exactly one Host header.');
+  if (headers['transfer-encoding'] !== undefined && headers['transfer-encoding'].toLowerCase() !== 'chunked')
+    return new Refusal('invalid_request', 'Transfer-Encoding: only chunked is known.');
   if (DOT_SEGMENT.test(url.split(/[?#]/, 1)[0] as string))
     return new Refusal('not_found', 'There is no such path: it has a dot segment or a backslash.');
   return undefined;
@@ -23,6 +91,22 @@ export function faultOfHead({ httpVersion, rawHeaders, url = '' }: IncomingMessa
 /** Tells whether the request has an expectation that cannot be met: answered with 417 (RFC 9110, section 10.1.1). */
 export const expectsTooMuch = ({ headers }: IncomingMessage) =>
   headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue';
+
+/** Tells whether a request has a body, by its head. */
+export const hasBody = ({ headers }: IncomingMessage): boolean =>
+  Number(headers['content-length'] ?? 0) > 0 || headers['transfer-encoding'] !== undefined;
+
+/**
+ * Has a client that waits for "100 Continue" wait until its body is read: what is refused without the body, by its length
+ * for one, is refused before the client has sent it.
+ */
+export function continueWhenRead(request: IncomingMessage, response: ServerResponse): void {
+  const proceed = () => {
+    if (!response.headersSent) response.writeContinue();
+  };
+  if (hasBody(request)) request.once('resume', proceed);
+  else proceed();
+}
 
 /**
  * Tells whether a Host header is an IP address, `localhost`, this machine's host name, or `listen`, the configured host.

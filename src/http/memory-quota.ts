@@ -1,7 +1,8 @@
 import { Refusal } from '../refusal.ts';
+import { createShares } from '../shares.ts';
 
 /** The most bytes of bodies, output and responses in memory at a time, for one caller and for all. */
-const BYTES_MAX = { caller: 64 * 1024 * 1024, all: 256 * 1024 * 1024 };
+const BYTES_MAX = { each: 64 * 1024 * 1024, all: 256 * 1024 * 1024 };
 const RETRY_SECONDS = 2;
 const STOPPING_RETRY_SECONDS = 5;
 
@@ -34,13 +35,9 @@ export type MemoryQuota = {
 
 /** Creates the quota of one server, with nothing in use. */
 export function createMemoryQuota(): MemoryQuota {
-  const byCaller = new Map<string, number>();
+  const shares = createShares(BYTES_MAX);
   const pending = new Set<(refusal: Refusal) => void>();
-  let all = 0;
 
-  /** Admits a caller below an even share also when the total is used up: a few cannot shut out the rest. */
-  const fits = (own: number, sum: number, callers: number) =>
-    own <= BYTES_MAX.caller && (sum <= BYTES_MAX.all || own <= BYTES_MAX.all / callers);
   const tooMuch = () =>
     new Refusal(
       'rate_limited',
@@ -64,23 +61,17 @@ export function createMemoryQuota(): MemoryQuota {
     open(caller) {
       let used = 0;
       function add(bytes: number) {
-        byCaller.set(caller, (byCaller.get(caller) ?? 0) + bytes);
-        all += bytes;
+        shares.add(caller, bytes);
         used += bytes;
       }
       function tryTake(bytes: number): boolean {
-        const before = byCaller.get(caller);
-        const callers = byCaller.size + (before === undefined ? 1 : 0);
-        if (!fits((before ?? 0) + bytes, all + bytes, callers)) return false;
-        add(bytes);
+        if (!shares.tryTake(caller, bytes)) return false;
+        used += bytes;
         return true;
       }
       function release(wanted: number) {
         const bytes = Math.min(wanted, used); // A caller may release something after it has closed.
-        const left = (byCaller.get(caller) ?? 0) - bytes;
-        if (left > 0) byCaller.set(caller, left);
-        else byCaller.delete(caller);
-        all -= bytes;
+        if (bytes) shares.release(caller, bytes);
         used -= bytes;
       }
       return {

@@ -1,40 +1,66 @@
-// The worker thread that reads large bodies (model-requests.ts). It is a bundle of its own in the executable.
+// The worker thread that reads what is large (reading-thread.ts). It is a bundle of its own in the executable.
 import { parentPort } from 'node:worker_threads';
 import { lowerPriority } from '../files/worker.ts';
 import { collectWhenIdle } from '../idle-memory.ts';
-import { type RefusalData, refusedFrom } from '../refusal.ts';
+import { giveBack } from '../net/pieces.ts';
+import { Refusal, type RefusalData, refusedFrom } from '../refusal.ts';
 import type { MeasuredFor } from '../router/measure.ts';
-import { type ModelRequest, type ReadOrder, readModelRequest } from './model-request.ts';
+import { ANSWER_READINGS } from './answer-readings.ts';
+import { forwardedOf, type ModelRequest, type ReadOrder, readModelRequest } from './model-request.ts';
 
-/** One body to read, and the models in force. Its memory moves to the worker, and back with the answer. */
-export type Question = ReadOrder & {
-  id: number;
+/** One body of a request to read, and the models in force. Its memory moves to the worker, and back with the answer. */
+type BodyQuestion = ReadOrder & {
   bytes: Uint8Array;
   models: readonly (readonly [id: string, MeasuredFor])[];
 };
-export type Answer = { id: number } & ({ request: ModelRequest } | { refused: RefusalData });
+/** A copy of what a model server has sent, and how to read it. */
+type AnswerQuestion = { reading: keyof typeof ANSWER_READINGS; bytes: Uint8Array; given: readonly unknown[] };
+export type Question = BodyQuestion | AnswerQuestion;
+export type Answer = { read: unknown } | { refused: RefusalData } | { failed: string };
 
 collectWhenIdle();
 lowerPriority(); // One client's large bodies would make all small requests wait.
-parentPort?.on('message', ({ id, bytes, models, ...order }: Question) => {
-  const known = new Map(models);
-  const find = (model: string) => known.get(model);
-  let answer: Answer;
-  try {
-    // One body at a time, so what its values take is bounded by the limits of one body.
-    const request = readModelRequest(Buffer.from(bytes.buffer as ArrayBuffer), order, find, () => {});
-    answer = { id, request };
-  } catch (error) {
-    answer = { id, refused: refusedFrom(error) };
-  }
-  parentPort?.postMessage(answer, memoryOf(answer));
+parentPort?.on('message', (question: Question) => {
+  const answer = answerTo(question);
+  parentPort?.postMessage(answer, memoryOf(question, answer));
+  giveBack(question.bytes); // Unless it has moved.
 });
 
-/** The body that is forwarded moves, because a copy would cost as much as reading it. */
-function memoryOf(answer: Answer): ArrayBuffer[] {
-  const measured = 'request' in answer && !answer.request.invalid ? answer.request.measured : undefined;
-  if (!measured || 'refused' in measured) return [];
-  const { bytes } = measured.forwards.plain;
+function answerTo(question: Question): Answer {
+  try {
+    return { read: 'reading' in question ? readAnswer(question) : readBody(question) };
+  } catch (error) {
+    return error instanceof Refusal || !('reading' in question)
+      ? { refused: refusedFrom(error) }
+      : { failed: (error as Error).message };
+  }
+}
+
+function readBody({ bytes, models, ...order }: BodyQuestion): ModelRequest {
+  const known = new Map(models);
+  // One body at a time, so what its values take is bounded by the limits of one body.
+  return readModelRequest(
+    Buffer.from(bytes.buffer as ArrayBuffer),
+    order,
+    (model) => known.get(model),
+    () => {},
+  );
+}
+
+function readAnswer({ reading, bytes, given }: AnswerQuestion): unknown {
+  const read = ANSWER_READINGS[reading] as (bytes: Buffer, ...given: unknown[]) => unknown;
+  return read(Buffer.from(bytes.buffer as ArrayBuffer), ...given);
+}
+
+/** The body that is forwarded moves, and so does what was made of an answer: a copy would cost as much as reading it. */
+function memoryOf(question: Question, answer: Answer): ArrayBuffer[] {
+  if (!('read' in answer)) return [];
+  const { read } = answer;
+  const all =
+    'reading' in question
+      ? [read, ...Object.values(Object(read))].filter((it) => it instanceof Uint8Array)
+      : forwardedOf(read as ModelRequest).map((it) => it.bytes);
   // What Buffer.from makes of a short text lies in a pool that other buffers share.
-  return bytes.length === bytes.buffer.byteLength ? [bytes.buffer as ArrayBuffer] : [];
+  const whole = all.filter(({ length, buffer }) => length === buffer.byteLength);
+  return [...new Set(whole.map(({ buffer }) => buffer as ArrayBuffer))];
 }

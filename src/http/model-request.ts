@@ -1,11 +1,12 @@
 import { hash } from 'node:crypto';
-import type * as v from 'valibot';
+import type { IncomingHttpHeaders } from 'node:http';
+import * as v from 'valibot';
 import { canonicalBytes, type Outline, type ParsedText, parseText } from '../json-text.ts';
 import { Refusal, type RefusalData, refusalOf, refusedFrom } from '../refusal.ts';
-import { type Bounded, bound } from '../router/bound.ts';
+import { type Bounded, bound, type Native } from '../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../router/cache-control.ts';
 import type { Model } from '../router/catalogue.ts';
-import { forwardedFrom, writtenAgain } from '../router/forwarded.ts';
+import { type Forwarded, forwardedFrom, writtenAgain } from '../router/forwarded.ts';
 import {
   type ChatBody as Chat,
   type Measured,
@@ -18,17 +19,30 @@ import { ChatBody } from '../wire/chat.ts';
 import { EmbeddingsBody, RouterChatBody } from '../wire/router.ts';
 import { validate } from './body.ts';
 import { type Tag, tagsOfBody } from './tags.ts';
+import type { Json } from './wires/json.ts';
+import { messagesWire } from './wires/messages.ts';
+import { type MeasuredNative, nativeOf } from './wires/native.ts';
+import { responsesWire } from './wires/responses.ts';
+import type { Kept, Translation, Wire } from './wires/wire.ts';
 
 /** OpenAI's own limits: 2048 inputs of 8192 tokens each. The limit on body bytes is reached first. */
 const EMBEDDED_TOKENS_MAX = 2048 * 8192;
+
+/** Of a body in another API. Every other member is checked by the translation. */
+export const WireBody = v.looseObject({ model: RouterChatBody.entries.model, stream: RouterChatBody.entries.stream });
 
 /** The endpoints that take requests to models, by what their bodies are. */
 export const KINDS = {
   chat: { schema: ChatBody, numbersMax: 0 },
   routerChat: { schema: RouterChatBody, numbersMax: 0 },
   embeddings: { schema: EmbeddingsBody, numbersMax: EMBEDDED_TOKENS_MAX },
+  messages: { schema: WireBody, numbersMax: 0, wire: messagesWire },
+  responses: { schema: WireBody, numbersMax: 0, wire: responsesWire },
+  /** A message whose tokens are only counted: nothing is forwarded. */
+  tokens: { schema: WireBody, numbersMax: 0, wire: messagesWire },
 } as const;
 export type ModelRequestKind = keyof typeof KINDS;
+const wireOf = (kind: ModelRequestKind): Wire | undefined => (KINDS[kind] as { wire?: Wire }).wire;
 
 /** What is known of a request to a model once its body has been read. Plain data, so that a worker thread can send it. */
 export type ModelRequest =
@@ -39,18 +53,21 @@ export type ModelRequest =
       model: string;
       stream: boolean;
       includeUsage: boolean;
-      /** SHA-256 of the canonical JSON of the body; for a request without a key, of its bytes. */
+      /** SHA-256 of the canonical JSON of the body; for a request without a key, of what it asks. */
       fingerprint: Buffer;
       /** The tags in the body. */
       tags: Tag[];
+      /** Of one in another API: what its answer is translated by, or why it cannot be translated. */
+      kept: Kept | { refused: RefusalData } | undefined;
       /** What it is priced by, or why it cannot be priced; undefined where the model is not known. */
-      measured: (Measured & { forwards: Forwards }) | { refused: RefusalData } | undefined;
+      measured: MeasuredRequest | { refused: RefusalData } | undefined;
       /** What the model was when the request was measured: a reload may change it before the request is priced. */
       measuredFor: MeasuredFor | undefined;
     };
+type MeasuredRequest = Measured & { forwards: Forwards; native?: MeasuredNative | undefined };
 export type ValidModelRequest = Extract<ModelRequest, { model: string }>;
 
-/** How to read a body. `isKeyed`: an Idempotency-Key was sent, so the fingerprint is that of the meaning. */
+/** How to read a body. `isKeyed`: an Idempotency-Key was sent, so every member counts in the fingerprint. */
 export type ReadOrder = { kind: ModelRequestKind; isKeyed: boolean };
 
 /**
@@ -65,7 +82,7 @@ export function readModelRequest(
 ): ModelRequest {
   const { schema, numbersMax } = KINDS[kind];
   const parsed = parseText(bytes, numbersMax, take);
-  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody>;
+  let body: v.InferOutput<typeof RouterChatBody | typeof EmbeddingsBody | typeof ChatBody | typeof WireBody>;
   try {
     body = validate(schema, parsed.value);
   } catch (error) {
@@ -75,20 +92,67 @@ export function readModelRequest(
   const stream = body.stream === true;
   const options = body.stream_options as { include_usage?: unknown } | null | undefined;
   const known = find(model);
+  const translated = translatedBy(wireOf(kind), parsed.value as Json);
   return {
     model,
     stream,
     includeUsage: options?.include_usage === true,
-    fingerprint: hash('sha256', isKeyed ? canonicalBytes(bytes, parsed) : bytes, 'buffer'),
+    fingerprint: hash(
+      'sha256',
+      canonicalBytes(bytes, parsed, isKeyed ? undefined : besideTheQuestion(parsed.value as Json)),
+      'buffer',
+    ),
     tags: tagsOfBody(parsed.value as Record<string, unknown>),
-    measured: known && measure(bytes, parsed, kind, known, stream),
+    kept: translated && ('refused' in translated ? translated : translated.kept),
+    measured: known && !isRefused(translated) ? measure(bytes, parsed, kind, known, stream, translated) : undefined,
     measuredFor: known,
   };
 }
 
-/** The parsed body is measured: valibot drops "__proto__" and "constructor", and what is not priced must be refused. */
-function measure(bytes: Buffer, parsed: ParsedText, kind: ModelRequestKind, model: MeasuredFor, stream: boolean) {
+/**
+ * Members that ask nothing: they say who asks, which tags it has and how the answer is kept or counted. A retry without a key may
+ * differ in them (design 2.7). Each with the one value to which that applies, or null where it is any. docs/clients.md lists them.
+ */
+export const BESIDE_THE_QUESTION: ReadonlyMap<string, unknown> = new Map<string, unknown>([
+  ['client_metadata', null],
+  ['metadata', null],
+  ['prompt_cache_key', null],
+  ['prompt_cache_retention', null],
+  ['safety_identifier', null],
+  ['store', false],
+  ['stream_options', null],
+  ['user', null],
+]);
+
+/** Returns what tells whether a member of this body asks nothing. */
+function besideTheQuestion(body: Readonly<Record<string, unknown>>): (name: string) => boolean {
+  return (name) => {
+    const only = BESIDE_THE_QUESTION.get(name);
+    return only !== undefined && (only === null || body[name] === only);
+  };
+}
+
+function translatedBy(wire: Wire | undefined, raw: Json): Translation | { refused: RefusalData } | undefined {
   try {
+    return wire?.translate(withoutCacheControl(raw));
+  } catch (error) {
+    return { refused: refusedFrom(error) };
+  }
+}
+
+const isRefused = (it: object | undefined): it is { refused: RefusalData } => it !== undefined && 'refused' in it;
+
+/** The parsed body is measured: valibot drops "__proto__" and "constructor", and what is not priced must be refused. */
+function measure(
+  bytes: Buffer,
+  parsed: ParsedText,
+  kind: ModelRequestKind,
+  model: MeasuredFor,
+  stream: boolean,
+  translated: Translation | undefined,
+): MeasuredRequest | { refused: RefusalData } {
+  try {
+    if (translated) return measureTranslated(bytes, parsed, kind, model, stream, translated);
     if (kind === 'embeddings') {
       const measured = measureEmbeddings(model, parsed.value as Record<string, unknown>);
       return { ...measured, forwards: { plain: forwardedFrom(bytes, parsed, measured.forwarded) } };
@@ -104,23 +168,72 @@ function measure(bytes: Buffer, parsed: ParsedText, kind: ModelRequestKind, mode
   }
 }
 
+/** Measures a request in another API: as the chat completion that it is, and as it came for those who speak that API. */
+function measureTranslated(
+  bytes: Buffer,
+  { outline, value }: ParsedText,
+  kind: ModelRequestKind,
+  model: MeasuredFor,
+  stream: boolean,
+  { chat, others }: Translation,
+): MeasuredRequest {
+  const wire = wireOf(kind) as Wire;
+  const raw = value as Json;
+  const measured = measureChat(model, chat, stream, others);
+  if (kind === 'tokens') return { ...measured, forwards: { plain: writtenAgain({}, []) } };
+  const isMarked = model.cachesPrompts && withoutCacheControl(raw) !== raw;
+  const cached = isMarked ? cachedAs(wire.translate(raw).chat, measured.forwarded) : {};
+  return {
+    ...measured,
+    forwards: { plain: writtenAgain(chat, measured.forwarded), ...cached },
+    native: model.wires.includes(wire.name)
+      ? nativeOf(wire, raw, { bytes, outline }, measured.byRoute, model.enough)
+      : undefined,
+  };
+}
+
 /**
  * Bounds a request. Throws the refusal of one that cannot be priced, and `gateway_unavailable` where the model changed after
  * it was measured. Its body is freed with what is returned. With `cutsNamed`, an output limit that the caller named may be
- * lowered, too.
+ * lowered, too. `now` says what is left of what was learned. `headers` are those of the request: some of another API are passed on.
  */
-export function boundRequest(model: Model, request: ValidModelRequest, cutsNamed = false): Bounded {
+export function boundRequest(
+  model: Model,
+  request: ValidModelRequest,
+  cutsNamed = false,
+  headers: IncomingHttpHeaders = {},
+  now = 0,
+): Bounded {
   const { measured, measuredFor: then } = request;
-  const now = measuredFor(model);
-  const isSame = then && then.sellsImages === now.sellsImages && then.imageUrls === now.imageUrls;
-  if (!measured || !isSame || then.enough < now.enough)
+  const current = measuredFor(model);
+  const isSame = then && then.sellsImages === current.sellsImages && then.imageUrls === current.imageUrls;
+  if (!measured || !isSame || then.enough < current.enough)
     throw new Refusal('gateway_unavailable', 'The model changed while the request was read. Nothing was charged.', {
       retryAfterSeconds: 1,
     });
   if ('refused' in measured) throw refusalOf(measured.refused);
-  const { forwards, ...figures } = measured;
+  const { forwards, native, ...figures } = measured;
   request.measured = undefined;
-  return bound(model, figures, forwards, cutsNamed);
+  return bound(model, figures, forwards, cutsNamed, native && sendable(native, headers), now);
+}
+
+/** Adds what depends on the limit of output tokens and on the headers. Holds nothing large: it is kept for the length of a stream. */
+function sendable({ kept, ...native }: MeasuredNative, headers: IncomingHttpHeaders): Native {
+  const wire = native.wire === 'messages' ? messagesWire : responsesWire;
+  return { ...native, written: (outputTokens) => wire.written(kept, outputTokens), headers: wire.headers(headers) };
+}
+
+/** Returns what the answer of a request in another API is translated by. Throws why the request cannot be translated. */
+export function keptOf({ kept }: ValidModelRequest): Kept {
+  if (isRefused(kept)) throw refusalOf(kept.refused);
+  return kept as Kept;
+}
+
+/** Returns all that is forwarded of a request, in whatever form. */
+export function forwardedOf(request: ModelRequest): Forwarded[] {
+  if (request.invalid || !request.measured || isRefused(request.measured)) return [];
+  const { forwards, native } = request.measured;
+  return [...Object.values(forwards), ...Object.values(native?.forwards ?? {})].filter((it) => it !== undefined);
 }
 
 /** Returns the valid request. Throws why it is none. */

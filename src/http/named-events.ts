@@ -17,8 +17,9 @@ const listOf = (accept: string) => accept.split(',').map((it) => it.replace(/;.*
 const eventOf = (name: string, data: object) => Buffer.from(`event: ${name}\ndata: ${JSON.stringify(data)}\n\n`);
 
 /** The last event of a stream that breaks off: the error body of the interface. */
-export const errorEvent = ({ code }: Refusal, message: string, requestId: string) =>
-  eventOf('error', { error: { code, message }, request_id: requestId });
+export const errorEvent = ({ code }: Refusal, message: string, requestId: string) => [
+  eventOf('error', { error: { code, message }, request_id: requestId }),
+];
 
 /** Sends named events on a stream, and comments while there is none. Call `end` when no more will be sent. */
 export function namedEvents(stream: EventStream) {

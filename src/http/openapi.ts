@@ -1,5 +1,6 @@
 import { toJsonSchema } from '@valibot/to-json-schema';
 import type * as v from 'valibot';
+import type { Scope } from '../access/principal.ts';
 import { REFUSALS, type RefusalCode } from '../refusal.ts';
 import { AccountBody } from '../wire/account.ts';
 import { ResourceSummary } from '../wire/compute.ts';
@@ -7,10 +8,20 @@ import { KeyRecord } from '../wire/key.ts';
 import { ModelRecord } from '../wire/models.ts';
 import { ErrorBody } from '../wire/parts.ts';
 import { Allocation, WalletRecord } from '../wire/wallet.ts';
-import type { Endpoint } from './endpoint.ts';
+import { BODY_BYTES_MAX, type Endpoint } from './endpoint.ts';
 
 /** The version that the interface declares (interface, section 9). */
 export const INTERFACE_VERSION = '0.1.0';
+
+/** The parts of the interface, by the paths of their operations. */
+const TAGS: readonly [name: string, description: string, paths: RegExp][] = [
+  ['account', 'The credit of an account, its keys, and what was spent', /^\/v1\/(account|keys|billing|spend)\b/],
+  ['wallets', 'Wallets carved from that credit, and what they rented', /^\/v1\/(wallets|resources)\b/],
+  ['agent', 'The wallet as its agent sees it', /^\/v1\/(budget|run)\b/],
+  ['compute', 'Leases of machines, and work inside of them', /^\/v1\/compute\b/],
+  ['models', 'Language models by the request', /^\/v1\/(models|chat|router)\b/],
+  ['transfer', 'Signed addresses of objects', /^\/v1\/transfer\b/],
+];
 
 /** The schemas that are named components of the document. */
 const NAMED = {
@@ -26,31 +37,46 @@ const NAMED = {
 /** Additional refusals where a session is accepted: the identity provider may be unreachable. */
 const WITH_SESSION: RefusalCode[] = ['provider_unavailable'];
 const EVERYWHERE: RefusalCode[] = [
+  'invalid_request',
+  'request_timeout',
+  'head_too_large',
   'unauthenticated',
   'wrong_token_scope',
   'rate_limited',
   'internal_error',
   'read_only',
 ];
-const WITH_BODY: RefusalCode[] = ['invalid_request', 'invalid_json', 'payload_too_large', 'unsupported_media_type'];
+const WITH_BODY: RefusalCode[] = ['invalid_json', 'payload_too_large', 'unsupported_media_type'];
 const WITH_KEY: RefusalCode[] = ['idempotency_key_required', 'invalid_idempotency_key'];
 
-const SECURITY = {
+/** The caller of an endpoint, by its scope. The gateway's own endpoints are not in the document: its clients know them. */
+const SECURITY: Partial<Record<Scope, Record<string, never[]>[]>> = {
   account: [{ accountKey: [] }, { session: [] }, { operatorKey: [] }],
   session: [{ session: [] }, { operatorKey: [] }],
   wallet: [{ walletToken: [] }],
-  router: [{ routerKey: [] }],
+};
+const CALLERS: Partial<Record<Scope, string>> = {
+  account: 'an account key, a signed-in session or an operator key',
+  session: 'a signed-in session or an operator key',
+  wallet: 'a wallet token',
 };
 const bearer = (description: string) => ({ type: 'http', scheme: 'bearer', description });
 
 export type JsonObject = Record<string, unknown>;
 
-/** Generates the OpenAPI 3.1 document from the schemas that validate requests. `servers` names `baseUrl`. */
-export function openApiDocument(routes: readonly [string, string, Endpoint][], baseUrl: string): JsonObject {
+/**
+ * Generates the OpenAPI 3.1 document from the schemas that validate requests. `servers` names `baseUrl`; `forwarded` are the
+ * members of a chat that this installation takes beside those that all do.
+ */
+export function openApiDocument(
+  routes: readonly [string, string, Endpoint][],
+  baseUrl: string,
+  forwarded: readonly string[],
+): JsonObject {
   const paths: Record<string, JsonObject> = {};
   for (const [method, path, endpoint] of routes) {
     const name = path.replace(/:(\w+)/g, '{$1}');
-    paths[name] = { ...paths[name], [method.toLowerCase()]: operation(method, path, endpoint) };
+    paths[name] = { ...paths[name], [method.toLowerCase()]: operation(method, path, endpoint, forwarded) };
   }
   return {
     openapi: '3.1.0',
@@ -59,8 +85,11 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
       version: INTERFACE_VERSION,
       description:
         'Bounded spending wallets for software agents: compute leases and metered language-model requests, paid from prepaid credit.',
+      license: { name: 'MIT', identifier: 'MIT' },
+      contact: { name: 'The operator of this installation', url: baseUrl },
     },
     servers: [{ url: baseUrl }],
+    tags: TAGS.map(([name, description]) => ({ name, description })),
     paths,
     components: {
       schemas: Object.fromEntries(
@@ -71,7 +100,6 @@ export function openApiDocument(routes: readonly [string, string, Endpoint][], b
         operatorKey: bearer('An operator key of this installation, cnv_operator_…'),
         session: bearer('An access token of the configured identity provider'),
         walletToken: bearer('A wallet token, svc_agent_…'),
-        routerKey: bearer('A gateway key, svc_router_…'),
       },
     },
   };
@@ -93,7 +121,7 @@ const headersOf = (described: Record<string, string>): JsonObject =>
     Object.entries(described).map(([name, description]) => [name, { description, schema: { type: 'string' } }]),
   );
 
-function operation(method: string, path: string, it: Endpoint): JsonObject {
+function operation(method: string, path: string, it: Endpoint, forwarded: readonly string[]): JsonObject {
   const parameters: JsonObject[] = [...path.matchAll(/:(\w+)/g)].map(([, name]) => ({
     name,
     in: 'path',
@@ -116,7 +144,7 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
   const codes = new Set([
     ...EVERYWHERE,
     ...(it.scope === 'account' || it.scope === 'session' ? WITH_SESSION : []),
-    ...(it.body ? WITH_BODY : it.query ? (['invalid_request'] as const) : []),
+    ...(it.body ? WITH_BODY : []),
     ...(it.idempotent ? WITH_KEY : []),
     ...(it.refusals ?? []),
   ]);
@@ -127,7 +155,10 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
       content: {
         'application/json': { schema: jsonSchema(it.answer, 'output'), example: it.example.answer },
         ...Object.fromEntries(
-          Object.entries(it.otherAnswers ?? {}).map(([type, description]) => [type, { schema: { description } }]),
+          Object.entries(it.otherAnswers ?? {}).map(([type, description]) => [
+            type,
+            { schema: { type: 'string', description } },
+          ]),
         ),
       },
     },
@@ -151,18 +182,36 @@ function operation(method: string, path: string, it: Endpoint): JsonObject {
   return {
     operationId: operationId(method, path),
     summary: it.summary,
+    description: describe(it),
+    tags: TAGS.filter(([, , paths]) => paths.test(path)).map(([name]) => name),
     security: SECURITY[it.scope],
     ...(parameters.length ? { parameters } : {}),
     ...(it.body
       ? {
           requestBody: {
             required: it.isBodyOptional !== true,
-            content: { 'application/json': { schema: jsonSchema(it.body, 'input'), example: it.example.body } },
+            content: { 'application/json': { schema: bodySchema(it, it.body, forwarded), example: it.example.body } },
           },
         }
       : {}),
     responses,
   };
+}
+
+/** Says in sentences what holds for an operation beside its schemas: its callers, its key, its size. */
+function describe({ summary, scope, idempotent, body, bodyBytesMax = BODY_BYTES_MAX }: Endpoint): string {
+  const sentences = [`${summary}.`, `Takes ${CALLERS[scope]}.`];
+  if (idempotent) sentences.push('Retry it with the same Idempotency-Key and body: it has its effect once.');
+  if (body) sentences.push(`The body has at most ${bodyBytesMax / 1024} KiB.`);
+  return sentences.join(' ');
+}
+
+/** Returns the schema of a body, with the members that only this installation takes. */
+function bodySchema(it: Endpoint, body: v.GenericSchema, forwarded: readonly string[]): JsonObject {
+  const schema = jsonSchema(body, 'input');
+  if (!it.modelRequest) return schema;
+  const more = Object.fromEntries(forwarded.map((name) => [name, {}]));
+  return { ...schema, properties: { ...more, ...(schema.properties as JsonObject) } };
 }
 
 /** Derives the operation id: `POST /v1/wallets/:id/close` is `postWalletsIdClose`. */
@@ -171,8 +220,19 @@ function operationId(method: string, path: string): string {
   return method.toLowerCase() + words.map((word) => word.charAt(0).toUpperCase() + word.slice(1)).join('');
 }
 
-/** The JSON Schema keywords that an action carries (`checked` in wire/parts.ts). */
-const keywordsOf = (action: object): JsonObject => ('keywords' in action ? (action.keywords as JsonObject) : {});
+/** The JSON Schema keywords that a schema or an action carries (`checked` in wire/parts.ts). */
+const keywordsOf = (it: object): JsonObject => ('keywords' in it ? (it.keywords as JsonObject) : {});
+
+/** Adds what a schema itself says: that an object takes other members, too, and the keywords that it carries. */
+function described(schema: v.GenericSchema, json: JsonObject): JsonObject {
+  const { properties, ...keywords } = keywordsOf(schema) as { properties?: JsonObject };
+  return {
+    ...json,
+    ...(schema.type === 'loose_object' ? { additionalProperties: true } : {}), // Without it some generators allow none.
+    ...keywords,
+    ...(properties ? { properties: { ...properties, ...(json.properties as JsonObject) } } : {}),
+  };
+}
 
 /** Converts a schema to JSON Schema. Named schemas except `self` become references; checks in code add their keywords. */
 export function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output', self?: string): JsonObject {
@@ -185,6 +245,8 @@ export function jsonSchema(schema: v.GenericSchema, typeMode: 'input' | 'output'
     typeMode,
     definitions,
     errorMode: 'ignore',
+    overrideSchema: ({ valibotSchema, jsonSchema }) =>
+      described(valibotSchema as v.GenericSchema, jsonSchema as JsonObject),
     overrideAction: ({ valibotAction, jsonSchema }) => ({ ...jsonSchema, ...keywordsOf(valibotAction) }),
     overrideRef: ({ referenceId }) => `#/components/schemas/${referenceId}`,
   }) as JsonObject;

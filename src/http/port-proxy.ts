@@ -1,8 +1,18 @@
-import { Agent, type ClientRequest, type IncomingMessage, type ServerResponse, request as send } from 'node:http';
+import {
+  Agent,
+  type ClientRequest,
+  type IncomingMessage,
+  type ServerResponse,
+  request as send,
+  validateHeaderName,
+  validateHeaderValue,
+} from 'node:http';
 import type { Duplex } from 'node:stream';
 import { TOKEN_PREFIX } from '../access/token.ts';
 import type { Ports } from '../lease/ports.ts';
 import { Refusal } from '../refusal.ts';
+import { joinCrumbs } from './crumbs.ts';
+import { hasBody } from './head.ts';
 
 /** How long a connection without a request is kept for the next one. Servers end idle ones after 5 s at the least. */
 const IDLE_MILLISECONDS = 3000;
@@ -64,10 +74,19 @@ const BEYOND_ANSWER = new Set([
   'cross-origin-resource-policy',
   'strict-transport-security',
   'x-request-id', // Every answer carries Purser's (design 2.21).
+  // Orders to the proxy in front of Purser: to send a file of its own, to ask elsewhere.
+  'fly-replay',
+  'x-lighttpd-send-file',
+  'x-lighttpd-send-tempfile',
+  'x-reproxy-url',
+  'x-sendfile',
+  'x-sendfile2',
 ]);
+/** Orders to the proxy in front of Purser, by their beginnings: nginx's, LiteSpeed's, Envoy's, and those to caches. */
+const TO_PROXY = /^(x-accel-|x-litespeed-|x-envoy-|surrogate-|(cloudflare-)?cdn-|edge-)/;
 /** What would act for the whole origin. */
 const BEYOND_PATH =
-  /^(set-cookie|service-worker-allowed|access-control-.*|report-to|reporting-endpoints|nel|cache-control|refresh|www-authenticate)$/;
+  /^(set-cookie2?|set-login|speculation-rules|service-worker-allowed|access-control-.*|report-to|reporting-endpoints|nel|cache-control|refresh|www-authenticate|accept-ch|critical-ch|activate-storage-access|attribution-reporting-.*|observe-browsing-topics|origin-agent-cluster|use-as-dictionary)$/;
 const SANDBOXED = [
   ['Content-Security-Policy', 'sandbox'],
   ['X-Content-Type-Options', 'nosniff'],
@@ -101,10 +120,6 @@ function without(raw: readonly string[], dropped: ReadonlySet<string>): Header[]
   return all.filter(([name]) => !dropped.has(name.toLowerCase()) && !named.has(name.toLowerCase()));
 }
 
-/** Whether a request has a body, by its head. */
-export const hasBody = ({ headers }: IncomingMessage): boolean =>
-  Number(headers['content-length'] ?? 0) > 0 || headers['transfer-encoding'] !== undefined;
-
 /** Whether Node's parser has let go of the connection, so that it may carry another protocol. */
 const isUpgrade = (request: IncomingMessage) => (request as { upgrade?: boolean | null }).upgrade === true;
 
@@ -129,7 +144,18 @@ function requestHeaders(request: IncomingMessage, { port, origin, cookie }: Port
   return headers.flat();
 }
 
-/** Returns the headers for the client, without what reaches beyond this port. */
+/** Returns whether Node writes a header. What it reads in an answer it may refuse to write: control characters, for one. */
+function isWritable([name, value]: Header): boolean {
+  try {
+    validateHeaderName(name);
+    validateHeaderValue(name, value);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Returns the headers for the client, without what reaches beyond this port, and without what cannot be written. */
 function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
   const { base, origin, cookie } = target;
   const headers: Header[] = [
@@ -137,18 +163,22 @@ function answerHeaders(answer: IncomingMessage, target: PortTarget): string[] {
     ['Cross-Origin-Resource-Policy', 'same-origin'],
   ];
   if (origin === undefined) headers.push(...SANDBOXED);
+  // Or a proxy that buffers would make one late answer of it.
+  if (/^text\/event-stream\b/i.test(answer.headers['content-type'] ?? '')) headers.push(['X-Accel-Buffering', 'no']);
   for (const [name, value] of without(answer.rawHeaders, BEYOND_ANSWER)) {
     const lower = name.toLowerCase();
-    if (origin === undefined && BEYOND_PATH.test(lower)) continue;
+    if (TO_PROXY.test(lower) || (origin === undefined && BEYOND_PATH.test(lower))) continue;
     if (lower === 'location') headers.push([name, locationOf(value, target.port, base)]);
     else if (lower === 'set-cookie') {
       const [pair = '', ...attributes] = value.split(';');
-      if (pair.split('=', 1)[0]?.trim().toLowerCase() === cookie.toLowerCase()) continue;
+      const [, cookieName = ''] = /^([^=]*)=/.exec(pair.trim()) ?? [];
+      // A browser shows the value of a cookie without a name as it stands, and it may look like a name and a value (RFC 6265bis, 5.7).
+      if (['', cookie.toLowerCase()].includes(cookieName.trim().toLowerCase())) continue;
       // Without Domain it is a cookie of this host name alone.
       headers.push([name, [pair, ...attributes.filter((it) => !/^\s*domain\s*(=|$)/i.test(it))].join(';')]);
     } else headers.push([name, value]);
   }
-  return headers.flat();
+  return headers.filter(isWritable).flat();
 }
 
 /** Returns where a redirection leads from outside: what the server takes for its own address is below `base`. */
@@ -222,6 +252,9 @@ export function createPortProxy(ports: Ports): PortProxy {
   };
 }
 
+/** Tells whether a status ends a request: 101 without an upgrade, and what Node's parser takes below 100, do not. */
+const isFinal = (status: number) => status >= 200 && status <= 999;
+
 const noHttp = (port: number, cause: string) =>
   new Refusal('port_unreachable', `What listens on port ${port} inside the resource did not answer in HTTP: ${cause}.`);
 
@@ -250,13 +283,13 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     over.reject(noHttp(port, code));
   });
   asked.on('response', (answer) => {
-    try {
-      response.writeHead(answer.statusCode as number, answer.statusMessage, answerHeaders(answer, target));
-      response.flushHeaders(); // A stream of events may have none for a while.
-    } catch (error) {
-      return void asked.destroy(error as Error);
-    }
+    const status = answer.statusCode as number;
+    if (!isFinal(status)) return void asked.destroy(new Error(`its status is ${status}`));
+    // Without the reason phrase, which says nothing (RFC 9112, section 4) and may have characters that nobody may write.
+    response.writeHead(status, answerHeaders(answer, target));
+    response.flushHeaders(); // A stream of events may have none for a while.
     answer.on('error', () => {}); // Its close tells.
+    answer.push = joinCrumbs(answer.push.bind(answer));
     answer.once('close', () => {
       if (!answer.complete) request.socket.destroy(); // An answer that was cut off must not look whole.
     });
@@ -270,7 +303,7 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     const client = request.socket;
     const own = ['Connection', 'Upgrade', 'Upgrade', answer.headers.upgrade ?? (request.headers.upgrade as string)];
     const lines = pairs([...answerHeaders(answer, target), ...own]).map(([name, value]) => `${name}: ${value}\r\n`);
-    client.write(`HTTP/1.1 101 ${answer.statusMessage}\r\n${lines.join('')}\r\n`, 'latin1');
+    client.write(`HTTP/1.1 101 Switching Protocols\r\n${lines.join('')}\r\n`, 'latin1');
     if (head.length) inside.unshift(head);
     client.once('close', () => inside.destroy());
     inside.once('close', () => {
@@ -281,7 +314,7 @@ function exchange(request: IncomingMessage, response: ServerResponse, target: Po
     // Nobody halves a connection here: a client that has ended its side is gone, and a server may not notice.
     client.once('end', () => setTimeout(() => inside.destroy(), END_MILLISECONDS).unref());
   });
-  if (isWithBody) request.pipe(asked);
+  if (isWithBody) request.once('error', (error) => asked.destroy(error)).pipe(asked);
   else asked.end();
   return over.promise;
 }

@@ -3,7 +3,7 @@ import { unreadyReason } from '../books/readiness.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
 import { describeFrozen } from '../ledger/frozen.ts';
 import { Refusal } from '../refusal.ts';
-import { type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
+import { allowOf, type Endpoint, type Env, type HttpApp, onError, open, requestIdOf } from './endpoint.ts';
 import { GATEWAY_PATH } from './openai-error.ts';
 import { openApiDocument } from './openapi.ts';
 import { readAccount } from './routes/account.ts';
@@ -118,10 +118,15 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
   // Whatever method and path: they are of the server inside.
   for (const path of [PORT_PATH, `${PORT_PATH}/*`]) hono.all(path, servePortPath(app));
 
-  let document: string | undefined;
+  let described: { catalogue: HttpApp['catalogue']; document: string } | undefined;
   const describe = (c: Context<Env>) => {
-    document ??= JSON.stringify(openApiDocument([...ROUTES, ...EXTRAS], app.state.baseUrl));
-    return json(c, 200, document);
+    const { catalogue, state } = app;
+    if (described?.catalogue !== catalogue) {
+      const forwarded = catalogue.list.flatMap(({ routes }) => routes.flatMap((it) => it.forward));
+      const document = JSON.stringify(openApiDocument([...ROUTES, ...EXTRAS], state.baseUrl, forwarded));
+      described = { catalogue, document };
+    }
+    return json(c, 200, described.document);
   };
   const plain: Record<string, (c: Context<Env>) => Response> = {
     '/v1/openapi.json': describe,
@@ -147,7 +152,7 @@ export function createHttpApp(app: HttpApp, pages?: Hono<Env>['fetch']): Hono<En
   for (const [path, methods] of allowed)
     hono.all(path, (c) => {
       if (path === `${GATEWAY_PATH}/responses` && c.req.header('upgrade')) throw new Refusal('upgrade_not_supported');
-      c.set('allow', methods.join(', '));
+      c.set('allow', allowOf(methods));
       throw new Refusal('method_not_allowed');
     });
   hono.notFound((c) => {

@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders } from 'node:http';
+import { parseNested } from '../json-text.ts';
 import { Refusal } from '../refusal.ts';
 
 /** What a caller names a paid request by, to find its spending again: a name and a value. */
@@ -7,10 +8,11 @@ export type Tag = [name: string, value: string];
 const COUNT_MAX = 8;
 const NAME = /^[a-z0-9_.-]{1,32}$/;
 const VALUE_LENGTH_MAX = 128;
-const HEADER = 'x-purser-tag-';
+export const TAG_HEADER = 'x-purser-tag-';
 /** Headers in which clients send the id of a session: Codex, and Claude Code. */
 const SESSION_HEADERS = ['session_id', 'session-id', 'x-claude-code-session-id'] as const;
 /** `metadata.user_id` as Claude Code writes it, in its older form and as JSON. */
+const CLAUDE_USER_LENGTH_MAX = 1024;
 const CLAUDE_USER = /^user_([^_]{1,128})_account_.*_session_([\w-]{1,128})$/;
 
 function isValue(value: unknown): value is string {
@@ -39,13 +41,12 @@ export function tagsOfBody({ metadata, prompt_cache_key: cacheKey }: Record<stri
 
 /** Returns the tags `user` and `session` in a `metadata.user_id` of Claude Code; none in any other. */
 function claudeIds(text: string): Tag[] {
+  if (text.length > CLAUDE_USER_LENGTH_MAX) return [];
   let user: unknown;
   let session: unknown;
-  if (text.startsWith('{')) {
-    try {
-      ({ device_id: user, session_id: session } = JSON.parse(text) as Record<string, unknown>);
-    } catch {}
-  } else [, user, session] = CLAUDE_USER.exec(text) ?? [];
+  if (text.startsWith('{'))
+    ({ device_id: user, session_id: session } = (parseNested(text)?.value ?? {}) as Record<string, unknown>);
+  else [, user, session] = CLAUDE_USER.exec(text) ?? [];
   return Object.entries({ user, session }).filter((it): it is Tag => isValue(it[1]));
 }
 
@@ -69,8 +70,8 @@ export function tagsOf(headers: IncomingHttpHeaders, ofBody: readonly Tag[] = []
 function tagsOfHeaders(headers: IncomingHttpHeaders): Map<string, string> {
   const tags = new Map<string, string>();
   for (const header of Object.keys(headers)) {
-    if (!header.startsWith(HEADER)) continue;
-    const name = header.slice(HEADER.length);
+    if (!header.startsWith(TAG_HEADER)) continue;
+    const name = header.slice(TAG_HEADER.length);
     const value = Buffer.from(String(headers[header]), 'latin1').toString(); // Node reads headers as Latin-1.
     if (!NAME.test(name))
       throw new Refusal('invalid_request', `X-Purser-Tag-${name}: a name has 1 to 32 of a-z, 0-9, "_", "." and "-".`);

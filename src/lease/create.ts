@@ -245,7 +245,7 @@ async function startLease(
       answered(app, current()).then(answer, reject);
     },
     Math.max(0, answerAt - performance.now()),
-  );
+  ).unref(); // Nothing but its caller's connection waits for it.
   const untilAnswered = async () => {
     try {
       return await answered(app, await untilReady(app, id, answerAt));

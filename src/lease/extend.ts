@@ -1,6 +1,6 @@
 import type { Backend } from '../compute/backend.ts';
 import { canExtend, leasePriceSnapshot, priceOfSeconds } from '../compute/slots.ts';
-import type { Tx } from '../db/handle.ts';
+import type { Reader } from '../db/handle.ts';
 import { beginStep, refuseStep } from '../ledger/keep.ts';
 import { findOperation, type Operation, openOperations } from '../ledger/operation.ts';
 import { findResource, type Resource, updateIfLive } from '../ledger/resource.ts';
@@ -114,21 +114,21 @@ function quoteExtension(
 
 /** Throws a refusal for what the lease, its wallet or its provider does not allow. */
 function limitExtension(
-  tx: Tx,
+  read: Reader,
   wallet: Wallet,
   _: unknown,
   { resourceId, quotedExpiresAt, additionalSeconds, keepId }: Terms,
   now: number,
 ): void {
-  const row = findResource(tx, resourceId) as Resource;
-  if (keepId !== undefined) refuseStep(tx, keepId, additionalSeconds);
+  const row = findResource(read, resourceId) as Resource;
+  if (keepId !== undefined) refuseStep(read, keepId, additionalSeconds);
   if (row.readyAt === null || row.endedAt !== null || row.endWanted !== null || row.expiresAt <= now)
     throw new Refusal('resource_not_active', `The resource is ${row.status}; only a running lease can be extended.`);
   if (row.quarantinedAt !== null)
     throw new Refusal('read_only', `This lease cannot be extended at the moment: ${REPORT_ONLY}.`, {
       retryAfterSeconds: 60,
     });
-  const isInDoubt = openOperations(tx, wallet.id).some(
+  const isInDoubt = openOperations(read, wallet.id).some(
     ({ kind, resourceId }) => kind === 'compute_extend' && resourceId === row.id,
   );
   if (isInDoubt)

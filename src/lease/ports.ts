@@ -1,7 +1,9 @@
 import type { Duplex } from 'node:stream';
 import { CONNECTION_BYTES_MAX, connectPort, PortUnreachable } from '../compute/port.ts';
+import { contained } from '../fault.ts';
 import { findResource, type Resource } from '../ledger/resource.ts';
 import { findWallet, statusAt, type Wallet } from '../ledger/wallet.ts';
+import { containConnection } from '../net/contain.ts';
 import { Refusal } from '../refusal.ts';
 import { checkAfterFailure } from './after-failure.ts';
 import type { LeaseApp } from './create.ts';
@@ -42,10 +44,11 @@ export function accessible(app: LeaseApp, id: string): { resource: Resource; wal
 export function createPorts(app: PortsApp, enter: (resourceId: string, walletId: string) => () => void): Ports {
   const open = new Map<Duplex, string>();
   let isClosed = false;
-  const timer = setInterval(() => {
+  const check = contained('timer', () => {
     for (const [stream, id] of open)
       if (!accessible(app, id)) stream.destroy(new Refusal('resource_not_active', 'The lease has ended.'));
-  }, CHECK_MILLISECONDS);
+  });
+  const timer = setInterval(check, CHECK_MILLISECONDS);
   timer.unref();
 
   async function reach(id: string, port: number): Promise<Duplex> {
@@ -74,7 +77,7 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
       // A connection of a resource begins here, and ends with `over`.
       const leave = enter(id, walletId);
       const ended = app.activity.begin(id);
-      const memory = app.memory.open(walletId);
+      const memory = app.memory.open(app.tenantOf(walletId).treeId);
       const over = () => {
         memory.close();
         ended();
@@ -84,6 +87,7 @@ export function createPorts(app: PortsApp, enter: (resourceId: string, walletId:
         memory.take(CONNECTION_BYTES_MAX);
         const stream = await reach(id, port);
         stream.on('error', () => {}); // Whoever uses it hears of its end.
+        containConnection(stream, 'port');
         open.set(stream, id);
         stream.once('close', () => {
           open.delete(stream);

@@ -120,8 +120,8 @@ function updateKeep(tx: Tx, before: Keep, change: Partial<Omit<Keep, 'id' | 'sea
   return tx.update(keeps).set(after).where(eq(keeps.id, before.id)).returning().get();
 }
 
-function keepWith(tx: Tx, id: string): Keep {
-  const keep = findKeep(tx, id);
+function keepWith(read: Reader, id: string): Keep {
+  const keep = findKeep(read, id);
   assert(keep, 'only keeps that were found are changed');
   return keep;
 }
@@ -143,8 +143,8 @@ export function noteKeep(tx: Tx, id: string, change: { cpuSource?: CpuSource; wa
  * Throws `conflict` unless this keep may buy so many seconds now: it has not ended, nothing else of it is being bought,
  * and its maximum allows it. Runs in the write of the hold.
  */
-export function refuseStep(tx: Tx, id: string, seconds: number): void {
-  const keep = keepWith(tx, id);
+export function refuseStep(read: Reader, id: string, seconds: number): void {
+  const keep = keepWith(read, id);
   const isAllowed =
     keep.endedAt === null && keep.operationId === null && keep.boughtSeconds + seconds <= keep.maxSeconds;
   if (!isAllowed) throw new Refusal('conflict', 'This lease is no longer extended by itself.');

@@ -2,6 +2,7 @@ import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { learnedBounds } from '../db/schema.ts';
 
+/** The learned bound of an upstream model. Rows of earlier versions have a factor alone. */
 export type LearnedBound = Omit<typeof learnedBounds.$inferSelect, 'seal'>;
 
 const reads = prepare((read: Reader) => ({ all: read.select().from(learnedBounds).prepare() }));

@@ -5,7 +5,7 @@ import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
 import { type Nanos, ZERO } from '../money.ts';
-import { Refusal } from '../refusal.ts';
+import { Refusal, type RefusalData, refusalOf } from '../refusal.ts';
 import { accountOf } from './account.ts';
 import { refuseFrozenInstallation } from './installation.ts';
 import { move, purseOf } from './move.ts';
@@ -66,14 +66,17 @@ export type WalletOrder = {
   requestId: string;
 };
 
-/** Limits of child wallets (design, section 13): the depth of the tree below an account's wallet, and open children of one. */
-export type ChildLimits = { depth: number; openChildren: number };
+/**
+ * Limits of child wallets (design, section 13): the depth of the tree below an account's wallet, and open children of one. `limited`
+ * is the refusal for a tree in which too many have spent nothing.
+ */
+export type ChildLimits = { depth: number; openChildren: number; limited?: RefusalData | undefined };
 
 /**
  * Opens a wallet: reserves part of an account's credit, or of its parent's budget, as its budget. Repeating the order
  * with the same key and body returns the same wallet; the caller decides what a replay may show. Throws
  * `idempotency_conflict`, `account_suspended`, `read_only`, `insufficient_funds` and `not_found`; for a child also
- * `wallet_closed`, `wallet_expired`, `wallet_frozen`, `funds_held` and `wallet_limit_exceeded`.
+ * `wallet_closed`, `wallet_expired`, `wallet_frozen`, `funds_held`, `wallet_limit_exceeded` and `limits.limited`.
  */
 export function openWallet(
   tx: Tx,
@@ -142,6 +145,7 @@ export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): vo
 
 function refuseAnotherChild(tx: Tx, parent: Wallet, limits: ChildLimits = { depth: 4, openChildren: 1000 }): void {
   refuseFrozen(tx, parent);
+  if (limits.limited) throw refusalOf(limits.limited);
   const depth = [...lineage(tx, parent)].length;
   if (depth > limits.depth)
     throw new Refusal(

@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
-import { and, asc, count, desc, eq, gt, gte, lt, lte, or, type SQL, sql } from 'drizzle-orm';
+import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
-import { formatUsd, Nanos, sum, ZERO } from '../money.ts';
+import { countAnswer, deleteRows } from '../db/tally.ts';
+import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
 import { refuseFrozenInstallation } from './installation.ts';
@@ -35,16 +36,26 @@ export type SettledBy = (typeof SETTLED_BY)[number];
  */
 export const ANSWER_KEPT_SECONDS = 72 * 60 * 60;
 /** Suggested wait when a hold fails only because other requests in flight hold the money. */
-const FUNDS_HELD_RETRY_SECONDS = 2;
+export const FUNDS_HELD_RETRY_SECONDS = 2;
 /** Where only requests of unknown outcome hold the money: a policy decides those, after 15 minutes unless set otherwise. */
 const UNDECIDED_RETRY_SECONDS = 60;
+
+/** Marks an outcome of a call that was ended because nobody waited for it any more. */
+type Cancelled = { isCancelled?: true };
 
 /** The outcome of an external call. `unknown` never gives money back (design, section 6). */
 export type Outcome<A> =
   /** The answer is kept for replays for `keptSeconds`, 72 hours unless given. */
-  | { kind: 'done'; charge: Nanos; usage: string | null; answer: A; keptSeconds?: number; reason?: string }
+  | ({
+      kind: 'done';
+      charge: Nanos;
+      usage: string | null;
+      answer: A;
+      keptSeconds?: number;
+      reason?: string;
+    } & Cancelled)
   /** `told` is the caller's message when `reason` is meant for the operator only. */
-  | { kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number }
+  | ({ kind: 'refused'; code: RefusalCode; reason: string; told?: string; retryAfterSeconds?: number } & Cancelled)
   /** `upstream` names the upstream that was asked, where there was a choice. */
   | { kind: 'unknown'; reason: string; upstream?: string };
 
@@ -86,6 +97,17 @@ const reads = prepare((read: Reader) => ({
     .from(operations)
     .where(and(eq(operations.walletId, sql.placeholder('walletId')), sql`${operations.state} <> 'settled'`))
     .limit(1)
+    .prepare(),
+  uncertainHeld: read
+    .select({ nanos: sql<bigint | null>`sum(hold_nanos)` })
+    .from(operations)
+    .where(
+      and(
+        eq(operations.walletId, sql.placeholder('walletId')),
+        sql`${operations.state} <> 'settled'`, // must match the partial index's condition
+        sql`${operations.state} = 'uncertain'`,
+      ),
+    )
     .prepare(),
   reserved: read
     .select({ id: operations.id })
@@ -248,7 +270,7 @@ export function openOperations(read: Reader, walletId: string): Operation[] {
 
 /** What operations of unknown outcome hold of a wallet. */
 function uncertainHeld(read: Reader, walletId: string): Nanos {
-  return sum(...openOperations(read, walletId).map((it) => (it.state === 'uncertain' ? it.hold : ZERO)));
+  return Nanos(reads(read).uncertainHeld.get({ walletId })?.nanos ?? 0n);
 }
 
 /** Returns whether a wallet has unresolved operations. */
@@ -355,16 +377,24 @@ export type OperationOrder = {
 /** The members of an operation that its hold decides: less may be held than was ordered. */
 export type Placed = Pick<Operation, 'hold' | 'price' | 'seal'>;
 
+/**
+ * A smaller order. `isShort`: its caller would rather wait for requests in flight than have so little, as long as they hold
+ * anything.
+ */
+export type Reduced = { hold: Nanos; price: string; to: number; isShort: boolean };
+
 export type HoldOrder = OperationOrder & {
   /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (left: Nanos) => string;
   /** Returns a smaller order for a wallet that has only `left`, where one is possible. */
-  reduce?: (left: Nanos) => { hold: Nanos; price: string } | undefined;
+  reduce?: (left: Nanos) => Reduced | undefined;
+  /** Called with the smaller order that is held. */
+  reduced?: (reduced: Reduced) => void;
   /**
    * Throws a refusal for what the rules of its kind or a limit forbid. Runs after the checks of the wallet's state, before
    * its funds.
    */
-  limits?: (tx: Tx, wallet: Wallet) => void;
+  limits?: (read: Reader, wallet: Wallet) => void;
 };
 
 /** The refusals of `placeHold`, besides `read_only`. */
@@ -391,23 +421,10 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   const refill = available(wallet) < order.hold ? refillIfOwed : refillIfDue;
   const funded = refill(tx, wallet, now, blocked)?.wallet ?? wallet;
   order.limits?.(tx, funded);
-  const left = available(funded);
-  const { hold, price } = (left < order.hold && order.reduce?.(left)) || order;
-  if (left < hold) {
-    const unknown = uncertainHeld(tx, wallet.id);
-    const undecided = unknown
-      ? ` ${formatUsd(unknown)} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
-      : '';
-    const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
-    const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
-    const later = Nanos(left + wallet.held); // As soon as the holds in flight settle for nothing.
-    if (later < order.hold && !order.reduce?.(later)) throw new Refusal('insufficient_funds', message);
-    const soon = Nanos(later - unknown);
-    const isSoon = soon >= order.hold || order.reduce?.(soon) !== undefined;
-    throw new Refusal('funds_held', message, {
-      retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
-    });
-  }
+  const funds = fundsFor(tx, funded, order);
+  if ('refused' in funds) throw funds.refused;
+  if ('to' in funds) order.reduced?.(funds);
+  const { hold, price } = funds;
 
   // After this point the hold must stand.
   const { id } = order;
@@ -417,6 +434,60 @@ export function placeHold(tx: Tx, order: HoldOrder, now: number, blocked?: strin
   raiseHeld(tx, wallet.id, hold);
   post(tx, [{ at: now, causeId: id, debit: book.wallet(wallet.id), credit: book.hold(wallet.id), amount: hold }]);
   return operation;
+}
+
+/**
+ * Returns what of an order a wallet can hold: all of it, or less. Or why it holds nothing: `isSoon` where that is only because of
+ * requests in flight whose outcome will be known.
+ */
+function fundsFor(
+  read: Reader,
+  wallet: Wallet,
+  order: HoldOrder,
+): Pick<Placed, 'hold' | 'price'> | Reduced | { refused: Refusal; isSoon: boolean } {
+  const left = available(wallet);
+  if (left >= order.hold) return order;
+  const reduced = order.reduce?.(left);
+  if (reduced && !reduced.isShort) return reduced;
+  const unknown = wallet.held ? uncertainHeld(read, wallet.id) : ZERO;
+  const later = Nanos(left + wallet.held); // As soon as the holds in flight settle for nothing.
+  const soon = Nanos(later - unknown);
+  const most = soon >= order.hold ? order : order.reduce?.(soon);
+  if (reduced && (!most || most.hold <= reduced.hold)) return reduced;
+  const undecided = unknown
+    ? ` ${formatUsd(unknown)} USD of that is held by requests whose outcome nobody knows; it stays until they are decided.`
+    : '';
+  const figures = `This request needs ${formatUsd(order.hold)} USD at most; the wallet has ${formatUsd(left)} USD available and ${formatUsd(wallet.held)} USD held by requests in flight.${undecided}`;
+  const message = [figures, order.advice?.(left)].filter(Boolean).join(' ');
+  const isSoon = most !== undefined;
+  const isEver = isSoon || later >= order.hold || order.reduce?.(later) !== undefined;
+  const refused = isEver
+    ? new Refusal('funds_held', message, {
+        retryAfterSeconds: isSoon ? FUNDS_HELD_RETRY_SECONDS : UNDECIDED_RETRY_SECONDS,
+      })
+    : new Refusal('insufficient_funds', message);
+  return { refused, isSoon };
+}
+
+/**
+ * The verdict of a wallet on an order. `waits`: only requests in flight keep it from its money, and `refusal` is what it would be
+ * refused with. `refused`: for another reason, which the write of the hold tells.
+ */
+export type Standing = { kind: 'ready' } | { kind: 'waits'; refusal: Refusal } | { kind: 'refused' };
+
+/** Returns what `placeHold` would do, by the rows as they are. A refill that is due is not looked at. */
+export function standingOf(read: Reader, order: HoldOrder, now: number, blocked?: string): Standing {
+  const wallet = findWallet(read, order.walletId) as Wallet;
+  try {
+    refuseHolds(read, wallet, now, blocked);
+    order.limits?.(read, wallet);
+  } catch (error) {
+    if (error instanceof Refusal) return { kind: 'refused' };
+    throw error;
+  }
+  const funds = fundsFor(read, wallet, order);
+  if (!('refused' in funds)) return { kind: 'ready' };
+  return funds.isSoon ? { kind: 'waits', refusal: funds.refused } : { kind: 'refused' };
 }
 
 /** Returns the operation that an order became when it was placed at `now`, in Unix seconds. */
@@ -450,12 +521,12 @@ export function operationFrom(order: OperationOrder, { hold, price, seal }: Plac
 }
 
 /** Throws why a wallet may not spend at the moment, whatever it has. */
-function refuseHolds(tx: Tx, wallet: Wallet, now: number, blocked: string | undefined): void {
+function refuseHolds(read: Reader, wallet: Wallet, now: number, blocked: string | undefined): void {
   refuseInactive(wallet, now);
-  refuseFrozen(tx, wallet);
-  if (accountOf(tx, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
-  refuseFrozenInstallation(tx);
-  refuseOnLowDisk(tx);
+  refuseFrozen(read, wallet);
+  if (accountOf(read, wallet.accountId).suspendedAt !== null) throw new Refusal('account_suspended');
+  refuseFrozenInstallation(read);
+  refuseOnLowDisk(read);
   if (blocked) throw new Refusal('read_only', `No new holds: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
 }
 
@@ -464,7 +535,7 @@ function refuseHolds(tx: Tx, wallet: Wallet, now: number, blocked: string | unde
  * or was charged by a policy or by the operator.
  */
 export const isUnanswered = ({ state, outcome, settledBy }: Operation): boolean =>
-  state === 'uncertain' || (outcome === 'charged' && settledBy !== 'answer');
+  state === 'uncertain' || (outcome === 'charged' && (settledBy === 'policy' || settledBy === 'operator'));
 
 /**
  * Takes over the hold of an unanswered operation for another attempt at the same request. Nothing is held anew: what
@@ -519,15 +590,12 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
     settledAt: now,
   });
   writes(tx).settle.run({ id, ...settled });
-  if (outcome.kind === 'done' && outcome.answer) {
-    const answer = {
-      operationId: id,
-      body: outcome.answer,
-      keptUntil: now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS),
-    };
+  const body = outcome.kind === 'done' ? outcome.answer : null;
+  if (outcome.kind === 'done' && body) {
+    const answer = { operationId: id, body, keptUntil: now + (outcome.keptSeconds ?? ANSWER_KEPT_SECONDS) };
     writes(tx).answer.run(withChecksum(answers, answer));
   }
-  const wallet = settleHeld(tx, operation.walletId, operation.hold, charge);
+  const wallet = settleHeld(tx, operation.walletId, { hold: operation.hold, charge, answers: body ? 1 : 0 });
   const hold = book.hold(operation.walletId);
   post(tx, [
     { at: now, causeId: id, debit: hold, credit: book.sales(operation.kind), amount: charge },
@@ -566,7 +634,7 @@ export function resolveOperation(
   tx: Tx,
   id: string,
   decision: 'charge' | 'release',
-  by: Exclude<SettledBy, 'answer'>,
+  by: 'policy' | 'operator',
   reason: string,
   now: number,
 ): { operation: Operation; moved: boolean } {
@@ -584,11 +652,12 @@ export function keepAnswer(tx: Tx, operationId: string, body: Buffer, keptUntil:
   assert(operationOf(tx, operationId).outcome === 'charged', 'what nobody paid has no answer');
   if (reads(tx).hasAnswer.get({ id: operationId })) return;
   writes(tx).answer.run(withChecksum(answers, { operationId, body, keptUntil }));
+  countAnswer(tx);
 }
 
 /** Deletes the stored answer of an operation, if there is one. */
 export function dropAnswer(tx: Tx, operationId: string): void {
-  tx.delete(answers).where(eq(answers.operationId, operationId)).run();
+  deleteRows(tx, answers, eq(answers.operationId, operationId));
 }
 
 /** Returns the operations whose stored answers expire from `after` to `until`, Unix seconds. */
@@ -601,8 +670,8 @@ export function operationsWithAnswers(read: Reader, after: number, until: number
 /** Deletes expired stored answers, at most 100. Returns how many were deleted. */
 export function pruneAnswers(tx: Tx, now: number): number {
   const stale = reads(tx).stale.all({ now });
-  for (const { operationId } of stale) tx.delete(answers).where(eq(answers.operationId, operationId)).run();
-  return stale.length;
+  const ids = stale.map(({ operationId }) => operationId);
+  return ids.length ? deleteRows(tx, answers, inArray(answers.operationId, ids)) : 0;
 }
 
 /** Returns the Unix seconds at which the oldest stored answer expires. */

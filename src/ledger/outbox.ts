@@ -3,6 +3,7 @@ import type { EventConfig, EventType } from '../config/events.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
+import { deleteRows } from '../db/tally.ts';
 import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
 import { LIST_COUNT_MAX, type Page, type Wallet } from './wallet.ts';
@@ -260,11 +261,10 @@ export function hurry(tx: Tx, receiver: string, now: number): void {
 /** Deletes events older than 30 days, at most 100. Returns how many were deleted. */
 export function pruneEvents(tx: Tx, now: number): number {
   const stale = reads(tx).stale.all({ until: now - EVENT_KEPT_SECONDS });
-  for (const { seq } of stale) {
-    tx.delete(deliveries).where(eq(deliveries.eventSeq, seq)).run();
-    tx.delete(events).where(eq(events.seq, seq)).run();
-  }
-  return stale.length;
+  const numbers = stale.map(({ seq }) => seq);
+  if (!numbers.length) return 0;
+  deleteRows(tx, deliveries, inArray(deliveries.eventSeq, numbers));
+  return deleteRows(tx, events, inArray(events.seq, numbers));
 }
 
 /** Returns the Unix seconds at which the oldest event is pruned. */

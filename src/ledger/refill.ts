@@ -5,6 +5,7 @@ import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
 import { newId } from '../id.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import { tellRefilled, tellRefillShort } from './notices.ts';
 import { refuseNewBudget } from './open-wallet.ts';
@@ -50,6 +51,19 @@ const reads = prepare((read: Reader) => ({
     .orderBy(asc(wallets.refillAt))
     .limit(1)
     .prepare(),
+  parked: read
+    .select({
+      nanos: sql<bigint | null>`sum(budget_nanos - spent_nanos - delegated_nanos)`,
+    })
+    .from(wallets)
+    .where(sql`${wallets.id} in (
+      with recursive below(id) as (
+        select id from wallet where parent_id is not null and parent_id = ${sql.placeholder('walletId')} and status <> 'closed'
+        union all
+        select child.id from wallet child join below on child.parent_id = below.id
+          where child.parent_id is not null and child.status <> 'closed'
+      ) select id from below)`)
+    .prepare(),
   ofPeriod: read
     .select({ createdAt: walletChanges.createdAt })
     .from(walletChanges)
@@ -65,7 +79,7 @@ const reads = prepare((read: Reader) => ({
 
 /** Returns the refill of a wallet, or null. */
 export const refillOf = ({ refill }: Pick<Wallet, 'refill'>): Refill | null =>
-  refill === null ? null : (JSON.parse(refill) as Refill);
+  refill === null ? null : (parseJson(refill) as Refill);
 
 /** Returns at most 100 wallets that may spend and whose refill is due at `now`, the longest due first. */
 export function dueRefills(read: Reader, now: number): { id: string }[] {
@@ -111,8 +125,8 @@ export type Refilled =
 
 /**
  * Refills a wallet whose boundary has passed, once for the current period, however many have passed (design, section
- * 13). Whole cents move: what is available afterwards is the amount, or less than a cent above it. Returns undefined
- * where nothing is due.
+ * 13). Whole cents move: what is left over afterwards, held or not, in the wallet and in its open children, is the amount, or less
+ * than a cent above it; more where that is held, or lies with the children, who keep it. Returns undefined where nothing is due.
  */
 export function refillIfDue(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
   return isDue(wallet, now) ? refillNow(tx, wallet, now, blocked) : undefined;
@@ -135,7 +149,7 @@ function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refil
     write(tx, wallet, { refillAt: next });
     return;
   }
-  const amount = amountOf(refill, available(wallet));
+  const amount = amountOf(refill, available(wallet), Nanos(wallet.held + parkedBelow(tx, wallet)));
   try {
     if (amount > 0n) refuseNewBudget(tx, wallet.accountId);
     const id = newId('chg');
@@ -152,13 +166,27 @@ function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refil
   }
 }
 
-/** Returns what a refill moves, in whole cents; below 0 where more than its amount is left over. */
-function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, left: Nanos): Nanos {
+/**
+ * Returns what the open wallets below a wallet may still spend, or hold. It comes back when they close, so it is left over: an
+ * agent would else keep any sum across a refill by parking it in a child. What is held comes back as well, but for what it is
+ * charged, which is spent when it is.
+ */
+function parkedBelow(tx: Tx, { id: walletId, delegated }: Wallet): Nanos {
+  return Nanos(delegated === 0n ? 0n : (reads(tx).parked.get({ walletId })?.nanos ?? 0n));
+}
+
+/**
+ * Returns what a refill moves, in whole cents; below 0 where more than its amount is left over, but never more than is `own`:
+ * what is held stays held, and what is parked with children stays with them.
+ */
+function amountOf({ cents, carry }: Pick<Refill, 'cents' | 'carry'>, own: Nanos, bound: Nanos): Nanos {
   if (carry === 'all') return centsToNanos(cents);
+  const left = own + bound;
   const cap = carry === 'none' ? 0n : centsToNanos(carry);
   const carried = left < cap ? left : cap;
   const missing = centsToNanos(cents) + carried - left;
-  return centsToNanos(missing >= 0n ? nanosToCentsUp(Nanos(missing)) : -nanosToCentsDown(Nanos(-missing)));
+  if (missing >= 0n) return centsToNanos(nanosToCentsUp(Nanos(missing)));
+  return centsToNanos(-nanosToCentsDown(Nanos(-missing < own ? -missing : own)));
 }
 
 function write(tx: Tx, wallet: Wallet, values: Partial<Pick<Wallet, 'refill' | 'refillAt'>>): Wallet {

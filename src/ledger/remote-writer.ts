@@ -30,7 +30,8 @@ export type RemoteOptions = Omit<WriterOptions, 'told'>;
 
 /**
  * Starts the thread that writes to this file. What is asked for in one turn of the event loop goes to it as one message, and
- * a few turns later while each brings more. The end of the thread is the end of the process: it calls `fatal`.
+ * a few turns later while each brings more. The end of the thread, and an exception between the two, is the end of the process:
+ * it calls `fatal`.
  */
 export function startWriter(file: string, options: RemoteOptions): RemoteWriter {
   const { diskReserve, outbox } = options;
@@ -49,7 +50,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   let isClosing = false;
 
   worker.unref(); // Whoever waits for a write keeps the process alive.
-  worker.on('message', (bytes: Uint8Array) => take(unpack<Report>(bytes)));
+  worker.on('message', (bytes: Uint8Array) => orFail(() => take(unpack<Report>(bytes))));
   worker.on('error', (error) => {
     if (isClosing) ended.reject(error);
     fail(error);
@@ -65,6 +66,15 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     isEnding = true;
     idle.resolve();
     options.fatal(error);
+  }
+
+  /** Runs a step between the threads. After one that throws nobody knows which writes were told how they ended. */
+  function orFail(step: () => void): void {
+    try {
+      step();
+    } catch (error) {
+      fail(error);
+    }
   }
 
   function take(report: Report): void {
@@ -105,7 +115,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   function gather(seen: number, turnsLeft: number): void {
     const hasMore = queued.length > seen && queued.length < GATHER_COUNT_MAX;
     if (hasMore && turnsLeft > 1) setImmediate(gather, queued.length, turnsLeft - 1);
-    else send();
+    else orFail(send);
   }
 
   function send(): void {

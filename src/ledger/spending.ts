@@ -2,6 +2,7 @@ import { and, asc, eq, gte, lt, sql } from 'drizzle-orm';
 import { prepare, type Reader } from '../db/handle.ts';
 import { operations, wallets } from '../db/schema.ts';
 import { Nanos, ZERO } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { findWallet, TREE } from './wallet.ts';
 
 export const SPEND_BY = ['model', 'wallet', 'account', 'day', 'tag', 'kind'] as const;
@@ -26,6 +27,16 @@ export type SpendRow = {
   completionTokens: number;
   charged: Nanos;
 };
+
+/** What was charged under keys that have no row of their own. */
+export type SpendRest = Omit<SpendRow, 'key'>;
+export type Spending = { rows: SpendRow[]; others: SpendRest | undefined; total: Nanos };
+
+/**
+ * The most keys that are summed at a time: agents make up as many tags as they like. When there are more, those with the least so
+ * far, half of them, become a part of the rest.
+ */
+const KEY_COUNT_MAX = 10_000;
 
 const OPERATION = {
   id: operations.id,
@@ -79,34 +90,55 @@ const reads = prepare((read: Reader) => ({
 /**
  * Sums what was charged, by model, wallet, account, UTC day, tag or kind: the journal's entries to sales, with the tokens of
  * their operations. An operation belongs to the second in which it was charged. Rows are ordered by day, or else by amount,
- * largest first. By tag, an operation counts for each of its tags, one without any under the empty key; the total counts it
- * once. Reads by pages and lets other work go on between them.
+ * largest first: at most `rowsMax`, with the sum of all `others`. By tag, an operation counts for each of its tags, one without
+ * any under the empty key; the total counts it once. Total, and rows with the rest, are exact; of more than 10,000 keys a row may
+ * lack what was charged under its key before it was among the largest. Reads by pages and lets other work go on between them.
  */
-export async function sumSpending(read: Reader, order: SpendOrder): Promise<{ rows: SpendRow[]; total: Nanos }> {
+export async function sumSpending(read: Reader, order: SpendOrder, rowsMax = KEY_COUNT_MAX): Promise<Spending> {
   const rows = new Map<string, SpendRow>();
   const keysOf = keysBy(read, order.by);
+  const rest = nothing();
   let total = ZERO;
+  /** Keeps the largest rows, and adds the others to the rest. */
+  const keep = (count: number) => {
+    if (rows.size <= count) return;
+    for (const row of [...rows.values()].sort(byAmount).slice(count)) {
+      add(rest, row);
+      rows.delete(row.key);
+    }
+  };
   for await (const operation of chargedOperations(read, order)) {
-    const charge = operation.charge as Nanos;
-    const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = JSON.parse(operation.usage ?? '{}');
-    total = Nanos(total + charge);
+    const charged = operation.charge as Nanos;
+    const { prompt_tokens: promptTokens = 0, completion_tokens: completionTokens = 0 } = parseJson(
+      operation.usage ?? '{}',
+    ) as { prompt_tokens?: number; completion_tokens?: number };
+    total = Nanos(total + charged);
     for (const key of keysOf(operation)) {
       let row = rows.get(key);
       if (!row) {
-        row = { key, operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO };
+        if (rows.size >= KEY_COUNT_MAX) keep(KEY_COUNT_MAX / 2);
+        row = { key, ...nothing() };
         rows.set(key, row);
       }
-      row.operations += 1;
-      row.promptTokens += prompt;
-      row.completionTokens += completion;
-      row.charged = Nanos(row.charged + charge);
+      add(row, { operations: 1, promptTokens, completionTokens, charged });
     }
   }
-  const byKey = (a: SpendRow, b: SpendRow) => (a.key < b.key ? -1 : 1);
-  const byAmount = (a: SpendRow, b: SpendRow) =>
-    a.charged === b.charged ? byKey(a, b) : a.charged < b.charged ? 1 : -1;
-  return { rows: [...rows.values()].sort(order.by === 'day' ? byKey : byAmount), total };
+  keep(rowsMax);
+  const others = rest.operations ? rest : undefined;
+  return { rows: [...rows.values()].sort(order.by === 'day' ? byKey : byAmount), others, total };
 }
+
+const nothing = (): SpendRest => ({ operations: 0, promptTokens: 0, completionTokens: 0, charged: ZERO });
+
+function add(sum: SpendRest, more: SpendRest): void {
+  sum.operations += more.operations;
+  sum.promptTokens += more.promptTokens;
+  sum.completionTokens += more.completionTokens;
+  sum.charged = Nanos(sum.charged + more.charged);
+}
+
+const byKey = (a: SpendRow, b: SpendRow) => (a.key < b.key ? -1 : 1);
+const byAmount = (a: SpendRow, b: SpendRow) => (a.charged === b.charged ? byKey(a, b) : a.charged < b.charged ? 1 : -1);
 
 export type SpendCell = { at: number; keys: string[]; operations: number; charged: Nanos };
 export type SpendGrid = Omit<SpendOrder, 'by'> & {
@@ -153,7 +185,7 @@ function keysBy(read: Reader, by: SpendBy): (operation: Charged) => string[] {
     kind: (it) => [it.kind],
     tag(it) {
       if (it.tags === null) return [''];
-      return Object.entries(JSON.parse(it.tags) as Record<string, string>).map(([name, value]) => `${name}=${value}`);
+      return Object.entries(parseJson(it.tags) as Record<string, string>).map(([name, value]) => `${name}=${value}`);
     },
   };
   return keys[by];

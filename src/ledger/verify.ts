@@ -1,5 +1,7 @@
 import type { Database as Client } from 'better-sqlite3';
 import { findBadChecksums } from '../db/checksum.ts';
+import { findMissingRows } from '../db/tally.ts';
+import { parseJson } from '../parse-json.ts';
 import { book, GENESIS, HASHED_COLUMNS, hashEntryHex } from './journal.ts';
 import { verifyCheckouts } from './verify-checkouts.ts';
 import { verifyResources } from './verify-resources.ts';
@@ -21,7 +23,7 @@ export function printVerdict({ faults, ...verdict }: Verdict): string {
 
 /** Reads what `ledger verify --json` printed. Throws for anything else. */
 export function readVerdict(text: string): Verdict {
-  const verdict = JSON.parse(text) as Partial<Verdict>;
+  const verdict = parseJson(text) as Partial<Verdict>;
   if (!verdict.problems) throw new Error(text);
   return { faults: verdict.problems.length, ...verdict } as Verdict;
 }
@@ -61,8 +63,16 @@ type OperationRow = [
   hold: bigint,
   charge: bigint | null,
 ];
-/** The sums of an operation's entries, and its row. */
-type Seen = { walletId: string; hold: bigint; charge: bigint; released: bigint; row: OperationRow | undefined };
+/** The balance of a book of the journal, and what sales took from it, in nano-dollars. A wallet has two, which know each other. */
+type Book = { name: string; amount: bigint; sold: bigint; other: Book | undefined };
+/** The book of an operation's hold, the sums of its entries, and its row. */
+type Seen = {
+  heldIn: Book;
+  hold: bigint;
+  charge: bigint;
+  released: bigint;
+  row: OperationRow | undefined;
+};
 type Fields = [seq: string, at: string, causeId: string, debit: string, credit: string, amount: string];
 const FIELD_COUNT = 6 satisfies Fields['length'];
 type WalletRow = {
@@ -141,15 +151,33 @@ export function verifyBooks(client: Client): { head: Verdict['head']; faults: Fa
   return { head, faults };
 }
 
+/** Returns the id of the wallet whose holds this book has. */
+const heldFor = ({ name }: Book): string => name.slice('hold:'.length);
+
 function followJournal(client: Client, fault: (text: string) => void): Verdict['head'] {
-  const balances = new Map<string, { amount: bigint }>();
-  const move = (name: string, amount: bigint) => {
-    const it = balances.get(name);
-    if (it) it.amount += amount;
-    else balances.set(name, { amount });
-  };
-  const balanceOf = (name: string) => balances.get(name)?.amount ?? 0n;
-  const sold = new Map<string, bigint>(); // by the hold book it came from
+  const books = new Map<string, Book>();
+  /** The books of available money, by wallet: each knows the book of its holds, so one look-up finds both. */
+  const walletBooks = new Map<string, Book>();
+  function bookOf(name: string): Book {
+    if (name.startsWith('wallet:')) return walletBookOf(name.slice('wallet:'.length));
+    if (name.startsWith('hold:')) return walletBookOf(name.slice('hold:'.length)).other as Book;
+    let it = books.get(name);
+    if (!it) {
+      it = { name, amount: 0n, sold: 0n, other: undefined };
+      books.set(name, it);
+    }
+    return it;
+  }
+  function walletBookOf(id: string): Book {
+    let it = walletBooks.get(id);
+    if (!it) {
+      const holds: Book = { name: book.hold(id), amount: 0n, sold: 0n, other: undefined };
+      it = { name: book.wallet(id), amount: 0n, sold: 0n, other: holds };
+      holds.other = it;
+      walletBooks.set(id, it);
+    }
+    return it;
+  }
   const add = (map: Map<string, bigint>, name: string, amount: bigint) => map.set(name, (map.get(name) ?? 0n) + amount);
   /** The sums of the entries of each unsettled operation; dropped once its row agrees. */
   const open = new Map<string, Seen>();
@@ -166,62 +194,68 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
   const changed = new Map<string, bigint>();
 
   let prev = GENESIS.hash.toString('hex');
-  let expected = 1n;
+  let expected = 1;
   let after = -(2n ** 63n);
   let lastAt = 0;
   const { prevHash, hash, fields } = HASHED_COLUMNS;
   const page = client
     .prepare(`select ${prevHash}, ${hash}, ${fields} from entry where seq > ? order by seq limit ${PAGE_COUNT}`)
     .raw();
-  for (let rows = page.all(after); rows.length > 0; rows = page.all(after))
-    for (const row of rows) checkEntry(row as EntryRow);
-  const head = { seq: Number(expected - 1n), hash: prev };
+  for (;;) {
+    const rows = page.all(after) as EntryRow[];
+    for (const row of rows) checkEntry(row);
+    const last = rows.at(-1);
+    if (!last) break;
+    after = BigInt(last[2].split('\n', 1)[0] as string); // Exact, even if it was damaged.
+  }
+  const head = { seq: expected - 1, hash: prev };
 
   function checkEntry([prevHash, hash, fields]: EntryRow) {
     const parts = fields.split('\n');
     const [seqText, atText, causeId, debit, credit, amountText] = parts as Fields;
-    const seq = BigInt(seqText);
-    if (seq !== expected) fault(`entries ${expected} to ${seq - 1n} are missing`);
+    const seq = Number(seqText);
+    if (seq !== expected) fault(`entries ${expected} to ${seq - 1} are missing`);
     if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash differs`);
     const isWhole = parts.length === FIELD_COUNT;
     if (!isWhole || hashEntryHex(prevHash, fields) !== hash)
       fault(`entry ${seq} was changed: its hash does not match its fields`);
     const at = Number(atText);
     if (at < lastAt) fault(`entry ${seq} is earlier than the one before it`);
-    after = seq;
-    expected = seq + 1n;
+    expected = seq + 1;
     prev = hash;
     lastAt = at;
     if (!isWhole) return; // A field has a line feed: whose money it moves cannot be told.
 
     const amount = BigInt(amountText);
-    move(debit, -amount);
-    move(credit, amount);
-    if (causeId.startsWith('op_')) follow(seq, causeId, debit, credit, amount);
+    const isOperation = causeId.startsWith('op_');
+    const seen = isOperation ? open.get(causeId) : undefined;
+    const known = seen?.heldIn; // Most look-ups are for the books of the operation.
+    const to = credit === known?.other?.name ? known.other : bookOf(credit);
+    const from = debit === known?.name ? known : debit === to.other?.name ? to.other : bookOf(debit);
+    from.amount -= amount;
+    to.amount += amount;
+    if (isOperation) follow(seq, causeId, from, to, amount, seen);
     else if (causeId.startsWith('evt_')) checkFunding(seq, causeId, debit, credit, amount);
     else if (causeId.startsWith('chg_')) followChange(seq, causeId, debit, credit, amount);
     else if (causeId.startsWith('wal_') && credit === book.wallet(causeId)) add(given, causeId, amount);
   }
 
-  function follow(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
-    let seen = open.get(id);
-    if (credit.startsWith('hold:')) {
+  function follow(seq: number, id: string, from: Book, to: Book, amount: bigint, seen: Seen | undefined) {
+    if (to.name.startsWith('hold:')) {
       if (seen) fault(`entry ${seq}: operation ${id} holds twice`);
-      const walletId = credit.slice('hold:'.length);
-      seen = { walletId, hold: amount, charge: 0n, released: 0n, row: findOperation(id) };
-      if (debit !== book.wallet(seen.walletId)) fault(`entry ${seq}: the hold of ${id} comes from ${debit}`);
-      open.set(id, seen);
+      if (from !== to.other) fault(`entry ${seq}: the hold of ${id} comes from ${from.name}`);
+      open.set(id, { heldIn: to, hold: amount, charge: 0n, released: 0n, row: findOperation(id) });
       return;
     }
-    if (!seen || debit !== book.hold(seen.walletId)) {
-      fault(`entry ${seq}: operation ${id} settles from ${debit}, where it holds nothing`);
+    if (from !== seen?.heldIn) {
+      fault(`entry ${seq}: operation ${id} settles from ${from.name}, where it holds nothing`);
       return;
     }
-    if (credit.startsWith('sales:')) {
+    if (to.name.startsWith('sales:')) {
       seen.charge += amount;
-      add(sold, debit, amount);
-    } else if (credit === book.wallet(seen.walletId)) seen.released += amount;
-    else fault(`entry ${seq}: operation ${id} pays into ${credit}`);
+      from.sold += amount;
+    } else if (to === seen.heldIn.other) seen.released += amount;
+    else fault(`entry ${seq}: operation ${id} pays into ${to.name}`);
     if (seen.charge + seen.released >= seen.hold) {
       agree(id, seen);
       open.delete(id);
@@ -232,7 +266,8 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
     operationCount++;
     if (!seen.row) return fault(`operation ${id} has entries but no row`);
     const [, , walletId, state, outcome, hold, charge] = seen.row;
-    if (walletId !== seen.walletId) fault(`operation ${id} is of wallet ${walletId}, its entries of ${seen.walletId}`);
+    const heldOf = heldFor(seen.heldIn);
+    if (walletId !== heldOf) fault(`operation ${id} is of wallet ${walletId}, its entries of ${heldOf}`);
     if (hold !== seen.hold) fault(`operation ${id} holds ${hold} nanos, its entries ${seen.hold}`);
     const settled = seen.charge + seen.released === seen.hold;
     if (settled !== (state === 'settled'))
@@ -243,7 +278,7 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
       fault(`operation ${id} is ${outcome}, its entries say charged`);
   }
 
-  function checkFunding(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
+  function checkFunding(seq: number, id: string, debit: string, credit: string, amount: bigint) {
     const row = fundingRow.get(id) as [string, string, bigint] | undefined;
     if (!row) return fault(`entry ${seq}: funding ${id} has no row`);
     const [accountId, kind, cents] = row;
@@ -260,7 +295,7 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
     if (moved > cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
   }
 
-  function followChange(seq: bigint, id: string, debit: string, credit: string, amount: bigint) {
+  function followChange(seq: number, id: string, debit: string, credit: string, amount: bigint) {
     const walletId = changeRow.get(id) as string | undefined;
     if (walletId === undefined) return fault(`entry ${seq}: the change ${id} of a wallet has no row`);
     const own = book.wallet(walletId);
@@ -305,16 +340,15 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
     )
     .iterate() as IterableIterator<WalletRow>) {
     const { id, budget_nanos: budget, delegated_nanos: delegated } = wallet;
-    const held = balanceOf(book.hold(id));
+    const { amount: left, other } = walletBookOf(id);
+    const { amount: held, sold } = other as Book;
+    walletBooks.delete(id);
     const below = parents.has(id) ? (children.get(id) as { spent: bigint; delegated: bigint }) : NOTHING_BELOW;
-    const charged = (sold.get(book.hold(id)) ?? 0n) + below.spent;
+    const charged = sold + below.spent;
     if (delegated !== below.delegated)
       fault(`wallet ${id} has delegated ${delegated} nanos, its open children have ${below.delegated}`);
     if (budget !== (given.get(id) ?? 0n))
       fault(`wallet ${id} has a budget of ${budget} nanos, the journal gave it ${given.get(id) ?? 0n}`);
-    const left = balanceOf(book.wallet(id));
-    balances.delete(book.hold(id));
-    balances.delete(book.wallet(id));
     if (held !== wallet.held_nanos) fault(`wallet ${id} holds ${wallet.held_nanos} nanos, the journal ${held}`);
     if (charged !== wallet.spent_nanos)
       fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);
@@ -340,10 +374,10 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
     .prepare('select id, available_cents, reserved_cents, spent_cents, owed_cents from account')
     .iterate() as IterableIterator<AccountRow>) {
     const { id } = account;
-    const available = balanceOf(book.account(id));
-    const owed = -balanceOf(book.owed(id));
-    balances.delete(book.account(id));
-    balances.delete(book.owed(id));
+    const available = bookOf(book.account(id)).amount;
+    const owed = -bookOf(book.owed(id)).amount;
+    books.delete(book.account(id));
+    books.delete(book.owed(id));
     if (owed !== account.owed_cents * NANOS_PER_CENT)
       fault(`account ${id} owes ${account.owed_cents} cents, the journal ${owed} nanos`);
     if (owed > 0n && available > 0n) fault(`account ${id} owes ${owed} nanos, though ${available} are available`);
@@ -356,10 +390,13 @@ function followJournal(client: Client, fault: (text: string) => void): Verdict['
     if (kept !== account.spent_cents)
       fault(`account ${id} has spent ${account.spent_cents} cents, its closed wallets ${kept}`);
   }
-  for (const [name, { amount }] of balances)
-    if (/^(account|owed|wallet|hold):/.test(name) && amount !== 0n)
+  // Whose row is gone had a name here, even if it had nothing left.
+  const ofNobody = [...walletBooks.values()].flatMap((it) => [it, it.other as Book]);
+  for (const { name, amount } of [...books.values(), ...ofNobody])
+    if (/^(account|owed|wallet):/.test(name) || (name.startsWith('hold:') && amount !== 0n))
       fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
 
+  findMissingRows(client, fault);
   verifyCheckouts(client, fault);
   verifyResources(client, fault);
   return head;

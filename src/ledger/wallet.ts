@@ -86,7 +86,10 @@ const reads = prepare((read: Reader) => ({
 const writes = prepare((tx: Tx) => ({
   hold: tx
     .update(wallets)
-    .set({ held: sql`${wallets.held} + ${sql.placeholder('amount')}` })
+    .set({
+      held: sql`${wallets.held} + ${sql.placeholder('amount')}`,
+      operationCount: sql`${wallets.operationCount} + 1`,
+    })
     .where(eq(wallets.id, sql.placeholder('id')))
     .prepare(),
   settle: tx
@@ -94,6 +97,7 @@ const writes = prepare((tx: Tx) => ({
     .set({
       held: sql`${wallets.held} - ${sql.placeholder('hold')}`,
       spent: sql`${wallets.spent} + ${sql.placeholder('charge')}`,
+      answerCount: sql`${wallets.answerCount} + ${sql.placeholder('answers')}`,
     })
     .where(eq(wallets.id, sql.placeholder('id')))
     .returning({
@@ -260,10 +264,13 @@ export function openDescendants(read: Reader, id: string): Wallet[] {
   return openChildren(read, id).flatMap((child) => [child, ...openDescendants(read, child.id)]);
 }
 
-/** Raises the held amount on the wallet row. The caller has checked that it fits and posts the entry. */
+/** Adds an operation and its hold on the wallet row. The caller has checked that it fits and posts the entry. */
 export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
   writes(tx).hold.run({ id: walletId, amount });
 }
+
+/** A hold that ends, what of it is charged, and how many answers are stored with it. */
+export type Settled = { hold: Nanos; charge: Nanos; answers: number };
 
 /**
  * Turns a hold into a charge on the wallet row and releases the rest. The caller posts the entries. Returns what the row says
@@ -272,10 +279,9 @@ export function raiseHeld(tx: Tx, walletId: string, amount: Nanos): void {
 export function settleHeld(
   tx: Tx,
   walletId: string,
-  hold: Nanos,
-  charge: Nanos,
+  settled: Settled,
 ): Balances & Pick<Wallet, 'status' | 'nextThreshold'> {
-  return writes(tx).settle.get({ id: walletId, hold, charge });
+  return writes(tx).settle.get({ id: walletId, ...settled });
 }
 
 export type DueCursor = { id: string; expiresAt: number | null };

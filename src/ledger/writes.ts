@@ -1,6 +1,6 @@
 import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
-import { Refusal } from '../refusal.ts';
+import { Refusal, type RefusalData } from '../refusal.ts';
 import * as account from './account.ts';
 import * as checkout from './checkout.ts';
 import * as installation from './installation.ts';
@@ -67,10 +67,12 @@ type OpenWallet = {
   now: number;
   blocked: string | undefined;
   limits: open.ChildLimits;
+  /** The refusal for a tree with too many children that spent nothing; thrown unless the order is a repetition. */
+  limited?: RefusalData | undefined;
 };
-export const openWallet = defineWrite('wallet.open', (tx, { order, now, blocked, limits }: OpenWallet) => {
+export const openWallet = defineWrite('wallet.open', (tx, { order, now, blocked, limits, limited }: OpenWallet) => {
   refillParent(tx, order, now, blocked);
-  return open.openWallet(tx, order, now, blocked, limits);
+  return open.openWallet(tx, order, now, blocked, { ...limits, limited });
 });
 
 type ChangeBudget = { order: change.ChangeOrder & { cents: number }; now: number; blocked: string | undefined };

@@ -1,6 +1,6 @@
 import type { ConnectionOptions } from 'node:tls';
 import { buildConnector } from 'undici';
-import { contain } from './contain.ts';
+import { containConnection } from './contain.ts';
 
 /**
  * Creates undici's own connector, but an exception of undici on a socket event ends only that socket, and over TLS it offers
@@ -15,7 +15,7 @@ export function containedConnector(timeoutMilliseconds: number, tls: ConnectionO
   return (options, callback) => {
     connect(options, (...[error, socket]) => {
       if (error) return callback(error, null);
-      contain(socket, (fault) => socket.destroy(fault));
+      containConnection(socket, 'connection');
       callback(null, socket);
     });
   };

@@ -38,6 +38,12 @@ export const reachableUrl = ({ host, port }: Address): string => urlOf({ host: r
 const REPORT_MILLISECONDS = 10_000;
 
 /**
+ * Connections that may wait to be accepted; the system may allow fewer (`net.core.somaxconn`). With Node's 511, of a thousand that come in
+ * one moment half waited a second for their client's next try.
+ */
+const BACKLOG = 4096;
+
+/**
  * Listens, and keeps listening when a single connection cannot be accepted; `failed` is told of such errors, at intervals.
  * Returns the address with the actual port. Throws when the address is in use; the message names the setting `name`.
  */
@@ -55,7 +61,7 @@ export async function listen(
           : error,
       );
     server.once('error', refused);
-    server.listen(at.port, at.host, () => {
+    server.listen(at.port, at.host, BACKLOG, () => {
       server.off('error', refused);
       resolve();
     });

@@ -1,4 +1,4 @@
-import { Agent, type Dispatcher, request as send } from 'undici';
+import { Agent, type Dispatcher } from 'undici';
 import { containedConnector } from './contained-connector.ts';
 
 const CONNECT_MILLISECONDS = 10_000;
@@ -9,4 +9,7 @@ export const request = (
   url: string | URL,
   options: Omit<Dispatcher.RequestOptions, 'origin' | 'path' | 'method'> &
     Partial<Pick<Dispatcher.RequestOptions, 'method'>>,
-): Promise<Dispatcher.ResponseData> => send(url, { ...options, dispatcher: agent });
+): Promise<Dispatcher.ResponseData> => {
+  const { origin, pathname, search } = new URL(url);
+  return agent.request({ method: 'GET', ...options, origin, path: pathname + search });
+};

@@ -18,6 +18,8 @@ export type Reading = {
   onHead(): void;
   /** Returns the most bytes to read of an answer with this status. */
   bytesMax(status: number): number;
+  /** After so many bytes the answer is read on when `enter` has resolved; at once where that returns undefined. */
+  room?: { freeBytes: number; enter(): Promise<void> | undefined };
 };
 
 export type AnswerHead = { statusCode: number; headers: IncomingHttpHeaders };
@@ -37,7 +39,11 @@ type Sent = {
 /** `answer` rejects when no answer began. */
 export type Exchange = Sent & { answer: Promise<Whole> };
 /** `head` rejects when no answer began. */
-export type Opening = Sent & { head: Promise<AnswerHead & { body: AnswerBody }> };
+export type Opening = Sent & {
+  head: Promise<AnswerHead & { body: AnswerBody }>;
+  /** Ends the exchange as `abort` does, but what has come of the body can still be read. */
+  cut(): void;
+};
 
 /** The body of an answer as it comes. It has to be read to its end or left. */
 export type AnswerBody = AsyncIterable<Buffer> & {
@@ -129,6 +135,7 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
   #reject!: (error: Error) => void;
   #head: AnswerHead | undefined;
   #bytesMax = 0;
+  #isWaiting = false;
   #length = 0;
   readonly #chunks: Buffer[] = [];
 
@@ -150,13 +157,29 @@ class WholeHandler extends SentHandler implements Dispatcher.DispatchHandler, Ex
 
   onResponseData(controller: Dispatcher.DispatchController, chunk: Buffer) {
     this.#length += chunk.length;
-    if (this.#length <= this.#bytesMax) return void this.#chunks.push(chunk);
+    if (this.#length <= this.#bytesMax) {
+      this.#chunks.push(chunk);
+      if (this.#length > (this.#reading.room?.freeBytes ?? Number.POSITIVE_INFINITY)) this.#waitForRoom(controller);
+      return;
+    }
     this.#settle(undefined, undefined);
     controller.abort(new Error('the answer is too long'));
   }
 
   onResponseEnd() {
     this.#settle(joined(this.#chunks), undefined);
+  }
+
+  #waitForRoom(controller: Dispatcher.DispatchController) {
+    if (this.#isWaiting) return; // These had come before the connection came to rest.
+    const entering = this.#reading.room?.enter();
+    if (!entering) return;
+    this.#isWaiting = true;
+    controller.pause();
+    void entering.then(() => {
+      this.#isWaiting = false;
+      if (!this.isOver) controller.resume();
+    });
   }
 
   protected end(error: Error) {
@@ -221,6 +244,10 @@ class BodyHandler extends SentHandler implements Dispatcher.DispatchHandler, Ope
 
   override abort() {
     this.#chunks = [];
+    super.abort();
+  }
+
+  cut() {
     super.abort();
   }
 

@@ -1,6 +1,7 @@
 import { createHmac } from 'node:crypto';
 import { type ReceiverConfig, signingKey } from '../config/events.ts';
 import type { Event } from '../ledger/outbox.ts';
+import { parseJson } from '../parse-json.ts';
 import { sentenceOf } from './sentence.ts';
 
 /** Returns an event as receivers and lists show it. */
@@ -8,7 +9,7 @@ export const eventRecord = ({ id, type, createdAt, data }: Event) => ({
   id,
   type,
   created_at: createdAt,
-  data: JSON.parse(data) as Record<string, unknown>,
+  data: parseJson(data) as Record<string, unknown>,
 });
 
 export type Message = { headers: Record<string, string>; body: Buffer };

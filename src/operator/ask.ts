@@ -1,6 +1,7 @@
 import { closeSync, openSync } from 'node:fs';
 import http from 'node:http';
 import { basename, dirname } from 'node:path';
+import { parseJson } from '../parse-json.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 
 /** The longest path of a unix socket that the kernel accepts, without the terminating NUL (unix(7)). */
@@ -46,7 +47,7 @@ export async function askSocket(
       request.end(JSON.stringify({ name, input }));
     });
     if (text === undefined) return undefined;
-    const answer = JSON.parse(text) as Answer;
+    const answer = parseJson(text) as Answer;
     if ('refusal' in answer) throw new Refusal(answer.refusal.code, answer.refusal.message);
     return answer;
   } finally {

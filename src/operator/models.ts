@@ -1,10 +1,14 @@
+import * as v from 'valibot';
+import { forgetBounds } from '../chat/learn.ts';
 import { installationOf } from '../ledger/installation.ts';
+import { fadedAt } from '../router/catalogue.ts';
 import { modelRecord } from '../wire/models.ts';
-import { command, NOTHING } from './command.ts';
+import { command, Id, NOTHING } from './command.ts';
 
 export const models = {
   'models.list': command(NOTHING, (app) => {
     const { createdAt } = installationOf(app.ledger.read);
+    const now = app.clock.now();
     return {
       object: 'list' as const,
       data: app.catalogue.list.map((model) => ({
@@ -12,14 +16,35 @@ export const models = {
         kind: model.kind,
         default_output_tokens: model.defaultOutputTokens,
         upstreams: model.routes.map(({ upstream }) => upstream),
-        /** The routes to the model. `bound_factor` is above 1 where token counts above the bound have raised it. */
-        routes: model.routes.map(({ upstream, upstreamModel, contextLength, promptOverheadTokens, learned }) => ({
-          upstream,
-          upstream_model: upstreamModel,
-          context_length: Math.max(contextLength, learned.contextTokens),
-          prompt_overhead_tokens: promptOverheadTokens,
-          bound_factor: learned.permille / 1000,
-        })),
+        /**
+         * The routes to the model. Where token counts above the bound have raised it, `bound_overhead_tokens` is above 0 or
+         * `bound_factor` above 1; both fade.
+         */
+        routes: model.routes.map(({ upstream, upstreamModel, contextLength, promptOverheadTokens, learned }) => {
+          const { overheadTokens, permille } = fadedAt(learned, now);
+          return {
+            upstream,
+            upstream_model: upstreamModel,
+            context_length: Math.max(contextLength, learned.contextTokens),
+            prompt_overhead_tokens: promptOverheadTokens,
+            bound_overhead_tokens: overheadTokens,
+            bound_factor: permille / 1000,
+          };
+        }),
+      })),
+    };
+  }),
+  /** Forgets what was learned of the bounds of a model's routes, as it was when it was seen. */
+  'models.forget': command(v.strictObject({ id: Id }), async (app, { id }) => {
+    const forgotten = await forgetBounds(app, app.catalogue.find(id), () => app.catalogue);
+    return {
+      id,
+      forgotten: forgotten.map(({ upstream, upstreamModel, overheadTokens, permille, contextTokens }) => ({
+        upstream,
+        upstream_model: upstreamModel,
+        bound_overhead_tokens: overheadTokens,
+        bound_factor: permille / 1000,
+        context_tokens: contextTokens,
       })),
     };
   }),

@@ -1,8 +1,10 @@
 import { rmSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
 import http from 'node:http';
+import { contained } from '../fault.ts';
 import { outliveFaults } from '../net/listen.ts';
 import { readBounded } from '../net/read-bounded.ts';
+import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
 import { type Answer, reachable } from './ask.ts';
 import type { OperatorApp } from './command.ts';
@@ -16,11 +18,11 @@ const CLOSE_MILLISECONDS = 2000;
 /** Listens for the CLI on a unix socket of mode 0600, so that only the owner of the data directory can send commands. */
 export async function listenSocket(app: OperatorApp, path: string): Promise<{ close(): Promise<void> }> {
   rmSync(path, { force: true }); // We hold the lock, so an existing socket was left by a process that is gone.
-  const server = http.createServer(async (request, response) => {
-    const answer = await handle(app, request);
-    response.writeHead(200, { 'content-type': 'application/json', connection: 'close' });
-    response.end(JSON.stringify(answer));
-  });
+  const answer = async (request: http.IncomingMessage, response: http.ServerResponse) => {
+    const answer = JSON.stringify(await handle(app, request));
+    response.writeHead(200, { 'content-type': 'application/json', connection: 'close' }).end(answer);
+  };
+  const server = http.createServer(contained('operator', answer, ({ socket }) => socket.destroy()));
   const at = reachable(path);
   const mask = process.umask(0o177); // The socket is created private; chmod alone would leave a moment in which it is not.
   try {
@@ -53,11 +55,11 @@ async function handle(app: OperatorApp, request: http.IncomingMessage): Promise<
   try {
     const body = await readBounded(request, BODY_BYTES_MAX);
     if (!body) throw new Refusal('payload_too_large');
-    const { name, input } = JSON.parse(body.toString()) as { name: string; input: unknown };
+    const { name, input } = parseJson(body.toString()) as { name: string; input: unknown };
     return { value: await runCommand(app, name, input) };
   } catch (error) {
     if (error instanceof Refusal) return { refusal: { code: error.code, message: error.message } };
-    app.events.failed('operator', error);
+    app.events.faulted('operator', error);
     return {
       refusal: { code: 'internal_error', message: 'An internal error occurred. The server log has the details.' },
     };

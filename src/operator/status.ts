@@ -7,6 +7,7 @@ import { countFrozen, describeFrozen, frozenSince } from '../ledger/frozen.ts';
 import { waitingOf } from '../ledger/outbox.ts';
 import { formatUsd, Nanos } from '../money.ts';
 import { whyUnreachable } from '../net/reach.ts';
+import { parseJson } from '../parse-json.ts';
 import { command, NOTHING, type OperatorApp } from './command.ts';
 
 const NO_SERVER = 'no server is running on this data directory';
@@ -59,12 +60,13 @@ export const status = {
         held_usd: formatUsd(wallets.held),
         available_usd: formatUsd(Nanos(wallets.budget - wallets.spent - wallets.held - wallets.delegated)),
       },
-      holds: holdsBody(reserved),
+      holds: { ...holdsBody(reserved), waiting: app.fundsQueue.count() },
       uncertain: holdsBody(uncertain),
       leases: { live: Object.values(leases).reduce((sum, it) => sum + it, 0), by_status: leases },
       upstreams: await upstreamsOf(app),
       backends: backendsOf(app),
       events: eventsOf(app),
+      faults: faultsOf(app, now),
     };
   }),
 };
@@ -107,6 +109,12 @@ function eventsOf({ config, ledger }: OperatorApp) {
   };
 }
 
+/** Errors that ended one request each, since the start of the server. */
+function faultsOf({ events }: OperatorApp, now: number) {
+  const { count, last } = events.faults();
+  return { count, last_at: last ? now - last.secondsAgo : null, last_where: last?.where ?? null };
+}
+
 /** Whether leases fail at the backends, as their last steps have found. */
 function backendsOf({ slots, outages }: OperatorApp) {
   return slots.list.map(({ slot, place, backend }) => {
@@ -120,7 +128,7 @@ function backendsOf({ slots, outages }: OperatorApp) {
 /** Returns what the last `purser backup` of this data directory noted, or null. */
 function lastBackup(directory: string): { at: number; file: string } | null {
   try {
-    const { at, file } = JSON.parse(readFileSync(files(directory).lastBackup, 'utf8')) as { at: number; file: string };
+    const { at, file } = parseJson(readFileSync(files(directory).lastBackup, 'utf8')) as { at: number; file: string };
     return { at, file };
   } catch {
     return null; // There was none, or the note is damaged.

@@ -2,11 +2,12 @@ import { closeSync, existsSync, openSync, renameSync, statSync, writeFileSync } 
 import { dirname } from 'node:path';
 import { damageOf, gapOf, type Marks, readMarks } from '../books/examine.ts';
 import { enterDirectory, openBooks } from '../books/open.ts';
+import { dropForeignTables } from '../db/damage.ts';
 import { openDatabase } from '../db/open.ts';
 import type { Files } from '../files/data-directory.ts';
 import { giveName, removeDatabase } from '../files/database-files.ts';
 import { Refusal } from '../refusal.ts';
-import { dropLitestream, type Manifest, manifestOf, writeManifest } from './manifest.ts';
+import { type Manifest, manifestOf, writeManifest } from './manifest.ts';
 
 export type Backup = Manifest & { file: string; bytes: number };
 
@@ -60,12 +61,12 @@ function copy({ database }: Files, part: string): void {
   books.client.prepare('vacuum into ?').run(part);
 }
 
-/** Turns the copy into a backup: without Litestream's tables, with its manifest, and in one file. */
+/** Turns the copy into a backup: without tables and views that are not ours, with its manifest, and in one file. */
 function finish(part: string, version: string, now: number): Manifest {
   const { client, read } = openDatabase(part, { migrate: false });
   try {
     const write = client.transaction(() => {
-      dropLitestream(client);
+      dropForeignTables(client);
       const manifest = manifestOf(client, read, version, now);
       writeManifest(client, manifest);
       return manifest;

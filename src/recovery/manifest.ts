@@ -3,6 +3,7 @@ import type { Reader } from '../db/handle.ts';
 import type { Database } from '../db/open.ts';
 import { headOf } from '../ledger/head.ts';
 import { installationOf } from '../ledger/installation.ts';
+import { parseJson } from '../parse-json.ts';
 
 type Client = Database['client'];
 
@@ -50,7 +51,7 @@ export function readManifest(client: Client): Manifest | undefined {
   if (!isThere) return undefined;
   const text = client.prepare(`select manifest from ${TABLE}`).pluck().get() as string;
   try {
-    return v.parse(Manifest, JSON.parse(text));
+    return v.parse(Manifest, parseJson(text));
   } catch {
     throw new Error('its manifest is damaged');
   }

@@ -6,6 +6,7 @@ import { enterDirectory, keyringOf, openBooks, type WritableBooks } from '../boo
 import { systemTime } from '../clock.ts';
 import type { Config, Secrets } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
+import { findForeignObject } from '../db/damage.ts';
 import { migrate, pendingMigrations } from '../db/migrate.ts';
 import type { Files } from '../files/data-directory.ts';
 import { endingsBeside, removeDatabase } from '../files/database-files.ts';
@@ -124,6 +125,8 @@ function bringUpToDate(file: string, fresh: string, force: boolean): Manifest | 
       );
     if (manifest) compareWithManifest(client, manifest);
     dropLitestream(client);
+    const foreign = findForeignObject(client, pending);
+    if (foreign) throw new Error(`${foreign} is not ours. Drop it in a copy of the file, if you know what made it`);
     migrate(client, pending);
     return manifest;
   } catch (error) {

@@ -7,8 +7,10 @@ import type { Clock } from '../clock.ts';
 import type { Config } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
 import type { Events } from '../events.ts';
+import { contained } from '../fault.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
+import { parseJson } from '../parse-json.ts';
 import { readManifest } from './manifest.ts';
 
 /** Interval of the check whether a backup is due. */
@@ -147,16 +149,18 @@ export function createBackups(app: BackupsApp, make: MakeBackup): Backups {
     const isDue = madeAt === undefined || now >= madeAt + backup.every;
     const isTried = failedAt !== undefined && now < failedAt + Math.min(RETRY_SECONDS, backup.every);
     if (!isDue || isTried) return;
-    running = backUp(backup, now);
+    running = backUp(backup, now).finally(() => {
+      running = undefined;
+    });
     await running;
-    running = undefined;
   }
 
   return {
     runOnce,
     start() {
-      void runOnce();
-      timer = setInterval(runOnce, CHECK_MILLISECONDS);
+      const check = contained('timer', runOnce);
+      check();
+      timer = setInterval(check, CHECK_MILLISECONDS);
       timer.unref();
     },
     async stop() {
@@ -183,7 +187,7 @@ export function runBackup(dataDirectory: string): MakeBackup {
 
 function messageIn(stdout: string): string | undefined {
   try {
-    return (JSON.parse(stdout) as { error?: { message?: string } }).error?.message;
+    return (parseJson(stdout) as { error?: { message?: string } }).error?.message;
   } catch {
     return undefined;
   }

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { isWire, type NativeWire } from '../config/router.ts';
 import { cachedAs, type Forwards, forwardedBy, withoutCacheControl } from './cache-control.ts';
-import { contextOf, type Model, promptBound, type Route } from './catalogue.ts';
+import { contextOf, fadedAt, type Model, promptBound, type Route } from './catalogue.ts';
 import { spliced, writtenAgain } from './forwarded.ts';
-import { type ChatBody, type Measured, measureChat, measuredFor, measureEmbeddings, type Others } from './measure.ts';
+import { type ChatBody, type Measured, measureChat, measuredFor, measureEmbeddings } from './measure.ts';
 import type { Api } from './native.ts';
 import type { MaxUsage } from './price.ts';
 import type { Asked } from './upstream.ts';
@@ -29,7 +29,7 @@ const TYPICAL_BYTES_PER_TOKEN = 4;
 /** The bound of the prompt tokens, and its parts. */
 export type Prompt = {
   tokens: number;
-  /** From the text of the request: what is learned is a factor of these. */
+  /** From the text of the request, before what has been learned. */
   computed: number;
   /** From the settings: images and `prompt_overhead_tokens`. */
   added: number;
@@ -79,41 +79,16 @@ export type Native = {
   headers: Readonly<Record<string, string>>;
 };
 
-/**
- * What there is of a request in another API beside its translation. Each form is asked for once the request has been found to be
- * in order.
- */
-export type Original = {
-  others?: Others | undefined;
-  /** Returns it in its own API. `byRoute` are those of `others` that an upstream is to get. */
-  native?: ((byRoute: Readonly<Record<string, unknown>>) => Native) | undefined;
-  /** Returns its translation with its marks for prompt caches. */
-  marked?: (() => ChatBody) | undefined;
-};
-
 /** The member whose values a template may turn into text of any length. */
 const TEMPLATE_SWITCHES = 'chat_template_kwargs';
 
 /** Bounds a chat completion given as an object. Throws as `measureChat` does. */
-export function boundChat(
-  model: Model,
-  raw: ChatBody,
-  stream = false,
-  cutsNamed = false,
-  { others, native, marked }: Original = {},
-): Bounded {
+export function boundChat(model: Model, raw: ChatBody, stream = false, cutsNamed = false): Bounded {
   const plain = withoutCacheControl(raw);
-  const measured = measureChat(measuredFor(model), plain, stream, others);
+  const measured = measureChat(measuredFor(model), plain, stream);
   const { forwarded } = measured;
-  const withMarks = marked?.() ?? raw;
-  const cached = plain === withMarks ? {} : cachedAs(withMarks, forwarded);
-  return bound(
-    model,
-    measured,
-    { plain: writtenAgain(plain, forwarded), ...cached },
-    cutsNamed,
-    native?.(measured.byRoute),
-  );
+  const cached = plain === raw ? {} : cachedAs(raw, forwarded);
+  return bound(model, measured, { plain: writtenAgain(plain, forwarded), ...cached }, cutsNamed);
 }
 
 /** Bounds an embeddings request given as an object. Throws as `measureEmbeddings` does. */
@@ -123,8 +98,8 @@ export function boundEmbeddings(model: Model, raw: Readonly<Record<string, unkno
 }
 
 /**
- * Bounds a request that has been measured. The output limit of the reservation is written into its body. With `cutsNamed`,
- * one that the caller named may be lowered, too.
+ * Bounds a request that has been measured, by the settings and what is left at `now` of what was learned. The output limit of the
+ * reservation is written into its body. With `cutsNamed`, one that the caller named may be lowered, too.
  */
 export function bound(
   model: Model,
@@ -132,10 +107,11 @@ export function bound(
   forwards: Forwards,
   cutsNamed = false,
   native?: Native,
+  now = 0,
 ): Bounded {
   return model.kind === 'chat'
-    ? boundMeasuredChat(model, measured, forwards, cutsNamed, native)
-    : boundMeasuredEmbeddings(model, measured, forwards);
+    ? boundMeasuredChat(model, measured, forwards, cutsNamed, native, now)
+    : boundMeasuredEmbeddings(model, measured, forwards, now);
 }
 
 function boundMeasuredChat(
@@ -144,6 +120,7 @@ function boundMeasuredChat(
   forwards: Forwards,
   cutsNamed: boolean,
   native: Native | undefined,
+  now: number,
 ): Bounded {
   const { images, choices, messages, tools } = measured;
   const bytes = measured.prompts[0]?.bytes as number;
@@ -167,7 +144,7 @@ function boundMeasuredChat(
   // Apart, so that what is kept for the length of a stream does not hold the body.
   const { wire, bytes: nativeBytes = bytes, byRoute: byNativeRoute = {}, written: writtenNatively } = native ?? {};
   const bytesOf = (route: Route) => (speaks(route, wire) ? nativeBytes : bytes);
-  const prompt = promptsOf(model, imageTokens, (route) => [bytesOf(route) * route.tokensPerByte + frame]);
+  const prompt = promptsOf(model, now, imageTokens, (route) => [bytesOf(route) * route.tokensPerByte + frame]);
   const asksForHour = [forwards, native?.forwards].some((it) => it?.cachedForHour);
   return {
     estimate,
@@ -207,8 +184,8 @@ const namedBy = ({ forward }: Route, members: Readonly<Record<string, unknown>>)
 const speaks = ({ wires }: Route, wire: NativeWire | undefined) => wire !== undefined && wires.includes(wire);
 
 /** Each input is at most one context. */
-function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: Forwards): Bounded {
-  const prompt = promptsOf(model, 0, (route) =>
+function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: Forwards, now: number): Bounded {
+  const prompt = promptsOf(model, now, 0, (route) =>
     measured.prompts.map(({ bytes, tokens }) => bytes * route.tokensPerByte + tokens + TOKENS_PER_INPUT),
   );
   return {
@@ -229,12 +206,18 @@ function boundMeasuredEmbeddings(model: Model, measured: Measured, forwards: For
  * The prompts of a request by route, `computed` from the text of each. Found once: what other requests teach while this
  * one runs does not change what it is held at.
  */
-function promptsOf(model: Model, imageTokens: number, computed: (route: Route) => number[]): (route: Route) => Prompt {
+function promptsOf(
+  model: Model,
+  now: number,
+  imageTokens: number,
+  computed: (route: Route) => number[],
+): (route: Route) => Prompt {
   const sum = (list: number[]) => list.reduce((all, it) => all + it, 0);
   const prompts = new Map(
     model.routes.map((route) => {
       const each = computed(route);
-      const bounds = each.map((it) => promptBound(route, it, imageTokens));
+      const faded = fadedAt(route.learned, now);
+      const bounds = each.map((it) => promptBound(route, it, imageTokens, faded));
       const prompt: Prompt = {
         tokens: sum(bounds),
         computed: sum(each),

@@ -1,6 +1,7 @@
+import type { AnswerReader } from './apart.ts';
 import type { Bounded } from './bound.ts';
 import type { Model, Route } from './catalogue.ts';
-import type { Circuits } from './circuit.ts';
+import type { Pass } from './circuit.ts';
 import type { Refused, Reply, Upstream } from './upstream.ts';
 
 /** The times of a call: to its end or the first event of its stream, and to the first byte of its answer. */
@@ -11,17 +12,19 @@ export const secondsSince = (began: number): number => (performance.now() - bega
 
 /**
  * Asks the routes of a model in order, once each. Moves on only after a definite refusal that is not about the request
- * itself, never after an unknown outcome. A route whose circuit is open refuses. Returns the reply that counts, its route, and
- * when that was asked (`performance.now()`). Calls `passedOver` for each route skipped.
+ * itself, never after an unknown outcome. A route whose circuit is open, or whose upstream has no place, refuses. Returns the reply that counts, its route, and
+ * when that was asked (`performance.now()`). Calls `passedOver` for each route skipped. `cancelOf` returns what ends the call of
+ * a route for a stream.
  */
 export async function callInOrder(
-  { upstreams, circuits }: { upstreams: ReadonlyMap<string, Upstream>; circuits: Circuits },
+  { upstreams, pass, reader }: { upstreams: ReadonlyMap<string, Upstream>; pass: Pass; reader: AnswerReader },
   model: Model,
   bounded: Bounded,
   operationId: string,
   stream: boolean,
   passedOver: (route: Route, refused: Refused) => void,
   called: (route: Route, reply: Reply, timing: Timing) => void = () => {},
+  cancelOf: (route: Route) => AbortSignal | undefined = () => undefined,
 ): Promise<{ route: Route; reply: Reply; began: number }> {
   const last = model.routes.at(-1) as Route;
   for (const route of model.routes) {
@@ -32,8 +35,8 @@ export async function callInOrder(
     const onFirstByte = () => {
       firstByteSeconds ??= secondsSince(began);
     };
-    const reply = await circuits.ask(route, () =>
-      upstream.ask(bounded.askedOf(route), operationId, stream, onFirstByte),
+    const reply = await pass.ask(route, (over) =>
+      upstream.ask({ ...bounded.askedOf(route), reader }, operationId, stream, onFirstByte, over, cancelOf(route)),
     );
     called(route, reply, { seconds: secondsSince(began), firstByteSeconds });
     if (reply.kind !== 'refused' || !reply.elsewhere || route === last) return { route, reply, began };

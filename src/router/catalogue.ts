@@ -29,17 +29,55 @@ export type Route = {
   learned: Learned;
 };
 
-/**
- * A learned bound: `permille` thousandths of the computed one, capped at `contextTokens` if that is above the context
- * length.
- */
-export type Learned = { permille: number; contextTokens: number };
-export const NOTHING_LEARNED: Learned = { permille: 1000, contextTokens: 0 };
+/** The additions to a route's bound that counts above it have taught. */
+export type Learned = {
+  /** Tokens that the server adds to each prompt, and when so many were last seen (Unix seconds). */
+  overheadTokens: number;
+  overheadAt: number;
+  /** Thousandths of the bound by bytes, and when such a factor was last seen. */
+  permille: number;
+  factorAt: number;
+  /** The longest prompt counted, if above the context length; else 0. */
+  contextTokens: number;
+};
+export const NOTHING_LEARNED: Learned = {
+  overheadTokens: 0,
+  overheadAt: 0,
+  permille: 1000,
+  factorAt: 0,
+  contextTokens: 0,
+};
 
-/** Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images come on top. */
-export function promptBound(route: Route, tokens: number, imageTokens: number): number {
-  const all = Math.ceil((tokens * route.learned.permille) / 1000) + imageTokens + route.promptOverheadTokens;
-  return Math.min(all, contextOf(route));
+const DAY_SECONDS = 86_400;
+const HALF_LIFE_DAYS = 7;
+
+/**
+ * Returns what is left of it at `now`: overhead and factor fade by half in seven days in which they are not seen, day by day. At 0
+ * nothing has faded.
+ */
+export function fadedAt(
+  { overheadTokens, overheadAt, permille, factorAt }: Learned,
+  now: number,
+): Pick<Learned, 'overheadTokens' | 'permille'> {
+  const left = (at: number) => 0.5 ** (Math.max(0, Math.floor((now - at) / DAY_SECONDS)) / HALF_LIFE_DAYS);
+  return {
+    overheadTokens: Math.round(overheadTokens * left(overheadAt)),
+    permille: 1000 + Math.round((permille - 1000) * left(factorAt)),
+  };
+}
+
+/**
+ * Returns an upper bound of a prompt's tokens on this route. `tokens` is its bound by bytes; images and what has been learned come on
+ * top.
+ */
+export function promptBound(
+  route: Route,
+  tokens: number,
+  imageTokens: number,
+  { overheadTokens, permille }: Pick<Learned, 'overheadTokens' | 'permille'>,
+): number {
+  const text = Math.ceil((tokens * permille) / 1000) + overheadTokens;
+  return Math.min(text + imageTokens + route.promptOverheadTokens, contextOf(route));
 }
 
 /** Returns the largest number of tokens that a prompt on this route can have. */

@@ -3,8 +3,9 @@ import { newId } from '../id.ts';
 import { formatUsd, Nanos, parseDecimal } from '../money.ts';
 import { inTime } from '../net/deadline.ts';
 import { request } from '../net/request.ts';
+import { parseJson } from '../parse-json.ts';
 import { boundChat, boundEmbeddings } from './bound.ts';
-import type { Catalogue, Model, Route } from './catalogue.ts';
+import { type Catalogue, fadedAt, type Model, type Route } from './catalogue.ts';
 import { costOf, type Price } from './price.ts';
 import { createStreamReader } from './stream-reader.ts';
 import type { Asked, Upstream } from './upstream.ts';
@@ -31,6 +32,7 @@ export async function checkModels(
   upstreams: ReadonlyMap<string, Upstream>,
   statedBy: (upstream: string) => Promise<ReadonlyMap<string, StatedModel>>,
   routeSeconds = ROUTE_SECONDS,
+  now = 0,
 ): Promise<ModelCheck[]> {
   const checks: ModelCheck[] = [];
   const stated = new Map<string, ReadonlyMap<string, StatedModel>>();
@@ -45,7 +47,7 @@ export async function checkModels(
       comparePrice(route.price, theirs?.pricing, faults);
       const context = contextFault(route.contextLength, theirs);
       if (context) faults.push(context);
-      const learned = describeLearned(route);
+      const learned = describeLearned(route, now);
       if (learned) faults.push(learned);
       checks.push({
         name: `${model.id} on ${route.upstream}`,
@@ -72,7 +74,7 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
     for (const wire of route.wires) await tryWire(upstream, wire, route, faults);
     await tryStream(upstream, boundChat(model, ask, true).askedOf(route), faults);
   }
-  const usage = readUsage(reply.json, model.kind);
+  const usage = readUsage(reply.told, model.kind);
   if (!usage) return { said: '', faults: [`It reports no readable usage: ${ESTIMATED}`, ...faults] };
   const most = bounded.maxUsage(route);
   if (usage.promptTokens > most.promptTokens)
@@ -84,14 +86,14 @@ async function tryRoute(model: Model, route: Route, upstream: Upstream): Promise
       `It counted ${usage.completionTokens} completion tokens though ${route.outputLimit} was ${most.completionTokens}: set output_limit to the name that it obeys.`,
     );
   const cost = Nanos(costOf(route.price, usage, 0));
-  const { cost: statedCost } = (reply.json as { usage: { cost?: unknown } }).usage;
+  const statedCost = reply.told.usage?.cost;
   if (typeof statedCost === 'number' && statedCost > Number(cost) / 1e9)
     faults.push(`It says that this cost ${statedCost} USD; by our price it is ${formatUsd(cost)} USD.`);
   const said = `${usage.promptTokens} prompt and ${usage.completionTokens} completion tokens, ${formatUsd(cost)} USD by our price`;
   return { said, faults };
 }
 
-const ESTIMATED = 'an answer is charged at the bound of its prompt and the bytes of its text.';
+const ESTIMATED = 'what is not told is charged at the bound of the prompt and the bytes of the text.';
 
 /** The smallest limit that OpenAI takes for a response. */
 const RESPONSE_TOKENS_MIN = 16;
@@ -107,14 +109,14 @@ async function tryWire(upstream: Upstream, wire: NativeWire, { upstreamModel: mo
     faults.push(
       `It is said to speak ${wire}: ${reply.kind === 'streaming' ? 'it streams unasked.' : reply.reason} Take it out of wires if it does not.`,
     );
-  else if (!readUsage(reply.json, wire)) faults.push(`In ${wire} it reports no readable usage: ${ESTIMATED}`);
+  else if (!readUsage(reply.told, wire)) faults.push(`In ${wire} it reports no readable usage: ${ESTIMATED}`);
 }
 
 /** Sends the request as a stream and checks that it has an end and a usage. */
 async function tryStream(upstream: Upstream, asked: Asked, faults: string[]): Promise<void> {
   const reply = await upstream.ask(asked, newId('op'), true);
   if (reply.kind === 'answered') {
-    if (!readUsage(reply.json, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
+    if (!readUsage(reply.told, 'chat')) faults.push(`Asked for a stream, it reports no readable usage: ${ESTIMATED}`);
     return;
   }
   if (reply.kind !== 'streaming') {
@@ -131,9 +133,10 @@ async function tryStream(upstream: Upstream, asked: Asked, faults: string[]): Pr
   } catch (error) {
     faults.push(`Its stream broke off: ${(error as Error).message}.`);
   }
-  const { isWhole, usage } = reader.heard();
+  const { isWhole, isCounted, counts } = reader.heard();
   if (!isWhole) faults.push('Its stream has no end: no [DONE], no finish_reason.');
-  if (!usage) faults.push(`Its stream reports no readable usage (stream_options.include_usage): ${ESTIMATED}`);
+  if (!isCounted || !readUsage({ usage: counts }, 'chat'))
+    faults.push(`Its stream reports no readable usage (stream_options.include_usage): ${ESTIMATED}`);
 }
 
 /** Reports a price below what the upstream states: it would sell at a loss. */
@@ -168,18 +171,22 @@ export function contextFault(contextLength: number, stated: StatedModel | undefi
 
 /**
  * Describes what was learned about a route from counts above its bound, and what to set instead; undefined if nothing
- * was.
+ * was, or nothing is left of it at `now`.
  */
-export function describeLearned({ learned, contextLength }: Route): string | undefined {
-  const { permille, contextTokens } = learned;
+export function describeLearned({ learned, contextLength }: Route, now = 0): string | undefined {
+  const { contextTokens } = learned;
+  const { overheadTokens, permille } = fadedAt(learned, now);
   const said = [
+    ...(overheadTokens > 0
+      ? [`It counted more than the bound of short prompts, so ${overheadTokens} tokens are added to each bound`]
+      : []),
     ...(permille > 1000
-      ? [`Its counts were above the bound, so the bound is raised by the factor ${permille / 1000}`]
+      ? [`It counted more than the bound of long prompts, so the bound is raised by the factor ${permille / 1000}`]
       : []),
     ...(contextTokens ? [`It counted a prompt of ${contextTokens} tokens, above context_length ${contextLength}`] : []),
   ];
   if (said.length === 0) return undefined;
-  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts over.`;
+  return `${said.join('. ')}. Set prompt_overhead_tokens, tokens_per_byte or context_length: a change starts over. \`purser models forget ID\` forgets it.`;
 }
 
 /**
@@ -198,7 +205,7 @@ export async function statedModels(
       headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
       signal: AbortSignal.timeout(LIST_MILLISECONDS),
     });
-    return readStatedModels(await response.body.json());
+    return readStatedModels(parseJson(await response.body.text()));
   } catch {
     return new Map(); // The one-token request reports what is wrong with the upstream.
   }

@@ -1,87 +1,119 @@
+import type { Tenant } from '../ledger/tenant.ts';
 import type { Route } from './catalogue.ts';
-import type { Refused, Reply } from './upstream.ts';
+import { createCircuit, type Trial } from './route-circuit.ts';
+import type { Refused, Reply, Upstream } from './upstream.ts';
 
-/** Unknown outcomes of a route within `WINDOW_SECONDS`, with no answer between them, that open its circuit. */
+/** Unknown outcomes of a route within a minute, with no answer between them, that open its circuit. */
 const UNKNOWN_COUNT_MAX = 3;
-const WINDOW_SECONDS = 60;
-/** Seconds until an open circuit lets a first request try, and the most between two that try. */
-const FIRST_WAIT_SECONDS = 5;
-const WAIT_SECONDS_MAX = 60;
+const BUSY_RETRY_SECONDS = 1;
 
 /**
  * The circuits of all routes. An outcome that is not known costs its caller a hold, so a route with several of them is not
  * asked for a while. Then one request at a time tries whether it answers again.
  */
 export type Circuits = {
-  /** Asks by the route, or refuses where its circuit is open. */
-  ask(route: Route, ask: () => Promise<Reply>): Promise<Reply>;
+  /**
+   * Lets a caller ask one of these routes, before anything is held for it: one whose circuit is closed to the caller, and
+   * whose upstream has a place for it, which is taken. Refuses where there is none.
+   */
+  enter(routes: readonly Route[], tenant: () => Tenant, upstreams: ReadonlyMap<string, Upstream>): Pass | Refused;
 };
 
-type Circuit = {
-  /** When outcomes were unknown, Unix seconds. */
-  unknownAt: number[];
-  open: { nextAt: number; waitSeconds: number; isTried: boolean } | undefined;
+/** Says that a caller may ask. */
+export type Pass = {
+  /**
+   * Asks by the route, or refuses where its circuit is open or its upstream has no place. `ask` is given what it calls when
+   * the call is over: a stream goes on after its reply.
+   */
+  ask(route: Route, ask: (over: () => void) => Promise<Reply>): Promise<Reply>;
+  /** Ends it: lets another try where this caller would have been the one, and gives back what it has of places. */
+  leave(): void;
 };
+
+/** Returns whether a caller may ask. */
+export const isPass = (it: Pass | Refused): it is Pass => 'ask' in it;
+
+type Begun = { trial: Trial; over: () => void };
 
 /**
- * Creates the circuits, all closed. `now` returns Unix seconds; `changed` is told when one opens or closes. One opens after
- * `countMax` unknown outcomes.
+ * Creates the circuits, all closed. `now` returns Unix seconds; `changed` is told when one opens or closes, and for whom (see
+ * `createCircuit`). One opens after `countMax` unknown outcomes.
  */
 export function createCircuits(
   now: () => number,
-  changed: (route: Route, isOpen: boolean) => void,
+  changed: (route: Route, isOpen: boolean, whose?: string) => void,
   countMax = UNKNOWN_COUNT_MAX,
 ): Circuits {
-  const circuits = new WeakMap<Route, Circuit>();
-
-  function circuitOf(route: Route): Circuit {
-    const found = circuits.get(route) ?? { unknownAt: [], open: undefined };
-    circuits.set(route, found);
-    return found;
-  }
-
-  function note(route: Route, circuit: Circuit, kind: Reply['kind'], isTrial: boolean): void {
-    if (kind === 'refused') return; // Costs nothing, and says nothing of the next outcome.
-    if (kind !== 'unknown') {
-      circuit.unknownAt = [];
-      if (circuit.open) changed(route, false);
-      circuit.open = undefined;
-      return;
+  const circuits = new WeakMap<Route, ReturnType<typeof createCircuit>>();
+  const circuitOf = (route: Route) => {
+    let circuit = circuits.get(route);
+    if (!circuit) {
+      circuit = createCircuit(now, (isOpen, whose) => changed(route, isOpen, whose), countMax);
+      circuits.set(route, circuit);
     }
-    const at = now();
-    if (circuit.open) {
-      if (!isTrial) return; // It was asked before the circuit opened.
-      circuit.open.waitSeconds = Math.min(2 * circuit.open.waitSeconds, WAIT_SECONDS_MAX);
-      circuit.open.nextAt = at + circuit.open.waitSeconds;
-      return;
-    }
-    circuit.unknownAt = [...circuit.unknownAt, at].filter((it) => it > at - WINDOW_SECONDS);
-    if (circuit.unknownAt.length < countMax) return;
-    circuit.open = { nextAt: at + FIRST_WAIT_SECONDS, waitSeconds: FIRST_WAIT_SECONDS, isTried: false };
-    changed(route, true);
-  }
+    return circuit;
+  };
 
   return {
-    async ask(route, ask) {
-      const circuit = circuitOf(route);
-      const { open } = circuit;
-      const waitSeconds = open ? open.nextAt - now() : 0;
-      if (open && (waitSeconds > 0 || open.isTried)) return circuitOpen(Math.max(waitSeconds, 1));
-      if (open) open.isTried = true;
-      let kind: Reply['kind'] = 'unknown';
-      try {
-        const reply = await ask();
-        kind = reply.kind === 'unknown' && reply.isAlive ? 'answered' : reply.kind; // The server is there, and answers.
-        return reply;
-      } finally {
-        if (open) open.isTried = false;
-        note(route, circuit, kind, open !== undefined && open === circuit.open);
+    enter(routes, tenant, upstreams) {
+      const begin = (route: Route): Begun | WaitingRefusal => {
+        const trial = circuitOf(route).begin(tenant);
+        if (typeof trial === 'number') return circuitOpen(trial);
+        const places = upstreams.get(route.upstream)?.places;
+        const over = places ? places.take(tenant(), now()) : () => {};
+        if (over) return { trial, over };
+        trial.leave();
+        return BUSY;
+      };
+      const refused = new Map<Route, WaitingRefusal>();
+      for (const route of routes) {
+        const begun = begin(route);
+        if ('trial' in begun) return passFor(route, begun, refused, begin);
+        refused.set(route, begun);
       }
+      return [...refused.values()].reduce((a, b) => (b.retryAfterSeconds < a.retryAfterSeconds ? b : a));
     },
   };
 }
 
-function circuitOpen(seconds: number): Refused {
+/** Creates the pass of a caller who entered by a route, after those before it refused. */
+function passFor(
+  entered: Route,
+  first: Begun,
+  refused: ReadonlyMap<Route, Refused>,
+  begin: (route: Route) => Begun | Refused,
+): Pass {
+  let unused: Begun | undefined = first;
+  const taken = [first.over];
+  return {
+    async ask(route, ask) {
+      const before = refused.get(route);
+      if (before) return before;
+      const begun = (route === entered && unused) || begin(route);
+      if (!('trial' in begun)) return begun;
+      if (begun === unused) unused = undefined;
+      else taken.push(begun.over);
+      return begun.trial.run(() => ask(begun.over));
+    },
+    leave() {
+      unused?.trial.leave();
+      unused = undefined;
+      for (const over of taken) over();
+    },
+  };
+}
+
+type WaitingRefusal = Refused & { retryAfterSeconds: number };
+
+const BUSY: WaitingRefusal = {
+  kind: 'refused',
+  code: 'rate_limited',
+  reason: `The model server has all the requests in flight that it may have, or keeps its free places for others who were refused before. Nothing was charged. Retry in ${BUSY_RETRY_SECONDS} s: who has fewest goes first.`,
+  retryAfterSeconds: BUSY_RETRY_SECONDS,
+  elsewhere: true,
+};
+
+function circuitOpen(seconds: number): WaitingRefusal {
   return {
     kind: 'refused',
     code: 'gateway_unavailable',

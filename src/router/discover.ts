@@ -1,5 +1,6 @@
 import { readAnswerText } from '../net/read-bounded.ts';
 import { request } from '../net/request.ts';
+import { parseJson } from '../parse-json.ts';
 import { readStatedModels } from './check.ts';
 
 /** Model servers, by the ports that they use unless told otherwise. */
@@ -62,7 +63,7 @@ async function ask(url: string, body?: object): Promise<Answer | undefined> {
     });
     const text = await readAnswerText(response.body, BYTES_MAX);
     const isLocked = response.statusCode === 401 || response.statusCode === 403;
-    return { status: response.statusCode, json: isLocked ? undefined : JSON.parse(text) };
+    return { status: response.statusCode, json: isLocked ? undefined : parseJson(text) };
   } catch {
     return undefined;
   }

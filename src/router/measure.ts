@@ -1,4 +1,4 @@
-import { HANDLED_MEMBERS } from '../config/router.ts';
+import { HANDLED_MEMBERS, type NativeWire } from '../config/router.ts';
 import { Refusal } from '../refusal.ts';
 import { contextOf, type Model } from './catalogue.ts';
 import { FREE_MEMBERS } from './free-members.ts';
@@ -6,7 +6,7 @@ import { quotedBytes, TooDeep, textBytes, valueBytes } from './rendered.ts';
 
 /** What a template writes around a part of a message's content. */
 const TOKENS_PER_PART = 8;
-const CHOICE_COUNT_MAX = 128;
+export const CHOICE_COUNT_MAX = 128;
 
 /**
  * Fields that may be forwarded and cost nothing but their bytes. All others are refused: a field without a price breaks
@@ -41,6 +41,9 @@ const FORWARDED = new Set([
  */
 const HANDLED = new Set<string>(HANDLED_MEMBERS);
 
+/** Every member of a chat completion that may be sent to a model whose settings name no others. */
+export const CHAT_MEMBERS: readonly string[] = [...HANDLED_MEMBERS, ...FORWARDED];
+
 export type ChatBody = Readonly<Record<string, unknown>> & {
   model: string;
   messages: readonly Record<string, unknown>[];
@@ -66,6 +69,8 @@ export type MeasuredFor = {
   cachesPrompts: boolean;
   /** Members that the settings of an upstream add to those that are forwarded. */
   forward: readonly string[];
+  /** The other APIs that an upstream speaks itself. */
+  wires: readonly NativeWire[];
 };
 
 /** Bytes above `enough` are not counted: no prompt is longer than the context of a route. */
@@ -75,6 +80,7 @@ export const measuredFor = (model: Model): MeasuredFor => ({
   enough: Math.max(...model.routes.map(contextOf)),
   cachesPrompts: model.routes.some((route) => route.cachesPrompts),
   forward: model.routes.flatMap((route) => route.forward),
+  wires: model.routes.flatMap((route) => route.wires),
 });
 
 /**

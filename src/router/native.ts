@@ -2,9 +2,7 @@ import { isWire, type NativeWire } from '../config/router.ts';
 import type { Model } from './catalogue.ts';
 import { bytesOfText } from './generated.ts';
 import { eventsOfItem } from './response-events.ts';
-import { DONE, errorIn, eventOf, type SseEvent } from './sse.ts';
-import type { Heard, Reading, StreamReader } from './stream-reader.ts';
-import { readUsage, type Usage } from './usage.ts';
+import { errorIn, eventOf, type SseEvent } from './sse.ts';
 
 /**
  * What the answers of Anthropic's Messages and OpenAI's Responses say of their end, their usage and their errors. They are
@@ -68,62 +66,6 @@ export function errorOf(api: Api, json: unknown): object | undefined {
   return { error: { message, code: STATUSES[String(kind)] ?? STATUSES[String(code)] ?? code } };
 }
 
-/** The end of a message whose stream ended after its reason to stop, without its last event. */
-const MESSAGE_END = Buffer.from('event: message_stop\ndata: {"type":"message_stop"}\n\n');
-
-/** Reads a stream for its usage and its end. */
-export function createNativeReader(wire: NativeWire): StreamReader {
-  /** Anthropic tells of the prompt at the beginning and of the answer at the end. */
-  let counts: Json = {};
-  let usage: Usage | undefined;
-  let usageSinceError: Usage | undefined;
-  let bytes = 0;
-  let countedBytes = 0;
-  let end: Buffer | undefined;
-  let isStopped = false;
-  let hasFailed = false;
-
-  function count(given: unknown): void {
-    const told = Object.entries(objectOf(given)).filter(([, value]) => value !== null);
-    counts = { ...counts, ...Object.fromEntries(told) };
-    usage = readUsage({ usage: counts }, wire);
-    countedBytes = bytes;
-    if (hasFailed) usageSinceError = usage;
-  }
-
-  return {
-    read(event): Reading {
-      const { data } = event;
-      if (data === undefined) return hasFailed ? 'drop' : 'pass'; // A comment.
-      if (data === DONE) return isStopped || hasFailed ? 'end' : 'drop';
-      const json = objectOf(parse(data));
-      const isError = errorOf(wire, json) !== undefined;
-      if (isError) hasFailed = true;
-      const { type, message, response } = json;
-      if (type === 'message_start') counts = objectOf(objectOf(message).usage);
-      else if (json.usage ?? objectOf(response).usage) count(json.usage ?? objectOf(response).usage);
-      if (hasFailed) return isError ? 'error' : 'drop';
-      if (isLastEvent(json)) {
-        end = event.raw;
-        return 'end';
-      }
-      if (type === 'message_delta' && objectOf(json.delta).stop_reason) isStopped = true;
-      bytes += generatedInEvent(json);
-      return 'pass';
-    },
-    heard(): Heard {
-      const isWhole = end !== undefined || isStopped;
-      const last = bytes > countedBytes ? undefined : usage;
-      return {
-        usage: isWhole ? last : usageSinceError,
-        tokensDelivered: Math.max(bytes, usage?.completionTokens ?? 0),
-        isWhole,
-      };
-    },
-    end: () => end ?? MESSAGE_END,
-  };
-}
-
 /** Members of an answer in which text stands that was generated. A signature holds thinking that is not shown. */
 const GENERATED = [
   'text',
@@ -151,19 +93,11 @@ export function generatedInAnswer(json: unknown): number {
 }
 
 /** The same for one event of a stream. What an event says again is not counted again. */
-function generatedInEvent({ type, delta, content_block: block, item }: Json): number {
+export function generatedInEvent({ type, delta, content_block: block, item }: Json): number {
   if (type === 'content_block_delta') return generatedInAnswer(delta);
   if (type === 'content_block_start') return generatedInAnswer(block);
   if (type === 'response.output_item.done') return bytesOfText(objectOf(item).encrypted_content);
   return typeof delta === 'string' ? bytesOfText(delta) : 0;
-}
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
 }
 
 /** Converts a complete answer into events, for an upstream that does not stream. */

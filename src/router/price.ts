@@ -40,25 +40,29 @@ export function holdOf(price: Price, max: MaxUsage): Nanos {
 }
 
 /**
+ * The parts of a usage that are estimated: each of their tokens costs its most expensive rate. `isCachedForHour`: the request asks
+ * that its prompt be kept for an hour.
+ */
+export type Estimated = { isPrompt: boolean; isCompletion: boolean; isCachedForHour?: boolean | undefined };
+
+/**
  * Returns the cost of a usage in nano-dollars, however absurd the figures: for a comparison, before it becomes money.
  */
-export function costOf(price: Price, usage: Usage, images: number): bigint {
-  const { rates } = price.tiers.findLast(
-    ({ above }) => above === 0 || usage.promptTokens > above,
-  ) as Price['tiers'][number];
-  const plainPrompt = usage.promptTokens - usage.cacheReadTokens - usage.cacheWriteTokens;
+export function costOf(price: Price, usage: Usage, images: number, estimated?: Estimated): bigint {
+  const { promptTokens, completionTokens, cacheReadTokens, cacheWriteTokens, reasoningTokens } = usage;
+  const { rates } = price.tiers.findLast(({ above }) => above === 0 || promptTokens > above) as Price['tiers'][number];
   const hour = usage.cacheWriteHourTokens ?? 0;
-  const plainCompletion = usage.completionTokens - usage.reasoningTokens;
-  return (
-    nanosOf(
-      rates.prompt * BigInt(plainPrompt) +
-        rates.cacheRead * BigInt(usage.cacheReadTokens) +
-        rates.cacheWrite * BigInt(usage.cacheWriteTokens - hour) +
-        rates.cacheWriteHour * BigInt(hour) +
-        rates.completion * BigInt(plainCompletion) +
-        rates.reasoning * BigInt(usage.reasoningTokens),
-    ) + fixed(price, images)
-  );
+  const most = highestRates(price, { promptTokens, isCachedForHour: estimated?.isCachedForHour });
+  const prompt = estimated?.isPrompt
+    ? most.prompt * BigInt(promptTokens)
+    : rates.prompt * BigInt(promptTokens - cacheReadTokens - cacheWriteTokens) +
+      rates.cacheRead * BigInt(cacheReadTokens) +
+      rates.cacheWrite * BigInt(cacheWriteTokens - hour) +
+      rates.cacheWriteHour * BigInt(hour);
+  const completion = estimated?.isCompletion
+    ? (estimated.isPrompt ? most.completion : max(rates.completion, rates.reasoning)) * BigInt(completionTokens)
+    : rates.completion * BigInt(completionTokens - reasoningTokens) + rates.reasoning * BigInt(reasoningTokens);
+  return nanosOf(prompt + completion) + fixed(price, images);
 }
 
 /**
@@ -76,7 +80,7 @@ export function affordableCompletion(price: Price, max: Omit<MaxUsage, 'completi
 /** Returns the most expensive rates that can apply to a prompt of at most `promptTokens`. */
 function highestRates(
   { tiers }: Price,
-  { promptTokens, isCachedForHour }: Omit<MaxUsage, 'completionTokens' | 'images'>,
+  { promptTokens, isCachedForHour }: Pick<Estimated, 'isCachedForHour'> & Pick<MaxUsage, 'promptTokens'>,
 ): { prompt: bigint; completion: bigint } {
   let [prompt, completion] = [0n, 0n];
   for (const { above, rates } of tiers) {

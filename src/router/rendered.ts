@@ -1,14 +1,22 @@
+import { parseNested, UncountedJson } from '../json-text.ts';
+
 /**
  * Upper bounds of the bytes that a model server can make of a value when it renders the prompt. Every tokenizer in use
  * makes at most one token per byte, so these also bound tokens. A server does not tokenize the request's bytes: it
  * parses the JSON, and its chat template writes the values again, with other spacing, escapes and number formats.
  */
 
-/**
- * The size of the chunks in which text is normalized, in UTF-16 units: some normal forms are eleven times as long as
- * the text.
- */
+/** The size of the chunks in which text is written, in UTF-16 units. */
 const CHUNK_UNITS = 16_384;
+/**
+ * The size of the chunks in which text is normalized: putting marks in order takes the square of the length of their run, which
+ * may be all of a text.
+ */
+const NORMALIZED_UNITS = 64;
+/** A chunk ends so many units earlier if that is not inside a run of marks. Honest runs are shorter (UAX 15, stream-safe text). */
+const RUN_UNITS_MAX = 32;
+/** The most bytes by which the normal form of two pieces of a run is longer than that of each: a letter and three marks. */
+const CUT_RUN_BYTES = 8;
 /** The longest double. */
 const NUMBER_BYTES_MAX = 25;
 /** Python adds ".0" to a whole number and writes exponents with two digits; no other format is longer than ours. */
@@ -24,7 +32,7 @@ const NESTING_MAX = 100;
 /** The running total of a traversal. It stops at `enough`, because more is never counted. */
 type Sum = { bytes: number; readonly enough: number };
 
-/** Thrown for JSON in a string that is nested deeper than any honest request. */
+/** Thrown for JSON in a string that is nested deeper than any honest request, or has more values. */
 export class TooDeep extends Error {}
 
 /**
@@ -34,15 +42,38 @@ export class TooDeep extends Error {}
 export function textBytes(text: string, enough = Number.POSITIVE_INFINITY): number {
   if (Buffer.byteLength(text) === text.length) return text.length; // ASCII is its own normal form.
   let bytes = 0;
-  for (let at = 0; at < text.length && bytes < enough; at += CHUNK_UNITS) {
-    const chunk = text.slice(at, at + CHUNK_UNITS);
+  for (let at = 0; at < text.length && bytes < enough; ) {
+    const end = endOfChunk(text, at);
+    const chunk = text.slice(at, end);
     bytes += Math.max(
       Buffer.byteLength(chunk),
       Buffer.byteLength(chunk.normalize('NFC')),
       Buffer.byteLength(chunk.normalize('NFKC')),
     );
+    if (continues(text, end)) bytes += CUT_RUN_BYTES;
+    at = end;
   }
   return bytes;
+}
+
+/** Returns where a chunk that begins at `at` ends: before a character that has nothing to do with the one before it, if one is near. */
+function endOfChunk(text: string, at: number): number {
+  const longest = at + NORMALIZED_UNITS;
+  if (longest >= text.length) return text.length;
+  for (let end = longest; end > longest - RUN_UNITS_MAX; end--)
+    if (!continues(text, end) && !isLowSurrogate(text.charCodeAt(end))) return end;
+  return isLowSurrogate(text.charCodeAt(longest)) ? longest - 1 : longest;
+}
+
+const isLowSurrogate = (unit: number) => unit >= 0xdc00 && unit <= 0xdfff;
+/** Marks, and the halfwidth signs that become marks in NFKC. */
+const CONTINUING = /[\p{M}\uff9e\uff9f]/uy;
+
+/** Returns whether the character at `at` may be put in another order, or composed, with those before it. */
+function continues(text: string, at: number): boolean {
+  if (text.charCodeAt(at) < 0x300 || at >= text.length) return false;
+  CONTINUING.lastIndex = at;
+  return CONTINUING.test(text);
 }
 
 /**
@@ -135,13 +166,13 @@ function parseArguments(text: string): { value: unknown; extra: number } | undef
   // Python keeps all the digits of a whole number, where a double from 1e21 is written with an exponent.
   const digits = /\d{21}/.test(text) ? text.length : 0;
   try {
-    return { value: JSON.parse(text), extra: digits };
-  } catch {}
-  try {
+    const parsed = parseNested(text);
+    if (parsed) return { ...parsed, extra: digits };
     // Python reads these, too.
-    const value: unknown = JSON.parse(text.replace(/-?\b(?:NaN|Infinity)\b/g, '0'));
-    return { value, extra: digits + text.length };
-  } catch {
-    return undefined;
+    const read = parseNested(text.replace(/-?\b(?:NaN|Infinity)\b/g, '0'));
+    return read && { ...read, extra: digits + text.length };
+  } catch (error) {
+    if (error instanceof UncountedJson) throw new TooDeep();
+    throw error;
   }
 }

@@ -3,7 +3,7 @@ export type SseEvent = { readonly raw: Buffer; readonly data: string | undefined
 
 /** A longer event does not come from a model server. */
 const EVENT_BYTES_MAX = 8 * 1024 * 1024;
-const [LF, CR] = [10, 13];
+const [LF, CR, SPACE] = [10, 13, 32];
 /** The end of an event has at most four bytes, so up to three of them may be in the previous chunk. */
 const TAIL_BYTES = 3;
 const EMPTY = Buffer.alloc(0);
@@ -16,7 +16,7 @@ export type SseRun = SseEvent & {
 
 export type EventSplitter = {
   push(chunk: Buffer): SseRun[];
-  /** Returns the last event if its final blank line is missing. Throws when that event is incomplete. */
+  /** Returns the last event if its final blank line is missing. Nothing is known of whether that event is complete. */
   end(): SseEvent | undefined;
 };
 
@@ -99,23 +99,16 @@ export function createEventSplitter(plain?: PlainText): EventSplitter {
     },
     end() {
       const raw = Buffer.concat(pieces, length);
-      if (!raw.toString('utf8').trim()) return undefined;
-      const event = toEvent(Buffer.concat([raw, Buffer.from('\n\n')]));
-      if (event.data !== undefined && event.data !== DONE && !isJson(event.data))
-        throw new Error('the stream ended inside an event');
-      return event;
+      return isBlank(raw) ? undefined : toEvent(Buffer.concat([raw, Buffer.from('\n\n')]));
     },
   };
 }
 
-function isJson(text: string): boolean {
-  try {
-    JSON.parse(text);
-    return true;
-  } catch {
-    return false;
-  }
-}
+/** Returns whether there is nothing but line ends and spaces. */
+const isBlank = (bytes: Buffer) => bytes.every((it) => it === LF || it === CR || it === SPACE);
+
+/** Returns the event of these bytes. A byte order mark, which may begin the first of a stream, is no part of it. */
+export const eventIn = (raw: Buffer): SseEvent => ({ raw, data: dataOf(raw.toString('utf8').replace(/^\uFEFF/, '')) });
 
 /** Returns the offset after the blank line that ends the event, searching from `from`; -1 if it has not arrived. */
 function endOfEvent(bytes: Buffer, from: number): number {

@@ -1,6 +1,6 @@
-import { generatedBytes } from './generated.ts';
-import { DONE, DONE_EVENT, errorIn, type SseRun } from './sse.ts';
-import { readUsage, type Usage } from './usage.ts';
+import { DONE, DONE_EVENT } from './sse.ts';
+import { readEvent, type SaidRun } from './told.ts';
+import { type Counts, mergeCounts, readUsage, toldIn } from './usage.ts';
 
 /**
  * The treatment of an event, or of several of plain text: forward it (`pass`), hold it back until the charge is on disk
@@ -10,16 +10,18 @@ export type Reading = 'pass' | 'usage' | 'drop' | 'error' | 'end';
 
 /** The report of a stream so far. */
 export type Heard = {
-  /** The last usage that could be read, unless text followed it: then it counts less than what was delivered. */
-  usage: Usage | undefined;
-  /** An upper bound of the completion tokens delivered. */
+  /** All that was told of its usage: the largest of each count. */
+  counts: Counts | undefined;
+  /** True if the completion was counted at its end: no text followed, or an error had come before. */
+  isCounted: boolean;
+  /** An upper bound of the completion tokens delivered: the bytes of their text. */
   tokensDelivered: number;
   /** True if it is complete: `[DONE]`, a finish reason for every choice, or a usage without choices after all text. */
   isWhole: boolean;
 };
 
 export type StreamReader = {
-  read(event: SseRun): Reading;
+  read(event: SaidRun): Reading;
   heard(): Heard;
   /** Returns what ends the stream for the client, once it is whole. */
   end(): Buffer;
@@ -28,15 +30,15 @@ export type StreamReader = {
 /** Reads a stream of `choices` answers chunk by chunk for its usage and its end. */
 export function createStreamReader(choices: number): StreamReader {
   const finished = new Set<unknown>();
-  let usage: Usage | undefined;
+  let counts: Counts | undefined;
   let bytes = 0;
-  /** The number of them that the usage can have counted. */
-  let countedBytes = 0;
+  /** The number of them that the last count of the completion can have counted. */
+  let countedBytes = -1;
   let isEnded = false;
   /** A usage without choices has arrived, with no choices after it. */
   let isCounted = false;
   let hasFailed = false;
-  let usageSinceError: Usage | undefined;
+  let isCountedSinceError = false;
   const isWhole = () => isEnded || isCounted || finished.size >= choices;
 
   return {
@@ -47,53 +49,37 @@ export function createStreamReader(choices: number): StreamReader {
         isCounted = false;
         return 'pass';
       }
-      const { data } = event;
-      if (data === undefined) return 'pass'; // A comment.
-      if (data === DONE) {
+      const said = event.said ?? readEvent(event, 'chat');
+      if (said === undefined) return 'pass'; // A comment.
+      if (said === DONE) {
         if (!hasFailed) isEnded = true;
         return 'end';
       }
-      const json = parse(data);
-      const error = errorIn(json);
+      const { error, usage: given, choices: list } = said;
       if (error) hasFailed = true;
-      const given = (json as { usage?: unknown } | undefined)?.usage ?? undefined;
-      const counted = given === undefined ? undefined : readUsage(json, 'chat');
-      if (counted) usage = counted;
+      if (given) counts = mergeCounts(counts, given);
+      const countsAnswer = given !== undefined && toldIn(given, 'chat').completionTokens !== undefined;
       if (hasFailed) {
-        usageSinceError = counted ?? usageSinceError;
+        isCountedSinceError ||= countsAnswer;
         return error ? 'error' : 'drop';
       }
-      const list = (json as { choices?: unknown } | undefined)?.choices;
-      const isBare = Array.isArray(list) && list.length === 0;
-      if (isBare) {
-        if (counted) {
-          isCounted = true;
-          countedBytes = bytes;
-        }
-        return counted ? 'usage' : given === undefined ? 'pass' : 'drop';
+      if (list === 'none') {
+        if (countsAnswer) countedBytes = bytes;
+        const isRead = readUsage({ usage: given }, 'chat') !== undefined;
+        isCounted ||= isRead;
+        return isRead ? 'usage' : given === undefined ? 'pass' : 'drop';
       }
       isCounted = false;
-      bytes += generatedBytes(json);
-      if (counted) countedBytes = bytes;
-      if (Array.isArray(list))
-        for (const it of list as ({ index?: unknown; finish_reason?: unknown } | null)[])
-          if (it?.finish_reason) finished.add(it.index ?? 0);
+      bytes += said.generatedBytes;
+      if (countsAnswer) countedBytes = bytes;
+      for (const it of said.finished) finished.add(it);
       return 'pass';
     },
     heard() {
       const whole = isWhole();
-      const last = bytes > countedBytes ? undefined : usage;
-      const tokensDelivered = Math.max(bytes, usage?.completionTokens ?? 0);
-      return { usage: whole ? last : usageSinceError, tokensDelivered, isWhole: whole };
+      const isLast = whole ? bytes <= countedBytes : isCountedSinceError;
+      return { counts, isCounted: isLast, tokensDelivered: bytes, isWhole: whole };
     },
     end: () => DONE_EVENT,
   };
-}
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
 }

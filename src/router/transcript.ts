@@ -10,7 +10,7 @@ const PACKED_BYTES_MAX = 8 * 1024 * 1024;
 
 /** The bytes streamed to a client, recorded for replays. */
 export type Transcript = {
-  push(bytes: Buffer): void;
+  push(bytes: Buffer): undefined;
   /** Returns concatenated gzip members, or null if the transcript became too long to store. */
   finish(): Buffer | null;
 };

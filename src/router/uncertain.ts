@@ -1,6 +1,7 @@
 import type { Config } from '../config/config.ts';
 import type { UncertainPolicy } from '../config/router.ts';
 import type { Operation } from '../ledger/operation.ts';
+import { parseJson } from '../parse-json.ts';
 
 /**
  * Returns what happens to a chat with an unknown outcome, and after how many seconds: the policy of the upstream that
@@ -11,7 +12,7 @@ export function uncertainPolicyOf(
   { upstreams, models, uncertain }: Config['router'],
   { subject, usage }: Pick<Operation, 'subject' | 'usage'>,
 ): UncertainPolicy {
-  const asked = (usage === null ? {} : JSON.parse(usage)) as { upstream?: string };
+  const asked = (usage === null ? {} : parseJson(usage)) as { upstream?: string };
   const name = asked.upstream ?? models.find(({ id }) => id === subject)?.upstream;
   return { ...uncertain, ...upstreams.find((it) => it.name === name)?.uncertain };
 }

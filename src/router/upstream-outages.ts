@@ -3,6 +3,7 @@ import type { Ledger } from '../ledger/ledger.ts';
 import { upstreamSubject } from '../ledger/notices.ts';
 import { latestEventOf } from '../ledger/outbox.ts';
 import { tellUpstream } from '../ledger/writes.ts';
+import { parseJson } from '../parse-json.ts';
 import type { Reply } from './upstream.ts';
 
 /** Calls in a row that brought no answer before an upstream counts as down: one failure may be the request's. */
@@ -49,7 +50,9 @@ export function createUpstreamOutages(app: OutagesApp): UpstreamOutages {
     if (!state) {
       const told = latestEventOf(app.ledger.read, upstreamSubject(upstream));
       const down =
-        told?.type === 'upstream.down' ? { since: told.createdAt, reason: JSON.parse(told.data).reason } : undefined;
+        told?.type === 'upstream.down'
+          ? { since: told.createdAt, reason: (parseJson(told.data) as { reason: string }).reason }
+          : undefined;
       state = { down, failureCount: 0 };
       states.set(upstream, state);
     }
@@ -100,6 +103,7 @@ type Health = { isUp: true } | { isUp: false; isCertain: boolean; reason: string
 /** Returns what a reply says about its server; undefined where it says nothing. */
 function healthOf(reply: Reply): Health | undefined {
   if (reply.kind === 'unknown' && !reply.isAlive) return { isUp: false, isCertain: false, reason: reply.reason };
+  if (reply.kind === 'cancelled') return undefined;
   if (reply.kind !== 'refused') return { isUp: true };
   if (reply.code === 'rate_limited') return undefined; // It may not have been asked at all.
   if (reply.code !== 'gateway_unavailable') return { isUp: true }; // It refused the request, so it works.

@@ -5,10 +5,13 @@ import { redact } from '../log.ts';
 import { readBounded } from '../net/read-bounded.ts';
 import { type AnswerBody, type AnswerHead, openWatchedPool, type Whole } from '../net/watched-pool.ts';
 import type { RefusalCode } from '../refusal.ts';
-import { type Api, errorOf, isAnswerOf, isNativeEvent, isPreamble } from './native.ts';
+import { type AnswerReader, isLarge, LARGE_BYTES, READ_HERE, type ReadApart } from './apart.ts';
+import type { Api } from './native.ts';
+import { createPlaces, type Places } from './places.ts';
 import { createPlainText } from './plain-text.ts';
 import { createEventSplitter, DONE, type SseRun } from './sse.ts';
-import { readUsage } from './usage.ts';
+import { readEvent, type SaidRun, type ToldAnswer, type ToldError } from './told.ts';
+import { toldIn } from './usage.ts';
 
 /** Longer answers are not read to the end and count as unreadable. */
 const ANSWER_MIB_MAX = 32;
@@ -17,7 +20,6 @@ const ANSWER_BYTES_MAX = ANSWER_MIB_MAX * 1024 * 1024;
 const BODY_BYTES_KEPT = 16 * 1024;
 const ERROR_BYTES_MAX = 64 * 1024;
 const MESSAGE_CHARACTERS_MAX = 500;
-const BUSY_RETRY_SECONDS = 1;
 /** How long, in milliseconds, and for how much to wait after the end of a stream, so that its connection can be reused. */
 const REST = { bytesMax: 64 * 1024, milliseconds: 2000 };
 
@@ -35,15 +37,20 @@ export type Refused = {
 };
 /** The reply of an upstream. Only `answered` has certainly cost something; `unknown` may have. */
 export type Reply =
-  | { kind: 'answered'; body: Buffer; json: unknown }
+  | { kind: 'answered'; body: Buffer; told: ToldAnswer }
   /**
    * The first events have arrived. Later errors are thrown while reading; the events must be read or returned. After
    * `endSoon`, the stream breaks within two seconds.
    */
-  | { kind: 'streaming'; events: AsyncIterable<readonly SseRun[]>; endSoon: () => void }
+  | { kind: 'streaming'; events: AsyncIterable<readonly SaidRun[]>; endSoon: () => void }
   | Refused
-  /** `isAlive`: it has answered, and nobody knows what, as it is more than is read. */
-  | { kind: 'unknown'; reason: string; isAlive?: true };
+  /**
+   * `isAlive`: the server works, and nobody knows what it answered, as it is more than is read, or takes longer than the call
+   * may. `isLate`: the time of the call was over, here or at a server on the way.
+   */
+  | { kind: 'unknown'; reason: string; isAlive?: true; isLate?: true }
+  /** The call was ended from here before an answer began. `isSent`: the server may have begun to work. */
+  | { kind: 'cancelled'; reason: string; isSent: boolean };
 
 /** The only upstream paths ever called. */
 const PATHS: Record<Api, string> = {
@@ -62,14 +69,26 @@ export type Asked = {
   body: Buffer;
   /** Sent beside those of every request. */
   headers?: Readonly<Record<string, string>>;
+  /** Reads its answer. Without one, it is read at once. */
+  reader?: AnswerReader;
 };
 
 export type Upstream = {
+  /** Its places, where it may have only so many calls at a time. Whoever asks has taken one. */
+  places?: Places;
   /**
    * Posts one request, with `operationId` as the Idempotency-Key. Never throws. Calls `onByte` when the answer begins, and
-   * perhaps again.
+   * perhaps again; `over` when the call is over, which for a stream is when its events have been read or returned. `cancelled`
+   * ends the call for a stream at any time, and its connection: what has come by then can still be read, and then reading throws.
    */
-  ask(asked: Asked, operationId: string, stream?: boolean, onByte?: () => void): Promise<Reply>;
+  ask(
+    asked: Asked,
+    operationId: string,
+    stream?: boolean,
+    onByte?: () => void,
+    over?: () => void,
+    cancelled?: AbortSignal,
+  ): Promise<Reply>;
   close(): Promise<void>;
 };
 
@@ -99,7 +118,6 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
     return struck.slice(0, MESSAGE_CHARACTERS_MAX); // Last: a truncated secret would not be recognised.
   };
   const name = `upstream ${config.name}`;
-  let running = 0;
 
   function failure(error: unknown, isSent: boolean, limits: Limits): Reply {
     const { code, message } = error as NodeJS.ErrnoException;
@@ -111,20 +129,15 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         elsewhere: true,
         isUnreachable: true,
       };
-    return { kind: 'unknown', reason: `${name}: ${limits.exceeded() ?? clean(code ?? message)}` };
+    const exceeded = limits.exceeded();
+    if (exceeded !== undefined) return { kind: 'unknown', reason: `${name}: ${exceeded}`, isLate: true };
+    return { kind: 'unknown', reason: `${name}: ${clean(code ?? message)}` };
   }
 
   return {
-    async ask({ api, body, headers }, operationId, stream = false, onByte = () => {}) {
-      if (running >= (config.max_concurrent ?? Number.POSITIVE_INFINITY))
-        return {
-          kind: 'refused',
-          code: 'rate_limited',
-          reason: `The model server has ${running} requests in flight, the most that it may have. Nothing was charged.`,
-          retryAfterSeconds: BUSY_RETRY_SECONDS,
-          elsewhere: true,
-        };
-      running++;
+    ...(config.max_concurrent === undefined ? {} : { places: createPlaces(config.max_concurrent) }),
+    async ask(asked, operationId, stream = false, onByte = () => {}, over = () => {}, cancelled) {
+      const { api, body, headers, reader = READ_HERE } = asked;
       const request = {
         path: `${base}/${PATHS[api]}`,
         method: 'POST' as const,
@@ -140,89 +153,136 @@ export function openUpstream(config: UpstreamConfig, apiKey: string | undefined)
         headersTimeout: 0, // Replaced by our own limits.
         bodyTimeout: 0,
       };
-      return stream ? askForStream(request, api, onByte) : askForWhole(request, api, onByte);
+      return stream
+        ? askForStream(request, api, reader, onByte, over, cancelled)
+        : askForWhole(request, api, reader, onByte, over);
     },
     close,
   };
 
-  async function askForWhole(request: Dispatcher.DispatchOptions, api: Api, onByte: () => void): Promise<Reply> {
+  async function askForWhole(
+    request: Dispatcher.DispatchOptions,
+    api: Api,
+    { apart, enter }: AnswerReader,
+    onByte: () => void,
+    over: () => void,
+  ): Promise<Reply> {
     const limits = startLimits(config, () => call.abort(), onByte);
-    const call = exchange(request, { onHead: limits.firstByte, bytesMax: answerBytesMax });
+    const call = exchange(request, {
+      onHead: limits.firstByte,
+      bytesMax: answerBytesMax,
+      room: { freeBytes: LARGE_BYTES, enter: () => entered(enter(), over) },
+    });
     try {
-      return replyOf(await call.answer, api, name, clean);
+      return await replyOf(await call.answer, api, name, clean, apart);
     } catch (error) {
       return failure(error, call.wasSent(), limits);
     } finally {
       limits.clear();
-      running--;
+      over();
     }
   }
 
-  async function askForStream(request: Dispatcher.DispatchOptions, api: Api, onByte: () => void): Promise<Reply> {
-    const limits = startLimits(config, () => call.abort(), onByte);
+  async function askForStream(
+    request: Dispatcher.DispatchOptions,
+    api: Api,
+    { apart, enter }: AnswerReader,
+    onByte: () => void,
+    over: () => void,
+    cancelled?: AbortSignal,
+  ): Promise<Reply> {
+    const ended = Promise.withResolvers<void>();
+    const limits = startLimits(
+      config,
+      () => {
+        call.abort();
+        ended.resolve();
+      },
+      onByte,
+    );
     const call = open(request);
-    const over = () => {
+    const cut = () => {
+      call.cut();
+      ended.resolve();
+    };
+    cancelled?.addEventListener('abort', cut);
+    const end = () => {
       limits.clear();
-      running--;
+      cancelled?.removeEventListener('abort', cut);
+      over();
     };
     let streams = false;
     try {
       const head = await call.head;
       if (head.statusCode === 200 && isEventStream(head)) {
-        const reply = await begin(head.body, api, limits, over);
+        const reply = await begin(head.body, api, apart, limits, end);
         streams = reply.kind === 'streaming';
         return reply;
       }
       limits.firstByte();
-      return replyOf(await readWhole(head), api, name, clean);
+      const body = withRoom(head.body, () => Promise.race([entered(enter(), over), ended.promise]));
+      return await replyOf(await readWhole({ ...head, body }), api, name, clean, apart);
     } catch (error) {
       call.abort(); // What cannot be read is not read any further.
+      if (cancelled?.aborted)
+        return { kind: 'cancelled', reason: `${name}: the call was ended from here`, isSent: call.wasSent() };
       return failure(error, call.wasSent(), limits);
     } finally {
-      if (!streams) over();
+      if (!streams) end();
     }
   }
 
-  /** Waits for the first event that says something: an error there is a definite refusal, before anything was forwarded. */
-  async function begin(body: AnswerBody, api: Api, limits: Limits, over: () => void): Promise<Reply> {
-    const next = eventsOf(body, limits, api);
-    const held: SseRun[] = [];
+  /**
+   * Waits for the first event that says something: an error there is a definite refusal, before anything was forwarded. A
+   * stream that ends before it has begun when it has told of its prompt: that much is known of what it cost.
+   */
+  async function begin(body: AnswerBody, api: Api, apart: ReadApart, limits: Limits, over: () => void): Promise<Reply> {
+    const next = eventsOf(body, limits, api, apart);
+    const held: SaidRun[] = [];
+    const isPromptTold = () =>
+      held.some(({ said }) => typeof said === 'object' && toldIn(said.usage, api).promptTokens);
     const empty = { kind: 'unknown', reason: `${name} answered 200 with a stream that holds no answer` } as const;
-    for (;;) {
-      const events = await next();
-      if (!events) return empty;
-      for (const [at, event] of events.entries()) {
-        const { data, textBytes } = event;
-        if (data === undefined && textBytes === undefined) continue; // A comment, which keeps the connection alive.
-        const json = parse(data ?? '');
-        const error = errorOf(api, json);
-        if (error) {
-          body.leave(REST);
-          return errorReply(error, name, clean);
-        }
-        if (data === DONE) {
-          body.leave(REST);
-          return empty;
-        }
-        if (textBytes === undefined && isBeforeAnswer(api, json)) held.push(event);
-        else {
-          const first = [...held, ...events.slice(at)];
-          return { kind: 'streaming', events: follow(first, next, body, limits, over), endSoon: limits.endSoon };
+    const streaming = (more: SaidRun[], rest = next): Reply => ({
+      kind: 'streaming',
+      events: follow([...held, ...more], rest, body, limits, over),
+      endSoon: limits.endSoon,
+    });
+    try {
+      for (;;) {
+        const events = await next();
+        if (!events) return isPromptTold() ? streaming([]) : empty;
+        for (const [at, event] of events.entries()) {
+          const said = event.textBytes === undefined ? (event.said ?? readEvent(event, api)) : 'text';
+          if (said === undefined) continue; // A comment, which keeps the connection alive.
+          if (said === DONE) {
+            if (isPromptTold()) return streaming([event]);
+            body.leave(REST);
+            return empty;
+          }
+          if (said !== 'text' && said.error) {
+            body.leave(REST);
+            return errorReply(said.error, name, clean);
+          }
+          if (said === 'text' || !said.isBeforeAnswer) return streaming(events.slice(at));
+          held.push({ raw: event.raw, data: undefined, said });
         }
       }
+    } catch (error) {
+      if (!isPromptTold()) throw error;
+      return streaming([], () => Promise.reject(error));
     }
   }
 
   /** Yields the events read so far, then the rest. */
   async function* follow(
-    first: SseRun[],
-    next: () => Promise<SseRun[] | undefined>,
+    first: SaidRun[],
+    next: () => Promise<SaidRun[] | undefined>,
     body: AnswerBody,
     limits: Limits,
     over: () => void,
-  ): AsyncGenerator<readonly SseRun[], void, void> {
+  ): AsyncGenerator<readonly SaidRun[], void, void> {
     try {
-      for (let events: SseRun[] | undefined = first; events; events = await next()) yield events;
+      for (let events: SaidRun[] | undefined = first; events; events = await next()) yield events;
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
       throw new Error(`${name}: ${limits.exceeded() ?? clean(code ?? message)}`);
@@ -258,10 +318,11 @@ type Limits = {
 function startLimits(config: UpstreamConfig, abort: () => void, onByte: () => void): Limits {
   let exceeded: string | undefined;
   const after = (seconds: number, what: string) =>
+    // The connection keeps the process alive while it is needed, not the limit of a call that nobody follows any more.
     setTimeout(() => {
       exceeded = `${what} within ${seconds} s`;
       abort();
-    }, seconds * 1000);
+    }, seconds * 1000).unref();
   let end: NodeJS.Timeout | undefined;
   const whole = after(config.timeout_seconds, 'no answer');
   const first =
@@ -286,20 +347,30 @@ function startLimits(config: UpstreamConfig, abort: () => void, onByte: () => vo
 }
 
 /** Returns a function that waits for the next events of a body: those of all that has arrived. Undefined at the end. */
-function eventsOf(body: AnswerBody, limits: Limits, api: Api): () => Promise<SseRun[] | undefined> {
+function eventsOf(body: AnswerBody, limits: Limits, api: Api, apart: ReadApart): () => Promise<SaidRun[] | undefined> {
   const splitter = createEventSplitter(isWire(api) ? undefined : createPlainText());
   let isOver = false;
+  /** Nothing more is read before a large event is: their order stays, and what waits of a stream is bounded. */
+  async function withLarge(events: SseRun[]): Promise<SaidRun[]> {
+    const all: SaidRun[] = [];
+    for (const event of events) {
+      const { raw } = event;
+      const isApart = isLarge(raw) && event.textBytes === undefined;
+      all.push(isApart ? { raw, data: undefined, said: await apart('event', raw, api) } : event);
+    }
+    return all;
+  }
   return async () => {
     while (!isOver) {
       const chunk = await body.next();
       limits.firstByte();
       if (!chunk) break;
       const events = splitter.push(chunk);
-      if (events.length) return events;
+      if (events.length) return events.some(({ raw }) => isLarge(raw)) ? withLarge(events) : events;
     }
     const last = isOver ? undefined : splitter.end();
     isOver = true;
-    return last && [last];
+    return last && [{ raw: last.raw, data: undefined, said: await apart('last', last.raw, api) }];
   };
 }
 
@@ -307,7 +378,23 @@ const isEventStream = ({ headers }: AnswerHead) => /^text\/event-stream\b/i.test
 
 const answerBytesMax = (status: number) => (status === 200 ? ANSWER_BYTES_MAX : ERROR_BYTES_MAX);
 
-async function readWhole({ statusCode, headers, body }: AnswerHead & { body: AnswerBody }): Promise<Whole> {
+/** Gives back the place of an answer that has to wait for its room: its server is done with it. */
+function entered(entering: Promise<void> | undefined, over: () => void): Promise<void> | undefined {
+  if (entering) over();
+  return entering;
+}
+
+/** Yields what comes of a body. What is large waits for its room after the first bytes. */
+async function* withRoom(body: AnswerBody, enter: () => Promise<void>): AsyncGenerator<Buffer, void, void> {
+  let length = 0;
+  for await (const chunk of body) {
+    length += chunk.length;
+    if (length > LARGE_BYTES) await enter();
+    yield chunk;
+  }
+}
+
+async function readWhole({ statusCode, headers, body }: AnswerHead & { body: AsyncIterable<Buffer> }): Promise<Whole> {
   try {
     return { statusCode, headers, bytes: await readBounded(body, answerBytesMax(statusCode)), error: undefined };
   } catch (error) {
@@ -316,58 +403,39 @@ async function readWhole({ statusCode, headers, body }: AnswerHead & { body: Ans
 }
 
 /** Judges a complete answer. Throws its error when it broke off and its status does not say all. */
-function replyOf(
+async function replyOf(
   { statusCode: status, headers, bytes, error: broken }: Whole,
   api: Api,
   name: string,
   clean: (text: string) => string,
-): Reply {
+  apart: ReadApart,
+): Promise<Reply> {
   // A redirect or a 4xx says all by its status, even when its body breaks off; an error of the server has to be whole.
   if (broken && !(status >= 300 && status < 500)) throw broken;
-  const json = bytes && parse(bytes.toString('utf8'));
+  const told = bytes && (await apart('answer', bytes, api));
   if (status === 200) {
     if (!bytes)
       return { kind: 'unknown', reason: `${name} answered 200 with more than ${ANSWER_MIB_MAX} MiB`, isAlive: true };
-    if (typeof json !== 'object' || json === null)
-      return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
-    const error = hasAnswer(json) ? undefined : errorOf(api, json);
-    if (!error && !holdsAnswer(api, json))
+    if (!told) return { kind: 'unknown', reason: `${name} answered 200 with a body that cannot be read` };
+    const error = told.isFilled ? undefined : told.error;
+    if (!error && !told.isAnswer)
       return { kind: 'unknown', reason: `${name} answered 200 with something else than an answer of ${PATHS[api]}` };
-    return error ? errorReply(error, name, clean) : { kind: 'answered', body: bytes, json };
+    return error ? errorReply(error, name, clean) : { kind: 'answered', body: bytes, told };
   }
-  if (status < 300 || TIME_OUTS.has(status)) return { kind: 'unknown', reason: `${name} answered ${status}` };
-  if (hasAnswer(json)) return { kind: 'unknown', reason: `${name} answered ${status} with an answer in its body` };
-  return refusal(status, clean(messageIn(json)), name, {
+  if (TIME_OUTS.has(status)) return { kind: 'unknown', reason: `${name} answered ${status}`, isLate: true };
+  if (status < 300) return { kind: 'unknown', reason: `${name} answered ${status}` };
+  if (told?.isFilled) return { kind: 'unknown', reason: `${name} answered ${status} with an answer in its body` };
+  return refusal(status, clean(told?.message ?? ''), name, {
     retryAfter: retryAfter(headers['retry-after']),
     location: addressIn(headers.location, clean),
   });
 }
 
-/** Returns whether the body contains generated output or an embedding. */
-function hasAnswer(json: unknown): boolean {
-  const { choices, data, content, output } = (json ?? {}) as Record<string, unknown>;
-  return [choices, data, content, output].some(isFilled);
-}
-
-const isFilled = (it: unknown) => Array.isArray(it) && it.length > 0;
-
-/** Returns whether a body or a chunk is what this API answers. What says only what it has used was done as well. */
-function holdsAnswer(api: Api, json: unknown): boolean {
-  if (isWire(api)) return isAnswerOf(api, json);
-  const { choices, data } = (json ?? {}) as Record<string, unknown>;
-  return isFilled(api === 'chat' ? choices : data) || readUsage(json, api) !== undefined;
-}
-
-/** Returns whether an event comes before any of the answer: an error right after it is a definite refusal. */
-const isBeforeAnswer = (api: Api, json: unknown) =>
-  isWire(api) ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json);
-
 /** Maps a status 200 with an error in place of an answer to a refusal, by the status that the error names, if any. */
-function errorReply(error: object, name: string, clean: (text: string) => string): Refused {
-  const status = Number(codeIn(error));
+function errorReply({ status, message }: ToldError, name: string, clean: (text: string) => string): Refused {
   // A request that timed out may still be running: it is not charged, and no other upstream is asked.
   const elsewhere = !TIME_OUTS.has(status);
-  if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(messageIn(error)), name);
+  if (elsewhere && status >= 400 && status < 500) return refusal(status, clean(message), name);
   const reason = 'The model server refused to answer. Nothing was charged.';
   return { kind: 'refused', code: 'gateway_unavailable', reason, elsewhere };
 }
@@ -410,29 +478,6 @@ function addressIn(location: string | string[] | undefined, clean: (text: string
   if (typeof location !== 'string' || !URL.canParse(location)) return undefined;
   const { origin, pathname } = new URL(location);
   return clean(origin + pathname);
-}
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
-}
-
-/** Returns the message in an error body, in the shapes that model servers use; empty when there is none. */
-function messageIn(json: unknown): string {
-  const body = json as { error?: unknown; message?: unknown; detail?: unknown } | undefined;
-  const error = body?.error as { message?: unknown } | string | undefined;
-  for (const it of [typeof error === 'object' ? error?.message : error, body?.message, body?.detail])
-    if (typeof it === 'string' && it) return it;
-  return '';
-}
-
-/** Returns the code in an error body: a status, a word, or nothing. */
-function codeIn(json: object): unknown {
-  const { error, code } = json as { error?: { code?: unknown } | string; code?: unknown };
-  return typeof error === 'object' ? error.code : code;
 }
 
 function retryAfter(header: string | string[] | undefined): number | undefined {

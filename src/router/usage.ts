@@ -16,87 +16,182 @@ export type Usage = {
 
 type Json = Record<string, unknown>;
 
+/** The counts in a usage as it was told, by their names, for `readUsage`. */
+export type Counts = { [name: string]: number | null | undefined | Counts };
+
+/** The members of a usage that are read, at every level of it; `cost` is for the operator's check of prices. */
+const COUNTS = [
+  ...['prompt_tokens', 'completion_tokens', 'total_tokens', 'prompt_tokens_details', 'completion_tokens_details'],
+  ...['cached_tokens', 'prompt_cache_hit_tokens', 'reasoning_tokens', 'cache_write_tokens', 'cache_creation_tokens'],
+  ...['cache_creation_input_tokens', 'cache_creation_token_details', 'cache_creation', 'ephemeral_1h_input_tokens'],
+  ...['input_tokens', 'output_tokens', 'cache_read_input_tokens', 'output_tokens_details', 'thinking_tokens'],
+  ...['input_tokens_details', 'cost'],
+];
+const COUNT_LEVELS = 3;
+/** Stands for what is no count. */
+const NO_COUNT = -1;
+
+/** Returns what is read of a usage, whatever else it says: `readUsage` makes the same of it. Undefined where there is none. */
+export function countsIn(usage: unknown): Counts | undefined {
+  if (usage === undefined || usage === null) return undefined;
+  return isObject(usage) ? countsAt(usage, COUNT_LEVELS) : {};
+}
+
+function countsAt(usage: Json, levels: number): Counts {
+  const counts: Counts = {};
+  for (const name of COUNTS) {
+    if (!Object.hasOwn(usage, name)) continue;
+    const value = usage[name];
+    if (isObject(value) && levels > 1) counts[name] = countsAt(value, levels - 1);
+    else counts[name] = typeof value === 'number' || value === null ? value : NO_COUNT;
+  }
+  return counts;
+}
+
 /**
- * Reads the usage of an answer; undefined when it is absent, negative, not whole or inconsistent, and then the charge
- * is estimated (design, section 8). Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's
- * `prompt_cache_hit_tokens`, OpenRouter's `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). Tokens that appear only in `total_tokens`
- * count as completion: some servers report reasoning that way (xAI, Gemini).
+ * Returns the larger of each count that two usages of one answer tell: they grow while it is written. What cannot be read
+ * takes the place of no count.
  */
+export function mergeCounts(earlier: Counts | undefined, later: Counts): Counts {
+  if (!earlier) return later;
+  const merged: Counts = { ...earlier };
+  for (const [name, value] of Object.entries(later)) {
+    const before = merged[name];
+    if (isObject(value)) merged[name] = mergeCounts(isObject(before) ? before : undefined, value);
+    else if (isCount(value)) merged[name] = isCount(before) ? Math.max(before, value) : value;
+    else merged[name] = before ?? value;
+  }
+  return merged;
+}
+
+/** The counts of a usage. One that is absent, negative or not whole is undefined, and so is one that follows from it. */
+export type Told = Omit<Usage, 'promptTokens' | 'completionTokens'> & {
+  promptTokens: number | undefined;
+  completionTokens: number | undefined;
+};
+
+const NOTHING_TOLD: Told = {
+  promptTokens: undefined,
+  completionTokens: undefined,
+  cacheReadTokens: 0,
+  cacheWriteTokens: 0,
+  reasoningTokens: 0,
+};
+
+/**
+ * Reads a usage count by count: one that cannot be read leaves its neighbours as they are, and of a detail the plain rate.
+ * Besides OpenAI's fields it knows the others in use for cached prompts (DeepSeek's `prompt_cache_hit_tokens`, OpenRouter's
+ * `cache_write_tokens`, LiteLLM's and Qwen's `cache_creation_…`). What only the total shows is prompt if a prompt of at most
+ * `promptBound` tokens can have it (cached tokens that are counted beside), else completion (reasoning: xAI, Gemini).
+ */
+export function toldIn(usage: unknown, api: Api, promptBound = 0): Told {
+  if (!isObject(usage)) return NOTHING_TOLD;
+  if (api === 'messages') return toldByMessages(usage);
+  return api === 'responses' ? toldByResponses(usage, promptBound) : toldByChat(usage, api, promptBound);
+}
+
+function toldByChat(usage: Json, api: Api, promptBound: number): Told {
+  const prompt = objectOf(usage.prompt_tokens_details);
+  const kept = objectOf(prompt.cache_creation_token_details ?? prompt.cache_creation);
+  return toldOf(
+    {
+      prompt: usage.prompt_tokens,
+      completion: api === 'embeddings' ? 0 : usage.completion_tokens,
+      total: api === 'chat' ? usage.total_tokens : undefined,
+      read: [prompt.cached_tokens, usage.prompt_cache_hit_tokens].find(isCount),
+      write: [
+        prompt.cache_write_tokens,
+        prompt.cache_creation_tokens,
+        prompt.cache_creation_input_tokens,
+        usage.cache_creation_input_tokens,
+      ].find(isCount),
+      hour: kept.ephemeral_1h_input_tokens,
+      reasoning: objectOf(usage.completion_tokens_details).reasoning_tokens,
+    },
+    promptBound,
+  );
+}
+
+function toldByResponses(usage: Json, promptBound: number): Told {
+  const input = objectOf(usage.input_tokens_details);
+  return toldOf(
+    {
+      prompt: usage.input_tokens,
+      completion: usage.output_tokens,
+      total: usage.total_tokens,
+      read: input.cached_tokens,
+      write: input.cache_write_tokens,
+      hour: undefined,
+      reasoning: objectOf(usage.output_tokens_details).reasoning_tokens,
+    },
+    promptBound,
+  );
+}
+
+/**
+ * Reads a usage of Anthropic's Messages, which counts cached and written tokens apart from the others: where one of the three
+ * cannot be read, the prompt was not told.
+ */
+function toldByMessages(usage: Json): Told {
+  const { input_tokens: plain, cache_read_input_tokens: read, cache_creation_input_tokens: write } = usage;
+  const parts = [plain, read ?? 0, write ?? 0];
+  return toldOf({
+    prompt: parts.every(isCount) ? sum(parts) : undefined,
+    completion: usage.output_tokens,
+    total: undefined,
+    read,
+    write,
+    hour: objectOf(usage.cache_creation).ephemeral_1h_input_tokens,
+    reasoning: objectOf(usage.output_tokens_details).thinking_tokens,
+  });
+}
+
+type Read = Record<'prompt' | 'completion' | 'total' | 'read' | 'write' | 'hour' | 'reasoning', unknown>;
+
+function toldOf(all: Read, promptBound = 0): Told {
+  const [read, write, reasoning] = [countOr0(all.read), countOr0(all.write), countOr0(all.reasoning)];
+  let prompt = isCount(all.prompt) ? withBeside(all.prompt, besidePrompt(all.prompt, read, write)) : undefined;
+  let completion = isCount(all.completion)
+    ? withBeside(all.completion, reasoning > all.completion ? reasoning : 0)
+    : undefined;
+  const rest = countOr0(all.total) - (prompt ?? 0) - (completion ?? 0);
+  if (rest > 0) {
+    if (prompt !== undefined && completion !== undefined) {
+      if (reasoning === 0 && prompt + rest <= promptBound) prompt += rest;
+      else completion += rest;
+    } else if (completion !== undefined) prompt = rest;
+    else if (prompt !== undefined) completion = rest;
+  }
+  const isCached = read + write <= (prompt ?? 0);
+  return {
+    promptTokens: prompt,
+    completionTokens: completion,
+    cacheReadTokens: isCached ? read : 0,
+    cacheWriteTokens: isCached ? write : 0,
+    ...(isCached && isCount(all.hour) && all.hour <= write ? { cacheWriteHourTokens: all.hour } : {}),
+    reasoningTokens: reasoning <= (completion ?? 0) ? reasoning : 0,
+  };
+}
+
+/**
+ * Returns how many tokens were counted beside the prompt, because a part is never more than the whole: what was read and
+ * written, as Anthropic counts, or what was written alone (LiteLLM's issue 15056).
+ */
+function besidePrompt(prompt: number, read: number, write: number): number {
+  if (read + write <= prompt) return 0;
+  return write > prompt && read <= prompt ? write : read + write;
+}
+
+/** Returns the sum, or the count alone where the sum is no number of tokens. */
+function withBeside(count: number, beside: number): number {
+  const all = count + beside;
+  return isCount(all) ? all : count;
+}
+
+/** Reads the usage of an answer; undefined unless it tells of the prompt and of the completion. */
 export function readUsage(answer: unknown, api: Api): Usage | undefined {
-  const usage = (answer as { usage?: unknown } | null)?.usage;
-  if (!isObject(usage)) return undefined;
-  if (api === 'messages') return usageOfMessages(usage);
-  if (api === 'responses') return usageOfResponses(usage);
-  const prompt = isObject(usage.prompt_tokens_details) ? usage.prompt_tokens_details : {};
-  const completion = isObject(usage.completion_tokens_details) ? usage.completion_tokens_details : {};
-  const promptTokens = usage.prompt_tokens;
-  const completionTokens = api === 'embeddings' ? 0 : usage.completion_tokens;
-  const cacheReadTokens = prompt.cached_tokens ?? usage.prompt_cache_hit_tokens ?? 0;
-  const cacheWriteTokens =
-    prompt.cache_write_tokens ??
-    prompt.cache_creation_tokens ??
-    prompt.cache_creation_input_tokens ??
-    usage.cache_creation_input_tokens ??
-    0;
-  const kept = prompt.cache_creation_token_details ?? prompt.cache_creation;
-  // LiteLLM may leave them out of the prompt's tokens (its issue 15056).
-  const isLeftOut =
-    isCount(usage.cache_creation_input_tokens) &&
-    isCount(promptTokens) &&
-    usage.cache_creation_input_tokens > promptTokens;
-  const reasoningTokens = completion.reasoning_tokens ?? 0;
-  if (!isCount(promptTokens) || !isCount(completionTokens)) return undefined;
-  const total = api === 'chat' && isCount(usage.total_tokens) ? usage.total_tokens : 0;
-  const all = Math.max(completionTokens, total - promptTokens);
-  return checked({
-    promptTokens: isLeftOut ? promptTokens + (cacheWriteTokens as number) : promptTokens,
-    completionTokens: all,
-    cacheReadTokens,
-    cacheWriteTokens,
-    cacheWriteHourTokens: isObject(kept) ? kept.ephemeral_1h_input_tokens : undefined,
-    reasoningTokens,
-  });
-}
-
-/** Reads a usage of Anthropic's Messages, which counts cached and written tokens apart from the others. */
-function usageOfMessages(usage: Json): Usage | undefined {
-  const cacheReadTokens = usage.cache_read_input_tokens ?? 0;
-  const cacheWriteTokens = usage.cache_creation_input_tokens ?? 0;
-  const kept = isObject(usage.cache_creation) ? usage.cache_creation : {};
-  const output = isObject(usage.output_tokens_details) ? usage.output_tokens_details : {};
-  const { input_tokens: plain } = usage;
-  if (!isCount(plain) || !isCount(cacheReadTokens) || !isCount(cacheWriteTokens)) return undefined;
-  return checked({
-    promptTokens: plain + cacheReadTokens + cacheWriteTokens,
-    completionTokens: usage.output_tokens,
-    cacheReadTokens,
-    cacheWriteTokens,
-    cacheWriteHourTokens: kept.ephemeral_1h_input_tokens,
-    reasoningTokens: output.thinking_tokens ?? 0,
-  });
-}
-
-function usageOfResponses(usage: Json): Usage | undefined {
-  const input = isObject(usage.input_tokens_details) ? usage.input_tokens_details : {};
-  const output = isObject(usage.output_tokens_details) ? usage.output_tokens_details : {};
-  return checked({
-    promptTokens: usage.input_tokens,
-    completionTokens: usage.output_tokens,
-    cacheReadTokens: input.cached_tokens ?? 0,
-    cacheWriteTokens: input.cache_write_tokens ?? 0,
-    reasoningTokens: output.reasoning_tokens ?? 0,
-  });
-}
-
-type Counts = Record<Exclude<keyof Usage, 'cacheWriteHourTokens'>, unknown> & { cacheWriteHourTokens?: unknown };
-
-/** Returns the usage unless a count is absent, negative, not whole or more than what it is a part of. */
-function checked({ cacheWriteHourTokens: hour, ...others }: Counts): Usage | undefined {
-  if (!Object.values(others).every(isCount)) return undefined;
-  const usage = others as Usage;
-  const { promptTokens, completionTokens, cacheReadTokens, cacheWriteTokens, reasoningTokens } = usage;
-  if (cacheReadTokens + cacheWriteTokens > promptTokens || reasoningTokens > completionTokens) return undefined;
-  return isCount(hour) && hour <= cacheWriteTokens ? { ...usage, cacheWriteHourTokens: hour } : usage;
+  const told = toldIn(objectOf(answer).usage, api);
+  return told.promptTokens === undefined || told.completionTokens === undefined ? undefined : (told as Usage);
 }
 
 /** Formats a usage for the operation's row; `upstream` names the upstream where there was a choice. */
@@ -120,6 +215,10 @@ export function describeUsage(
 const isObject = (value: unknown): value is Json =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
+const objectOf = (value: unknown): Json => (isObject(value) ? value : {});
+
 function isCount(value: unknown): value is number {
   return Number.isSafeInteger(value) && (value as number) >= 0;
 }
+const countOr0 = (value: unknown): number => (isCount(value) ? value : 0);
+const sum = (counts: readonly number[]): number => counts.reduce((all, it) => all + it, 0);

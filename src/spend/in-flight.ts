@@ -1,22 +1,36 @@
 import { deadline } from '../net/deadline.ts';
 import { Refusal } from '../refusal.ts';
+import { createShares } from '../shares.ts';
+import { type Audience, createAudience, type WhenOver } from './audience.ts';
 
 const BUSY_RETRY_SECONDS = 1;
-/** The largest share of the in-flight requests that one wallet may have. */
-const WALLET_SHARE = 1 / 4;
+/** The largest share of the in-flight requests that one tree of wallets may have, and the part that is handed out freely. */
+const TREE_SHARE = 1 / 4;
+const FREE_SHARE = 1 / 2;
 
 type Key = { walletId: string; route: string; idempotencyKey: string; fingerprint: Buffer };
+/** The key of an attempt, and the client that it is made for. */
+type Driving = Key & { whenOver?: WhenOver | undefined };
 
 /** Registers the operation that an attempt drives. What it returns undoes that. */
 export type RegisterId = (operationId: string) => () => void;
 /** Rejects all waiting callers, while the attempt itself continues. */
 export type RejectWaiters = (refusal: Refusal) => void;
 export type RespondEarly<A> = (answer: A) => void;
+/** Runs an attempt for the clients that wait for it. */
+type RunAttempt<A> = (
+  started: RegisterId,
+  reject: RejectWaiters,
+  answer: RespondEarly<A>,
+  audience: Audience,
+) => Promise<A>;
 
 /** An attempt that this process is driving. */
 export type Attempt = Pick<Key, 'walletId' | 'fingerprint'> & {
   /** Resolves or rejects as the first attempt does; after `seconds` rejects with the refusal that `late` makes. */
   join(seconds: number, late: () => Refusal): Promise<unknown>;
+  /** The clients that wait for it. */
+  audience: Audience;
 };
 
 /**
@@ -27,13 +41,10 @@ export type InFlight = {
   find(walletId: string, route: string, idempotencyKey: string): Attempt | undefined;
   /**
    * Registers the attempt before its first await and removes it when it has ended. An attempt continues when its client
-   * disconnects. Throws `rate_limited` at the limit of attempts in flight, in all or of this wallet, and `read_only` after
-   * the cut-off.
+   * disconnects, unless it watches its audience. Throws `rate_limited` at the limit of attempts in flight, in all or of this wallet and those of its tree, and
+   * `read_only` after the cut-off.
    */
-  drive<A>(
-    key: Key,
-    run: (started: RegisterId, reject: RejectWaiters, answer: RespondEarly<A>) => Promise<A>,
-  ): Promise<A>;
+  drive<A>(key: Driving, run: RunAttempt<A>): Promise<A>;
   /**
    * Runs something that is not an attempt but that shutdown waits for; at the cut-off it rejects with `refusal`. Throws
    * `read_only` after the cut-off.
@@ -57,20 +68,27 @@ export type InFlight = {
   isCutOff(): boolean;
 };
 
-/** Creates the registry of attempts. At most `max` run at a time, and at most a quarter of them for one wallet. */
-export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
+/** Returns the refusal of what a stopping server does not begin any more. */
+export const stopping = () =>
+  new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
+
+/**
+ * Creates the registry of attempts. At most `max` run at a time, and at most a quarter of them for one owner, the wallets of
+ * a tree; beyond half of them each owner has an even share. `ownerOf` returns the owner of a wallet.
+ */
+export function createInFlight(
+  max = Number.POSITIVE_INFINITY,
+  ownerOf: (walletId: string) => string = (walletId) => walletId,
+): InFlight {
   type Entry = Attempt & { ended: Promise<void>; cut: (refusal: Refusal) => void };
   const byKey = new Map<string, Entry>();
-  const countOf = new Map<string, number>();
+  const shares = createShares({ each: Math.max(1, max * TREE_SHARE), all: max * FREE_SHARE });
   const operationIds = new Set<string>();
   const tracked = new Map<Promise<void>, () => void>();
   const cutOff = new AbortController();
-  const stopping = () =>
-    new Refusal('read_only', 'The server is stopping. Retry in a moment.', { retryAfterSeconds: 5 });
-  function refuseBusy(walletId: string) {
-    const own = countOf.get(walletId) ?? 0;
-    if (byKey.size < max && own < max * WALLET_SHARE) return;
-    const whose = byKey.size < max ? ' of this wallet' : '';
+  function takeShare(owner: string) {
+    if (byKey.size < max && shares.tryTake(owner, 1)) return;
+    const whose = byKey.size < max ? ' of this wallet, and of those above and below it,' : '';
     throw new Refusal('rate_limited', `Too many requests${whose} are in flight. Nothing was charged.`, {
       retryAfterSeconds: BUSY_RETRY_SECONDS,
     });
@@ -87,19 +105,22 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
     count: () => byKey.size,
     isCutOff: () => cutOff.signal.aborted,
 
-    async drive<A>(key: Key, run: (started: RegisterId, reject: RejectWaiters, answer: RespondEarly<A>) => Promise<A>) {
+    async drive<A>(key: Driving, run: RunAttempt<A>) {
       if (cutOff.signal.aborted) throw stopping();
-      refuseBusy(key.walletId);
-      countOf.set(key.walletId, (countOf.get(key.walletId) ?? 0) + 1);
+      const owner = ownerOf(key.walletId);
+      takeShare(owner);
       const name = keyOf(key.walletId, key.route, key.idempotencyKey);
       const answer = Promise.withResolvers<A>();
       const end = Promise.withResolvers<void>();
+      const audience = createAudience();
+      audience.admit(key.whenOver);
       answer.promise.catch(() => {}); // The caller gets the error; if there is none left, nobody needs it.
       byKey.set(name, {
         walletId: key.walletId,
         fingerprint: key.fingerprint,
         ended: end.promise,
         cut: answer.reject,
+        audience,
         join: (seconds, late) =>
           deadline(answer.promise, seconds * 1000, () => {
             throw late();
@@ -111,13 +132,12 @@ export function createInFlight(max = Number.POSITIVE_INFINITY): InFlight {
         operationIds.add(id);
         return () => void operationIds.delete(id);
       };
-      run(started, answer.reject, answer.resolve)
+      run(started, answer.reject, answer.resolve, audience)
         .then(answer.resolve, answer.reject)
         .finally(() => {
           byKey.delete(name);
-          const left = (countOf.get(key.walletId) as number) - 1;
-          if (left) countOf.set(key.walletId, left);
-          else countOf.delete(key.walletId);
+          audience.close();
+          shares.release(owner, 1);
           if (operationId) operationIds.delete(operationId);
           end.resolve();
         });

@@ -1,29 +1,34 @@
-import type { Limit } from '../access/limits.ts';
+import { type Limit, refusalOfLimit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
 import type { Data, Write } from '../db/write.ts';
 import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  FUNDS_HELD_RETRY_SECONDS,
   findAnswer,
   findOperationByKey,
   HOLD_REFUSALS,
   type HoldOrder,
   isUnanswered,
   type Operation,
+  type OperationOrder,
   type Outcome,
   operationFrom,
+  type Standing,
 } from '../ledger/operation.ts';
+import type { TenantOf } from '../ledger/tenant.ts';
 import type { Nanos } from '../money.ts';
-import { Refusal, type RefusalCode, type RefusalData, refusedFrom } from '../refusal.ts';
-import type { InFlight, RegisterId, RejectWaiters, RespondEarly } from './in-flight.ts';
-import { type PaidWrites, takeOverHold } from './writes.ts';
+import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../refusal.ts';
+import { type Audience, COME_BACK_SECONDS, type WhenOver } from './audience.ts';
+import type { FundsQueue, WaitEnd } from './funds-queue.ts';
+import { type InFlight, type RegisterId, type RejectWaiters, type RespondEarly, stopping } from './in-flight.ts';
+import { type Held, type PaidWrites, takeOverHold } from './writes.ts';
 
 /** Suggested wait before retrying an uncertain operation. */
 export const UNCERTAIN_RETRY_SECONDS = 30;
 /** Seconds that a second request with the same key waits for the first (design 2.7). */
 export const JOIN_SECONDS = 30;
-const JOIN_RETRY_SECONDS = 5;
 /** Seconds that a client waits for the attempt of an earlier client whose place it took. Longer than any call. */
 const TAKE_OVER_SECONDS = 2 * 3600;
 
@@ -37,6 +42,10 @@ export type PaidRequest = Pick<
   traceparent?: string | string[] | undefined;
   /** The request takes the place of an earlier one, whose key it has: it waits for its end, or takes over its hold. */
   takesOver?: boolean;
+  /** Says when the client is there no more. Without it, it is taken to stay. */
+  whenOver?: WhenOver | undefined;
+  /** Whether it waits a while, before it is refused, where only requests in flight keep it from its money. */
+  waitsForFunds?: boolean;
 };
 export type Quote<Q, T> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'resourceId' | 'targetAt'> & {
   detail: Q;
@@ -44,10 +53,16 @@ export type Quote<Q, T> = Pick<HoldOrder, 'hold' | 'price' | 'subject' | 'resour
   terms: T;
   /** Called when less was held than asked for, with what the rules of its kind reduced it to. */
   reduceTo?: (to: number) => void;
+  /** Says why nothing is to be held for this caller any more, whatever its wallet has: asked as long as the request waits. */
+  forbidden?: (() => RefusalData | undefined) | undefined;
+  /** Asks for what a call takes besides money, right before the hold. Returns why nothing is to be held, as nobody outside would be asked. */
+  enter?: () => Refusal | undefined;
+  /** Gives back what `enter` took, as nothing is held yet. */
+  leave?: () => void;
 };
 
-/** Answers or refuses the callers waiting for an attempt, while the attempt itself continues. */
-export type Waiters<A> = { reject: RejectWaiters; answer: RespondEarly<A> };
+/** The callers waiting for an attempt. They can be answered or refused while the attempt itself continues. */
+export type Waiters<A> = { reject: RejectWaiters; answer: RespondEarly<A>; audience: Audience };
 
 /** The result of a call. */
 export type Called<A> =
@@ -87,14 +102,17 @@ type Given<A> = { answer: A; paid: Paid | undefined };
 export type Answered<A> = Given<A> & { replayed: boolean };
 export type PaidApp = {
   /**
-   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend. They
-   * cost nothing and stay in the books.
+   * Counts, for each wallet, the operations that were held and then refused by the model server or the backend, and for each
+   * tree of wallets the children that spent nothing. They cost nothing and stay in the books.
    */
   limits: { released: Limit };
+  tenantOf: TenantOf;
   ledger: Ledger;
   clock: Clock;
   events: Events;
   inFlight: InFlight;
+  /** The requests that wait for money. */
+  fundsQueue: FundsQueue;
   /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
@@ -122,6 +140,7 @@ export async function spend<Q, A, T extends Data>(
   const attempt = isKeyMadeUp ? undefined : app.inFlight.find(walletId, route, idempotencyKey);
   if (attempt) {
     if (!attempt.fingerprint.equals(request.fingerprint)) throw new Refusal('idempotency_conflict');
+    attempt.audience.admit(request.whenOver);
     const given = await attempt.join(request.takesOver ? TAKE_OVER_SECONDS : JOIN_SECONDS, inProgress);
     return { ...(given as Given<A>), replayed: true };
   }
@@ -131,38 +150,37 @@ export async function spend<Q, A, T extends Data>(
     // What a policy charged may have its answer since, from a retry whose client has gone as well.
     const asksAgain = isUnanswered(earlier) && !findAnswer(app.ledger.read, earlier.id, app.clock.now());
     if (!request.takesOver || !asksAgain) return { ...unpaid(await steps.replay(earlier)), replayed: true };
-    const given = await app.inFlight.drive<Given<A>>(request, (registerId, reject, respond) =>
-      attemptAgain(app, request, earlier, steps, registerId, waitersOf(reject, respond)),
+    const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) =>
+      attemptAgain(app, request, earlier, steps, registerId, waitersOf(...waiting)),
     );
     return { ...given, replayed: false };
   }
   // No await since the lookup: nothing else in this process can drive this key, and there is no other process.
-  const given = await app.inFlight.drive<Given<A>>(request, (registerId, reject, respond) => {
-    const run = () => attemptOnce(app, request, steps, registerId, waitersOf(reject, respond));
+  const given = await app.inFlight.drive<Given<A>>(request, (registerId, ...waiting) => {
+    const run = () => attemptOnce(app, request, steps, registerId, waitersOf(...waiting));
     return steps.serialize ? steps.serialize(run) : run();
   });
   return { ...given, replayed: false };
 }
 
 const unpaid = <A>(answer: A): Given<A> => ({ answer, paid: undefined });
-const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>): Waiters<A> => ({
+const waitersOf = <A>(reject: RejectWaiters, respond: RespondEarly<Given<A>>, audience: Audience): Waiters<A> => ({
   reject,
   answer: (answer) => respond(unpaid(answer)),
+  audience,
 });
 
 async function attemptOnce<Q, A, T extends Data>(
   app: PaidApp,
-  { isKeyMadeUp: _, takesOver: __, traceparent, ...request }: PaidRequest,
+  { isKeyMadeUp: _, takesOver: __, whenOver: ___, traceparent, waitsForFunds, ...request }: PaidRequest,
   steps: PaidSteps<Q, A, T>,
   registerId: RegisterId,
   waiters: Waiters<A>,
 ): Promise<Given<A>> {
   const quote = await steps.quote();
-  const { hold, price, subject, resourceId, targetAt, terms } = quote;
+  const { hold, price, subject, resourceId, targetAt } = quote;
   const id = newId('op');
   registerId(id); // Before the write, so that nobody finds a hold without a driver.
-  const now = app.clock.now();
-  const blocked = app.clock.holdsBlocked();
   const order = {
     id,
     ...request,
@@ -172,8 +190,10 @@ async function attemptOnce<Q, A, T extends Data>(
     ...(resourceId === undefined ? {} : { resourceId }),
     ...(targetAt === undefined ? {} : { targetAt }),
   };
-  const limited = limitedBy(app.limits.released, request.walletId);
-  const { placed, reducedTo } = await app.ledger.write(steps.writes.hold, { order, terms, now, blocked, limited });
+  const { placed, reducedTo, now } = waitsForFunds
+    ? await placeInTurn(app, steps.writes, order, quote, waiters.audience)
+    : await place(app, steps.writes, order, quote);
+  app.fundsQueue.wake(request.walletId); // The hold may have refilled the wallet.
   const operation = operationFrom(order, placed, now);
   if (reducedTo !== undefined) quote.reduceTo?.(reducedTo);
   app.events.held(operation, traceparent);
@@ -185,6 +205,88 @@ async function attemptOnce<Q, A, T extends Data>(
   if (outcome.kind === 'done' && moved) return { answer: await called.answer(), paid };
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
+
+type Pending<T> = Quote<unknown, T>;
+type Writes<T> = Pick<PaidWrites<T>, 'hold' | 'standing'>;
+
+/** Places a hold. Gives back what the call would have taken where that is refused. */
+async function place<T extends Data>(
+  app: PaidApp,
+  { hold }: Writes<T>,
+  order: OperationOrder,
+  quote: Pending<T>,
+): Promise<Held & { now: number }> {
+  const now = app.clock.now();
+  const data = { order, terms: quote.terms, now, blocked: app.clock.holdsBlocked() };
+  try {
+    return { ...(await app.ledger.write(hold, { ...data, limited: refusedNow(app, quote, order.walletId) })), now };
+  } catch (error) {
+    quote.leave?.();
+    throw error;
+  }
+}
+
+/**
+ * Places a hold as soon as requests in flight have left the money for it, after those of its wallet that came before. While it
+ * waits it has nothing of what a call takes. Throws what `place` throws, `funds_held` when its time is over, and `read_only` when
+ * the server stops.
+ */
+async function placeInTurn<T extends Data>(
+  app: PaidApp,
+  writes: Writes<T>,
+  order: OperationOrder,
+  quote: Pending<T>,
+  audience: Audience,
+): Promise<Held & { now: number }> {
+  const { walletId } = order;
+  const standing = (): Standing => {
+    const data = { order, terms: quote.terms, now: app.clock.now(), blocked: app.clock.holdsBlocked() };
+    const limited = quote.forbidden?.() ?? refusalOfLimit(app.limits.released, walletId);
+    return writes.standing(app.ledger.read, { ...data, limited });
+  };
+  const tryPlace = () => place(app, writes, order, quote);
+  /** Returns undefined where requests in flight have the money. */
+  const tryOrWait = async () => {
+    try {
+      return await tryPlace();
+    } catch (error) {
+      const isHeld = error instanceof Refusal && error.code === 'funds_held';
+      if (!isHeld || standing().kind === 'refused') throw error;
+      return undefined;
+    }
+  };
+  // Who comes now does not go before those who wait. What cannot be held whatever they do is refused at once.
+  if (!app.fundsQueue.hasLine(walletId) || standing().kind === 'refused') {
+    const held = await tryOrWait();
+    if (held) return held;
+  }
+  const turn = app.fundsQueue.join(walletId);
+  if (!turn) throw heldBack(standing());
+  let end: WaitEnd = 'refused';
+  try {
+    for (;;) {
+      const come = await turn.come(() => standing().kind !== 'waits', audience);
+      if (come !== 'first') {
+        end = come;
+        throw come === 'stopped' ? stopping() : heldBack(standing());
+      }
+      const held = await tryOrWait();
+      if (!held) continue;
+      end = 'held';
+      return held;
+    }
+  } finally {
+    turn.leave(end);
+  }
+}
+
+/** Returns the refusal of a request that waits no longer, or cannot. */
+const heldBack = (standing: Standing): Refusal =>
+  standing.kind === 'waits'
+    ? standing.refusal
+    : new Refusal('funds_held', 'Other requests of this wallet came before this one and wait for its money.', {
+        retryAfterSeconds: FUNDS_HELD_RETRY_SECONDS,
+      });
 
 /**
  * Makes the call again on the hold of an unanswered operation. A definite refusal says nothing of the first attempt, so the
@@ -204,12 +306,13 @@ async function attemptAgain<Q, A, T extends Data>(
     const own = { ...request, idempotencyKey: request.requestId };
     steps.movedTo?.(own.idempotencyKey);
     // In flight under its own key as well: whoever takes the place of this client joins it by that.
-    return app.inFlight.drive<Given<A>>(own, (registerId, reject, respond) =>
-      attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waitersOf(reject, respond)),
+    return app.inFlight.drive<Given<A>>(own, (registerId, ...waiting) =>
+      attemptOnce(app, own, { ...steps, quote: () => quote }, registerId, waitersOf(...waiting)),
     );
   };
   if (!steps.isCovered?.(earlier, quote)) return anew();
-  app.limits.released.check(request.walletId);
+  const refused = refusedNow(app, quote, request.walletId);
+  if (refused) throw refusalFrom(refused);
   const now = app.clock.now();
   const release = registerId(earlier.id); // Before the write: from now on no policy resolves it.
   const operation = await app.ledger.write(takeOverHold, { id: earlier.id, now, blocked: app.clock.holdsBlocked() });
@@ -235,15 +338,20 @@ async function attemptAgain<Q, A, T extends Data>(
   throw refusalOf(operation, outcome.kind === 'done' || !moved ? LOST : outcome, steps);
 }
 
-/** Returns the refusal of a limit as data: the write of the hold throws it, after it has checked the wallet's state. */
-function limitedBy(limit: Limit, walletId: string): RefusalData | undefined {
-  try {
-    limit.check(walletId);
-    return undefined;
-  } catch (error) {
-    return refusedFrom(error);
-  }
-}
+/**
+ * Returns why nothing is to be held for a request, as data: the write of the hold throws it, after it has checked the wallet's
+ * state.
+ */
+const refusedNow = (
+  { limits }: Pick<PaidApp, 'limits'>,
+  { forbidden, enter }: Pick<Quote<unknown, unknown>, 'forbidden' | 'enter'>,
+  walletId: string,
+): RefusalData | undefined => {
+  const why = forbidden?.();
+  if (why) return why;
+  const refused = enter?.();
+  return refused ? refusedFrom(refused) : refusalOfLimit(limits.released, walletId);
+};
 
 const LOST: NotDone = { kind: 'unknown', reason: 'the operation was settled meanwhile' };
 
@@ -262,6 +370,7 @@ async function settleCalled(
     { id: operation.id, outcome: called, now },
     reject,
   );
+  app.fundsQueue.wake(operation.walletId);
   const outcome = judged ?? called;
   app.events.settled(operation, outcome, moved);
   if (moved && outcome.kind === 'refused') app.limits.released.count(operation.walletId);
@@ -287,7 +396,7 @@ export function refusedOutside({ code, reason, retryAfterSeconds }: NotDone & { 
 
 /** Returns the refusal for a request that waited too long for the first attempt with its key. */
 export function inProgress(): Refusal {
-  return new Refusal('idempotency_in_progress', undefined, { retryAfterSeconds: JOIN_RETRY_SECONDS });
+  return new Refusal('idempotency_in_progress', undefined, { retryAfterSeconds: COME_BACK_SECONDS });
 }
 
 /** Returns the refusal while the outcome is unknown and the operation keeps its hold. */

@@ -1,4 +1,4 @@
-import type { Tx } from '../db/handle.ts';
+import type { Reader, Tx } from '../db/handle.ts';
 import { type Data, defineWrite, type Write } from '../db/write.ts';
 import {
   type HoldOrder,
@@ -8,8 +8,12 @@ import {
   operationOf,
   type Placed,
   placeHold,
+  type Reduced,
+  type SettledBy,
   type Settlement,
+  type Standing,
   settle,
+  standingOf,
   takeOverHold as takeOver,
 } from '../ledger/operation.ts';
 import { updateIfLive } from '../ledger/resource.ts';
@@ -23,11 +27,11 @@ import { type RefusalData, refusalOf } from '../refusal.ts';
  */
 type PaidRules<T> = {
   /** Throws a refusal for what the rules of this kind forbid. Runs after the checks of the wallet's state, before its funds. */
-  limits?: (tx: Tx, wallet: Wallet, order: Pick<HoldOrder, 'hold'>, terms: T, now: number) => void;
+  limits?: (read: Reader, wallet: Wallet, order: Pick<HoldOrder, 'hold'>, terms: T, now: number) => void;
   /** Returns a sentence of advice for a caller whose wallet has only `left`. */
   advice?: (terms: T, left: Nanos) => string;
   /** Returns a smaller order for a wallet that has only `left`, where one is possible, and what it is reduced to. */
-  reduce?: (terms: T, left: Nanos) => { hold: Nanos; price: string; to: number } | undefined;
+  reduce?: (terms: T, left: Nanos) => Reduced | undefined;
   /** Inserts rows in the same write as the hold. */
   insertRows?: (tx: Tx, operation: Operation, terms: T) => void;
   /** Adjusts an outcome to what the rows allow, in the write that settles it. */
@@ -42,7 +46,7 @@ type HoldData<T> = {
   now: number;
   /** Why nothing new may be held because of the clock. */
   blocked: string | undefined;
-  /** The refusal for a wallet with too many refused requests; thrown unless the wallet's state already forbids the hold. */
+  /** Why nothing is to be held at the moment; thrown unless the wallet's state already forbids the hold. */
   limited: RefusalData | undefined;
 };
 /** `reducedTo` is what `reduce` returned as `to`, if the wallet had too little for the whole order. */
@@ -52,34 +56,38 @@ type SettleData = { id: string; outcome: Outcome<Buffer | null>; now: number };
 /** `judged` is the outcome that `judge` put in the place of the given one. */
 export type Settled = Settlement & { judged: Outcome<Buffer | null> | undefined };
 
-/** The two writes of a kind of paid request. */
-export type PaidWrites<T> = { hold: Write<HoldData<T>, Held>; settle: Write<SettleData, Settled> };
+/** The two writes of a kind of paid request, and what its wallet says to a hold before it is written. */
+export type PaidWrites<T> = {
+  hold: Write<HoldData<T>, Held>;
+  settle: Write<SettleData, Settled>;
+  standing: (read: Reader, data: HoldData<T>) => Standing;
+};
 
 const PAID = { isPaid: true };
 
 /** Defines the writes of a kind of paid request, from what it adds to them. */
 export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<T>): PaidWrites<T> {
   const { limits, advice, reduce, insertRows, judge, settleRows } = rules;
+  const askedOf = ({ order, terms, now, limited }: HoldData<T>): HoldOrder => ({
+    ...order,
+    limits(read, wallet) {
+      if (limited) throw refusalOf(limited);
+      limits?.(read, wallet, order, terms, now);
+    },
+    ...(advice ? { advice: (left) => advice(terms, left) } : {}),
+    ...(reduce ? { reduce: (left) => reduce(terms, left) } : {}),
+  });
   return {
+    standing: (read, data) => standingOf(read, askedOf(data), data.now, data.blocked),
     hold: defineWrite(
       `${kind}.hold`,
-      (tx, { order, terms, now, blocked, limited }: HoldData<T>): Held => {
+      (tx, data: HoldData<T>): Held => {
+        const { terms, now, blocked } = data;
         let reducedTo: number | undefined;
-        const asked: HoldOrder = {
-          ...order,
-          limits(tx, wallet) {
-            if (limited) throw refusalOf(limited);
-            limits?.(tx, wallet, order, terms, now);
-          },
+        const reduced = ({ to }: Reduced) => {
+          reducedTo = to;
         };
-        if (advice) asked.advice = (left) => advice(terms, left);
-        if (reduce)
-          asked.reduce = (left) => {
-            const reduced = reduce(terms, left);
-            reducedTo = reduced?.to;
-            return reduced;
-          };
-        const operation = placeHold(tx, asked, now, blocked);
+        const operation = placeHold(tx, { ...askedOf(data), reduced }, now, blocked);
         insertRows?.(tx, operation, terms);
         const { hold, price, seal } = operation;
         return { placed: { hold, price, seal }, reducedTo };
@@ -91,7 +99,7 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
       (tx, { id, outcome: called, now }: SettleData): Settled => {
         const operation = judge || settleRows ? operationOf(tx, id) : undefined;
         const outcome = operation && judge ? judge(tx, operation, called) : called;
-        const { moved, available } = settle(tx, id, outcome, 'answer', now);
+        const { moved, available } = settle(tx, id, outcome, endedBy(outcome), now);
         if (moved && operation) settleRows?.(tx, operation, outcome, now);
         return { judged: outcome === called ? undefined : outcome, moved, available };
       },
@@ -99,6 +107,10 @@ export function definePaidWrites<T extends Data>(kind: string, rules: PaidRules<
     ),
   };
 }
+
+/** Returns by what an outcome of a call ended it. */
+const endedBy = (outcome: Outcome<unknown>): SettledBy =>
+  outcome.kind !== 'unknown' && outcome.isCancelled ? 'cancelled' : 'answer';
 
 type TakeOver = { id: string; now: number; blocked: string | undefined };
 export const takeOverHold = defineWrite('operation.take_over', (tx, { id, now, blocked }: TakeOver) =>

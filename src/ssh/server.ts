@@ -2,6 +2,7 @@ import { createServer, type Socket } from 'node:net';
 import ssh2, { type Algorithms, type AuthContext, type Connection, type ParsedKey } from 'ssh2';
 import type { Keyring } from '../access/keyring.ts';
 import { resourceKey } from '../access/ssh-keys.ts';
+import { contained } from '../fault.ts';
 import { checkAfterFailure } from '../lease/after-failure.ts';
 import type { LeaseApp } from '../lease/create.ts';
 import { accessible, type Ports } from '../lease/ports.ts';
@@ -48,7 +49,7 @@ export async function openSshServer(
   const { authenticationMilliseconds, idleMilliseconds } = { ...LIMITS, ...limits };
   const clients = createClients({
     authenticationMilliseconds,
-    failed: (error, { resourceId }) => app.events.failed('ssh_connection', error, { resource: resourceId }),
+    failed: (error, { resourceId }) => app.events.faulted('ssh_connection', error, { resource: resourceId }),
   });
   /** Clients by remote address and port, the only link that ssh2 gives between a connection and its socket. */
   const bySource = new Map<string, Client>();
@@ -75,7 +76,10 @@ export async function openSshServer(
         return ++attempts < ATTEMPT_COUNT_MAX ? context.reject(['publickey']) : client.disconnect('no key');
       // The first round only asks whether the key is acceptable; it has no signature.
       const isProved = context.method === 'publickey' && context.signature !== undefined;
-      if (isProved && !clients.authenticate(client, resource.id, app.memory.open(resource.walletId)))
+      if (
+        isProved &&
+        !clients.authenticate(client, resource.id, app.memory.open(app.tenantOf(resource.walletId).treeId))
+      )
         return client.disconnect('the resource has too many connections');
       context.accept();
     });
@@ -119,13 +123,14 @@ export async function openSshServer(
     });
   }
   const server = createServer({ noDelay: true }, admit);
-  const timer = setInterval(() => {
+  const check = contained('timer', () => {
     for (const client of clients.authenticated) {
       const over = whyInaccessible(app, client.resourceId as string);
       if (over !== undefined) client.dismiss(over);
       clients.checkBacklog(client);
     }
-  }, CHECK_MILLISECONDS);
+  });
+  const timer = setInterval(check, CHECK_MILLISECONDS);
   timer.unref();
 
   const address = await listen(server, at, (error) => app.events.failed('accept', error), '`ssh.listen`');
@@ -144,7 +149,7 @@ function createHost(app: SshApp, idleMilliseconds: number): Host {
     idleMilliseconds,
     now: () => app.clock.now(),
     memory: ({ resourceId }) =>
-      app.memory.open((findResource(app.ledger.read, resourceId as string) as Resource).walletId),
+      app.memory.open(app.tenantOf((findResource(app.ledger.read, resourceId as string) as Resource).walletId).treeId),
     async open({ resourceId }, order) {
       const found = accessible(app, resourceId as string);
       const backend = found && app.slots.backendOf(found.resource);

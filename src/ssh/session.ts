@@ -5,6 +5,7 @@ import { codeOfSignal } from '../compute/backends/shell.ts';
 import { SftpFault } from '../compute/inside/sftp-fault.ts';
 import { InsideLost } from '../compute/inside/sftp-inside.ts';
 import { SFTP_SCRIPT } from '../compute/inside/sftp-script.ts';
+import { contained } from '../fault.ts';
 import { contain, containCall } from '../net/contain.ts';
 import { breakOff } from './break-off.ts';
 import { CLOSE_MILLISECONDS, type Client } from './clients.ts';
@@ -60,11 +61,12 @@ export function serveSession(host: Host, client: Client, session: ServerSession,
     if (resized || !wanted) return;
     live?.resize(wanted.columns, wanted.rows);
     wanted = undefined;
-    resized = setTimeout(() => {
-      resized = undefined;
-      resize();
-    }, RESIZE_MILLISECONDS);
+    resized = setTimeout(resizeAgain, RESIZE_MILLISECONDS);
   }
+  const resizeAgain = contained('timer', () => {
+    resized = undefined;
+    resize();
+  });
 
   client.gone.addEventListener('abort', lost, { once: true });
   session.on('close', () => leave('the client has closed the channel'));

@@ -2,6 +2,7 @@ import type { TimeSource } from '../clock.ts';
 import type { Operation, Outcome } from '../ledger/operation.ts';
 import type { Resource } from '../ledger/resource.ts';
 import { redactTokens } from '../log.ts';
+import { parseJson } from '../parse-json.ts';
 import type { Route } from '../router/catalogue.ts';
 import type { Exporter } from './exporter.ts';
 import type { Attributes, Span } from './otlp.ts';
@@ -119,7 +120,7 @@ export function createOperationSpans(
         if (attempt && operation.kind === 'chat') attempt.endedAt = now();
         return;
       }
-      const settledBy = 'answer';
+      const settledBy = outcome.isCancelled ? 'cancelled' : 'answer';
       if (outcome.kind === 'refused')
         return emit(operation, { outcome: 'released', charge: 0n, usage: null, error: outcome.code, settledBy });
       const { charge, usage, reason } = outcome;
@@ -176,12 +177,12 @@ function modelCall(
   asked: Attempt['asked'],
 ): Pick<Span, 'name' | 'attributes'> {
   const name = route.endsWith('embeddings') ? 'embeddings' : 'chat';
-  const counted = usage === null ? {} : (JSON.parse(usage) as Record<string, unknown>);
+  const counted = usage === null ? {} : (parseJson(usage) as Record<string, unknown>);
   const count = (member: string) => {
     const value = counted[member];
     return typeof value === 'number' && Number.isSafeInteger(value) ? BigInt(value) : undefined;
   };
-  const { session } = tags === null ? {} : (JSON.parse(tags) as Record<string, string>);
+  const { session } = tags === null ? {} : (parseJson(tags) as Record<string, string>);
   const attributes: Attributes = {
     'gen_ai.operation.name': name,
     'gen_ai.provider.name': asked?.route.upstream,

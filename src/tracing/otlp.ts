@@ -1,3 +1,4 @@
+import { parseJson } from '../parse-json.ts';
 import type { SpanContext } from './trace-context.ts';
 
 /**
@@ -61,7 +62,7 @@ function valueJson(value: Value) {
 /** Reads the answer of a collector: how many spans of an accepted request it rejected. */
 export function rejectedCount(answer: string): number {
   try {
-    const { partialSuccess } = JSON.parse(answer) as { partialSuccess?: { rejectedSpans?: unknown } };
+    const { partialSuccess } = parseJson(answer) as { partialSuccess?: { rejectedSpans?: unknown } };
     const count = Number(partialSuccess?.rejectedSpans ?? 0);
     return Number.isSafeInteger(count) && count > 0 ? count : 0;
   } catch {

@@ -4,6 +4,7 @@ import type { Context } from 'hono';
 import type { Env } from '../http/endpoint.ts';
 import { openEventStream } from '../http/event-stream.ts';
 import { Refusal } from '../refusal.ts';
+import { createShares } from '../shares.ts';
 import { PAGE_HEADERS } from './guard.ts';
 import { accountFigures, accountSeen } from './pages/accounts.ts';
 import { leaseFigures, leasesAsked } from './pages/leases.ts';
@@ -14,33 +15,24 @@ import { operatorOnly, type Visit, walletSeen } from './visit.ts';
 /** Figures by the key of their element on the page. */
 export type Figures = Record<string, string>;
 
-/** The most streams of one person, and of all accounts together: no account takes those of others or of the operator. */
-const STREAM_COUNT_MAX = 20;
-const ACCOUNT_STREAM_COUNT_MAX = 100;
+/** The most streams of one account, and of all together before each has an even share. The operator's are counted apart. */
+const STREAM_COUNT_MAX = { each: 20, all: 200 };
 const RETRY_SECONDS = 10;
 const LOOK_MILLISECONDS = 1000;
 /** Time passes without a commit, too: figures are read again after so long. Also keeps proxies from closing the stream. */
 const QUIET_MILLISECONDS = 10_000;
 
-const OPERATOR = 'operator';
-/** Open streams, by account and of the operator. */
-const streams = new Map<string, number>();
+const ofAccounts = createShares(STREAM_COUNT_MAX);
+const ofOperator = createShares(STREAM_COUNT_MAX);
 
 /** Counts a stream and returns what ends it. Throws `rate_limited` when there are too many. */
 function takeStream({ viewer }: Visit): () => void {
-  const who = viewer.kind === 'account' ? viewer.accountId : OPERATOR;
-  const own = streams.get(who) ?? 0;
-  const ofAccounts = [...streams].reduce((sum, [name, count]) => (name === OPERATOR ? sum : sum + count), 0);
-  if (own >= STREAM_COUNT_MAX || (who !== OPERATOR && ofAccounts >= ACCOUNT_STREAM_COUNT_MAX))
-    throw new Refusal('rate_limited', 'Too many pages are open at the moment.', {
+  const [shares, who] = viewer.kind === 'account' ? [ofAccounts, viewer.accountId] : [ofOperator, viewer.kind];
+  if (!shares.tryTake(who, 1))
+    throw new Refusal('rate_limited', 'Too many pages are open at the moment. Close one, or reload this one later.', {
       retryAfterSeconds: RETRY_SECONDS,
     });
-  streams.set(who, own + 1);
-  return () => {
-    const left = (streams.get(who) ?? 1) - 1;
-    if (left > 0) streams.set(who, left);
-    else streams.delete(who);
-  };
+  return () => shares.release(who, 1);
 }
 
 /** Returns the figures of the page that the stream is for, without a name those of `/`. Throws `not_found` for a page of somebody else. */

@@ -1,10 +1,12 @@
 import { randomUUID } from 'node:crypto';
 import { Refusal } from '../refusal.ts';
+import { createKept } from '../shares.ts';
 import type { Visit } from './visit.ts';
 
 /** For so long a form that is sent again gets the answer of the first time, with the secret that may be in it. */
 const ANSWER_MILLISECONDS = 60_000;
-const FORM_COUNT_MAX = 1000;
+/** Of one session, and of all: forms that somebody else sends push out none of the operator's. */
+const FORM_COUNT_MAX = { each: 100, all: 1000 };
 /** The key of a form of this page, of any start: a script may send one of its own. */
 const OURS = /^[\da-f-]{36}\.[\da-f-]{36}$/;
 
@@ -23,6 +25,7 @@ export type Once = {
  */
 export function createOnce(): Once {
   const sent = new Map<string, { answer: Promise<unknown> | undefined }>();
+  const kept = createKept<string>(FORM_COUNT_MAX, (name) => sent.delete(name));
   const start = randomUUID();
   const newKey = () => `${start}.${randomUUID()}`;
   const run = <A>({ viewer, form }: Pick<Visit, 'viewer' | 'form'>, make: () => Promise<A>): Promise<A> => {
@@ -41,13 +44,16 @@ export function createOnce(): Once {
     const answer = make();
     const entry: { answer: Promise<unknown> | undefined } = { answer };
     sent.set(name, entry);
-    if (sent.size > FORM_COUNT_MAX) sent.delete(sent.keys().next().value as string);
+    kept.keep(viewer.sessionId, name);
     const forget = () => {
       entry.answer = undefined;
     };
     answer.then(
       () => setTimeout(forget, ANSWER_MILLISECONDS).unref(),
-      () => sent.delete(name),
+      () => {
+        sent.delete(name);
+        kept.drop(viewer.sessionId, name);
+      },
     );
     return answer;
   };

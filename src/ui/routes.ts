@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http';
 import { type Context, Hono } from 'hono';
 import { refuseFault } from '../health.ts';
 import { readBody } from '../http/body.ts';
-import { callerNetwork, describeError, type Env, onError, requestIdOf } from '../http/endpoint.ts';
+import { allowOf, callerNetwork, describeError, type Env, enter, onError, requestIdOf } from '../http/endpoint.ts';
 import { REFUSALS, Refusal } from '../refusal.ts';
 import type { Asset } from './assets.ts';
 import { cookieOf, PAGE_HEADERS, type Place, placeOf, refuseForeignForm, SESSION } from './guard.ts';
@@ -160,7 +160,7 @@ export function createUi(app: UiApp, printSettings: UiParts['settings']): Hono<E
     const refuse = refusing(app, () => new Refusal('method_not_allowed'));
     hono.all(path, (c) => {
       placeOf(app, c.env.incoming); // Under a foreign host name no path is known.
-      c.set('allow', known.map(({ method }) => method).join(', '));
+      c.set('allow', allowOf(known.map(({ method }) => method)));
       return refuse(c);
     });
   }
@@ -272,9 +272,10 @@ function signedIn(app: UiApp, incoming: IncomingMessage, place: Place) {
   return viewer ? { session, viewer } : undefined;
 }
 
-/** Counts a request against the limit of its account. Throws `rate_limited`. */
+/** Counts a request as one of its viewer's, and against the limit of its account. Throws `rate_limited`. */
 function admitViewer(app: UiApp, c: Context<Env>, viewer: Viewer): void {
   app.authenticated.add(c.env.incoming.socket);
+  enter(app, c, viewer.kind === 'account' ? viewer.accountId : 'operator');
   if (viewer.kind === 'account') app.limits.account.take(viewer.accountId);
 }
 

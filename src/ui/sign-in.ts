@@ -81,7 +81,7 @@ function refuse({ app, incoming }: Arrival, message: string): never {
   throw new Refusal('unauthenticated', message);
 }
 
-/** Signs in with an account key or an operator key, for its account. */
+/** Signs in with an account key or an operator key, for its account. Throws `rate_limited` like each request of the account. */
 export async function signInByKey(arrival: Arrival): Promise<Go> {
   const { app, form } = arrival;
   const token = (form.get('key') ?? '').trim();
@@ -89,6 +89,7 @@ export async function signInByKey(arrival: Arrival): Promise<Go> {
   const key = kind === 'account' || kind === 'operator' ? findKeyByToken(app.ledger.read, hashToken(token)) : undefined;
   if (!key || key.kind !== kind || key.revokedAt !== null)
     return refuse(arrival, 'This is no account key of this installation, or it was revoked.');
+  app.limits.account.take(key.accountId); // A session is a commit, also where nothing is done with it.
   app.used(key.id, app.clock.now());
   const cookies = [await open(arrival, { kind: 'account', accountId: key.accountId, keyId: key.id })];
   return { to: ownPath(form.get('next')), cookies };
@@ -143,6 +144,7 @@ export async function finishSignIn(arrival: Arrival): Promise<Go> {
     if (isFailed) app.limits.failedAuth.count(network);
     throw error;
   });
+  app.limits.account.take(accountId);
   const session = await open(arrival, { kind: 'account', accountId, keyId: null });
   return { to: '/', cookies: [session, cookie(place, ATTEMPT, '', 0)] };
 }

@@ -8,6 +8,7 @@ import { hasOpenOperations, openOperations } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
 import { findWallet, openChildren, openDescendants, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { resolveByPolicy } from '../ledger/writes.ts';
+import { ZERO } from '../money.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
 export type CloseApp = LeaseApp & {
@@ -121,7 +122,11 @@ export async function tryClose(app: CloseApp, walletId: string): Promise<Wallet>
   const leases = liveResources(app.ledger.read, walletId).map(({ id }) => id);
   const busyLeases = leases.filter((id) => app.leaseMutex.isBusy(id));
   const closed = await app.ledger.write(closeIfSettled, { id: walletId, busyLeases, now });
-  if (closed) app.events.walletClosed(closed);
+  if (closed) {
+    app.events.walletClosed(closed);
+    // It has cost nothing and stays in the books, like an operation that was refused.
+    if (closed.parentId !== null && closed.spent === ZERO) app.limits.released.count(app.tenantOf(walletId).treeId);
+  }
   return closed ?? (findWallet(app.ledger.read, walletId) as Wallet);
 }
 

@@ -1,10 +1,12 @@
 import { type Keyring, walletCredential, walletToken } from '../access/keyring.ts';
+import { type Limit, refusalOfLimit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/config.ts';
 import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import type { WalletOrder } from '../ledger/open-wallet.ts';
+import type { TenantOf } from '../ledger/tenant.ts';
 import { refuseInactive, type Wallet } from '../ledger/wallet.ts';
 import { openWallet } from '../ledger/writes.ts';
 
@@ -14,6 +16,8 @@ export type OpenApp = {
   events: Events;
   keyring: Keyring;
   config: Pick<Config, 'childWallets'>;
+  limits: { released: Limit };
+  tenantOf: TenantOf;
   /** Wakes the reaper by this time (Unix seconds). */
   wakeAt: (at: number) => void;
 };
@@ -33,7 +37,9 @@ export async function open(
   const now = app.clock.now();
   const order = { ...request, id, ...row };
   const limits = app.config.childWallets;
-  const { wallet, isNew } = await app.ledger.write(openWallet, { order, now, blocked, limits });
+  const limited =
+    request.parentId === null ? undefined : refusalOfLimit(app.limits.released, app.tenantOf(request.parentId).treeId);
+  const { wallet, isNew } = await app.ledger.write(openWallet, { order, now, blocked, limits, limited });
   if (isNew) {
     app.events.walletOpened(wallet);
     if (wallet.expiresAt !== null) app.wakeAt(wallet.expiresAt);

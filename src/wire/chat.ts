@@ -1,4 +1,5 @@
 import * as v from 'valibot';
+import { CHAT_MEMBERS, CHOICE_COUNT_MAX } from '../router/measure.ts';
 import { wholeNumber } from './parts.ts';
 
 /** The most messages of a request; checked before any of them is validated. */
@@ -11,21 +12,46 @@ export const Messages = v.pipe(
   Object.assign(
     v.maxLength<unknown[], number, string>(MESSAGE_COUNT_MAX, `must have at most ${MESSAGE_COUNT_MAX} messages`),
     {
-      keywords: { items: { type: 'object' } },
+      keywords: { items: { type: 'object', additionalProperties: true } },
     },
   ),
   v.array(v.record(v.string(), v.unknown(), 'must be an object')),
 );
 
+/** Members that are taken with some values only, for the API document (`measureChat`). */
+const LIMITED = {
+  n: { type: ['integer', 'null'], minimum: 1, maximum: CHOICE_COUNT_MAX },
+  max_completion_tokens: { type: ['integer', 'null'], minimum: 1 },
+  store: { anyOf: [{ const: false }, { type: 'null' }] },
+  service_tier: { anyOf: [{ const: 'default' }, { type: 'null' }] },
+  modalities: {
+    anyOf: [{ type: 'array', items: { const: 'text' }, minItems: 1, maxItems: 1 }, { type: 'null' }],
+  },
+};
+
 /**
  * Body of POST /v1/chat/completions (interface, section 4). Other members are checked once the model is known: any that
- * is not on the priced allow-list is refused with `unsupported_parameter`.
+ * is not on the priced allow-list is refused with `unsupported_parameter`. The API document lists them.
  */
-export const ChatBody = v.looseObject({
-  model: v.pipe(v.string('must be a string'), v.minLength(1, 'must not be empty')),
-  messages: Messages,
-  max_tokens: v.nullish(wholeNumber(1, Number.MAX_SAFE_INTEGER)),
-  stream: v.nullish(v.literal(false, 'must be false or left out')),
+export const ChatBody = Object.assign(
+  v.looseObject({
+    model: v.pipe(v.string('must be a string'), v.minLength(1, 'must not be empty')),
+    messages: Messages,
+    max_tokens: v.nullish(wholeNumber(1, Number.MAX_SAFE_INTEGER)),
+    stream: v.nullish(v.literal(false, 'must be false or left out')),
+  }),
+  {
+    keywords: {
+      properties: { ...Object.fromEntries(CHAT_MEMBERS.map((it) => [it, {}])), ...LIMITED },
+      additionalProperties: false,
+    },
+  },
+);
+
+const Choice = v.looseObject({
+  index: v.optional(v.number()),
+  message: v.optional(v.looseObject({ role: v.optional(v.string()), content: v.nullish(v.string()) })),
+  finish_reason: v.nullish(v.string()),
 });
 
 /** The upstream's answer, unchanged. */
@@ -33,6 +59,6 @@ export const ChatCompletion = v.looseObject({
   id: v.optional(v.string()),
   object: v.optional(v.string()),
   model: v.optional(v.string()),
-  choices: v.optional(v.array(v.looseObject({}))),
+  choices: v.optional(v.array(Choice)),
   usage: v.optional(v.looseObject({ prompt_tokens: v.number(), completion_tokens: v.number() })),
 });

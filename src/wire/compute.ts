@@ -8,6 +8,7 @@ import { keepOf } from '../ledger/keep.ts';
 import { operationOf } from '../ledger/operation.ts';
 import type { Resource } from '../ledger/resource.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { checked, Id, Time, text, Usd, wholeNumber } from './parts.ts';
 
 const maxSeconds = wholeNumber(60, 30 * 86_400);
@@ -225,7 +226,7 @@ export function summaryOf(
     price_hourly_usd: formatUsd(it.priceHourly),
     supports_extension: canExtend(it.slot),
     wallet_id: it.walletId,
-    spec: JSON.parse(it.spec),
+    spec: parseJson(it.spec) as Record<string, unknown>,
     created_at: it.createdAt,
     ready_at: it.readyAt,
     ended_at: it.endedAt,

@@ -3,6 +3,7 @@ import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } fro
 import type { Operation } from '../ledger/operation.ts';
 import type { Step } from '../ledger/timeline.ts';
 import { formatUsd } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { Time, Usd } from './parts.ts';
 
 /** An operation in the operator's view. */
@@ -49,10 +50,10 @@ export function operationRecord(operation: Operation): v.InferOutput<typeof Oper
     settled_by: operation.settledBy,
     hold_usd: formatUsd(operation.hold),
     charge_usd: operation.charge === null ? null : formatUsd(operation.charge),
-    price: JSON.parse(operation.price),
-    usage: operation.usage === null ? null : JSON.parse(operation.usage),
+    price: parseJson(operation.price) as Record<string, unknown>,
+    usage: operation.usage === null ? null : (parseJson(operation.usage) as Record<string, unknown>),
     reason: operation.reason,
-    tags: operation.tags === null ? {} : JSON.parse(operation.tags),
+    tags: operation.tags === null ? {} : (parseJson(operation.tags) as Record<string, string>),
     idempotency_key: operation.idempotencyKey,
     request_id: operation.requestId,
     created_at: operation.createdAt,
@@ -72,7 +73,7 @@ export function timelineStep(step: Step) {
     operation_id: step.operationId,
     request_id: step.requestId,
     subject: step.subject,
-    usage: step.usage === null ? null : (JSON.parse(step.usage) as Record<string, unknown>),
+    usage: step.usage === null ? null : (parseJson(step.usage) as Record<string, unknown>),
     settled_by: step.settledBy,
     reason: step.reason,
   };

@@ -4,6 +4,7 @@ import { TOKEN_PREFIX } from '../access/token.ts';
 import type { Period } from '../calendar.ts';
 import { shownAvailable, type Wallet } from '../ledger/wallet.ts';
 import { formatUsd, Nanos, parseUsd } from '../money.ts';
+import { parseJson } from '../parse-json.ts';
 import { ChatBody, Messages } from './chat.ts';
 import { Time, text } from './parts.ts';
 
@@ -91,7 +92,7 @@ export function routerKeyRecord(key: RouterKey) {
     wallet_id: key.walletId,
     prefix: TOKEN_PREFIX.router,
     last4: key.last4,
-    options: JSON.parse(key.options) as unknown,
+    options: parseJson(key.options) as unknown,
     created_at: key.createdAt,
     revoked_at: key.revokedAt,
   };

@@ -1,7 +1,17 @@
 import * as v from 'valibot';
-import { SPEND_BY, type SpendRow } from '../ledger/spending.ts';
-import { formatUsd, type Nanos } from '../money.ts';
+import { SPEND_BY, type Spending, type SpendRest } from '../ledger/spending.ts';
+import { formatUsd } from '../money.ts';
 import { numberInQuery, Usd } from './parts.ts';
+
+/** The most rows of an answer over HTTP. */
+export const SPEND_ROW_COUNT_MAX = 1000;
+
+const SUMS = {
+  operations: v.number(),
+  prompt_tokens: v.number(),
+  completion_tokens: v.number(),
+  charged_usd: Usd,
+};
 
 /** The sums that were charged, by one of `SPEND_BY` (design, section 16). */
 export const Spend = v.object({
@@ -11,28 +21,33 @@ export const Spend = v.object({
         v.string(),
         v.description('A model or slot, a wallet, an account, a UTC day, `name=value` (empty for no tag), or a kind'),
       ),
-      operations: v.number(),
-      prompt_tokens: v.number(),
-      completion_tokens: v.number(),
-      charged_usd: Usd,
+      ...SUMS,
     }),
+  ),
+  others: v.optional(
+    v.pipe(
+      v.object(SUMS),
+      v.description(`The sums of all that has no row, where there is more than the ${SPEND_ROW_COUNT_MAX} largest`),
+    ),
   ),
   total_usd: Usd,
 });
 
 /** Builds the body of a sum of spending. */
-export function spendBody({ rows, total }: { rows: SpendRow[]; total: Nanos }): v.InferOutput<typeof Spend> {
+export function spendBody({ rows, others, total }: Spending): v.InferOutput<typeof Spend> {
   return {
-    rows: rows.map((it) => ({
-      key: it.key,
-      operations: it.operations,
-      prompt_tokens: it.promptTokens,
-      completion_tokens: it.completionTokens,
-      charged_usd: formatUsd(it.charged),
-    })),
+    rows: rows.map(({ key, ...sums }) => ({ key, ...sumsOf(sums) })),
+    ...(others ? { others: sumsOf(others) } : {}),
     total_usd: formatUsd(total),
   };
 }
+
+const sumsOf = (it: SpendRest) => ({
+  operations: it.operations,
+  prompt_tokens: it.promptTokens,
+  completion_tokens: it.completionTokens,
+  charged_usd: formatUsd(it.charged),
+});
 
 /** A whole number of Unix seconds in a query. */
 const QueryTime = numberInQuery(0, 99_999_999_999, 'must be Unix seconds');

@@ -5,11 +5,11 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { until } from '../compute/conformance.ts';
-import { installation, type Serving, within } from '../helper/executable.ts';
+import { AGENT_DIRECTORIES } from '../components.ts';
+import { installation, type Serving } from '../helper/executable.ts';
 import { type Counted, costOf, type ModelServer, nanosOf, openModelServer } from '../helper/model-server.ts';
 import { type FakeUpstream, type Handler, openUpstream } from '../helper/upstream.ts';
-import { DIRECTORIES } from './installed.ts';
+import { until, waitFor } from '../helper/waiting.ts';
 import { MODEL, PRICES } from './model.ts';
 import { openNamespace } from './namespace.ts';
 import type { Settings } from './page.ts';
@@ -19,8 +19,6 @@ import { newNote, taskModel } from './task.ts';
 const COMPILED = fileURLToPath(new URL('node_modules/.cache/purser-agents', import.meta.url));
 /** Leaves a cent of a dollar. */
 const FILLER = { ...MODEL, id: 'filler', pricing: { prompt: '0', completion: '0', request: '0.99' } };
-/** Agents wait up to half a minute before they repeat, and two cores have several of them to run. */
-const PATIENCE_MILLISECONDS = 300_000;
 
 /** What happens to the requests of an agent, where the model server would only answer. */
 export type Fault = (models: ModelServer, upstream: FakeUpstream, serving: Serving) => Handler;
@@ -106,7 +104,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
     detached: true, // Agents start others; all of them are its group.
     stdio: ['ignore', 'pipe', 'pipe'],
     env: {
-      PATH: [...DIRECTORIES, dirname(process.execPath), process.env.PATH].join(':'),
+      PATH: [...AGENT_DIRECTORIES, dirname(process.execPath), process.env.PATH].join(':'),
       HOME: home,
       TERM: 'dumb',
       NODE_COMPILE_CACHE: COMPILED, // Those that run on Node compile megabytes at each start.
@@ -128,7 +126,7 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
       said += text;
     });
   const ended = new Promise<number | null>((resolve) => child.once('exit', resolve));
-  const code = await within(ended, () => `the agent ends: ${said.slice(-4000)}`, PATIENCE_MILLISECONDS);
+  const code = await waitFor(() => `the agent ends: ${said.slice(-4000)}`, ended);
   endGroup();
 
   // It may have ended without waiting for its last answer.

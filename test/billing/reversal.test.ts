@@ -1,26 +1,10 @@
 import assert from 'node:assert/strict';
-import { randomUUID } from 'node:crypto';
-import test, { type TestContext } from 'node:test';
+import test from 'node:test';
+import { createRandom, SEED } from '../helper/random.ts';
 import { gate } from '../helper/upstream.ts';
-import { openLeaseServer } from '../lease/docker-leases.ts';
-import { LONG } from '../lease/leases.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
 import { deliver } from './fake-stripe.ts';
-import { begin, CENTS, events, figures, openShop, pass, shopOf } from './paid.ts';
-
-/** A shop in which a checkout was paid. */
-async function openPaid(t: TestContext) {
-  const { purser, stripe, now } = await openShop(t);
-  const id = await begin(purser);
-  await deliver(purser, stripe.pay(id));
-  return { purser, stripe, now, id };
-}
-const wallet = (purser: Awaited<ReturnType<typeof openPaid>>['purser'], budget_cents = 100) =>
-  purser.ask('POST', '/v1/wallets', {
-    token: purser.accountKey,
-    key: randomUUID(),
-    body: { name: 'w', budget_cents, expires_in_seconds: 3600 },
-  });
+import { begin, CENTS, events, figures, openShop, pass } from './paid.ts';
+import { openPaid, wallet } from './reversal-shared.ts';
 
 test('a refund while an agent works: what is available goes, the rest is owed, the agent works on, and its wallet pays the debt when it closes', async (t) => {
   const { purser, stripe, id } = await openPaid(t);
@@ -51,33 +35,6 @@ test('a refund while an agent works: what is available goes, the rest is owed, t
   assert.deepEqual(await figures(purser), [CENTS - spent, 0]);
   assert.equal((await wallet(purser)).status, 201);
   assert.deepEqual(await figures(purser), [CENTS - spent - 100, 0]);
-});
-
-test('a refund and a dispute leave a running lease alone: it runs, is extended, and ends with its wallet', async (t) => {
-  const shop = await shopOf(t);
-  const purser = await openLeaseServer(t, shop.options);
-  if (!purser) return;
-  const { stripe } = shop;
-  const [refunded, disputed] = [await begin(purser), await begin(purser)];
-  for (const id of [refunded, disputed]) await deliver(purser, stripe.pay(id));
-  const { id: walletId, token } = await purser.openWallet(LONG);
-  const { body: lease } = await purser.rent(token);
-  assert.equal(lease.status, 'running', JSON.stringify(lease));
-
-  assert.equal((await deliver(purser, stripe.refund(refunded))).status, 200);
-  assert.equal((await deliver(purser, stripe.dispute(disputed))).status, 200);
-  assert.deepEqual(await figures(purser), [0, LONG.budget_cents]);
-  assert.equal((await wallet(purser)).status, 403);
-  await purser.app.reaper.runOnce();
-  assert.equal((await purser.machines()).length, 1);
-  assert.equal((await purser.status(token, lease.id)).status, 'running');
-  const extended = await purser.extend(token, lease.id, 600);
-  assert.deepEqual([extended.status, extended.body.purchased_seconds], [200, 1200], extended.text);
-
-  const closed = await purser.closeWallet(walletId);
-  assert.equal(closed.status, 200);
-  assert.deepEqual(await purser.machines(), []);
-  assert.deepEqual(await figures(purser), [0, LONG.budget_cents - closed.body.returned_cents]);
 });
 
 test('refunds in parts, twice, late, failed and in the wrong order come to what they come to', async (t) => {

@@ -1,14 +1,15 @@
 import assert from 'node:assert/strict';
-import { randomUUID } from 'node:crypto';
+import { randomBytes, randomUUID } from 'node:crypto';
 import http from 'node:http';
 import test from 'node:test';
 import { findAnswer } from '../../src/ledger/operation.ts';
 import { formatUsd, Nanos } from '../../src/money.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
+import { createRandom, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 import { completion, failure, gate, type Handler, hang, reset } from '../helper/upstream.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
+import { until } from '../helper/waiting.ts';
 
 /** Prompt 10 and completion 5 tokens of the model `chat`, and its price for a request. */
 const CHARGE = 10n * 1000n + 5n * 2000n + 100_000n;
@@ -42,12 +43,8 @@ function call(purser: TestServer, gateway: Pick<Gateway, 'key'>, body: object = 
   return { answer, leave: () => void request.destroy() };
 }
 
-/** Waits for what the server does by itself next. */
-async function until(isTrue: () => boolean): Promise<void> {
-  while (!isTrue()) await new Promise((resolve) => setTimeout(resolve, 1));
-}
-
-const vacant = (purser: TestServer, count = 1) => until(() => purser.app.retries.vacantCount() === count);
+const vacant = (purser: TestServer, count = 1) =>
+  until('so many retries wait for nobody', () => purser.app.retries.vacantCount() === count);
 
 async function operationsOf(purser: TestServer) {
   return (await purser.run('operation.list', {})).operations;
@@ -493,6 +490,7 @@ for (const stream of [false, true])
     await vacant(purser);
     slow.open();
     await until(
+      'its answer is kept',
       () => findAnswer(purser.app.ledger.read, operation?.id as string, purser.app.clock.now()) !== undefined,
     );
     const answer = await call(purser, gateway, { stream }).answer;
@@ -500,6 +498,33 @@ for (const stream of [false, true])
     assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [2, held]);
     assert.deepEqual(purser.problems(), []);
   });
+
+test('what a policy charged buys the first answer that begins, though it is too long to be kept for the next client', async (t) => {
+  const purser = await openTestServer(t);
+  const gateway = await openGateway(purser);
+  purser.upstream.handle = reset;
+  await call(purser, gateway, { stream: true }).answer;
+  const { held } = purser.wallet(gateway.walletId);
+  const [operation] = await operationsOf(purser);
+  await purser.run('operation.resolve', { id: operation?.id as string, decision: 'charge', reason: 'test' });
+  purser.upstream.handle = failure(429); // No answer has begun.
+  assert.equal((await call(purser, gateway, { stream: true }).answer)?.status, 429);
+  const left = Promise.withResolvers<void>();
+  const noise = Array.from({ length: 10 }, () => said(randomBytes(1_000_000).toString('base64')));
+  purser.upstream.handle = streaming(said('one'), () => left.promise, ...noise, FINISHED, counted(), DONE);
+  const stream = await gateway.stream();
+  await stream.next();
+  stream.leave();
+  await vacant(purser);
+  left.resolve();
+  await gateway.quiet();
+  assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [3, held]);
+  purser.upstream.handle = completionStream();
+  assert.equal((await call(purser, gateway, { max_tokens: 100, stream: true }).answer)?.status, 200);
+  assert.deepEqual([purser.upstream.calls.length, purser.wallet(gateway.walletId).spent], [4, held + CHARGE]);
+  assert.equal((await operationsOf(purser)).length, 2);
+  assert.deepEqual(purser.problems(), []);
+});
 
 const WALKS = 3;
 for (let walk = 0; walk < WALKS; walk++)

@@ -28,15 +28,15 @@ const finishedAndCounted = (usage: unknown) =>
   event({ choices: [{ index: 0, delta: {}, finish_reason: 'stop' }], usage });
 const USAGE = { prompt_tokens: 10, completion_tokens: 5 };
 
-/** What the chat of the default body costs by an estimate: the bound of its prompt, and so many tokens delivered. */
-async function estimateOf(purser: TestServer, tokens: number): Promise<string> {
-  const bound = Number((await one(purser))?.price.bound_prompt_tokens);
-  return formatUsd(Nanos(BigInt(100_000 + bound * 1000 + tokens * 2000)));
+/** Returns the estimated price of the default chat: the prompt, at its bound unless it was told, and so many tokens. */
+async function estimateOf(purser: TestServer, tokens: number, told?: number): Promise<string> {
+  const prompt = told ?? Number((await one(purser))?.price.bound_prompt_tokens);
+  return formatUsd(Nanos(BigInt(100_000 + prompt * 1000 + tokens * 2000)));
 }
 const estimates = (purser: TestServer) => purser.log.filter((line) => line.includes('"operation.estimated"')).length;
 
 /** The end is missing, and no last count came before: what was delivered is charged, in tokens of at least a byte each. */
-const CUT: [how: string, steps: Step[], tokens: number][] = [
+const CUT: [how: string, steps: Step[], tokens: number, prompt?: number][] = [
   ['tells of an error', [said('a'), error()], 1],
   ['tells of an error in a bare sentence', [said('a'), event({ error: 'Request failed during generation' })], 1],
   ['tells of an error beside its choices', [said('a'), event({ choices: [], error: { message: 'no' } }), DONE], 1],
@@ -50,12 +50,14 @@ const CUT: [how: string, steps: Step[], tokens: number][] = [
     'ends like a whole body, with a count in every chunk',
     [said('ab', { usage: { ...USAGE, completion_tokens: 1 } })],
     2,
+    10,
   ],
-  ['breaks off after a count of what was so far', [said('a', { usage: USAGE }), breakOff], 5],
+  ['breaks off after a count of what was so far', [said('a', { usage: USAGE }), breakOff], 5, 10],
   [
     'breaks off after a count in the middle',
     [counted({ prompt_tokens: 10, completion_tokens: 0 }), said('a'), breakOff],
     1,
+    10,
   ],
   ['says how one of two choices finished', [said('a'), FINISHED], 1],
   ['sends an event of 10 MB', [said('a'), said('x'.repeat(10_000_000)), FINISHED, counted(), DONE], 1],
@@ -63,7 +65,7 @@ const CUT: [how: string, steps: Step[], tokens: number][] = [
 
 test('a stream without its end is charged what it delivered: its client hears of it, and so does its key', async (t) => {
   const purser = await openTestServer(t);
-  for (const [how, steps, tokens] of CUT)
+  for (const [how, steps, tokens, prompt] of CUT)
     await t.test(`it ${how}`, async () => {
       const gateway = await openGateway(purser);
       const before = estimates(purser);
@@ -77,14 +79,14 @@ test('a stream without its end is charged what it delivered: its client hears of
       assert.deepEqual(Object.keys(last.error).sort(), ['code', 'message', 'param', 'type']);
       assert.equal(last.error.code, 'answer_lost');
       assert.match(last.request_id, /^req_/);
-      const charged = await estimateOf(purser, tokens);
+      const charged = await estimateOf(purser, tokens, prompt);
       assert(last.error.message.includes(`${charged} USD were charged`), text.slice(-500));
       const { holds, used_usd: used } = await purser.budget(gateway.token);
       assert.deepEqual([used, holds], [charged, []]);
       const operation = await one(purser);
       assert.deepEqual([operation?.outcome, operation?.settled_by], ['charged', 'answer']);
-      const bound = operation?.price.bound_prompt_tokens;
-      assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: bound, completion_tokens: tokens });
+      const counts = { prompt_tokens: prompt ?? operation?.price.bound_prompt_tokens, completion_tokens: tokens };
+      assert.deepEqual(operation?.usage, { estimated: true, ...counts });
       assert.equal(estimates(purser), before + 1, 'a warning says so');
 
       const calls = purser.upstream.calls.length;
@@ -147,7 +149,8 @@ const CHARGED: [how: string, steps: Step[]][] = [
   ['counts beside the last choice, and ends without an end', [said('a'), finishedAndCounted(USAGE)]],
   ['counts beside the last choice', [said('a'), finishedAndCounted(USAGE), DONE]],
   ['counts in every chunk', [said('a', { usage: { prompt_tokens: 10, completion_tokens: 1 } }), counted(), DONE]],
-  ['counts twice', [said('a'), counted({ prompt_tokens: 9, completion_tokens: 9 }), counted(), DONE]],
+  ['counts twice', [said('a'), counted({ prompt_tokens: 10, completion_tokens: 3 }), counted(), DONE]],
+  ['counts less the second time', [said('a'), counted(), counted({ prompt_tokens: 9, completion_tokens: 3 }), DONE]],
   ['ends without its last blank line', [said('a'), counted(), 'data: [DONE]']],
   ['comes with CRLF', [said('a').replaceAll('\n', '\r\n'), counted().replaceAll('\n', '\r\n'), 'data: [DONE]\r\n\r\n']],
   [
@@ -156,7 +159,7 @@ const CHARGED: [how: string, steps: Step[]][] = [
   ],
   ['begins with a byte order mark', [`\ufeff${counted()}`, DONE]],
 ];
-test('what was counted last is the charge', async (t) => {
+test('what was counted at the end is the charge: the most of each count', async (t) => {
   const purser = await openTestServer(t);
   for (const [how, steps] of CHARGED)
     await t.test(`it ${how}`, async () => {
@@ -170,23 +173,21 @@ test('what was counted last is the charge', async (t) => {
     });
 });
 
-/** It came to its end, and what it says of its usage is no usage. */
-const NO_USAGE: [what: string, usage: unknown][] = [
+/** It came to its end, and what it says of its usage is none, or not all of one: 3 bytes of text came. */
+const NO_USAGE: [what: string, usage: unknown, told?: { prompt?: number; tokens?: number }][] = [
   ['no usage', undefined],
   ['a usage of null', null],
   ['an empty usage', {}],
   ['a usage as a list', [10, 5]],
   ['a usage as strings', { prompt_tokens: '10', completion_tokens: '5' }],
-  ['a negative usage', { prompt_tokens: 10, completion_tokens: -5 }],
-  ['a fractional usage', { prompt_tokens: 10.5, completion_tokens: 5 }],
-  ['half a usage', { completion_tokens: 5 }],
-  ['a usage beyond all numbers', { prompt_tokens: 10, completion_tokens: 1e300 }],
-  ['more cached tokens than tokens', { ...USAGE, prompt_tokens_details: { cached_tokens: 11 } }],
-  ['more reasoning than completion', { ...USAGE, completion_tokens_details: { reasoning_tokens: 6 } }],
+  ['a negative usage', { prompt_tokens: 10, completion_tokens: -5 }, { prompt: 10 }],
+  ['a fractional usage', { prompt_tokens: 10.5, completion_tokens: 5 }, { tokens: 5 }],
+  ['half a usage', { completion_tokens: 5 }, { tokens: 5 }],
+  ['a usage beyond all numbers', { prompt_tokens: 10, completion_tokens: 1e300 }, { prompt: 10 }],
 ];
 test('a whole stream without a usage is charged what it delivered', async (t) => {
   const purser = await openTestServer(t);
-  for (const [what, usage] of NO_USAGE)
+  for (const [what, usage, { prompt, tokens = 3 } = {}] of NO_USAGE)
     for (const end of [[FINISHED, DONE], [DONE], [FINISHED]])
       await t.test(`${what}, ${end.length} events at its end`, async () => {
         const before = estimates(purser);
@@ -195,7 +196,7 @@ test('a whole stream without a usage is charged what it delivered', async (t) =>
         purser.upstream.handle = streaming(said('abc'), ...end.slice(0, -1), ...counts, ...end.slice(-1));
         const { text } = await gateway.streamed({}, 'k');
         assert(text.endsWith(DONE));
-        assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, 3));
+        assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, tokens, prompt));
         assert.equal((await one(purser))?.usage?.estimated, true);
         assert.equal(estimates(purser), before + 1);
         assert.equal((await gateway.streamed({}, 'k')).text, text, 'it is replayed like any other');
@@ -218,7 +219,7 @@ test('a count that text followed is not the charge of a whole stream', async (t)
         const gateway = await openGateway(purser);
         purser.upstream.handle = streaming(...steps, ...end);
         assert((await gateway.streamed()).text.endsWith(DONE));
-        assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, tokens));
+        assert.equal((await purser.budget(gateway.token)).used_usd, await estimateOf(purser, tokens, 10));
         assert.deepEqual(purser.problems(), []);
       });
 });

@@ -1,13 +1,11 @@
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import test from 'node:test';
-import { randomFrom } from '../executable/random.ts';
 import { openGateway } from '../helper/gateway.ts';
+import { length, randomFrom, SEED } from '../helper/random.ts';
 import { openTestServer } from '../helper/server.ts';
 import { counted, DONE, FINISHED, said, streaming } from '../helper/sse.ts';
 
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
-const STREAM_COUNT = Number(process.env.PURSER_TEST_STREAMS ?? 500);
+const STREAM_COUNT = length(60, 500);
 const LATE_MILLISECONDS_MAX = 20;
 const pause = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
@@ -31,7 +29,7 @@ test(`${STREAM_COUNT} streams at once on one wallet, whose clients leave when th
   };
   let [whole, left] = [0, 0];
   const clients = Array.from({ length: STREAM_COUNT }, async (_, i) => {
-    const stream = await gateway.stream({ user: `${i}` }, random() < 0.5 ? `key ${i}` : undefined);
+    const stream = await gateway.stream({ seed: i }, random() < 0.5 ? `key ${i}` : undefined);
     assert.equal(stream.status, 200);
     if (random() < 0.5) {
       assert((await stream.rest()).endsWith(DONE));
@@ -84,7 +82,7 @@ test(`streams that race for the last of a wallet never take more than there is (
   const statuses = new Map<number, number>();
   await Promise.all(
     Array.from({ length: 200 }, async (_, i) => {
-      const stream = await gateway.stream({ model: 'dear', max_tokens: 2, user: `${i}` }); // USD 0.02 at most
+      const stream = await gateway.stream({ model: 'dear', max_tokens: 2, seed: i }); // USD 0.02 at most
       statuses.set(stream.status, (statuses.get(stream.status) ?? 0) + 1);
       if (random() < 0.3) stream.leave();
       else await stream.rest();

@@ -5,6 +5,7 @@ import { openGateway } from '../helper/gateway.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completionStream, counted, DONE, event, FINISHED, forever, said, streaming } from '../helper/sse.ts';
 import { completion, gate } from '../helper/upstream.ts';
+import { pause, waitFor } from '../helper/waiting.ts';
 
 const operations = async (purser: TestServer) => (await purser.run('operation.list', {})).operations;
 
@@ -129,7 +130,7 @@ test('the end is told when the charge is on disk, and not before', async (t) => 
   const reading = (async () => {
     for (let it = await stream.next(); it; it = await stream.next()) told.push(`${it}\n\n`);
   })();
-  await new Promise((resolve) => setTimeout(resolve, 100));
+  await pause(100);
   assert.deepEqual(told, [], 'neither the usage nor the end');
   assert.equal(purser.wallet(gateway.walletId).spent, 0n);
   commit.resolve();
@@ -138,7 +139,7 @@ test('the end is told when the charge is on disk, and not before', async (t) => 
   assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });
 
-test('a client that goes away changes nothing: the upstream is read to its end, and the stream charged once', async (t) => {
+test('a stream that ends before it is stopped is read to its end though its client has gone, and charged once', async (t) => {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser);
   const gone = Promise.withResolvers<void>();
@@ -171,7 +172,7 @@ test('a client that goes away changes nothing: the upstream is read to its end, 
   assert.equal(purser.wallet(gateway.walletId).spent, 120_000n);
 });
 
-test('a client that leaves before the first event is charged as well, and nothing breaks', async (t) => {
+test('a client that leaves before the first event is charged if it comes in time, and nothing breaks', async (t) => {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser);
   const held = gate(completionStream());
@@ -254,16 +255,12 @@ test('a server that stops tells the streams that still run, and charges what the
 });
 
 test('a server that stops does not wait for a client that has stopped reading', async (t) => {
-  const purser = await openTestServer(t, { settings: { drain_seconds: 0 } });
+  const purser = await openTestServer(t, { settings: { drain_seconds: 0 }, stallMilliseconds: 2 ** 31 - 1 });
   const gateway = await openGateway(purser);
-  const stuck = Promise.withResolvers<void>();
   purser.upstream.handle = streaming(...Array.from({ length: 30 }, () => said('x'.repeat(1_000_000))), forever);
   const stream = await gateway.stream();
-  setTimeout(stuck.resolve, 200);
-  await stuck.promise;
-  const started = performance.now();
-  await purser.reopen();
-  assert(performance.now() - started < 30_000, 'a client may stop reading for a minute');
+  await pause(200); // Until all is full on the way to it.
+  await waitFor('the server stops: a client may stop reading for ever here', purser.reopen());
   assert.deepEqual((await purser.budget(gateway.token)).holds, []);
   stream.leave();
 });

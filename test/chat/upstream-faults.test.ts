@@ -176,16 +176,17 @@ test('an upstream that refuses the connection never heard of it: nothing is char
   assert.deepEqual([budget.held_usd, budget.used_usd], ['0.00', '0.00']);
 });
 
-const USAGES: [what: string, usage: unknown][] = [
+/** What can be read of it: otherwise the bound of the prompt counts, and the bytes of the text. */
+const USAGES: [what: string, usage: unknown, told?: { prompt?: number; completion?: number }][] = [
   ['no usage', undefined],
   ['a usage of null', null],
   ['usage as strings', { prompt_tokens: '1', completion_tokens: '1' }],
-  ['a negative usage', { prompt_tokens: -1, completion_tokens: 1 }],
-  ['a fractional usage', { prompt_tokens: 1.5, completion_tokens: 1 }],
-  ['half a usage', { prompt_tokens: 1 }],
+  ['a negative usage', { prompt_tokens: -1, completion_tokens: 1 }, { completion: 1 }],
+  ['a fractional usage', { prompt_tokens: 1.5, completion_tokens: 1 }, { completion: 1 }],
+  ['half a usage', { prompt_tokens: 1 }, { prompt: 1 }],
 ];
-for (const [what, usage] of USAGES) {
-  test(`an answer with ${what} is charged by the bound of its prompt and the bytes of its text`, async (t) => {
+for (const [what, usage, told = {}] of USAGES) {
+  test(`an answer with ${what} is charged by the bound of its prompt and the bytes of its text where it tells neither`, async (t) => {
     const purser = await openTestServer(t);
     const { id, token } = await purser.openWallet();
     const choices = [{ index: 0, message: { role: 'assistant', content: 'hello' } }];
@@ -193,10 +194,10 @@ for (const [what, usage] of USAGES) {
     const answer = await purser.chat(token, {}, 'same');
     assert.equal(answer.status, 200);
     const [operation] = (await purser.run('operation.list', {})).operations;
-    const bound = Number(operation?.price.bound_prompt_tokens);
-    assert.equal(purser.wallet(id).spent, BigInt(100_000 + bound * 1000 + 5 * 2000));
+    const { prompt = Number(operation?.price.bound_prompt_tokens), completion: tokens = 5 } = told;
+    assert.equal(purser.wallet(id).spent, BigInt(100_000 + prompt * 1000 + tokens * 2000));
     assert.equal(purser.wallet(id).held, 0n);
-    assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: bound, completion_tokens: 5 });
+    assert.deepEqual(operation?.usage, { estimated: true, prompt_tokens: prompt, completion_tokens: tokens });
     const { steps } = await purser.run('wallet.timeline', { id });
     assert.equal(steps.find((it) => it.what === 'charged')?.usage?.estimated, true);
     assert.equal(purser.log.filter((line) => line.includes('operation.estimated')).length, 1);
@@ -206,12 +207,13 @@ for (const [what, usage] of USAGES) {
   });
 }
 
-/** One token above the bound, far above it, and thinking that only the total shows. */
+/** One token above the bound, far above it, and what only the total shows: of the prompt, thinking, more than any prompt has. */
 const COUNTED: [usage: Record<string, unknown>, charge: (hold: bigint) => bigint, alarms: number][] = [
   [{ prompt_tokens: 10, completion_tokens: 101 }, () => 312_000n, 1],
   [{ prompt_tokens: 1000, completion_tokens: 5 }, (hold) => hold, 1],
   [{ prompt_tokens: 30_000, completion_tokens: 1_000_000 }, (hold) => hold, 1],
-  [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 25 }, () => 140_000n, 0],
+  [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 25 }, () => 130_000n, 0],
+  [{ prompt_tokens: 10, completion_tokens: 1, total_tokens: 211 }, (hold) => hold, 1],
   [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 3 }, () => 120_000n, 0],
   [{ prompt_tokens: 10, completion_tokens: 5, total_tokens: 'x' }, () => 120_000n, 0],
   [

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { openEngine } from '../../src/compute/backends/container/engine.ts';
 import { openSession, runInside } from '../../src/compute/backends/container/session.ts';
+import { frame } from './engines/frame.ts';
 import { containerSubject } from './engines/subject.ts';
 
 const ID = 'a4e0bc769d01b530c8e1ab636d4625e81b319aa7f6eeea6b632d1f6952de5b39';
@@ -30,22 +31,23 @@ const REMOVED = {
 type Answer = readonly [status: number, body: object];
 
 /**
- * An engine with one container, which runs one command. `inspect` answers about the command while its stream is open, and
- * `container` about the container and its removal.
+ * An engine with one container, which runs one command. `inspect` answers about the command while its stream is open, knowing
+ * its input, and `container` about the container and its removal.
  */
 async function openFakeEngine(
   t: TestContext,
-  { inspect, container }: { inspect?: (stream: Socket) => Answer; container?: Answer },
+  { inspect, container }: { inspect?: (stream: Socket, input: string) => Answer; container?: Answer },
 ): Promise<string> {
   const directory = mkdtempSync(join(tmpdir(), 'purser-engine-'));
   let stream: Socket;
+  let input = '';
   const send = (response: ServerResponse, [status, body]: Answer) =>
     response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
   const server = createServer((request, response) => {
     const asked = `${request.method} ${request.url?.replace(/\?.*/, '')}`;
     request.resume();
     if (asked === 'POST /containers/it/exec') return send(response, [201, { Id: 'e' }]);
-    if (asked === 'GET /exec/e/json' && inspect) return send(response, inspect(stream));
+    if (asked === 'GET /exec/e/json' && inspect) return send(response, inspect(stream, input));
     if (asked === 'GET /images/i/json') return send(response, [200, { Config: {} }]);
     if (asked === 'GET /version') return send(response, [200, { Version: '4.3.1', Arch: 'amd64' }]);
     if (asked.includes('/networks/')) return send(response, [404, { message: 'no such network' }]);
@@ -53,7 +55,9 @@ async function openFakeEngine(
   });
   server.on('upgrade', (_, socket: Socket) => {
     stream = socket;
-    socket.resume();
+    socket.on('data', (chunk) => {
+      input += chunk;
+    });
     socket.write('HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n');
   });
   const path = join(directory, 'sock');
@@ -71,7 +75,7 @@ for (const [name, answer] of Object.entries(REMOVED)) {
   test(`${name}: the command was killed, and what it said before is whole`, async (t) => {
     const inspect = (stream: Socket) => {
       // The end of the stream comes after the answer, as on a busy machine.
-      setTimeout(() => stream.end(Buffer.concat([Buffer.from([1, 0, 0, 0, 0, 0, 0, 5]), Buffer.from('last\n')])), 500);
+      setTimeout(() => stream.end(frame(1, 'last\n')), 500);
       return answer;
     };
     const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
@@ -87,6 +91,38 @@ for (const [name, answer] of Object.entries(REMOVED)) {
     await backend.destroy('it');
   });
 }
+
+/** Both outputs after the command, as the shell around it leaves them: with the mark of its input, and its exit code. */
+const marked = (input: string, code: number) => [
+  frame(1, `${input.trim()}${code}\n`),
+  frame(2, `${input.trim()}${code}\n`),
+];
+
+test('what a command said is waited for, though the engine knows its exit code before', async (t) => {
+  let isSent = false;
+  const inspect = (stream: Socket, input: string): Answer => {
+    if (input && !isSent)
+      setTimeout(() => stream.write(Buffer.concat([frame(1, 'late\n'), ...marked(input, 3)])), 1000);
+    isSent ||= input !== '';
+    return [200, { Running: !isSent, ExitCode: isSent ? 3 : null }];
+  };
+  const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
+  t.after(() => engine.close());
+  const { exitCode, stdout, stderr } = await runInside(engine, 'it', ORDER);
+  assert.deepEqual([exitCode, stdout.toString(), stderr.toString()], [3, 'late\n', '']);
+});
+
+test('a command whose output the engine has lost is not answered with what is left', async (t) => {
+  for (const part of [(input: string) => marked(input, 0).slice(0, 1), () => [frame(1, 'half')], () => []]) {
+    const inspect = (stream: Socket, input: string): Answer => {
+      if (input) stream.end(Buffer.concat(part(input)));
+      return [200, { Running: !input, ExitCode: input ? 0 : null }];
+    };
+    const engine = openEngine({ socket: await openFakeEngine(t, { inspect }) });
+    t.after(() => engine.close());
+    await assert.rejects(runInside(engine, 'it', ORDER), /the engine lost the end of what the command said/);
+  }
+});
 
 test('another error of the engine is no end of a command, nor of a machine', async (t) => {
   const answer: Answer = [500, { cause: 'database is locked', message: 'database is locked', response: 500 }];

@@ -8,16 +8,10 @@ import { collect } from '../../src/compute/backends/collect.ts';
 import { partOutput } from '../../src/compute/backends/exec-output.ts';
 import { createStreams } from '../../src/compute/backends/kubernetes/stream.ts';
 import { startRun } from '../../src/compute/inside/run.ts';
+import { frame } from './engines/frame.ts';
 
 const [STDOUT, STDERR] = [1, 2];
 const MIB = 1024 * 1024;
-
-function frame(stream: number, content: Buffer): Buffer {
-  const head = Buffer.alloc(8);
-  head[0] = stream;
-  head.writeUInt32BE(content.length, 4);
-  return Buffer.concat([head, content]);
-}
 
 test('two streams in one are parted, wherever the pieces are cut', async () => {
   const pieces = Array.from({ length: 200 }, () => ({

@@ -7,7 +7,8 @@ import { tagOf } from '../../src/compute/backend.ts';
 import { type CommandOrder, runCommand } from '../../src/compute/inside/command.ts';
 import { listFiles, readPart } from '../../src/compute/inside/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/inside/process.ts';
-import { gone, type Subject, until } from './conformance.ts';
+import { until } from '../helper/waiting.ts';
+import { gone, type Subject } from './conformance.ts';
 
 const now = () => Math.floor(Date.now() / 1000);
 const take = () => true;

@@ -2,15 +2,11 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { type Backend, type SessionOrder, tagOf } from '../../src/compute/backend.ts';
 import { killAll } from '../../src/compute/backends/local/kill.ts';
-import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
 import { openSession } from '../../src/compute/backends/local/process.ts';
-import type { LocalSettings } from '../../src/compute/backends/local/settings.ts';
 import { ENTRY_COUNT_MAX, listFiles, readPart } from '../../src/compute/inside/files.ts';
 import {
   LOG_BYTES_MAX,
@@ -19,34 +15,11 @@ import {
   readLog,
   startProcess,
 } from '../../src/compute/inside/process.ts';
-import { hasComponent, hasProgram } from '../helper/component.ts';
+import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { conform, type Subject, until } from './conformance.ts';
+import { conform, type Subject } from './conformance.ts';
 import { workInside } from './inside.ts';
-
-const now = () => Math.floor(Date.now() / 1000);
-const SETTINGS: LocalSettings = {
-  backend: 'local',
-  provision_seconds: 60,
-  chips: { h100: { price_hourly_usd: 360_000_000n } },
-  limits: { max_seconds: 3600 },
-};
-const SPEC = { chip: 'h100', max_seconds: 600 };
-
-function open(t: TestContext): { backend: Backend; leases: string } {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-leases-'));
-  const leases = join(directory, 'leases');
-  const backend = openLocalBackend(SETTINGS, { leases, now });
-  t.after(async () => {
-    await backend.close();
-    assert.deepEqual(
-      readdirSync(directory).flatMap((it) => readdirSync(join(directory, it))),
-      [],
-    );
-    rmSync(directory, { recursive: true, force: true });
-  });
-  return { backend, leases };
-}
+import { freshTag, open, openLease, processesWith, SPEC } from './local-shared.ts';
 
 const suite = async (t: TestContext): Promise<Subject> => ({
   backend: open(t).backend,
@@ -54,26 +27,12 @@ const suite = async (t: TestContext): Promise<Subject> => ({
   unknownSpec: { ...SPEC, chip: 'constructor' },
   room: 2,
   extends: true,
-  deadlineSlackSeconds: 3,
   deadlineMinSeconds: 2,
 });
-const freshTag = () => tagOf(`inst_${randomBytes(13).toString('hex')}`, `res_${randomBytes(13).toString('hex')}`);
 
 conform('local', suite);
-workInside('local', suite);
 
-/** A lease that runs, and what is of it on this machine. */
-async function openLease(t: TestContext) {
-  const { backend, leases } = open(t);
-  const tag = freshTag();
-  const made = await backend.create({ tag, quote: await backend.quote(SPEC), deadline: now() + 600 });
-  assert.deepEqual(made, { kind: 'created', ref: tag });
-  const run = async (command: string) => {
-    const said = await backend.exec(tag, { command, timeoutSeconds: 60, streamBytesMax: 1024 * 1024 });
-    return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
-  };
-  return { backend, tag, home: join(leases, tag, 'home'), directory: join(leases, tag), run };
-}
+workInside('local', suite);
 
 test('a directory of any size is listed up to a number of entries, what begins with a dot first', async (t) => {
   const { backend, tag, run } = await openLease(t);
@@ -103,18 +62,6 @@ test('a file that says no size, and comes a page at a time, is read to its end, 
   await assert.rejects(read(100_000), { code: 'invalid_request', message: /has more bytes.*at most 100000/ });
   assert.equal((await read(100_000, { length: 100_000 })).bytes.length, 100_000);
 });
-
-/** The numbers of all processes that have a text in their environment. */
-function processesWith(text: string): string[] {
-  return readdirSync('/proc').filter((it) => {
-    if (!/^\d+$/.test(it)) return false;
-    try {
-      return readFileSync(join('/proc', it, 'environ'), 'utf8').includes(text);
-    } catch {
-      return false; // It has just ended.
-    }
-  });
-}
 
 test('a command has an environment of its own, and its home', async (t) => {
   const canary = `canary-${randomBytes(8).toString('hex')}`;
@@ -253,33 +200,6 @@ test('a start that was cut short is a process that has ended, after a while', as
   await run(`echo $(($(date +%s) - 600)) >.purser-processes/${id}/started`);
   const [process] = await listProcesses(backend, tag);
   assert.deepEqual([process?.isRunning, process?.exitCode], [false, null]);
-});
-
-test('a session with a terminal has one that can be resized, and dies when it is killed', async (t) => {
-  if (!hasComponent(t, 'script', () => hasProgram('script'))) return;
-  const { backend, tag } = await openLease(t);
-  const order: SessionOrder = { command: undefined, terminal: { term: 'vt100', columns: 91, rows: 17 } };
-  const session = await backend.session(tag, order);
-  let said = '';
-  session.stdout.on('data', (chunk: Buffer) => {
-    said += chunk;
-  });
-  const type = (line: string, answer: RegExp) => {
-    session.stdin.write(`${line}\n`);
-    return until(`the terminal says ${answer}`, async () => answer.test(said));
-  };
-  await type('tty; stty size; echo "$TERM"', /\/dev\/pts\/\d+\s+17 91\s+vt100/);
-  session.resize(120, 40);
-  await until('the size is another', async () => {
-    session.stdin.write('stty size\n');
-    return said.includes('40 120');
-  });
-  await type('setsid sleep 4447 & echo "beg"un', /begun/);
-  const marked = processesWith('PURSER_EXEC=').length;
-  assert.ok(marked > 0);
-  session.kill();
-  await session.ended;
-  await until('all of it is dead', async () => processesWith(`PURSER_LEASE=${tag}`).length === 0);
 });
 
 test('a terminal is refused in a sentence where the machine has no `script`', (t) => {

@@ -7,8 +7,8 @@ import { join } from 'node:path';
 import { type Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { collect } from '../../src/compute/backends/collect.ts';
+import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/backends/exit-mark.ts';
 import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
-import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/backends/lxd/exit-mark.ts';
 import { frame, MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 

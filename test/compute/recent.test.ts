@@ -60,3 +60,13 @@ test('where an engine is slow, its last answer counts for some seconds, but not 
   it.forget();
   assert.equal(await late(), undefined);
 });
+
+test('who has more time waits longer for a slow engine', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const answer = Promise.withResolvers<string>();
+  const it = createRecent(() => answer.promise);
+  const got = it.get(20_000);
+  t.mock.timers.tick(19_000);
+  answer.resolve('free');
+  assert.equal(await got, 'free');
+});

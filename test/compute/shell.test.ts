@@ -1,15 +1,16 @@
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { once } from 'node:events';
+import { readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { IS_MARKED, judgeUpload, LIMITED, RECEIVE } from '../../src/compute/backends/shell.ts';
-import { hasComponent, hasProgram } from '../helper/component.ts';
+import { IS_MARKED, KILL_MARKED, LIMITED } from '../../src/compute/backends/shell.ts';
+import { length } from '../helper/random.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { startProcesses } from './engines/crowd.ts';
 
-const SHELLS = [['dash'], ['bash'], ['busybox', 'sh']] as const;
+const CROWD_COUNT = length(300, 3000);
 
 /** What the guard needs besides a shell, each in its place of this machine. */
 const PROGRAMS = ['sh', 'sleep', 'setsid', 'env'];
@@ -44,10 +45,10 @@ function runTooLong(PATH: string) {
   return { status, left };
 }
 
-test('a limit takes the same few forks for 3,000 processes as for ten', async (t) => {
+test(`a limit takes the same few forks for ${CROWD_COUNT} processes as for ten`, async (t) => {
   const count = join(temporaryDirectory(t), 'count');
   const bin = programs(t, `echo >> ${count}; exec /bin/grep "$@"`);
-  await startProcesses(t, 3000);
+  await startProcesses(t, CROWD_COUNT);
   writeFileSync(count, '');
   assert.deepEqual(runTooLong(bin), { status: 137, left: [] });
   const greps = readFileSync(count, 'utf8').length;
@@ -72,34 +73,11 @@ for (const [what, grep] of [
     assert.deepEqual([look({}), look({ PURSER_EXEC: marker })], [1, 0]);
   });
 
-test('an upload says in every shell what became of it', (t) => {
-  if (!hasComponent(t, 'busybox', () => hasProgram('busybox'))) return;
-  for (const [shell, ...words] of SHELLS) {
-    const home = temporaryDirectory(t);
-    mkdirSync(join(home, 'folder'));
-    writeFileSync(join(home, 'file'), 'old', { mode: 0o600 });
-    const receive = (path: string, content = 'hello', length = content.length) => {
-      const argv = [...words, '-c', RECEIVE, 'purser', path, String(length)];
-      const { status, stderr } = spawnSync(shell, argv, { input: content, cwd: home });
-      judgeUpload(status ?? 255, stderr);
-    };
-    for (const path of ['new/x', '-n', '-d/x', 'file', `${home}/there`, 'it\'s "$HOME"']) {
-      receive(path);
-      assert.equal(readFileSync(path.startsWith('/') ? path : join(home, path), 'utf8'), 'hello', `${shell}: ${path}`);
-    }
-    for (const [path, message] of [
-      ['folder', /is a directory/],
-      ['file/x', /cannot be written there: .*(exists|Not a directory)/],
-      ['/proc/x', /must not lie in/],
-      ['/dev/x', /must not lie in/],
-    ] as const)
-      assert.throws(() => receive(path), { code: 'invalid_request', message }, `${shell}: ${path}`);
-    assert.throws(() => receive('short', 'hello', 6), /connection was lost/);
-    assert.equal(existsSync(join(home, 'short')), false);
-    assert.deepEqual(
-      readdirSync(home).filter((it) => it.includes('.purser-')),
-      [],
-      'nothing unfinished is left',
-    );
-  }
+test('a program that gets its mark only after the killing has begun is killed, too', async () => {
+  const marker = randomBytes(12).toString('hex');
+  const killer = spawn('/bin/sh', ['-c', KILL_MARKED, 'purser', marker]);
+  const ended = once(killer, 'exit');
+  const late = spawn('/bin/sh', ['-c', `sleep 1.5; exec env PURSER_EXEC=${marker} sleep 60`]);
+  assert.deepEqual(await once(late, 'exit'), [null, 'SIGKILL']);
+  assert.deepEqual(await ended, [0, null]);
 });

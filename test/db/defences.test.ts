@@ -566,9 +566,12 @@ for (const [trigger, rows, statement] of FINAL)
     assert.throws(() => client.exec(statement), { message: sentence });
   });
 
-test('every trigger of the migrations has a statement above that it refuses', (t) => {
+test('every trigger of the migrations that refuses something has a statement above that it refuses', (t) => {
   const { client } = openSchema(t);
-  const triggers = client.prepare(`select name from sqlite_schema where type = 'trigger' order by name`).pluck().all();
+  const triggers = client
+    .prepare(`select name from sqlite_schema where type = 'trigger' and sql like '%raise(%' order by name`)
+    .pluck()
+    .all();
   assert.deepEqual([...new Set(FINAL.map(([trigger]) => trigger))].sort(), triggers);
 });
 

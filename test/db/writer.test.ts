@@ -5,8 +5,8 @@ import Client from 'better-sqlite3';
 import { openDatabase } from '../../src/db/open.ts';
 import { createWriter, type WriterEvents } from '../../src/db/writer.ts';
 import { Refusal } from '../../src/refusal.ts';
+import { createRandom, SEED } from '../helper/random.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
 
 /** The clock of each test. It is put in once: of two, the first would be left behind for all tests of this process. */
 const clocks = new WeakMap<TestContext, { milliseconds: number }>();

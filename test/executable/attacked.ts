@@ -63,8 +63,7 @@ export async function underAttack(
   { openFiles = 4096, growthMib, settings = {}, ...limits }: Options,
   attack: (it: Attacked) => Promise<string>,
 ): Promise<void> {
-  if (!hasComponent(t, `${openFiles} open files`, () => allowFiles('self', Math.max(openFiles, OWN_FILE_COUNT))))
-    return;
+  if (!hasComponent(t, 'prlimit', () => allowFiles('self', Math.max(openFiles, OWN_FILE_COUNT)))) return;
   const upstream = await openUpstream(t);
   const command = ['prlimit', `--nofile=${openFiles}:${openFiles}`, EXECUTABLE];
   const purser = installation(t, { upstream, command, settings, ...limits });

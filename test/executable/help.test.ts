@@ -32,6 +32,7 @@ const COMMANDS: Record<string, string[]> = {
   'master-key rotate': [],
   reload: [],
   'models check': [],
+  'models forget': ['qwen3-8b'],
   'models list': [],
   'operation list': [],
   'operation show': ['op_1'],
@@ -55,10 +56,11 @@ const COMMANDS: Record<string, string[]> = {
   'wallet token': ['wal_1'],
   freeze: [],
   unfreeze: [],
+  licenses: [],
   version: [],
 };
 /** These answer without a database, and change nothing. */
-const WITHOUT_DATABASE = ['completion bash', 'config check', 'config print', 'models check', 'version'];
+const WITHOUT_DATABASE = ['completion bash', 'config check', 'config print', 'licenses', 'models check', 'version'];
 
 /** What the command line `args` writes, and the error that ends it: in this process, by the program of the executable. */
 async function attempt(args: string[]): Promise<{ error: unknown; stdout: string; stderr: string }> {
@@ -200,5 +202,7 @@ test('version prints the version of package.json, and with --json the runtime be
   assert.deepEqual(await run(['version']), { code: 0, signal: null, stdout: `${version}\n`, stderr: '' });
   assert.deepEqual(await run(['--version']), { code: 0, signal: null, stdout: `${version}\n`, stderr: '' });
   const { stdout } = await run(['--json', 'version']);
-  assert.deepEqual(JSON.parse(stdout), { version, node: '24.21.0' });
+  const { bundle_sha256: digest, ...rest } = JSON.parse(stdout);
+  assert.deepEqual(rest, { version, node: '24.21.0' });
+  assert.match(digest, /^[0-9a-f]{64}$/);
 });

@@ -1,16 +1,15 @@
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import test from 'node:test';
-import { type Installation, installation, within } from '../helper/executable.ts';
+import { type Installation, installation } from '../helper/executable.ts';
+import { length, randomFrom, SEED } from '../helper/random.ts';
 import { openUpstream } from '../helper/upstream.ts';
+import { waitFor } from '../helper/waiting.ts';
 import { nanos, readBooks, sum } from './books.ts';
 import { type Chaos, unleash } from './chaos.ts';
 import { BUDGET_CENTS, type ChatEntry, openClients } from './clients.ts';
-import { randomFrom } from './random.ts';
 
-/** Every run has a seed of its own. `npm run torture` kills for as long as it is told to. */
-const KILLS = Number(process.env.PURSER_TEST_KILLS ?? 100);
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
+/** `npm run torture` kills for as long as it is told to. */
+const KILLS = length(4, 100);
 const CREDIT_CENTS = 100_000_000;
 const NANOS_PER_CENT = 10_000_000n;
 /** A server is killed at a random moment of so many milliseconds of load; some not even then, but while they start. */
@@ -37,7 +36,7 @@ test(`${KILLS} kills under load lose nothing acknowledged and charge nothing twi
       await Promise.race([load, pause(random() * LOAD_MILLISECONDS_MAX)]);
       assert.equal(launched.child.exitCode, null, `the server ended by itself:\n${server.output.stderr.slice(-2000)}`);
       server.kill('SIGKILL');
-      await within(load, () => 'the clients have noticed');
+      await waitFor('the clients have noticed', load);
     }
     launched.child.kill('SIGKILL');
     assert.deepEqual(await launched.ended, { code: null, signal: 'SIGKILL' }, launched.output.stderr.slice(-2000));

@@ -3,6 +3,7 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { EXECUTABLE, run, type Said } from '../helper/executable.ts';
+import { length } from '../helper/random.ts';
 
 /** What changes a disk. A death before one of these is a death after the one before it. */
 const CHANGES = [
@@ -16,8 +17,8 @@ const CHANGES = [
   'unlink',
   'copy_file_range',
 ] as const;
-/** Of a call that is made very often, so many moments are tried, evenly spread. More for a night: PURSER_TEST_MOMENTS. */
-const MOMENTS_MAX = Number(process.env.PURSER_TEST_MOMENTS ?? 5);
+/** Of a call that is made very often, so many moments are tried, evenly spread. */
+const MOMENTS_MAX = length(1, 5);
 
 export type Moment = { call: string; count: number };
 

@@ -9,14 +9,13 @@ import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
 import { MODELS } from './models.ts';
 import type { Answer, Asked } from './server.ts'; // Its types alone: it loads all of Purser, in half a second.
+import { waitFor } from './waiting.ts';
 
 /** The built product; `npm test` builds it first. */
 export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));
 
 /** The environment variable that holds the upstream's key. The key itself is in no file. */
 const UPSTREAM_KEY_VARIABLE = 'HOUSE_KEY';
-/** Longer than anything here takes on a busy machine. Whatever takes longer hangs. */
-const DEADLINE_MILLISECONDS = 90_000;
 
 export type Ended = { code: number | null; signal: NodeJS.Signals | null };
 /** The output of a command, and how it ended. */
@@ -120,7 +119,7 @@ export function installation(t: Pick<TestContext, 'after'>, options: Installatio
           ended,
           stop(signal: NodeJS.Signals = 'SIGTERM') {
             child.kill(signal);
-            return within(ended, () => `${signal} ends the server`);
+            return waitFor(() => `${signal} ends the server`, ended);
           },
         };
       });
@@ -176,7 +175,7 @@ function start(args: readonly string[], { env = {}, cwd, command = [EXECUTABLE] 
 export async function run(args: readonly string[], options: RunOptions = {}): Promise<Said> {
   const { child, output, ended } = start(args, options);
   try {
-    return { ...(await within(ended, () => `\`purser ${args.join(' ')}\` ends: ${output.stderr}`)), ...output };
+    return { ...(await waitFor(() => `\`purser ${args.join(' ')}\` ends: ${output.stderr}`, ended)), ...output };
   } finally {
     child.kill('SIGKILL');
   }
@@ -208,35 +207,19 @@ function followLog(child: ChildProcess, output: { stderr: string }, ended: Promi
       );
     });
     const clean = waited.promise.finally(() => waiting.delete(check));
-    return within(clean, () => `the log says ${event}, ${count} times:\n${output.stderr.slice(-2000)}`);
+    return waitFor(() => `the log says ${event}, ${count} times:\n${output.stderr.slice(-2000)}`, clean);
   };
-}
-
-/** Resolves as `promise` does, or throws an error that says what did not happen in time. */
-export async function within<T>(
-  promise: Promise<T>,
-  what: () => string,
-  milliseconds = DEADLINE_MILLISECONDS,
-): Promise<T> {
-  const over = Promise.withResolvers<never>();
-  const timer = setTimeout(
-    () => over.reject(new Error(`waited ${milliseconds} ms in vain until ${what()}`)),
-    milliseconds,
-  );
-  try {
-    return await Promise.race([promise, over.promise]);
-  } finally {
-    clearTimeout(timer);
-  }
 }
 
 /** Sends one HTTP request. Throws if no complete answer came: then the outcome is unknown. */
 export async function ask(agent: Agent, url: string, method: string, path: string, asked: Asked = {}): Promise<Answer> {
-  const { token, body, key, headers = {} } = asked;
+  const { token, body, key, headers = {}, signal } = asked;
   const response = await send(`${url}${path}`, {
     method: method as 'GET',
     dispatcher: agent,
-    headersTimeout: DEADLINE_MILLISECONDS,
+    headersTimeout: 0,
+    bodyTimeout: 0,
+    ...(signal ? { signal } : {}),
     headers: {
       ...(body === undefined ? {} : { 'content-type': 'application/json' }),
       ...(token === undefined ? {} : { authorization: `Bearer ${token}` }),

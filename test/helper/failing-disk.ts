@@ -3,7 +3,7 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import type { TestContext } from 'node:test';
-import { hasComponent, hasProgram } from './component.ts';
+import { hasComponent } from './component.ts';
 
 /** A separate ext4, mounted as Debian mounts one: after an error it refuses writes until it has been checked. */
 export type FailingDisk = {
@@ -20,8 +20,7 @@ const CORRECTED = 1;
 
 /** Opens one. If nothing can be mounted, returns undefined and skips the test. */
 export function openFailingDisk(t: TestContext): FailingDisk | undefined {
-  const canMount = () => process.getuid?.() === 0 && ['losetup', 'mkfs.ext4', 'e2fsck'].every(hasProgram);
-  if (!hasComponent(t, 'root and ext4', canMount)) return undefined;
+  if (!hasComponent(t, 'failing disk')) return undefined;
   const at = mkdtempSync(join(tmpdir(), 'purser-ext4-'));
   const [image, directory] = [join(at, 'image'), join(at, 'disk')];
   const run = (program: string, ...args: string[]) =>

@@ -1,12 +1,12 @@
-/** A source of random numbers with a seed: whole numbers from 0, below `below`. */
-export type Random = (below: number) => number;
+import { randomFrom } from './random.ts';
 
-export function randomFrom(seed: number): Random {
-  let state = seed;
-  return (below) => {
-    state = (Math.imul(state, 1103515245) + 12345) & 0x7fffffff;
-    return (state >> 8) % below;
-  };
+/** Whole numbers from 0, below `below`. */
+export type Below = (below: number) => number;
+
+/** Whole numbers that follow from a seed. */
+export function belowFrom(seed: number): Below {
+  const next = randomFrom(seed);
+  return (below) => Math.floor(next() * below);
 }
 
 const TEXTS = [
@@ -64,7 +64,7 @@ const NAMES = [
  * Writes JSON as nobody would: any white space unless it is `compact`, escapes that are not needed, duplicate names, numbers
  * in every form.
  */
-export function jsonWriter(random: Random, isCompact = () => false) {
+export function jsonWriter(random: Below, isCompact = () => false) {
   const pick = <T>(list: readonly T[]): T => list[random(list.length)] as T;
   const space = () => (isCompact() ? '' : pick(['', '', '', ' ', '\n\t', '  ', '\r\n']));
   const hex = (unit: number) => `\\u${unit.toString(16).padStart(4, '0')}`;
@@ -79,7 +79,9 @@ export function jsonWriter(random: Random, isCompact = () => false) {
   };
   const text = () => string(Array.from({ length: random(4) }, () => pick(TEXTS)).join(''));
   const list = (items: readonly string[]) => items.map((it) => `${space()}${it}${space()}`).join(',') || space();
-  const member = (name: string, value: string) => `${string(name)}${space()}:${space()}${value}`;
+  // A body with an escape in any of its names is always written again.
+  const member = (name: string, value: string) =>
+    `${isCompact() ? JSON.stringify(name) : string(name)}${space()}:${space()}${value}`;
   const value = (levels: number): string => {
     const kind = random(levels ? 7 : 5);
     if (kind === 0) return pick(NUMBERS);

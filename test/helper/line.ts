@@ -1,4 +1,5 @@
 import net from 'node:net';
+import { waitFor } from './waiting.ts';
 
 /** One raw connection: what the test writes is sent as it is, and everything that comes back is kept. */
 export type Line = {
@@ -55,7 +56,7 @@ export async function openLine(url: string, options: Partial<net.NetConnectOpts>
       };
       waiting.add(check);
       check();
-      return promise;
+      return waitFor(() => `a connection has told ${enough}: ${text().slice(-1000)}`, promise);
     },
     ended,
   };

@@ -1,9 +1,18 @@
 // Preloaded with `--import` by the test scripts of package.json: importing Purser is most of the cost of a short test file.
 // Measured on test/spend/spend.test.ts: 1.7 s of CPU without this file, 0.9 s with it.
-import { enableCompileCache, registerHooks } from 'node:module';
-import { join } from 'node:path';
+import './pinned-node.mjs';
+import * as modules from 'node:module'; // Another Node has no `registerHooks`, and would say that instead.
+import { join, relative } from 'node:path';
 
-enableCompileCache(join(import.meta.dirname, '../../node_modules/.cache/purser-tests'));
+/**
+ * The only limit of time of the tests: far above what any file takes, also on a busy machine. What a file that is ended by it
+ * waits for is said by waiting.ts.
+ */
+const FILE_MINUTES_MAX = process.env.PURSER_TEST_SOAK ? 240 : 30;
+if (process.env.NODE_TEST_CONTEXT?.startsWith('child'))
+  setTimeout(() => process.kill(process.pid, 'SIGTERM'), FILE_MINUTES_MAX * 60_000).unref();
+
+modules.enableCompileCache(join(import.meta.dirname, '../../node_modules/.cache/purser-tests'));
 
 // Node 24 parses package.json again for every import, both the importing package's and the imported one's. The one of
 // drizzle-orm has 178 kB, and its modules import each other some hundred times. A package is the same one for every file of the
@@ -12,7 +21,7 @@ const formatOf = (url) =>
   url.endsWith('.ts') ? 'module-typescript' : url.includes('/node_modules/drizzle-orm/') ? 'module' : undefined;
 const packages = new Map();
 
-registerHooks({
+modules.registerHooks({
   resolve(specifier, context, next) {
     const { parentURL, conditions } = context;
     if (!parentURL || !conditions.includes('import')) return next(specifier, context);
@@ -26,3 +35,10 @@ registerHooks({
     return packages.get(specifier);
   },
 });
+
+// A file that a run of test/run.ts has started.
+const { PURSER_TEST_RUN: run } = process.env;
+if (run && process.argv[1]) {
+  const { noteProcessorTime } = await import('./run-directory.ts');
+  noteProcessorTime(run, relative('.', process.argv[1]));
+}

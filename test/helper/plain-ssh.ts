@@ -15,7 +15,7 @@ export function plainSsh(access: Record<string, any>, directory: string, ...comm
   const options = ['-i', key, '-p', String(access.port), '-o', `UserKnownHostsFile=${known}`, '-o', 'BatchMode=yes'];
   const target = `${access.username}@${access.host}`;
   return new Promise<string>((resolve, reject) => {
-    execFile('ssh', [...options, target, ...command], { timeout: 60_000 }, (error, stdout, stderr) =>
+    execFile('ssh', [...options, target, ...command], (error, stdout, stderr) =>
       error ? reject(new Error(`${error.message}\n${stderr}`, { cause: error })) : resolve(stdout),
     );
   });

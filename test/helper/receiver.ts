@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import http from 'node:http';
 import type { TestContext } from 'node:test';
 import { freePort } from './free-port.ts';
+import { waitFor } from './waiting.ts';
 
 /** What a receiver of events got: one POST. */
 export type Got = { path: string; headers: Record<string, string>; text: string; status: number };
@@ -65,15 +66,18 @@ export async function openReceiver(t: Pick<TestContext, 'after'>): Promise<Recei
     reply: status(204),
     accepted: () => receiver.got.filter((it) => it.status >= 200 && it.status < 300).map((it) => JSON.parse(it.text)),
     until: (holds) =>
-      new Promise((resolve) => {
-        const look = () => {
-          if (!holds()) return;
-          waiting.delete(look);
-          resolve();
-        };
-        waiting.add(look);
-        look();
-      }),
+      waitFor(
+        () => `a receiver has got ${holds}; it has got ${receiver.got.length}`,
+        new Promise((resolve) => {
+          const look = () => {
+            if (!holds()) return;
+            waiting.delete(look);
+            resolve();
+          };
+          waiting.add(look);
+          look();
+        }),
+      ),
     async leave() {
       await leave();
       return () => listen(port);

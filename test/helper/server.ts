@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import { cpSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdtempSync, readFileSync, rmSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
@@ -9,6 +9,7 @@ import { stringify } from 'yaml';
 import { readMasterKey } from '../../src/access/master-key.ts';
 import type { TimeSource } from '../../src/clock.ts';
 import { readConfig, type Secrets } from '../../src/config/config.ts';
+import { reserveOn } from '../../src/db/disk-reserve.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
@@ -56,6 +57,9 @@ export function handClock(): HandClock {
 }
 
 export { MODELS };
+
+/** A create is answered when it is ready, however busy the machine is. A test whose backend hangs sets less. */
+const ANSWER_SECONDS = 600;
 export const UPSTREAM_KEY = 'sk-upstream-canary-0123456789';
 
 export type TestServerOptions = {
@@ -94,6 +98,8 @@ export type Asked = {
   /** The Idempotency-Key. */
   key?: string | undefined;
   headers?: Record<string, string>;
+  /** The client leaves when it is aborted. */
+  signal?: AbortSignal;
 };
 
 /** The real server on a real file and a free port. The test controls the clock and the upstream. */
@@ -135,12 +141,23 @@ export type TestServer = {
 let template: Buffer | undefined;
 
 /**
+ * Makes the disk reserve without its blocks. A server writes them two seconds after its start, so the busier a machine is, the more
+ * servers of tests would.
+ */
+function makeReserve(directory: string): void {
+  const { reserve } = files(directory);
+  writeFileSync(reserve, '');
+  truncateSync(reserve, reserveOn(Number.MAX_SAFE_INTEGER));
+}
+
+/**
  * Gives a new installation its master key and an empty database, as a first start leaves them if it ends right after that. The
  * database is made once in a test file.
  */
 function prepareDatabase(directory: string, secrets: Secrets): void {
   readMasterKey(secrets.masterKey, { create: true });
   const { database } = files(directory);
+  makeReserve(directory);
   if (template) writeFileSync(database, template);
   else {
     openDatabase(database, { migrate: true }).client.close();
@@ -161,12 +178,18 @@ export async function openTestServer(
   const settings = {
     listen: '127.0.0.1:0',
     ssh: { listen: '127.0.0.1:0' },
-    close_wait_seconds: 1,
+    close_wait_seconds: 300, // A test whose backend hangs says a short one.
     drain_seconds: 1,
-    limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 0 },
+    limits: {
+      wallet_requests_per_minute: 0,
+      account_requests_per_minute: 0,
+      failed_auth_per_minute: 0,
+      funds_wait_seconds: 0, // A test of the wait says its own.
+    },
     router: {
-      upstreams: [{ name: 'local', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 30 }],
+      upstreams: [{ name: 'local', base_url: upstream.url, api_key: UPSTREAM_KEY, timeout_seconds: 600 }],
       models: MODELS,
+      cancel_grace_seconds: 600, // A busy machine is slower than a client that comes again. A test of the grace says its own.
     },
     ...options.settings,
   };
@@ -202,6 +225,7 @@ export async function openTestServer(
         throw error;
       },
     });
+    served.answerSeconds = ANSWER_SECONDS;
     if (writesHere) crossing(served.ledger);
     return served;
   }
@@ -216,13 +240,14 @@ export async function openTestServer(
     accountId: '',
     operatorKey: '',
     accountKey: '',
-    async ask(method, path, { token, body, key, headers = {} } = {}) {
+    async ask(method, path, { token, body, key, headers = {}, signal } = {}) {
       const isRaw = typeof body === 'string' || Buffer.isBuffer(body);
       const response = await send(`${server.url}${path}`, {
         method: method as 'GET',
         dispatcher: agent,
         headersTimeout: 0,
         bodyTimeout: 0,
+        ...(signal ? { signal } : {}),
         headers: {
           ...(body === undefined ? {} : { 'content-type': 'application/json' }),
           ...(token === undefined ? {} : { authorization: `Bearer ${token}` }),
@@ -281,9 +306,10 @@ export async function openTestServer(
       const held = new Client(files(left).database);
       held.exec('begin immediate');
       // The clock's file is replaced from another thread: its new one may be gone before it is copied.
-      const filter = (name: string) => !/purser\.(sock|lock)|\/leases|ledger\.clock\.new/.test(name);
+      const filter = (name: string) => !/purser\.(sock|lock)|\/leases|\/reserve|ledger\.clock\.new/.test(name);
       cpSync(left, copy, { recursive: true, filter });
       held.close();
+      makeReserve(copy);
       symlinkSync(join(left, 'leases'), join(copy, 'leases')); // Running containers have it mounted.
       directory = copy;
       server.directory = copy;

@@ -1,9 +1,9 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import type { TestContext } from 'node:test';
-import { hasComponent, hasProgram } from './component.ts';
-import { within } from './executable.ts';
+import { hasComponent } from './component.ts';
 import { minimalDebian } from './minimal-debian.ts';
+import { until } from './waiting.ts';
 
 /** A Debian booted by systemd, with its own files, processes and network. */
 export type Machine = {
@@ -12,9 +12,6 @@ export type Machine = {
   /** Runs a line of shell in the same way. */
   sh(line: string): Promise<string>;
 };
-
-const BOOT_MILLISECONDS_MAX = 120_000;
-const POLL_MILLISECONDS = 200;
 
 /**
  * Boots a machine that sees `files` of this one, read-only, at other paths. What it writes is in memory and gone after the
@@ -25,7 +22,7 @@ export async function bootMachine(
   packages: readonly string[],
   files: Readonly<Record<string, string>>,
 ): Promise<Machine | undefined> {
-  if (!hasComponent(t, 'systemd-nspawn', () => hasProgram('systemd-nspawn') && hasProgram('nsenter'))) return undefined;
+  if (!hasComponent(t, 'systemd-nspawn')) return undefined;
   const tree = await minimalDebian(t, ['systemd-sysv', ...packages]);
   if (!tree) return undefined;
   const binds = Object.entries(files).map(([from, to]) => `--bind-ro=${from}:${to}`);
@@ -54,15 +51,13 @@ export async function bootMachine(
     inside: (program, ...words) => enter(nspawn, [program, ...words]),
     sh: (line) => enter(nspawn, ['sh', '-ec', line]),
   };
-  const booted = (async () => {
-    while (nspawn.exitCode === null) {
-      const state = await machine.sh('systemctl is-system-running || true').catch(() => '');
-      if (/^(running|degraded)$/.test(state)) return;
-      await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
-    }
-    throw new Error(`systemd-nspawn ended: ${said}`);
-  })();
-  await within(booted, () => `the machine has booted: ${said}`, BOOT_MILLISECONDS_MAX);
+  await until(
+    () => `the machine has booted: ${said}`,
+    async () => {
+      if (nspawn.exitCode !== null) throw new Error(`systemd-nspawn ended: ${said}`);
+      return /^(running|degraded)$/.test(await machine.sh('systemctl is-system-running || true').catch(() => ''));
+    },
+  );
   return machine;
 }
 

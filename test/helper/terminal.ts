@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import type { TestContext } from 'node:test';
-import { within } from './executable.ts';
+import { waitFor } from './waiting.ts';
 
 export type Terminal = {
   child: ChildProcess;
@@ -54,9 +54,9 @@ export function onTerminal(
       };
       waiting.add(check);
       check();
-      return within(
-        seen.promise.finally(() => waiting.delete(check)),
+      return waitFor(
         () => `the terminal shows ${what}:\n${screen()}`,
+        seen.promise.finally(() => waiting.delete(check)),
       );
     },
     ended,

@@ -1,6 +1,7 @@
 import http from 'node:http';
 import type { TestContext } from 'node:test';
 import { freePort } from './free-port.ts';
+import { waitFor } from './waiting.ts';
 
 export type UpstreamCall = {
   path: string;
@@ -100,7 +101,8 @@ export async function openUpstream(t: Pick<TestContext, 'after'>): Promise<FakeU
     handle: completion(),
     arrived(count) {
       if (upstream.calls.length >= count) return Promise.resolve();
-      return new Promise((tell) => waiting.push({ count, tell }));
+      const arrived = new Promise<void>((tell) => waiting.push({ count, tell }));
+      return waitFor(() => `${count} calls have arrived; there are ${upstream.calls.length}`, arrived);
     },
     async leave() {
       await upstream.close();

@@ -1,6 +1,7 @@
 import http from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
+import { waitFor } from './waiting.ts';
 
 /** A proxy between clients and a server, with its own URL for each client. It records every answer and changes none. */
 export type Wire = {
@@ -51,7 +52,7 @@ export async function openWire(t: Pick<TestContext, 'after'>, target: string): P
       };
       waiting.add(check);
       check();
-      return promise;
+      return waitFor(() => `${name} has ${count} answers; it has ${answers(name).length}`, promise);
     },
   };
 }

@@ -22,7 +22,7 @@ export type Operation = {
 };
 export type Document = {
   openapi: string;
-  info: { version: string };
+  info: { version: string; license: unknown; contact: { name: string } };
   servers: { url: string }[];
   paths: Record<string, Record<string, Operation>>;
 };

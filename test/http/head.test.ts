@@ -7,6 +7,7 @@ import test from 'node:test';
 import { isOwnHost } from '../../src/http/head.ts';
 import { freePort } from '../helper/free-port.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { waitFor } from '../helper/waiting.ts';
 
 /** What the server says to these lines, and to nothing more. */
 async function say(purser: TestServer, ...lines: string[]): Promise<string> {
@@ -41,7 +42,7 @@ test('a path that means another one is 404, however it is written', async (t) =>
     'http://a/v1/x/../budget',
   ])
     assertRefused(await get(path), 404, 'not_found');
-  for (const path of ['/v1/budget', '/v1/budget?a=/../b', 'http://a/v1/budget'])
+  for (const path of ['/v1/budget', '/healthz?a=/../b', 'http://a/v1/budget'])
     assert.match(await get(path), /^HTTP\/1.1 200 /, path);
 });
 
@@ -145,6 +146,6 @@ test('half a request to the metrics is not waited for', async (t) => {
   t.after(() => socket.destroy());
   socket.on('error', () => {});
   socket.write('GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX');
-  const [answer] = (await once(socket, 'data', { signal: AbortSignal.timeout(30_000) })) as [Buffer]; // Node's own limit is 60 s.
+  const [answer] = (await waitFor('it is answered', once(socket, 'data'))) as [Buffer];
   assert.match(answer.toString(), /^HTTP\/1\.1 408 /);
 });

@@ -1,21 +1,21 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { parseBody } from '../../src/http/body.ts';
+import { NUMBER_BYTES, VALUE_BYTES } from '../../src/http/body.ts';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
+import { parseText } from '../../src/json-text.ts';
 import { Refusal } from '../../src/refusal.ts';
-
-const VALUE_BYTES = 64;
-const NUMBER_BYTES = 16;
+import { SEED } from '../helper/random.ts';
 
 /** Parses, and answers what was counted for it. */
 function parse(text: string | Buffer, numbersMax = 0): { value: unknown; counted: number } {
   const share = createMemoryQuota().open('a');
   let counted = 0;
-  const take = (bytes: number) => {
+  const count = ({ values, numbers }: { values: number; numbers: number }) => {
+    const bytes = values * VALUE_BYTES + numbers * NUMBER_BYTES;
     counted += bytes;
     share.take(bytes);
   };
-  return { value: parseBody(Buffer.from(text), { ...share, take }, numbersMax).value, counted };
+  return { value: parseText(Buffer.from(text), numbersMax, count).value, counted };
 }
 const refused = (text: string | Buffer, message: RegExp, numbersMax = 0) =>
   assert.throws(
@@ -37,8 +37,7 @@ function valuesOf(value: unknown, isInList = false): { values: number; numbers: 
 }
 
 test('values are counted on the bytes as they are in the parsed text', () => {
-  const seed = Number(process.env.PURSER_TEST_SEED ?? Math.floor(Math.random() * 1e9));
-  let state = seed;
+  let state = SEED;
   const random = (below: number) => {
     state = (Math.imul(state, 1103515245) + 12345) & 0x7fffffff;
     return (state >> 8) % below;
@@ -62,7 +61,7 @@ test('values are counted on the bytes as they are in the parsed text', () => {
     const { value, counted } = parse(body, 1_000_000);
     assert.deepEqual(value, JSON.parse(body));
     const { values, numbers } = valuesOf(value);
-    assert.equal(counted, values * VALUE_BYTES + numbers * NUMBER_BYTES, `seed ${seed}: ${body}`);
+    assert.equal(counted, values * VALUE_BYTES + numbers * NUMBER_BYTES, `seed ${SEED}: ${body}`);
   }
 });
 

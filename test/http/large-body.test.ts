@@ -1,11 +1,14 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
+import { getPriority } from 'node:os';
 import test from 'node:test';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import { createModelRequests } from '../../src/http/model-requests.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openTestServer } from '../helper/server.ts';
 import { completionStream } from '../helper/sse.ts';
+import { childOf, walletOf } from '../helper/tenants.ts';
 
 /** Enough for a body to be read in the worker thread. */
 const LONG = 'a "quoted" line\n'.repeat(20_000);
@@ -57,11 +60,11 @@ test('a large body is streamed, and beside it small ones', async (t) => {
   assert.deepEqual(contents.sort(), asked.sort());
 });
 
-/** Counts the threads of this process that let others go first: those with a positive nice value, field 19 of proc_pid_stat(5). */
+/** Counts the threads of this process that let the main one go first, by the nice value, field 19 of proc_pid_stat(5). */
 const polite = () =>
   readdirSync('/proc/self/task').filter((id) => {
     const afterName = readFileSync(`/proc/self/task/${id}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
-    return Number(afterName[19 - 3]) > 0;
+    return Number(afterName[19 - 3]) > getPriority(process.pid);
   }).length;
 
 test('the thread that reads a large body lets all others go first', async (t) => {
@@ -72,6 +75,16 @@ test('the thread that reads a large body lets all others go first', async (t) =>
   assert.equal(polite(), before, 'a small body is read where it came');
   await gateway.chat({ messages: messages() });
   assert.equal(polite(), before + 1);
+});
+
+test('in a process that is nice itself such a thread still goes last', () => {
+  const module = new URL('../../src/files/worker.ts', import.meta.url);
+  const inside = `import(${JSON.stringify(module.href)}).then(({ lowerPriority }) => {
+    lowerPriority();
+    console.log(require('node:os').getPriority(0));
+  })`;
+  const script = `new (require('node:worker_threads').Worker)(${JSON.stringify(inside)}, { eval: true })`;
+  assert.equal(execFileSync('nice', ['-n', '15', process.execPath, '--eval', script], { encoding: 'utf8' }), '19\n');
 });
 
 test('large bodies are refused with the same words as small ones', async (t) => {
@@ -104,7 +117,10 @@ test('requests that wait for the thread when it ends are failed, and the next on
   t.after(() => requests.close());
   const read = () => {
     const body = Buffer.from(JSON.stringify({ model: 'chat', messages: messages() }));
-    return requests.read(body, { kind: 'routerChat', isKeyed: false }, createMemoryQuota().open('a'));
+    return requests.read(body, { kind: 'routerChat', isKeyed: false }, createMemoryQuota().open('a'), {
+      treeId: 'a',
+      accountId: 'a',
+    });
   };
   const waiting = Promise.resolve(read());
   const failed = assert.rejects(waiting, /thread that reads large bodies has ended/);
@@ -112,4 +128,54 @@ test('requests that wait for the thread when it ends are failed, and the next on
   await failed;
   const { model } = (await read()) as { model: string };
   assert.equal(model, 'chat');
+});
+
+test('large bodies are read in turns of accounts, and of the trees of an account', async (t) => {
+  const purser = await openTestServer(t);
+  const requests = createModelRequests(() => purser.app.catalogue);
+  t.after(() => requests.close());
+  const share = createMemoryQuota().open('a');
+  const order: string[] = [];
+  const read = async (accountId: string, treeId: string, name: string) => {
+    const body = Buffer.from(JSON.stringify({ model: 'chat', messages: messages() }));
+    await requests.read(body, { kind: 'routerChat', isKeyed: false }, share, { treeId, accountId });
+    order.push(name);
+  };
+  await Promise.all([
+    ...['a1', 'a2', 'a3', 'a4'].map((name) => read('one', 'a', name)),
+    ...['b1', 'b2'].map((name) => read('one', 'b', name)),
+    ...['c1', 'c2', 'c3'].map((name) => read('two', 'c', name)),
+    read('three', 'd', 'd1'),
+  ]);
+  assert.deepEqual(order, ['a1', 'a2', 'c1', 'd1', 'b1', 'c2', 'a3', 'c3', 'b2', 'a4']);
+});
+
+test('large bodies of a wallet and of its children make another wallet wait for one of them', async (t) => {
+  const purser = await openTestServer(t);
+  const mine = { accountId: purser.accountId, accountKey: purser.accountKey };
+  const attacker = await walletOf(purser, mine);
+  const tokens = [attacker.token];
+  for (let i = 0; i < 3; i++) tokens.push((await childOf(purser, attacker.token)).token);
+  const other = await walletOf(purser, mine);
+  const { read } = purser.app.modelRequests;
+  const order: string[] = [];
+  const waiting: (() => void)[] = [];
+  const eight = Promise.withResolvers<void>();
+  /** Reads once all nine have come, in the order in which they have. */
+  purser.app.modelRequests.read = async (...[bytes, asked, share, tenant]) => {
+    await new Promise<void>((resolve) => {
+      waiting.push(resolve);
+      if (waiting.length === 8) eight.resolve();
+      if (waiting.length === 9) for (const go of waiting) go();
+    });
+    const name = bytes.includes('other') ? 'other' : 'attacker';
+    const request = await read(bytes, asked, share, tenant);
+    order.push(name);
+    return request;
+  };
+  const answers = [...tokens, ...tokens].map((token) => purser.chat(token, { messages: messages() }));
+  await eight.promise;
+  answers.push(purser.chat(other.token, { messages: messages(`other${LONG}`) }));
+  await Promise.all(answers);
+  assert.equal(order.indexOf('other'), 2, `after the one being read, and one: ${order}`);
 });

@@ -194,6 +194,9 @@ test('an argument that a tool does not take is refused by name, and the call doe
     ['wallet_budget', { id }, /^id: unknown property.* wallet_budget takes no arguments\.$/],
     ['compute_stop', { id: 'res_1', force: true }, /^force: unknown property/],
     ['compute_offers', { constructor: 1 }, /^constructor: unknown property/],
+    ['wallet_close', { id: { toString: 1 } }, /^id: must be a string\.$/],
+    ['compute_stop', { id: { toString: 1 } }, /^id: must be a string\.$/],
+    ['compute_stop', { id: null }, /^id: must be a string\.$/],
     ['compute_create', { ...CREATE, key: 'a' }, /^key: .* provider, spec, idempotency_key\.$/],
   ];
   for (const [name, args, message] of wrong) {

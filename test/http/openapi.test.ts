@@ -201,18 +201,22 @@ test('bodies and their limits are documented as the interface, section 8, has th
   const closed = [...new Set(INTERFACE.map(({ path }) => path))].filter((path) =>
     JSON.stringify(schemaOf(path) ?? '').includes('"additionalProperties":false'),
   );
-  assert.deepEqual(closed, ['/v1/wallets', '/v1/compute/create', '/v1/compute/extend']);
+  // Chat lists what has a price (design 2.5).
+  assert.deepEqual(closed, ['/v1/wallets', '/v1/compute/create', '/v1/compute/extend', '/v1/chat/completions']);
 });
 
 test('every refusal is documented under its own status, and what any request may meet everywhere', async (t) => {
   const everywhere: RefusalCode[] = [
+    'invalid_request',
+    'request_timeout',
+    'head_too_large',
     'unauthenticated',
     'wrong_token_scope',
     'rate_limited',
     'internal_error',
     'read_only',
   ];
-  const withBody: RefusalCode[] = ['invalid_request', 'invalid_json', 'payload_too_large', 'unsupported_media_type'];
+  const withBody: RefusalCode[] = ['invalid_json', 'payload_too_large', 'unsupported_media_type'];
   for (const [line, { responses, requestBody }] of operationsOf(await documentOf(await openTestServer(t)))) {
     const codes: string[] = [];
     for (const [status, { content }] of Object.entries(responses))
@@ -246,6 +250,46 @@ test('the bodies that the interface allows are what the schemas take', () => {
     assert.ok(v.is(endpointOf(`POST ${path}`).body as v.GenericSchema, body), path);
 });
 
+test('every operation says in what part of the interface it is and who calls it, and the licence is named', async (t) => {
+  const document = (await documentOf(await openTestServer(t))) as Document & Record<string, any>;
+  assert.deepEqual(document.info.license, { name: 'MIT', identifier: 'MIT' });
+  assert.equal(typeof document.info.contact.name, 'string');
+  const tags = document.tags.map((it: { name: string }) => it.name);
+  const used = new Set<string>();
+  for (const [line, operation] of operationsOf(document) as [string, Operation & Record<string, any>][]) {
+    assert.equal(operation.tags.length, 1, line);
+    assert(tags.includes(operation.tags[0]), line);
+    assert.match(operation.description, /\. Takes an? .*\.$/, line);
+    for (const scheme of operation.security.flatMap(Object.keys)) used.add(scheme);
+  }
+  assert.deepEqual(Object.keys(document.components.securitySchemes).sort(), [...used].sort(), 'none is unused');
+});
+
+test('an object that may hold more than is listed says so: some generators take it for an empty one', async (t) => {
+  const document = await documentOf(await openTestServer(t));
+  for (const it of objectsIn(document))
+    if (it.type === 'object' && Object.keys(it.properties ?? {}).length === 0)
+      assert.notEqual(it.additionalProperties, undefined, JSON.stringify(it));
+});
+
+test('the document lists each member of a chat that is taken, those too that a model adds by its settings', async (t) => {
+  const change = (settings: Record<string, any>) => {
+    for (const upstream of settings.router.upstreams) upstream.forward = ['my_sampler'];
+    return settings;
+  };
+  const purser = await openTestServer(t, { change });
+  const { token } = await purser.openWallet();
+  const { paths } = await documentOf(purser);
+  const request = paths['/v1/chat/completions']?.post?.requestBody;
+  const properties = request?.content['application/json'].schema.properties;
+  for (const name of ['my_sampler', 'temperature', 'top_k', 'metadata', 'n']) {
+    assert(name in properties, name);
+    assert.equal((await purser.chat(token, { [name]: name === 'n' ? 1 : undefined })).status, 200, name);
+  }
+  assert.equal((await purser.chat(token, { my_sampler: 1, top_k: 1 })).status, 200);
+  assert(!('web_search_options' in properties));
+});
+
 test('the document stands under /openapi.json too', async (t) => {
   const purser = await openTestServer(t);
   const { text } = await purser.ask('GET', '/v1/openapi.json');
@@ -270,7 +314,10 @@ test('the rules of names, paths, commands and messages are in the document, and 
   assert.equal(fieldsOf('/v1/compute/upload').content_base64.contentEncoding, 'base64');
   assert.doesNotMatch('a\0', new RegExp(fieldsOf('/v1/compute/exec').command.pattern, 'u'));
   const { messages } = fieldsOf('/v1/chat/completions');
-  assert.deepEqual([messages.type, messages.items, messages.minItems], ['array', { type: 'object' }, 1]);
+  assert.deepEqual(
+    [messages.type, messages.items, messages.minItems],
+    ['array', { type: 'object', additionalProperties: true }, 1],
+  );
   const key = paths['/v1/router/key']?.post?.requestBody;
   assert.equal(key?.required, false);
   assert.notEqual(key?.content['application/json'].schema.additionalProperties, false, 'free-form');

@@ -8,9 +8,9 @@ import { PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 import { WebSocket } from 'undici';
-import { until } from '../compute/conformance.ts';
 import { hostSession, WATCHDOG } from '../compute/engines/host-session.ts';
 import type { TestServerOptions } from '../helper/server.ts';
+import { until } from '../helper/waiting.ts';
 import { echoWebSocket } from '../helper/web-socket.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { assertRefused } from './refused.ts';
@@ -669,12 +669,21 @@ function pageOf(purser: { ask: Awaited<ReturnType<typeof openPort>>['purser']['a
   };
 }
 
+/** Cookies that a browser would send back as Purser's own. */
+const FORGED = [
+  'purser-port=evil; Path=/',
+  '=purser-port=evil',
+  ' = purser-port=evil; Path=/',
+  'purser-port',
+  'PURSER-PORT=evil',
+];
+
 test('a link opens a port once, for a browser, on a host name of its own', async (t) => {
   const { purser, token, id, port, tenant, base } = await openPort(t, (request, response) => {
     if (request.url === '/own') return response.writeHead(302, { location: `http://localhost:${port}/x` }).end();
     response
       .writeHead(200, {
-        'set-cookie': ['a=1; Domain=localhost; Path=/', 'purser-port=evil; Path=/', 'b=2; HttpOnly'],
+        'set-cookie': ['a=1; Domain=localhost; Path=/', ...FORGED, 'b=2; HttpOnly'],
         'clear-site-data': '"*"',
       })
       .end(request.url);

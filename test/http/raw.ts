@@ -1,4 +1,5 @@
 import http from 'node:http';
+import { openLine } from '../helper/line.ts';
 import type { Answer, TestServer } from '../helper/server.ts';
 
 export type RawAsked = {
@@ -37,4 +38,31 @@ function toAnswer(response: http.IncomingMessage, text: string): Answer {
     body = JSON.parse(text);
   } catch {}
   return { status: response.statusCode ?? 0, headers: response.headers, body, text };
+}
+
+/** Writes text as it is on a connection of its own, and returns the answers that came until the server ended it. */
+export async function sendText(purser: TestServer, ...pieces: string[]): Promise<Answer[]> {
+  const line = await openLine(purser.url);
+  for (const piece of pieces) line.write(piece);
+  await line.ended;
+  return answersIn(line.text());
+}
+
+/** Returns the answers in what came back on a connection; each has a Content-Length or is the last. */
+export function answersIn(text: string): Answer[] {
+  const answers: Answer[] = [];
+  let rest = text;
+  while (rest) {
+    const end = rest.indexOf('\r\n\r\n');
+    const [first = '', ...lines] = rest.slice(0, end).split('\r\n');
+    const headers = Object.fromEntries(
+      lines.map((it) => [it.slice(0, it.indexOf(':')).toLowerCase(), it.slice(it.indexOf(':') + 1).trim()]),
+    );
+    const status = Number(/^HTTP\/1\.1 (\d{3}) /.exec(first)?.[1]);
+    const length = status < 200 ? 0 : Number(headers['content-length'] ?? Number.POSITIVE_INFINITY);
+    const body = rest.slice(end + 4, end + 4 + length);
+    answers.push(toAnswer({ statusCode: status, headers } as unknown as http.IncomingMessage, body));
+    rest = rest.slice(end + 4 + length);
+  }
+  return answers;
 }

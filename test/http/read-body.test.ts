@@ -7,14 +7,18 @@ import { readBody } from '../../src/http/body.ts';
 import { createMemoryQuota } from '../../src/http/memory-quota.ts';
 import type { Refusal } from '../../src/refusal.ts';
 
-/** A server that reads bodies of at most 1000 bytes, and a client of it that writes by hand. */
-async function openReader(t: TestContext) {
+/** A server that reads bodies of at most `max` bytes, and a client of it that writes by hand. `heard` is told of each piece first. */
+async function openReader(
+  t: TestContext,
+  { max = 1000, heard }: { max?: number; heard?: (piece: Buffer) => void } = {},
+) {
   const quota = createMemoryQuota();
   const read = Promise.withResolvers<{ result: string; request: IncomingMessage }>();
   const arrived = Promise.withResolvers<void>();
   const server = createServer(async (request, response) => {
     const share = quota.open('a caller');
-    const reading = readBody(request, 1000, share);
+    if (heard) request.on('data', heard);
+    const reading = readBody(request, max, share);
     arrived.resolve();
     const result = await reading.then(String, (error: Refusal) => error.code);
     share.close();
@@ -89,4 +93,23 @@ test('a server that stops refuses the bodies that are not complete', async (t) =
   await arrived;
   quota.cutOff();
   assert.equal((await read).result, 'read_only');
+});
+
+test('the memory of what has been read of a large body is given back at once', async (t) => {
+  const pieces: Buffer[] = [];
+  const lengths: number[] = [];
+  const heard = (piece: Buffer) => {
+    pieces.push(piece);
+    lengths.push(piece.length);
+  };
+  const { client, head, read } = await openReader(t, { max: 2_000_000, heard });
+  const body = Array.from({ length: 100_000 }, (_, i) => `line ${i}`).join('\n');
+  head(`content-length: ${body.length}`);
+  client.write(body);
+  assert((await read).result === body, 'the body is what was sent');
+  assert(lengths.filter((it) => it >= 16 * 1024).length > 5, String(lengths));
+  assert.deepEqual(
+    pieces.map(({ length }) => length),
+    lengths.map((it) => (it >= 16 * 1024 ? 0 : it)),
+  );
 });

@@ -43,9 +43,11 @@ const DOCUMENTED: Record<RefusalCode, number> = {
   extension_not_supported: 409,
   lease_limit_exceeded: 409,
   answer_lost: 409,
+  request_timeout: 408,
   payload_too_large: 413,
   unsupported_media_type: 415,
   upgrade_not_supported: 426,
+  head_too_large: 431,
   rate_limited: 429,
   internal_error: 500,
   port_unreachable: 502,
@@ -329,6 +331,8 @@ const REACHED: Record<RefusalCode, string | ((t: TestContext) => Promise<Answer>
     await purser.run('freeze', {});
     return purser.chat(token);
   },
+  request_timeout: 'Node looks for slow clients by the clock of the machine (test/http/unreadable.test.ts).',
+  head_too_large: 'Node refuses such a head before it is a request (test/http/unreadable.test.ts).',
   conflict: 'Only the commands of the operator say it.',
 };
 

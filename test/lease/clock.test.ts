@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagPrefix } from '../../src/compute/backend.ts';
+import { until } from '../helper/waiting.ts';
 import { LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const DAY = 86_400;
@@ -71,6 +72,7 @@ test('a machine that becomes ready while a leap is doubted is paid for when the 
   purser.memory.ready = false;
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
+  await until('it has a machine', () => purser.memory.machines.size === 1);
   for (const it of purser.memory.machines.values()) it.state = 'running';
   purser.clock.leap(600);
   purser.clock.advance(10);
@@ -110,6 +112,7 @@ test('a lease that became ready in a wrong future keeps its length when the cloc
   purser.app.answerSeconds = 0.1;
   purser.memory.ready = false;
   const { id } = (await purser.rent(token)).body;
+  await until('it has a machine', () => purser.memory.machines.size === 1);
   const bootWith = (seconds: number) => () => {
     purser.clock.bootAgain();
     purser.clock.leap(seconds);

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
+import { createRandom, length, SEED } from '../helper/random.ts';
 import type { TestServerOptions } from '../helper/server.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
 import { hold, LONG, openMemoryServer } from './leases.ts';
 
 /** Leases that are extended while they are busy: provider_three, 600 s for 0.06 USD, so that 60 s cost 0.006 USD. */
@@ -11,8 +11,7 @@ import { hold, LONG, openMemoryServer } from './leases.ts';
 const LEAD = 60;
 const WINDOW = 60;
 const STEP = 60;
-/** More of them for a night: PURSER_TEST_WALKS. */
-const WALKS = Number(process.env.PURSER_TEST_WALKS ?? 5);
+const WALKS = length(2, 5);
 const WALK_LENGTH = 150;
 
 /** A server with one lease, whose machine says what it uses of a processor. */

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Refusal } from '../../src/refusal.ts';
-import { until } from '../compute/conformance.ts';
+import { until } from '../helper/waiting.ts';
 import { hold, LONG, openMemoryServer, PRICE } from './leases.ts';
 
 /** A key rents one machine: once a create was answered 200, its key stays with its resource. */
@@ -37,6 +37,7 @@ test('a create that was answered, and whose machine never became ready, keeps it
   purser.memory.ready = false;
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token, 'k')).body;
+  await until('it has a machine', () => purser.memory.machines.size === 1);
   purser.clock.advance(61);
   await purser.app.reaper.runOnce();
   assert.equal((await purser.status(token, id)).status, 'failed');
@@ -130,7 +131,6 @@ test('an answer of 200 that cannot be written is not given', async (t) => {
 
 test('a creation that the operator charges is shown as charged before its machine is found', async (t) => {
   const purser = await openMemoryServer(t);
-  purser.app.answerSeconds = 0.1;
   const { id: walletId, token } = await purser.openWallet(LONG);
   purser.memory.after.create = () => {
     throw new Error('the line died');
@@ -139,6 +139,7 @@ test('a creation that the operator charges is shown as charged before its machin
     throw new Error('the line is down');
   };
   assert.equal((await purser.rent(token, 'k')).body.error.code, 'operation_uncertain');
+  purser.app.answerSeconds = 0.1;
   const [operation] = (await purser.run('operation.list', { uncertain: true })).operations;
   await purser.run('operation.resolve', {
     id: operation?.id as string,

@@ -1,9 +1,11 @@
+import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import type { TestContext } from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
 import type { EngineSettings } from '../../src/compute/backends/container/address.ts';
 import { createMemory, type Memory, replaceBackend } from '../compute/engines/memory.ts';
 import { type Answer, openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
+import { waitFor } from '../helper/waiting.ts';
 
 /** A small lease, and what 600 s of it cost: (0.5 × 0.04 + 0.25 × 0.005) an hour, rounded up to a nano. */
 export const SPEC = { cpus: 0.5, memory_gib: 0.25, max_seconds: 600 };
@@ -195,7 +197,8 @@ export async function dieAt(
     if (made.status === 503) made = await purser.lease(token, 'k');
     await purser.stop(token, made.body.id);
   };
-  void life().catch(() => {});
-  await died.promise;
+  const lived = life().then(() => assert.fail(`it lived on, and came to no ${name}`));
+  lived.catch(() => {}); // What the dead life still says is heard by nobody.
+  await waitFor(`it dies ${when} ${name}`, Promise.race([died.promise, lived]));
   await purser.crash(() => never.reject(new Error('it is dead')));
 }

@@ -1,17 +1,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { until } from '../compute/conformance.ts';
-import { IMAGE, openDocker } from '../compute/engines/docker.ts';
-import { type LeaseServer, LONG, openMemoryServer, openWith } from './leases.ts';
+import { LONG, openMemoryServer } from './leases.ts';
+import { events, statusOf } from './outage-shared.ts';
 
-const events = (purser: LeaseServer, name: string) =>
-  purser.log.map((line) => JSON.parse(line)).filter(({ event }) => event === name);
 const failing = () => Promise.reject(new Error('the engine is down'));
-const statusOf = async (purser: LeaseServer, walletId: string) =>
-  (await purser.ask('GET', `/v1/wallets/${walletId}`, { token: purser.accountKey })).body.status;
 
 test('whoever waits for a close adds nothing to its back-off and no line to the log', async (t) => {
-  const purser = await openMemoryServer(t);
+  const purser = await openMemoryServer(t, { settings: { close_wait_seconds: 1 } });
   const { id: walletId, token } = await purser.openWallet(LONG);
   await purser.lease(token);
   purser.memory.before.destroy = failing;
@@ -26,7 +21,7 @@ test('whoever waits for a close adds nothing to its back-off and no line to the 
 });
 
 test('after an outage of half an hour every wallet is closed within 20 s of the return, and the log is short', async (t) => {
-  const purser = await openMemoryServer(t);
+  const purser = await openMemoryServer(t, { settings: { close_wait_seconds: 1 } });
   const wallets = await Promise.all(Array.from({ length: 5 }, () => purser.openWallet(LONG)));
   for (const { token } of wallets) for (let i = 0; i < 2; i++) await purser.lease(token);
   Object.assign(purser.memory.before, { destroy: failing, inspect: failing });
@@ -119,39 +114,4 @@ test('a process that starts anew wakes what an earlier one had put off, as soon 
     'stopped',
     'stopped',
   ]);
-});
-
-test('Docker is ended and comes back: the wallet that waited is closed within 20 s', async (t) => {
-  const engine = await openDocker(t);
-  if (!engine) return;
-  const purser = await openWith(t, engine.socket, IMAGE, {});
-  const { id: walletId, token } = await purser.openWallet(LONG);
-  const { id } = (await purser.lease(token)).body;
-  engine.signal('SIGKILL');
-  await until('the engine has gone', () =>
-    engine.docker.ping().then(
-      () => false,
-      () => true,
-    ),
-  );
-  const refused = await purser.ask('POST', '/v1/compute/exec', { token, body: { id, command: 'true' } });
-  assert.deepEqual([refused.status, refused.body.error.code], [503, 'provider_unavailable']);
-  const { offers } = (await purser.ask('GET', '/v1/compute/offers', { token })).body;
-  assert.deepEqual(
-    offers.map((it: { available: boolean }) => it.available),
-    [false, false],
-  );
-  assert.equal((await purser.closeWallet(walletId)).body.error.code, 'cleanup_pending');
-  for (let seconds = 0; seconds < 600; seconds += 5) {
-    await purser.app.reaper.runOnce();
-    purser.clock.advance(5);
-  }
-  assert.ok(events(purser, 'lease.trouble').length <= 3);
-  await engine.revive();
-  for (let seconds = 0; seconds < 20; seconds += 2) {
-    await purser.app.reaper.runOnce();
-    purser.clock.advance(2);
-  }
-  assert.equal(await statusOf(purser, walletId), 'closed');
-  assert.equal(events(purser, 'lease.trouble_over').length, 1);
 });

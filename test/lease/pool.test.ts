@@ -5,6 +5,7 @@ import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
 import { findResource, type Resource } from '../../src/ledger/resource.ts';
 import * as writes from '../../src/ledger/writes.ts';
+import { until } from '../helper/waiting.ts';
 import { LONG, openMemoryPool, PRICE } from './leases.ts';
 
 const open = (t: TestContext, more: object = {}) => openMemoryPool(t, ['a', 'b'], more);
@@ -132,8 +133,13 @@ test('a lease that is stopped while the first backend is asked is not made on th
   const purser = await open(t);
   const { id: walletId, token } = await purser.openWallet(LONG);
   purser.memories.a.room = 0;
-  purser.memories.a.before.create = () => purser.closeWallet(walletId);
+  let closing: Promise<unknown> | undefined; // It waits for the create in turn.
+  purser.memories.a.before.create = async () => {
+    closing = purser.closeWallet(walletId);
+    await until('the wallet is closing', () => purser.wallet(walletId).status !== 'active');
+  };
   await purser.lease(token);
+  await closing;
   assert.deepEqual(creates(purser), [1, 0]);
   assert.deepEqual(await purser.machines(), []);
   assert.deepEqual(purser.problems(), []);

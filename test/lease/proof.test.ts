@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { until } from '../compute/conformance.ts';
+import { until } from '../helper/waiting.ts';
 import { type LeaseServer, LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const lost = () => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { until } from '../compute/conformance.ts';
+import { until } from '../helper/waiting.ts';
 import { hold, LONG, openMemoryServer, PRICE } from './leases.ts';
 
 const HALF = 300; // seconds, at 0.36 USD an hour: 0.03 USD

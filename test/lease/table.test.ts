@@ -3,6 +3,7 @@ import test, { type TestContext } from 'node:test';
 import { ACTIONS, type Finding, type LeaseState, stateOf } from '../../src/lease/step.ts';
 import { findOperation } from '../../src/ledger/operation.ts';
 import { findResource, type Resource } from '../../src/ledger/resource.ts';
+import { until } from '../helper/waiting.ts';
 import { LONG, openMemoryServer } from './leases.ts';
 
 const lost = () => {
@@ -28,7 +29,7 @@ async function openIn(t: TestContext, state: LeaseState) {
   }
   const id = purser.app.ledger.client.prepare('select id from resource').pluck().get() as string;
   const row = () => findResource(purser.app.ledger.read, id) as Resource;
-  assert.equal(stateOf(row()), state);
+  await until(`it is ${state}`, () => stateOf(row()) === state);
   return { purser, row };
 }
 

@@ -1,13 +1,12 @@
 import assert from 'node:assert/strict';
-import { randomInt, randomUUID } from 'node:crypto';
+import { randomUUID } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
-import { randomFrom } from '../executable/random.ts';
+import { length, randomFrom, SEED } from '../helper/random.ts';
 import type { Answer } from '../helper/server.ts';
 import { openMemoryServer } from './leases.ts';
 
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
-const WALK_COUNT = Number(process.env.PURSER_TEST_LEASE_WALKS ?? 12);
+const WALK_COUNT = length(3, 12);
 const STEP_COUNT = 120;
 /** The share of a backend's calls that fail before they reach it, and of those whose answer is lost. */
 const FAULT_SHARE = 0.15;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { until } from '../compute/conformance.ts';
 import { SECRET_WORDS } from '../compute/engines/memory.ts';
+import { until } from '../helper/waiting.ts';
 import { asAccount, asOperator } from '../ui/sample.ts';
 import { LONG, openMemoryServer } from './leases.ts';
 

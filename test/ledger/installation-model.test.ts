@@ -2,10 +2,10 @@ import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
 import { formatUsd, Nanos } from '../../src/money.ts';
+import { createRandom, length, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, hang, reset } from '../helper/upstream.ts';
 import { Model, NEW_ACCOUNT } from './model.ts';
-import { createRandom, SEED, steps } from './random.ts';
 
 /** USD 0.01 for each output token, and nothing else: the hold is what was asked for, the charge what came. */
 const NANOS_PER_TOKEN = 10_000_000n;
@@ -14,7 +14,7 @@ const POLICY_SECONDS = 900;
 /** An operation's key and body, and since when it is uncertain: enough to ask for it again. */
 type Asked = { walletId: string; key: string; body: Record<string, unknown>; operationId: string; uncertainAt: number };
 
-const count = steps(400);
+const count = length(300, 400);
 test(`${count} random requests leave the server equal to the model (PURSER_TEST_SEED=${SEED})`, async (t) => {
   const random = createRandom(SEED);
   const model = new Model();

@@ -254,9 +254,15 @@ export class Model {
     const next = this.#nextDay();
     wallet.refillAt = next;
     if (refill.days.has(day)) return 'ok';
-    const [left, full] = [this.left(id), BigInt(refill.cents) * CENT];
+    const [own, full] = [this.left(id), BigInt(refill.cents) * CENT];
+    // What is held is left over as well: it comes back when it settles.
+    const left = this.below(id).reduce(
+      (sum, child) => sum + this.left(child) + this.wallet(child).held,
+      own + wallet.held,
+    );
     const cap = typeof refill.carry === 'number' ? BigInt(refill.carry) * CENT : 0n;
-    const amount = refill.carry === 'all' ? full : up(full + (left < cap ? left : cap) - left);
+    const missing = refill.carry === 'all' ? full : full + (left < cap ? left : cap) - left;
+    const amount = up(missing < -own ? -own : missing); // What the children have stays with them.
     const refused = amount > 0n ? this.#refusesBudget(wallet.account) : undefined;
     if (refused ?? (this.#give(id, amount) === 'ok' ? undefined : 'short'))
       wallet.refillAt = Math.min(next, this.now + 60);

@@ -57,6 +57,7 @@ test('what changes credentials is counted before whoever waits for it goes on; a
     reducible: undefined,
     reducedTo: undefined,
     maxPrice: undefined,
+    enough: 0,
   };
   const order = holdOrder(wallet.id, 7n);
   const { placed } = await ledger.write(chatWrites.hold, {

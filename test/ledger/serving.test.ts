@@ -14,6 +14,7 @@ import { urlOf } from '../../src/net/listen.ts';
 import { serve } from '../../src/serve.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { until } from '../helper/waiting.ts';
 
 /** Serves the closed purser once more, as `purser serve` or `purser serve --accept-loss` would. */
 async function serveAgain(purser: TestServer, options: { acceptLoss?: boolean } = {}): Promise<void> {
@@ -275,13 +276,10 @@ test('a break that is older than what a start looks at is found in the backgroun
   await serveAgain(purser);
   const serving = purser.log.findLast((line) => line.includes('"event":"serving"'));
   assert.match(serving ?? '', /"ready":true/, 'the start did not look at it');
-  // A bounded wait for the event, by the answers of the server itself.
-  let ready = await purser.ask('GET', '/readyz');
-  for (let i = 0; i < 10_000 && ready.status === 200; i++) {
-    await new Promise((resolve) => setTimeout(resolve, 10));
-    ready = await purser.ask('GET', '/readyz');
-  }
-  assert.equal(ready.status, 503);
+  const ready = await until('the server says that it is not ready', async () => {
+    const answer = await purser.ask('GET', '/readyz');
+    return answer.status === 503 && answer;
+  });
   assert.match(ready.body.reason, /broken at entry 2/);
   assert.equal((await purser.ask('GET', '/v1/account', { token: purser.accountKey })).body.error.code, 'read_only');
   assert(purser.log.some((line) => line.includes('"event":"chain.failed"')));

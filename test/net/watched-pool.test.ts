@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer, type RequestListener } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
 import test, { type TestContext } from 'node:test';
 import { createServer as createTlsServer } from 'node:tls';
 import { containedConnector } from '../../src/net/contained-connector.ts';
@@ -196,6 +196,26 @@ test('a body that was ended is not read any further, also while somebody waits f
   call.abort();
   await assert.rejects(waiting, /ended/);
   await once(request.socket, 'close');
+});
+
+test('of a body that is cut off, what has come is read; its connection is closed', async (t) => {
+  let closed: Promise<unknown> | undefined;
+  let isSent = false;
+  const { open } = await openServer(t, (_, response) => {
+    closed = once(response.socket as Socket, 'close');
+    response.write('come', () => {
+      isSent = true;
+    });
+  });
+  const call = open('/a');
+  const { body } = await call.head;
+  // The head comes with it, or before it.
+  for (let turns = 0; !isSent || turns < 5; turns++) await new Promise((resolve) => setImmediate(resolve));
+  call.cut();
+  assert.equal(String(await body.next()), 'come');
+  await assert.rejects(body.next(), /the exchange was ended/);
+  await assert.rejects(body.next(), /the exchange was ended/);
+  await closed;
 });
 
 test('the rest of a body that was left is dropped, and its connection used again; a long rest is not waited for', async (t) => {

@@ -1,24 +1,16 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { touchKeys } from '../../src/access/writes.ts';
-import type { EventType } from '../../src/config/events.ts';
 import { setFrozen } from '../../src/ledger/installation.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openReceiver } from '../helper/receiver.ts';
-import { openTestServer, type TestServer, type TestServerOptions } from '../helper/server.ts';
-import { openSmallDisk } from '../helper/small-disk.ts';
+import { openTestServer, type TestServer } from '../helper/server.ts';
 import { completion, failure, reset } from '../helper/upstream.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
+import { SECRET, told, withEvents } from './types-shared.ts';
 
 // What is told of what happens: each type once, by the real server, in the transaction that caused it.
 
-const SECRET = 'a signing secret of a test';
-
-/** The data of the events of a type, oldest first, without what other tests look at. */
-async function told(purser: TestServer, type: EventType, wallet?: string): Promise<Record<string, any>[]> {
-  const { events } = await purser.run('events.list', { type, wallet });
-  return events.map(({ data }) => data).reverse();
-}
 const percents = async (purser: TestServer, wallet: string) =>
   (await told(purser, 'wallet.threshold', wallet)).map(({ percent }) => percent);
 
@@ -26,11 +18,6 @@ const spend = async (purser: TestServer, token: string, cents: number) => {
   const answers = await Promise.all(Array.from({ length: cents }, () => purser.chat(token, { model: 'flat' })));
   for (const answer of answers) assert.equal(answer.status, 200, answer.text);
 };
-
-const withEvents = (events: object, options: TestServerOptions = {}): TestServerOptions => ({
-  ...options,
-  settings: { events, ...options.settings },
-});
 
 test('each threshold of a budget is told once, however many requests spend it at the same time', async (t) => {
   const purser = await openTestServer(t);
@@ -285,28 +272,6 @@ test('what is frozen is told: a wallet, an account, the installation', async (t)
       ['installation', 'all', 'an audit'],
     ],
   );
-});
-
-test('a disk that gets full is told', async (t) => {
-  const disk = openSmallDisk(t, 16);
-  if (!disk) return;
-  const receiver = await openReceiver(t);
-  const { TMPDIR } = process.env;
-  process.env.TMPDIR = disk.directory;
-  t.after(() => {
-    if (TMPDIR === undefined) delete process.env.TMPDIR;
-    else process.env.TMPDIR = TMPDIR;
-  });
-  const purser = await openTestServer(t, withEvents({ receivers: [{ url: receiver.url, secret: SECRET }] }));
-  purser.app.diskReserve.release(); // On a slow machine it has been made already.
-  disk.fill(700 * 1024);
-  const ready = () => purser.ask('GET', '/readyz');
-  while ((await ready()).status === 200); // A look at the disk is good for a moment.
-  await receiver.until(() => receiver.accepted().length === 1);
-  const [low] = receiver.accepted();
-  assert.equal(low?.type, 'disk.low');
-  assert.match(low?.data.reason, /MiB free/);
-  disk.free();
 });
 
 test('what is rolled back is not told', async (t) => {

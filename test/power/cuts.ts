@@ -1,4 +1,3 @@
-import { randomInt } from 'node:crypto';
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
@@ -9,11 +8,11 @@ import { headOf } from '../../src/ledger/head.ts';
 import { installationOf } from '../../src/ledger/installation.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { createLog } from '../../src/log.ts';
-import { within } from '../helper/executable.ts';
+import { length } from '../helper/random.ts';
+import { until } from '../helper/waiting.ts';
 import type { Image, Luck } from './disk.ts';
 
-export const CUTS = Number(process.env.PURSER_TEST_CUTS ?? 40);
-export const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
+export const CUTS = length(10, 40);
 /** What becomes of the changes that were not synced, on the disks that one cut may leave. */
 export const LUCKS: readonly Luck[] = ['none', 'some', 'some'];
 
@@ -56,9 +55,5 @@ export async function identify(directory: string) {
 /** Resolves when the trace has everything that process `pid` did, up to its `end`. */
 export async function isWritten(trace: string, pid: number | undefined, end: string): Promise<void> {
   const last = new RegExp(`^${pid} +\\+{3} ${end}`, 'm');
-  const check = async () => {
-    while (!last.test(readFileSync(trace, 'latin1').slice(-10_000)))
-      await new Promise((resolve) => setTimeout(resolve, 20));
-  };
-  await within(check(), () => 'the trace is written');
+  await until('the trace is written', () => last.test(readFileSync(trace, 'latin1').slice(-10_000)));
 }

@@ -9,17 +9,19 @@ import { createSlots } from '../../src/compute/slots.ts';
 import { createEvents } from '../../src/events.ts';
 import { createKeepMemory } from '../../src/lease/keep.ts';
 import { createOutages } from '../../src/lease/outages.ts';
+import { createTenantOf } from '../../src/ledger/tenant.ts';
 import { findWallet } from '../../src/ledger/wallet.ts';
 import { createLog } from '../../src/log.ts';
 import { centsToNanos } from '../../src/money.ts';
 import { createReaper, type ReaperApp } from '../../src/reaper/reaper.ts';
+import { createFundsQueue } from '../../src/spend/funds-queue.ts';
 import { createInFlight } from '../../src/spend/in-flight.ts';
 import { createKeyedMutex } from '../../src/spend/keyed-mutex.ts';
 import { open } from '../../src/wallet/open.ts';
+import { createRandom, SEED } from '../helper/random.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
 import { reset } from '../helper/upstream.ts';
 import { done, MASTER_KEY_ID, openBooks, unknown } from '../ledger/books.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
 
 /**
  * A reaper over real books, with its timers and both clocks in hand. `begun` counts passes, `atOnce` the most that ran
@@ -42,12 +44,24 @@ async function openReaper(t: TestContext) {
       },
     },
     clock,
+    tenantOf: createTenantOf(books.ledger.read),
     events: createEvents(log),
     inFlight: createInFlight(),
+    fundsQueue: createFundsQueue(
+      () => 0,
+      createTenantOf(books.ledger.read),
+      () => {},
+    ),
     config: {
       closeWaitSeconds: 0,
       keep: { cpuPercent: 5 },
-      router: { upstreams: [], models: [], uncertain: { after_seconds: 100, policy: 'charge' } },
+      router: {
+        upstreams: [],
+        models: [],
+        uncertain: { after_seconds: 100, policy: 'charge' },
+        on_cancel: 'stop',
+        cancel_grace_seconds: 3,
+      },
     },
     limits: { released: createLimit(0, time.monotonic) },
     wakeAt() {},

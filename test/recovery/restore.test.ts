@@ -1,5 +1,16 @@
 import assert from 'node:assert/strict';
-import { copyFileSync, cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  copyFileSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { basename, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import Client from 'better-sqlite3';
@@ -11,10 +22,11 @@ import { files, LockedError } from '../../src/files/data-directory.ts';
 import { currentEpoch, reportOnlyOf } from '../../src/ledger/installation.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { type Restored, restore } from '../../src/recovery/restore.ts';
+import { layFixture } from '../fixtures/dump.ts';
 import { openGateway } from '../helper/gateway.ts';
+import { createRandom, length, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
 
 /** What `purser restore` does in a data directory, without what it prints. */
 function restoreIn(directory: string, file: string, options: { force?: boolean; env?: Record<string, string> } = {}) {
@@ -321,6 +333,48 @@ test('what is no database of ours is not restored', async (t) => {
   await assert.rejects(restoreIn(purser.directory, file, { force: true }), conflict(/not a Purser database/));
 });
 
+for (const [what, sql] of Object.entries({
+  'table guest': 'create table guest (id integer)',
+  'view guest': 'create view guest as select * from account',
+  'index guest': 'create index guest on wallet (status)',
+  'trigger guest': 'create trigger guest after insert on epoch begin select 1; end',
+}))
+  test(`a backup with a foreign ${what} is refused, and so are books with it that serve, if it acts on ours`, async (t) => {
+    const { purser, file } = await openBackedUp(t);
+    await purser.close();
+    const add = (database: string) => {
+      const client = new Client(database);
+      client.exec(sql);
+      client.close();
+    };
+    add(file);
+    await assert.rejects(restoreIn(purser.directory, file), conflict(new RegExp(`the ${what} is not ours`)));
+    const at = files(purser.directory);
+    add(at.database);
+    const acts = /^(index|trigger)/.test(what);
+    assert.equal((await auditFiles(at)).ok, !acts);
+    const copy = join(temporaryDirectory(t), 'copy.db');
+    if (acts) return assert.rejects(backUp(purser.directory, copy, '0.1.0', 1), /is not ours/);
+    await backUp(purser.directory, copy, '0.1.0', 1); // Without it, so that it can be restored.
+    await restoreIn(purser.directory, copy);
+    await purser.reopen();
+    assert.equal((await purser.ask('GET', '/readyz')).status, 200);
+  });
+
+test('a copy that an older release left is restored: what its migrations had made is not foreign', async (t) => {
+  const directory = temporaryDirectory(t);
+  chmodSync(directory, 0o700);
+  layFixture(join(import.meta.dirname, '../fixtures/0004_report_only.sql'), directory);
+  const at = files(directory);
+  const file = join(temporaryDirectory(t), 'old.db');
+  const client = new Client(at.database);
+  client.pragma('journal_mode = DELETE');
+  client.close();
+  renameSync(at.database, file);
+  await restoreIn(directory, file, { force: true });
+  assert.deepEqual((await auditFiles(at)).problems, []);
+});
+
 test('a backup whose schema is damaged is refused', async (t) => {
   const { purser, file } = await openBackedUp(t);
   await purser.close();
@@ -335,7 +389,7 @@ test('a backup whose schema is damaged is refused', async (t) => {
   });
 });
 
-const BIT_COUNT = Number(process.env.PURSER_TEST_FLIPS ?? 60);
+const BIT_COUNT = length(20, 60);
 
 test(`a backup in which one bit turned is not restored, unless the bit meant nothing (seed ${SEED})`, async (t) => {
   const { purser, file, backup } = await openBackedUp(t);

@@ -3,10 +3,13 @@ import { randomBytes } from 'node:crypto';
 import { cpSync, existsSync, mkdirSync, readdirSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { followFaults } from '../../src/fault.ts';
 import { endReportOnly, recogniseMachine } from '../../src/lease/report-only.ts';
 import { backUp } from '../../src/recovery/backup.ts';
 import { createBackups, runBackup } from '../../src/recovery/scheduled.ts';
 import { openTestServer } from '../helper/server.ts';
+import { waitFor } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 const DAY = 86_400;
@@ -156,4 +159,43 @@ test('a backup that fails is logged once and retried; the age says since when th
   await backups.runOnce();
   assert.equal(before(), 2, 'a new failure is news again');
   assert(existsSync(`${directory}.gone`));
+});
+
+test('a turn of the backups that throws is reported, and the next one makes the backup', async (t) => {
+  const directory = temporaryDirectory(t);
+  const purser = await openTestServer(t);
+  const faults: unknown[] = [];
+  using _ = followFaults((where, error) => void faults.push([where, (error as Error).message]));
+  t.mock.timers.enable({ apis: ['setInterval'] });
+  const made = Promise.withResolvers<string>();
+  const broken = ['the clock is gone', 'the log is gone'];
+  const clock = {
+    ...purser.app.clock,
+    now() {
+      if (broken.length === 2) throw new Error(broken.shift());
+      return purser.app.clock.now();
+    },
+  };
+  const backupFailed = () => {
+    throw new Error(broken.shift());
+  };
+  const make = async (file: string) => {
+    if (broken.length) throw new Error('the disk is gone');
+    made.resolve(file);
+  };
+  const config = { backup: { every: DAY, keep: 2, directory } };
+  const events = { ...purser.app.events, gauge() {}, backupFailed };
+  const backups = createBackups({ ...purser.app, clock, config, events }, make);
+  t.after(() => backups.stop());
+  backups.start();
+  await nextTurn();
+  for (let turn = 0; turn < 2; turn++) {
+    t.mock.timers.tick(10_000);
+    await nextTurn();
+  }
+  assert.deepEqual(faults, [
+    ['timer', 'the clock is gone'],
+    ['timer', 'the log is gone'],
+  ]);
+  await waitFor('a backup is made', made.promise);
 });

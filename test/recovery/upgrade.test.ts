@@ -1,60 +1,17 @@
 import assert from 'node:assert/strict';
-import { chmodSync, cpSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs';
+import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import test, { type TestContext } from 'node:test';
+import test from 'node:test';
 import Client from 'better-sqlite3';
-import { build } from 'esbuild';
 import { auditFiles } from '../../src/books/examine.ts';
 import { knownMigrations, pendingMigrations } from '../../src/db/migrate.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { audit } from '../../src/ledger/audit.ts';
-import { atEveryMoment, dieAt, momentsOf } from '../executable/steps.ts';
-import { layFixture } from '../fixtures/dump.ts';
-import { hasComponent, hasProgram } from '../helper/component.ts';
 import { installation } from '../helper/executable.ts';
 import { openUpstream } from '../helper/upstream.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
-
-const FOLDER = join(import.meta.dirname, '../fixtures');
-/** The database of every release, as it left one. */
-const FIXTURES = readdirSync(FOLDER).filter((name) => name.endsWith('.sql'));
-
-function layDirectory(t: TestContext, fixture: string) {
-  const directory = temporaryDirectory(t);
-  chmodSync(directory, 0o700);
-  return { directory, notes: layFixture(join(FOLDER, fixture), directory) };
-}
-
-/** Every row that a release wrote, by the columns that it knew. */
-function rowsOf(client: Client.Database, columns?: Map<string, string[]>): [Map<string, string[]>, string] {
-  const tables = client.prepare(`select name from sqlite_schema where type = 'table' order by name`).pluck().all();
-  const known =
-    columns ??
-    new Map(
-      (tables as string[])
-        .filter((name) => name !== 'migration')
-        .map((name) => [name, client.prepare('select name from pragma_table_info(?)').pluck().all(name) as string[]]),
-    );
-  const rows = [...known].map(([name, list]) => [
-    name,
-    client
-      .prepare(`select ${list.join(', ')} from ${name} order by rowid`)
-      .raw()
-      .safeIntegers()
-      .all(),
-  ]);
-  return [known, JSON.stringify(rows, (_, value) => (typeof value === 'bigint' ? `${value}n` : value))];
-}
-
-function query<T>(file: string, read: (client: Client.Database) => T): T {
-  const client = new Client(file, { readonly: true });
-  try {
-    return read(client);
-  } finally {
-    client.close();
-  }
-}
+import { FIXTURES, layDirectory, query, rowsOf } from './upgrade-shared.ts';
 
 test('there is a fixture', () => assert(FIXTURES.length > 0));
 
@@ -106,55 +63,6 @@ for (const fixture of FIXTURES) {
     assert.equal((await purser.json('ledger', 'verify')).ok, true);
   });
 }
-
-/** The way of the oldest goes through every migration of the others. */
-const OLDEST = FIXTURES.sort()[0] as string;
-
-/** The child in one file: from its sources it takes ten times as long to start, and it is started some fifty times. */
-async function bundle(directory: string): Promise<string> {
-  const outfile = join(directory, 'migrate-child.mjs');
-  await build({
-    entryPoints: [join(import.meta.dirname, 'migrate-child.ts')],
-    outfile,
-    bundle: true,
-    platform: 'node',
-    format: 'esm',
-    external: ['better-sqlite3'],
-    define: { 'import.meta.url': JSON.stringify(new URL('../../src/files/asset.ts', import.meta.url).href) },
-  });
-  symlinkSync(join(import.meta.dirname, '../../node_modules'), join(directory, 'node_modules'));
-  return outfile;
-}
-
-test(`a start that dies while it brings ${OLDEST} up to date leaves before or after`, async (t) => {
-  if (!hasComponent(t, 'strace', () => hasProgram('strace'))) return;
-  const { directory } = layDirectory(t, OLDEST);
-  const copies = temporaryDirectory(t);
-  const copy = () => {
-    const to = mkdtempSync(join(copies, 'data-'));
-    cpSync(directory, to, { recursive: true });
-    return to;
-  };
-  const [columns, before] = query(files(directory).database, (client) => rowsOf(client));
-  const program = await bundle(temporaryDirectory(t));
-  const start = (to: string) => [program, files(to).database];
-  const moments = await momentsOf(start(copy()), {}, process.execPath);
-  const died = await atEveryMoment(moments, async (moment) => {
-    const to = copy();
-    const said = await dieAt(moment, start(to), {}, process.execPath);
-    const { client } = openDatabase(files(to).database, { migrate: true }); // The next start needs nobody's help.
-    assert.equal(rowsOf(client, columns)[1], before);
-    assert.deepEqual(audit(client).problems, []);
-    client.close();
-    assert.deepEqual(
-      readdirSync(to).filter((name) => name.endsWith('.part')),
-      [],
-    );
-    rmSync(to, { recursive: true });
-    return said;
-  });
-  t.diagnostic(`${died} kills while ${OLDEST} was brought up to date`);
-});
 
 test('a database of this Purser is refused by every one before it, with a sentence', (t) => {
   const file = join(temporaryDirectory(t), 'purser.db');

@@ -1,15 +1,19 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { openGateway } from '../helper/gateway.ts';
+import { holdTimeouts } from '../helper/held-timeouts.ts';
 import { openTestServer } from '../helper/server.ts';
-import { completion, failure, gate, openUpstream, reset } from '../helper/upstream.ts';
+import { completion, failure, gate, hang, openUpstream, reset } from '../helper/upstream.ts';
+
+/** That of every test server. */
+const GRACE_SECONDS = 600;
 
 async function open(t: TestContext) {
   const purser = await openTestServer(t);
   const gateway = await openGateway(purser, { wallet: { expires_in_seconds: 0 } });
   let count = 0;
   /** Each request is another one, so that none takes over the hold of another. */
-  const ask = (body = {}) => gateway.chat({ user: `request ${count++}`, ...body });
+  const ask = (body = {}) => gateway.chat({ seed: count++, ...body });
   const fail = async (times: number) => {
     purser.upstream.handle = reset;
     for (let i = 0; i < times; i++) {
@@ -106,6 +110,28 @@ test('a trial that is refused leaves the circuit open, and the next request trie
   assert.equal((await ask()).status, 200);
 });
 
+test('a trial whose client leaves says nothing: the circuit stays open, and the next request tries', async (t) => {
+  const grace = holdTimeouts(t, GRACE_SECONDS * 1000);
+  const { purser, gateway, ask, fail, assertOpen } = await open(t);
+  await fail(3);
+  purser.clock.advance(5);
+  purser.upstream.handle = hang;
+  const controller = new AbortController();
+  const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 9, stream: true };
+  const gone = gateway.ask('POST', '/chat/completions', { body, signal: controller.signal });
+  await purser.upstream.arrived(4);
+  controller.abort();
+  await assert.rejects(gone);
+  await grace.set(1);
+  grace.expire();
+  await gateway.quiet();
+  await fail(1);
+  await assertOpen(10);
+  purser.clock.advance(10);
+  purser.upstream.handle = completion();
+  assert.equal((await ask()).status, 200);
+});
+
 test('the next upstream is asked while the circuit of the first is open', async (t) => {
   const other = await openUpstream(t);
   const purser = await openTestServer(t, {
@@ -119,7 +145,7 @@ test('the next upstream is asked while the circuit of the first is open', async 
   });
   const gateway = await openGateway(purser);
   purser.upstream.handle = reset;
-  for (let i = 0; i < 3; i++) assert.equal((await gateway.chat({ user: `${i}` })).status, 503);
+  for (let i = 0; i < 3; i++) assert.equal((await gateway.chat({ seed: i })).status, 503);
   assert.equal(other.calls.length, 0, 'an unknown outcome is never asked for elsewhere');
   assert.equal((await gateway.chat({ user: 'next' })).status, 200);
   assert.deepEqual([purser.upstream.calls.length, other.calls.length], [3, 1]);

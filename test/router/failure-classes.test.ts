@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import test from 'node:test';
-import { randomFrom } from '../executable/random.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
+import { randomFrom, SEED } from '../helper/random.ts';
 import { type Answer, openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, completionStream, counted, DONE, event, resetIt, said, streaming } from '../helper/sse.ts';
 import { completion, type FakeUpstream, failure, gate, halfBody, reset } from '../helper/upstream.ts';
@@ -11,7 +10,6 @@ import { completion, type FakeUpstream, failure, gate, halfBody, reset } from '.
  * What went wrong at other gateways, class by class, as a test. Wrong and unknown prices are in prices.test.ts, what a
  * client's going away does in spend/stream.test.ts, and what a kill does to a stream in executable/streams.test.ts.
  */
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
 
 const NOTHING = { prompt_tokens: 0, completion_tokens: 0 };
 /** Answers streamed or not, as it is asked. */

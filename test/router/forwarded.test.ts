@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import test from 'node:test';
 import * as v from 'valibot';
 import { Router } from '../../src/config/router.ts';
@@ -9,9 +8,9 @@ import { canonicalBytes, parseText } from '../../src/json-text.ts';
 import { boundChat } from '../../src/router/bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { measuredFor } from '../../src/router/measure.ts';
-import { jsonWriter, randomFrom } from '../helper/json-writer.ts';
+import { belowFrom, jsonWriter } from '../helper/json-writer.ts';
+import { SEED } from '../helper/random.ts';
 
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
 const RUN_COUNT = 3000;
 const MODEL = { id: 'm', upstream: 'u', context_length: 1e6, max_output_tokens: 100, pricing: { request: '0.1' } };
 const ROUTER = v.parse(Router, { upstreams: [{ name: 'u', base_url: 'http://127.0.0.1:1/v1' }], models: [MODEL] });
@@ -37,7 +36,7 @@ function sent(text: string | Buffer): { body: string; bytes: number; fingerprint
 const MESSAGES = '"messages":[{"role":"user","content":"hi"}]';
 
 test(`any body is sent as what it was parsed as, and priced as what is sent (seed ${SEED})`, () => {
-  const random = randomFrom(SEED);
+  const random = belowFrom(SEED);
   const { pick, space, list, member, string, text, value } = jsonWriter(random, () => isCompact);
   let isCompact = false;
   let asItCame = 0;
@@ -91,13 +90,33 @@ function countNames(value: unknown): number {
 }
 
 test(`the canonical bytes of any text are the canonical JSON of its value (seed ${SEED})`, () => {
-  const random = randomFrom(SEED);
+  const random = belowFrom(SEED);
   const { value, space } = jsonWriter(random);
   for (let i = 0; i < RUN_COUNT; i++) {
     const text = `${space()}${value(5)}${space()}`;
     const bytes = Buffer.from(text);
     const parsed = parseText(bytes, 0, () => {});
     assert.equal(String(canonicalBytes(bytes, parsed)), canonicalJson(JSON.parse(text)), `seed ${SEED}: ${text}`);
+  }
+});
+
+test(`left out are members of the outermost object alone, whatever stands beside and in them (seed ${SEED})`, () => {
+  const random = belowFrom(SEED);
+  const { list, member, pick, space, string, value } = jsonWriter(random);
+  const isLeftOut = (name: string) => name === 'user' || name === 'b';
+  for (let i = 0; i < RUN_COUNT; i++) {
+    const members = Array.from({ length: random(6) }, () =>
+      member(pick(['user', 'b', 'a', 'c']), pick([value(3), `{${list([member('user', string('b'))])}}`])),
+    );
+    const text = `${space()}{${list(members)}}`;
+    const bytes = Buffer.from(text);
+    const kept = Object.entries(JSON.parse(text)).filter(([name]) => !isLeftOut(name));
+    const canonical = canonicalBytes(
+      bytes,
+      parseText(bytes, 0, () => {}),
+      isLeftOut,
+    );
+    assert.equal(String(canonical), canonicalJson(Object.fromEntries(kept)), text);
   }
 });
 

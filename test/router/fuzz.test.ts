@@ -1,14 +1,13 @@
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { openGateway } from '../helper/gateway.ts';
+import { length, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, DONE, event, FINISHED, resetIt, type Step, said, streaming } from '../helper/sse.ts';
 import type { FakeUpstream } from '../helper/upstream.ts';
 
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
-const RUN_COUNT = Number(process.env.PURSER_TEST_FUZZ ?? 150);
+const RUN_COUNT = length(40, 150);
 
 const count = fc.oneof(
   fc.nat(200),

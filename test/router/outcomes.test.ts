@@ -1,15 +1,13 @@
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import test from 'node:test';
-import { randomFrom } from '../executable/random.ts';
 import { type Gateway, openGateway } from '../helper/gateway.ts';
+import { length, randomFrom, SEED } from '../helper/random.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { breakOff, counted, DONE, event, FINISHED, resetIt, said, streaming } from '../helper/sse.ts';
 import { failure, halfBody, reset } from '../helper/upstream.ts';
 
 /** The table "What came back decides" of the design, row by row: what a request costs by what its upstream did. */
-const SEED = Number(process.env.PURSER_TEST_SEED ?? randomInt(2 ** 31));
-const REQUEST_COUNT = Number(process.env.PURSER_TEST_FUZZ ?? 600);
+const REQUEST_COUNT = length(40, 600);
 
 type Handler = ReturnType<typeof failure>;
 /** Tokens that were counted; or delivered, beside the bound of the prompt; nothing; or nobody knows. */
@@ -17,6 +15,7 @@ type Cost = { prompt: number; completion: number } | { delivered: number } | 're
 type Kind = { what: string; plain: Handler; streamed: Handler; cost: Cost; code?: string };
 
 const USAGE = { prompt_tokens: 10, completion_tokens: 5 };
+const THOUGHT = { completion_tokens_details: { reasoning_tokens: 25 } };
 const choices = (content: string) => [{ index: 0, message: { role: 'assistant', content }, finish_reason: 'stop' }];
 const answer = (content: string, usage?: unknown): Handler =>
   failure(200, { id: 'a', choices: choices(content), usage });
@@ -39,9 +38,15 @@ const KINDS: Kind[] = [
   { what: 'a usage', plain: answer('a', USAGE), streamed: whole('a', USAGE), cost: { prompt: 10, completion: 5 } },
   {
     what: 'a usage with thinking beside it',
+    plain: answer('a', { ...USAGE, ...THOUGHT, total_tokens: 40 }),
+    streamed: whole('a', { ...USAGE, ...THOUGHT, total_tokens: 40 }),
+    cost: { prompt: 10, completion: 30 },
+  },
+  {
+    what: 'a usage with a part of the prompt beside it',
     plain: answer('a', { ...USAGE, total_tokens: 40 }),
     streamed: whole('a', { ...USAGE, total_tokens: 40 }),
-    cost: { prompt: 10, completion: 30 },
+    cost: { prompt: 35, completion: 5 },
   },
   {
     what: 'a usage far above its bound',
@@ -94,7 +99,7 @@ const CUT: Kind[] = (
   [
     ['a stream that breaks off', [said('ab'), breakOff], { delivered: 2 }],
     ['a stream that is reset', [said('ab'), resetIt], { delivered: 2 }],
-    ['a stream that ends without its end', [said('ab'), said('c', { usage: USAGE })], { delivered: 5 }],
+    ['a stream that ends without its end', [said('ab'), said('c', { usage: USAGE })], { prompt: 10, completion: 5 }],
     ['a stream with an error in it', [said('ab'), event(error), DONE], { delivered: 2 }],
     [
       'a stream with an error and a usage',

@@ -27,7 +27,9 @@ function hear(pieces: Iterable<Buffer>, isEach = false): Told {
   return { heard: reader.heard(), passed, readings: withoutRuns(readings) };
 }
 
-const usage = { promptTokens: 10, completionTokens: 5, cacheReadTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0 };
+const counts = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 };
+const TOLD = { counts, isCounted: true };
+const UNTOLD = { counts: undefined, isCounted: false };
 const ERROR = event({ error: { message: 'no' } });
 const thought = (reasoning: string) =>
   event({ id: 'a', choices: [{ index: 0, delta: { reasoning }, finish_reason: null }] });
@@ -38,77 +40,77 @@ const STREAMS: [what: string, steps: string[], heard: Heard, passed: number[], r
   [
     'text, its end and its usage',
     [said('hel'), said('lo'), FINISHED, counted(), DONE],
-    { usage, tokensDelivered: 5, isWhole: true },
+    { ...TOLD, tokensDelivered: 5, isWhole: true },
     [0, 1, 2],
     ['pass', 'usage', 'end'],
   ],
   [
     'lines that end in CRLF',
     [said('hel'), said('lo'), said(''), FINISHED, counted(), DONE].map(withCrlf),
-    { usage, tokensDelivered: 5, isWhole: true },
+    { ...TOLD, tokensDelivered: 5, isWhole: true },
     [0, 1, 2, 3],
     ['pass', 'usage', 'end'],
   ],
   [
     'reasoning, and text with other members around it',
     [thought('ab'), thought('c'), said('d', { usage: null }), said('e', { id: 'b' }), said('f', { id: 'c' }), DONE],
-    { usage: undefined, tokensDelivered: 6, isWhole: true },
+    { ...UNTOLD, tokensDelivered: 6, isWhole: true },
     [0, 1, 2, 3, 4],
     ['pass', 'end'],
   ],
   [
     'escapes and letters beyond ASCII',
     [said('a "word"\n'), said('höß 💶'), said('\\'), said('e'), FINISHED, DONE],
-    { usage: undefined, tokensDelivered: 9 + 10 + 2, isWhole: true },
+    { ...UNTOLD, tokensDelivered: 9 + 10 + 2, isWhole: true },
     [0, 1, 2, 3, 4],
     ['pass', 'end'],
   ],
   [
     'text that speaks of an error and of its usage',
     [said('a'), said('"error": {"usage":1}'), said('error'), said('data: [DONE]'), FINISHED, counted(), DONE],
-    { usage: { ...usage }, tokensDelivered: 38, isWhole: true },
+    { ...TOLD, tokensDelivered: 38, isWhole: true },
     [0, 1, 2, 3, 4],
     ['pass', 'usage', 'end'],
   ],
   [
     'a usage in the middle, and text after it',
     [said('a', { usage: { prompt_tokens: 10, completion_tokens: 1 } }), said('bc'), FINISHED, DONE],
-    { usage: undefined, tokensDelivered: 3, isWhole: true },
+    { counts: { prompt_tokens: 10, completion_tokens: 1 }, isCounted: false, tokensDelivered: 3, isWhole: true },
     [0, 1, 2],
     ['pass', 'end'],
   ],
   [
     'a usage without choices between text',
     [said('a'), counted(), said('bc'), said('d'), DONE],
-    { usage: undefined, tokensDelivered: 5, isWhole: true },
+    { counts, isCounted: false, tokensDelivered: 4, isWhole: true },
     [0, 2, 3],
     ['pass', 'usage', 'pass', 'end'],
   ],
   [
     'an error in the middle, and its usage after it',
     [said('ab'), ERROR, counted()],
-    { usage, tokensDelivered: 5, isWhole: false },
+    { ...TOLD, tokensDelivered: 2, isWhole: false },
     [0],
     ['pass', 'error', 'drop'],
   ],
   [
     'an error in the middle, and text after it',
     [said('ab'), ERROR, said('c'), said('d'), DONE],
-    { usage: undefined, tokensDelivered: 2, isWhole: false },
+    { ...UNTOLD, tokensDelivered: 2, isWhole: false },
     [0],
     ['pass', 'error', 'drop', 'drop', 'end'],
   ],
   [
     'an error beside text',
     [said('ab'), said('c', { error: 'no' }), said('d')],
-    { usage: undefined, tokensDelivered: 2, isWhole: false },
+    { ...UNTOLD, tokensDelivered: 2, isWhole: false },
     [0],
     ['pass', 'error', 'drop'],
   ],
   [
     'text alone, broken off',
     [said('ab'), ': comment\n\n', said('c')],
-    { usage: undefined, tokensDelivered: 3, isWhole: false },
+    { ...UNTOLD, tokensDelivered: 3, isWhole: false },
     [0, 1, 2],
     ['pass'],
   ],

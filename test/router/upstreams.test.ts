@@ -296,7 +296,7 @@ test('however a call ends, its place is free again', async (t) => {
   two.handle = failure(400);
   for (const [i, [handler, stream]] of ends.entries()) {
     one.handle = handler;
-    await gateway.chat({ stream, user: `${i}` });
+    await gateway.chat({ stream, seed: i });
     assert.equal(one.calls.length, i + 1, 'it was asked, so its place was free');
   }
   // A client that goes away in the middle gives the place back when the call is over.

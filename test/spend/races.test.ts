@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
+import { length } from '../helper/random.ts';
 import { type Answer, openTestServer } from '../helper/server.ts';
 import { completion, gate } from '../helper/upstream.ts';
 
@@ -26,7 +27,7 @@ test('a thousand spenders on a wallet that affords exactly a hundred: a hundred 
   assert.deepEqual(purser.problems(), []);
 });
 
-const RACED_KEYS = Number(process.env.PURSER_TEST_KEYS ?? 200);
+const RACED_KEYS = length(20, 200);
 
 test(`the same key from 64 clients, ${RACED_KEYS} times over: one effect each`, async (t) => {
   const purser = await openTestServer(t);
@@ -127,7 +128,7 @@ test('a call in flight when its wallet expires is settled by its answer, and onl
 });
 
 test('closing while a call hangs answers cleanup_pending, and is done once the call has ended', async (t) => {
-  const purser = await openTestServer(t);
+  const purser = await openTestServer(t, { settings: { close_wait_seconds: 1 } });
   const { id, token } = await purser.openWallet({ budget_cents: 100 });
   const held = gate(completion());
   purser.upstream.handle = held.handler;

@@ -9,12 +9,12 @@ import ssh2 from 'ssh2';
 import { hostKey } from '../../src/access/ssh-keys.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { type GatewayLimits, openSshServer } from '../../src/ssh/server.ts';
-import { until } from '../compute/conformance.ts';
 import { type Engine, IMAGE, openDocker } from '../compute/engines/docker.ts';
-import { hasComponent, hasProgram } from '../helper/component.ts';
+import { hasComponent } from '../helper/component.ts';
 import { EXECUTABLE, installation } from '../helper/executable.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { openUpstream } from '../helper/upstream.ts';
+import { until } from '../helper/waiting.ts';
 
 let engine: Engine | undefined;
 type Owner = Awaited<ReturnType<typeof openLandlord>>;
@@ -67,11 +67,12 @@ async function openLandlord(compute: object, executable: string) {
 
 /** What is rented out, on one engine for the whole file. Undefined, and the test skipped, where it cannot be had. */
 async function openCompute(t: TestContext) {
-  if (!hasComponent(t, 'openssh-client', () => hasProgram('ssh'))) return undefined;
+  if (!hasComponent(t, 'openssh-client')) return undefined;
   engine ??= await openDocker(t, { shared: true });
   if (!engine) return undefined;
   const prices = { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' };
-  const limits = { cpus: 2, memory_gib: 1, max_seconds: 3600 };
+  // On a busy machine the leases of tests before are still being stopped.
+  const limits = { cpus: 16, memory_gib: 8, max_seconds: 3600 };
   return { provider_one: { backend: 'container', socket: engine.socket, image: IMAGE, prices, limits } };
 }
 

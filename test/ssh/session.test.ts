@@ -7,6 +7,7 @@ import test, { type TestContext } from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import ssh2, { type ServerChannel, type Session as ServerSession } from 'ssh2';
 import type { Session } from '../../src/compute/backend.ts';
+import { followFaults } from '../../src/fault.ts';
 import { type Client, createClients } from '../../src/ssh/clients.ts';
 import { type Host, serveSession } from '../../src/ssh/session.ts';
 import { REQUEST } from '../../src/ssh/sftp-wire.ts';
@@ -162,6 +163,33 @@ test('a thousand signals kill a session once, and of a thousand sizes of its win
   channel.setWindow(25, 80, 0, 0);
   await taken();
   assert.deepEqual(sizes.slice(2), ['80x25'], 'one that comes later is not held back');
+});
+
+test('a machine that throws at the size of a window ends nothing, and hears the next size', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const faults: unknown[] = [];
+  using _ = followFaults((where, error) => void faults.push([where, (error as Error).message]));
+  const sizes: string[] = [];
+  const running: Session = {
+    ...inside(new Promise(() => {})),
+    resize(columns, rows) {
+      sizes.push(`${columns}x${rows}`);
+      if (rows === 2) throw new Error('too small');
+    },
+  };
+  const channel = await execOf(await connect(t, () => running));
+  const taken = async () => {
+    channel.write('x');
+    await once(running.stdin as PassThrough, 'data');
+  };
+  await taken();
+  for (const rows of [1, 2]) channel.setWindow(rows, 80, 0, 0);
+  await taken();
+  t.mock.timers.tick(1000);
+  assert.deepEqual(faults, [['timer', 'too small']]);
+  channel.setWindow(3, 80, 0, 0);
+  await taken();
+  assert.deepEqual(sizes, ['80x1', '80x2', '80x3']);
 });
 
 /** Counts what happens in each turn of the event loop. */

@@ -114,7 +114,7 @@ function well(): Evidence & { wallet: WalletEntry } {
     routerKey: '',
     askedAt: 0,
     closed: { used_usd: '0.036', returned_cents: 226 },
-    frozen: { state: 'no', turn: 0 },
+    frozen: { state: 'no', turn: 0, flying: 0 },
     refill: { cents: 250, dueAt: 1, isPast: true },
     known: used,
   };
@@ -225,6 +225,12 @@ test('a run in which all is well has no failures', () => {
   for (const name of FAILURES) assert.deepEqual(verdict[name], [], name);
 });
 
+test('a stream whose client left is charged what came, and the judge takes the sum that its client was told', () => {
+  const run = well();
+  Object.assign(rowOf(run, 'op_b'), { settledBy: 'cancelled', route: 'router/chat/completions' });
+  assert.deepEqual(Object.values(judge(run)).flat(), []);
+});
+
 /** Every operation of the books in one list, so that its lines stand or fall with it. */
 const rebook = ({ books }: Evidence, change: (operations: Operation[]) => Operation[]) => {
   books.operations = change(books.operations);
@@ -324,6 +330,11 @@ const WRONGS: [what: string, failure: Failure, breakIt: (run: ReturnType<typeof 
     'charged wrongly',
     (it) =>
       rebook(it, (all) => all.map((row) => (row.key === 'c' ? { ...row, outcome: 'charged', charge: FLAT } : row))),
+  ],
+  [
+    'an answer in one piece that was cancelled',
+    'charged wrongly',
+    (it) => void Object.assign(rowOf(it, 'op_b'), { settledBy: 'cancelled' }),
   ],
   [
     'an answer that was charged a nano too much',

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import http from 'node:http';
 import test, { type TestContext } from 'node:test';
 import { openTestServer, type TestServer } from '../helper/server.ts';
+import { waitFor } from '../helper/waiting.ts';
 import { LONG, openMemoryServer } from '../lease/leases.ts';
 import { asAccount, asOperator, type Browser, openBrowser } from './sample.ts';
 
@@ -182,10 +183,8 @@ test('a stream ends with its session, and with the server', async (t) => {
   await Promise.all([first.next(), second.next()]);
   await one.post('/sign-out');
   await first.ended;
-  const begun = performance.now();
-  await purser.close();
+  await waitFor('the server stops: a page that stays open does not hold it up', purser.close());
   await second.ended;
-  assert.ok(performance.now() - begun < 20_000, 'an open page does not hold up a stop');
 });
 
 test('one account that opens stream after stream takes neither those of others nor those of the operator', async (t) => {
@@ -206,9 +205,9 @@ test('one account that opens stream after stream takes neither those of others n
 
 test('opening streams counts against the limit of the account', async (t) => {
   const purser = await openTestServer(t, {
-    settings: { limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 3, failed_auth_per_minute: 0 } },
+    settings: { limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 4, failed_auth_per_minute: 0 } },
   });
-  const account = await asAccount(purser);
+  const account = await asAccount(purser); // The sign-in is the first of the four.
   for (let i = 0; i < 3; i++) await open(t, purser, account, '/live?page=home');
   assert.equal((await account.get('/live?page=home')).status, 429);
 });

@@ -20,6 +20,7 @@ test('everything that is stuck says since when', async (t) => {
   const purser = await openMemoryServer(t, {
     unknownCountMax: 1000,
     settings: {
+      close_wait_seconds: 1,
       events: { receivers: [{ name: 'deaf', url: 'http://127.0.0.1:9/', secret: `whsec_${'A'.repeat(32)}` }] },
     },
   });
@@ -107,7 +108,7 @@ test('everything that is stuck says since when', async (t) => {
 });
 
 test('more wallets than are listed that do not close are counted, with the way to them', async (t) => {
-  const purser = await openMemoryServer(t);
+  const purser = await openMemoryServer(t, { settings: { close_wait_seconds: 1 } });
   purser.memory.before.destroy = () => {
     throw new Error('no answer');
   };

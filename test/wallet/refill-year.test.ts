@@ -3,14 +3,14 @@ import test from 'node:test';
 import { eq } from 'drizzle-orm';
 import { isZone, periodAt } from '../../src/calendar.ts';
 import { walletChanges } from '../../src/db/schema.ts';
+import { createRandom, length, SEED } from '../helper/random.ts';
 import { handClock, openTestServer } from '../helper/server.ts';
-import { createRandom, SEED } from '../ledger/random.ts';
 
 // A year of daily refills in two time zones, with restarts and crashes, against plain arithmetic.
 
 const DAY = 86_400;
 /** The fast tests take some weeks around a change of the clocks in both zones. */
-const DAYS = Number(process.env.PURSER_TEST_DAYS ?? 365);
+const DAYS = length(50, 365);
 const ZONES = ['Europe/Berlin', 'America/New_York'];
 const REFILL_CENTS = 300;
 

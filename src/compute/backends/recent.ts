@@ -2,14 +2,14 @@ import { deadline } from '../../net/deadline.ts';
 
 /** Offers are asked for often, and asking an engine takes a process or a connection. */
 const KEPT_MILLISECONDS = 3000;
-/** Whoever asks for offers waits at most this long for the engine; then an earlier answer counts, if it is not too old. */
+/** A list of offers waits at most this long for the engine, unless told otherwise; then an earlier answer counts, if it is not too old. */
 const WAIT_MILLISECONDS = 2000;
 const OLDEST_MILLISECONDS = 15_000;
 
 /** Keeps an engine's answer for a few seconds, for offers. */
 export type Recent<T> = {
-  /** Asks the engine unless that was done just now. Undefined if it fails, or has not answered for too long. */
-  get(): Promise<T | undefined>;
+  /** Asks the engine unless that was done just now. Undefined if it fails, or has not answered within `waitMilliseconds`. */
+  get(waitMilliseconds?: number): Promise<T | undefined>;
   /** Forgets the answer: something has changed that it would not show. */
   forget(): void;
 };
@@ -32,10 +32,10 @@ export function createRecent<T>(ask: () => Promise<T>): Recent<T> {
     return mine;
   }
   return {
-    async get() {
+    async get(waitMilliseconds = WAIT_MILLISECONDS) {
       if (age() < KEPT_MILLISECONDS) return last?.answer;
       asked ??= begin();
-      return deadline(asked, WAIT_MILLISECONDS, () => (age() < OLDEST_MILLISECONDS ? last?.answer : undefined));
+      return deadline(asked, waitMilliseconds, () => (age() < OLDEST_MILLISECONDS ? last?.answer : undefined));
     },
     forget() {
       asked = undefined;

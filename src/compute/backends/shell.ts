@@ -65,9 +65,17 @@ kill "$guard" 2>/dev/null
 wait "$guard" 2>/dev/null
 exit "$code"`;
 
-/** Kills every process with the marker `$1` in its environment. */
+/**
+ * Kills every process with the marker `$1` in its environment. A busy engine may start a session's program after its client has
+ * gone, so while none is found they are looked for again, for ten seconds.
+ */
 export const KILL_MARKED = `${KILL_FUNCTION}
-for round in 1 2 3; do kill_marked "$1"; done`;
+for second in 1 2 3 4 5 6 7 8 9 10; do
+  kill_marked "$1"
+  [ -z "$found" ] || break
+  sleep 1
+done
+for round in 1 2; do kill_marked "$1"; done`;
 
 /** Exits with 1 if no process has the marker `$1` in its environment. */
 export const IS_MARKED = `${FIND_FUNCTION}

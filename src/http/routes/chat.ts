@@ -39,7 +39,7 @@ export const createChatCompletion = endpoint({
       usage: { prompt_tokens: 12, completion_tokens: 2, total_tokens: 14 },
     },
   },
-  async run(app, { principal, request, idempotencyKey, requestId, headers }) {
+  async run(app, { principal, request, idempotencyKey, requestId, headers, whenGone }) {
     let bounded: Bounded | undefined;
     const asked: ChatRequest = {
       walletId: principal.wallet.id,
@@ -47,11 +47,12 @@ export const createChatCompletion = endpoint({
       idempotencyKey,
       fingerprint: request.fingerprint,
       requestId,
+      whenOver: whenGone,
       tags: tagsOf(headers, request.tags),
       traceparent: headers.traceparent,
       prepare() {
         const model = app.catalogue.find(request.model, 'chat');
-        bounded = boundRequest(model, request);
+        bounded = boundRequest(model, request, false, {}, app.clock.now());
         return { model, bounded };
       },
     };

@@ -65,7 +65,7 @@ export const execCompute = endpoint({
     const isStream = accepts(headers, 'text/event-stream');
     const isPlain = !isStream && input === undefined && cwd === undefined && env === undefined;
     const started = performance.now();
-    const { budget, letGo } = countOutput(app.memory.open(wallet.id));
+    const { budget, letGo } = countOutput(app.memory.open(app.tenantOf(wallet.id).treeId));
     whenGone(letGo);
     const order = { command, timeoutSeconds, streamBytesMax: STREAM_BYTES_MAX, budget };
 
@@ -124,6 +124,7 @@ export const uploadCompute = endpoint({
   scope: 'wallet',
   body: UploadRequest,
   bodyBytesMax: UPLOAD_BYTES_MAX,
+  valuesMax: 1000,
   answer: UploadResult,
   refusals: INSIDE_REFUSALS,
   example: {

@@ -7,8 +7,9 @@ import { accessible } from '../../lease/ports.ts';
 import { Refusal } from '../../refusal.ts';
 import { PortLink, PortRequest } from '../../wire/port.ts';
 import { authenticateAndLimit, type Env, endpoint, type HttpApp, onError, requestIdOf } from '../endpoint.ts';
+import { hasBody } from '../head.ts';
 import type { PortAccess } from '../port-links.ts';
-import { hasBody, hasOwnToken } from '../port-proxy.ts';
+import { hasOwnToken } from '../port-proxy.ts';
 import { ACTIVE_REFUSALS, active } from './compute.ts';
 
 export const PORT_PATH = '/v1/compute/:id/port/:port';

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
 import { routerCredential, routerToken } from '../../access/keyring.ts';
-import type { RouterPrincipal } from '../../access/principal.ts';
+import { type RouterPrincipal, revokedSince } from '../../access/principal.ts';
 import { routerKeyOf } from '../../access/router-keys.ts';
 import { openRouterKey } from '../../access/writes.ts';
 import { periodAt } from '../../calendar.ts';
@@ -147,13 +147,13 @@ function requestOf(app: HttpApp, call: RouterCall, route: string, kind: Model['k
   const { request, principal } = call;
   return paidRequest(app, call, request, route, () => {
     const model = find(app, principal, request.model, kind);
-    return { model, bounded: boundRequest(model, request, true) };
+    return { model, bounded: boundRequest(model, request, true, {}, app.clock.now()) };
   });
 }
 
 /**
  * Builds the request that all paid endpoints under the gateway's base URL have in common. Without a key it takes the place
- * of an earlier attempt that the same bytes and the same gateway key made, if there is one to take.
+ * of an earlier attempt that asked the same under the same gateway key, if there is one to take.
  */
 export async function paidRequest(
   app: HttpApp,
@@ -166,6 +166,7 @@ export async function paidRequest(
   const fingerprint = isKeyMadeUp
     ? hash('sha256', Buffer.concat([Buffer.from(`${principal.routerKeyId}\n${route}\n`), ofBody.fingerprint]), 'buffer')
     : ofBody.fingerprint;
+  const changes = app.ledger.changeCount(); // The key was read, or read again, in this turn.
   const tags = tagsOf(sent, ofBody.tags); // Refused before the place is taken: a refusal would keep it.
   const place = isKeyMadeUp ? await app.retries.take({ walletId, route, fingerprint, requestId }, whenGone) : undefined;
   let bounded: Bounded | undefined;
@@ -179,7 +180,9 @@ export async function paidRequest(
     fingerprint,
     isKeyMadeUp: isKeyMadeUp && !place?.takesOver,
     takesOver: place?.takesOver ?? false,
+    waitsForFunds: app.fundsQueue.isOn(),
     requestId,
+    whenOver: whenGone,
     place,
     tags,
     traceparent: sent.traceparent,
@@ -189,6 +192,7 @@ export async function paidRequest(
       return prepared;
     },
     maxPrice: principal.limits.maxPrice,
+    forbidden: () => (app.ledger.changeCount() === changes ? undefined : revokedSince(app.ledger.read, principal)),
   };
   return { request, headers: () => limitHeaders(app, request, bounded) };
 }

@@ -1,9 +1,28 @@
 import * as v from 'valibot';
-import { type SpendScope, sumSpending } from '../../ledger/spending.ts';
+import { type SpendOrder, type SpendScope, sumSpending } from '../../ledger/spending.ts';
 import { walletOf } from '../../ledger/wallet.ts';
+import { Refusal } from '../../refusal.ts';
 import { text } from '../../wire/parts.ts';
-import { Spend, SpendQuery, spendBody } from '../../wire/spend.ts';
-import { endpoint } from '../endpoint.ts';
+import { SPEND_ROW_COUNT_MAX, Spend, SpendQuery, spendBody } from '../../wire/spend.ts';
+import { endpoint, type HttpApp } from '../endpoint.ts';
+
+const RETRY_SECONDS = 2;
+
+/**
+ * Sums what was charged, for an owner of what all share. Throws `rate_limited` where he has several sums running: each keeps a row
+ * for every key that it meets until it is answered.
+ */
+async function sumFor({ sums, ledger }: Pick<HttpApp, 'sums' | 'ledger'>, owner: string, order: SpendOrder) {
+  if (!sums.tryTake(owner, 1))
+    throw new Refusal('rate_limited', 'Too many sums of what was spent are running. Retry when they are done.', {
+      retryAfterSeconds: RETRY_SECONDS,
+    });
+  try {
+    return { body: spendBody(await sumSpending(ledger.read, order, SPEND_ROW_COUNT_MAX)) };
+  } finally {
+    sums.release(owner, 1);
+  }
+}
 
 const EXAMPLE = {
   rows: [{ key: 'qwen3-8b', operations: 42, prompt_tokens: 5120, completion_tokens: 1980, charged_usd: '0.001304' }],
@@ -24,7 +43,7 @@ export const readSpend = endpoint({
     const scope: SpendScope = walletId
       ? { wallet: walletOf(app.ledger.read, accountId, walletId).id }
       : { account: accountId };
-    return { body: spendBody(await sumSpending(app.ledger.read, { ...order, scope })) };
+    return sumFor(app, accountId, { ...order, scope });
   },
 });
 
@@ -36,8 +55,7 @@ export const readRunSpend = endpoint({
   example: { answer: EXAMPLE },
   async run(app, { principal, query }) {
     const order = query as unknown as v.InferOutput<typeof SpendQuery>;
-    return {
-      body: spendBody(await sumSpending(app.ledger.read, { ...order, scope: { wallet: principal.wallet.id } })),
-    };
+    const { id } = principal.wallet;
+    return sumFor(app, app.tenantOf(id).treeId, { ...order, scope: { wallet: id } });
   },
 });

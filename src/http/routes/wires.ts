@@ -1,33 +1,25 @@
-import { hash } from 'node:crypto';
-import type { IncomingHttpHeaders } from 'node:http';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import * as v from 'valibot';
 import { chat } from '../../chat/chat.ts';
 import { streamChat, transcriptOf } from '../../chat/stream.ts';
-import { fingerprint } from '../../fingerprint.ts';
 import { findWallet, type Wallet } from '../../ledger/wallet.ts';
-import { type Bounded, boundChat } from '../../router/bound.ts';
-import { withoutCacheControl } from '../../router/cache-control.ts';
-import type { Model } from '../../router/catalogue.ts';
-import { isAnswerOf, isLastEvent, isNativeEvent } from '../../router/native.ts';
-import { createEventSplitter, DONE } from '../../router/sse.ts';
-import { RouterChatBody } from '../../wire/router.ts';
-import { type Endpoint, endpoint, type HttpApp, type Sent } from '../endpoint.ts';
-import type { EventStream } from '../event-stream.ts';
+import { isLarge } from '../../router/apart.ts';
+import { isLastEvent, isNativeEvent } from '../../router/native.ts';
+import { createEventSplitter, DONE, type SseEvent } from '../../router/sse.ts';
+import { parseEvent } from '../../router/told.ts';
+import { inTurns } from '../../router/turns.ts';
+import type { AnswerReadings } from '../answer-readings.ts';
+import { type Endpoint, endpoint, type HttpApp } from '../endpoint.ts';
+import { asBytes, type EventStream, writePieces } from '../event-stream.ts';
 import type { Allowance } from '../memory-quota.ts';
+import { boundRequest, keptOf, WireBody } from '../model-request.ts';
 import { paidComment, paidHeaders, planHeaders } from '../paid.ts';
-import { tagsOfBody } from '../tags.ts';
 import { messagesWire } from '../wires/messages.ts';
-import { chatOfMessages } from '../wires/messages-request.ts';
-import { nativeOf } from '../wires/native.ts';
 import { responsesWire } from '../wires/responses.ts';
-import type { StreamTranslator, Translated, Wire } from '../wires/wire.ts';
+import type { StreamTranslator, Wire } from '../wires/wire.ts';
 import { CHAT_BYTES_MAX } from './chat.ts';
 import { adviseCaller, find, paidRequest, refuseOthers, replayTranscript } from './router.ts';
 
-/** Every other member is checked by the translation. */
-const WireBody = v.looseObject({ model: RouterChatBody.entries.model, stream: RouterChatBody.entries.stream });
-
-type Json = Record<string, unknown>;
 const planOf = (app: HttpApp, walletId: string) => planHeaders(findWallet(app.ledger.read, walletId) as Wallet);
 
 export const createMessage = translated('One answer in the shape of Anthropic’s Messages', messagesWire, planOf);
@@ -44,37 +36,30 @@ function translated(
     scope: 'router',
     idempotent: 'optional',
     body: WireBody,
+    modelRequest: wire.name,
     bodyBytesMax: CHAT_BYTES_MAX,
     answer: v.looseObject({}),
     example: { answer: {} },
-    keepsBytes: true,
-    async run(app, { principal, body: { model: id }, raw, sent, isKeyMadeUp, ...call }) {
-      refuseOthers(principal, id);
-      const plain = withoutCacheControl(raw as Json);
-      const { isStream, answers, ...translated } = wire.translate(plain, call.idempotencyKey);
-      // Released as soon as its price is bounded, as boundRequest (http/model-request.ts) does.
-      let asked: Asked | undefined = { ...translated, raw: raw as Json, sent };
+    async run(app, { principal, request: asked, isKeyMadeUp, ...call }) {
+      refuseOthers(principal, asked.model);
+      const kept = keptOf(asked);
       const caller = { principal, isKeyMadeUp, ...call };
-      // As that of a chat (http/model-request.ts): without a key it is that of the bytes.
-      const asSent = isKeyMadeUp ? hash('sha256', (sent as Sent).bytes, 'buffer') : fingerprint(raw);
-      const ofBody = { fingerprint: asSent, tags: tagsOfBody(raw as Json) };
-      const { request, headers } = await paidRequest(app, caller, ofBody, wire.route, () => {
-        const model = find(app, principal, id, 'chat');
-        const bounded = boundAsked(wire, model, asked as Asked, isStream, call.headers);
-        asked = undefined;
-        return { model, bounded };
+      const { request, headers } = await paidRequest(app, caller, asked, wire.route, () => {
+        const model = find(app, principal, asked.model, 'chat');
+        return { model, bounded: boundRequest(model, asked, true, call.headers, app.clock.now()) };
       });
       const { walletId } = principal;
-      if (!isStream) {
+      const apart = app.readApart(app.tenantOf(walletId));
+      if (!asked.stream) {
         const { answer, replayed, paid } = await adviseCaller(isKeyMadeUp, chat(app, request));
-        const json: unknown = JSON.parse(answer.toString('utf8'));
+        const translated = await apart('translated', answer, wire.name, kept, call.idempotencyKey);
         const all = { ...paidHeaders(app, request, paid), ...headers(), ...extraHeaders(app, walletId) };
-        return { body: isAnswerOf(wire.name, json) ? answer : answers.whole(json), replayed, headers: all };
+        return { body: translated ?? answer, replayed, headers: all };
       }
-      const translator = answers.stream();
+      const translator = wire.answers(kept, call.idempotencyKey).stream();
       return {
         async stream(client: EventStream, share: Allowance) {
-          const translating = translateStream(client, translator, () => paidComment(app, request));
+          const translating = translateStream(apart, client, translator, () => paidComment(app, request));
           const events = {
             ...translating,
             begin: (more?: Record<string, string>) =>
@@ -87,7 +72,7 @@ function translated(
           );
           const { answer, replayed } = await streamed;
           if (!replayed) return;
-          asked = undefined;
+          asked.measured = undefined; // A replay never prepares, so the body is still referenced.
           await replayTranscript(transcriptOf(answer), events, share);
         },
         errorEvent: translator.fail,
@@ -96,78 +81,84 @@ function translated(
   });
 }
 
-/** A request until it is bounded: translated, and as it came. */
-type Asked = Translated & { raw: Json; sent: Sent | undefined };
-
-/** Bounds a request in both forms, where one of the model's upstreams speaks its API itself. */
-function boundAsked(
-  wire: Wire,
-  model: Model,
-  { chat, others, raw, sent }: Asked,
-  isStream: boolean,
-  headers: IncomingHttpHeaders,
-): Bounded {
-  const isSpoken = model.routes.some(({ wires }) => wires.includes(wire.name));
-  const isMarked = model.routes.some(({ cachesPrompts }) => cachesPrompts) && withoutCacheControl(raw) !== raw;
-  return boundChat(model, chat, isStream, true, {
-    others,
-    native: isSpoken ? (byRoute) => nativeOf(wire, model, raw, sent, byRoute, wire.native(raw, headers)) : undefined,
-    marked: isMarked ? () => wire.translate(raw, '').chat : undefined,
-  });
-}
-
 /**
  * Returns a stream that takes chat completion chunks and writes the events of another API. Events that are of that API
- * already go on as they came, with `comment` before the last.
+ * already go on as they came, with `comment` before the last. A write has to be awaited before the next.
  */
-function translateStream(client: EventStream, translator: StreamTranslator, comment: () => Buffer): EventStream {
+function translateStream(
+  apart: AnswerReadings,
+  client: EventStream,
+  translator: StreamTranslator,
+  comment: () => Buffer,
+): EventStream {
   const splitter = createEventSplitter();
   let isNative: boolean | undefined;
 
-  function passed(raw: Buffer, json: unknown): Buffer[] {
+  function passed(raw: Buffer, json: unknown, isLast: boolean): Buffer {
     translator.passed?.(json);
-    return isLastEvent(json) ? [comment(), raw] : [raw];
+    return isLast ? Buffer.concat([comment(), raw]) : raw;
+  }
+
+  function translated({ raw, data }: SseEvent): Iterable<Buffer | string> {
+    if (data === undefined) return [raw]; // A comment, which keeps the connection alive.
+    const json = parseEvent(data);
+    isNative ??= isNativeEvent(json);
+    if (isNative) return [passed(raw, json, isLastEvent(json))];
+    if (data !== DONE) return translator.chunk(json);
+    const before = comment();
+    const end = translator.end();
+    return Array.isArray(end) ? [before, ...end] : inOrder<Buffer | string>([[before], end]);
+  }
+
+  async function writeLarge(raw: Buffer): Promise<void> {
+    const { native, isLast, response, chunks } = await apart('chunk', raw);
+    isNative ??= native;
+    if (isNative) return client.write(passed(raw, { response }, isLast));
+    for (const chunk of chunks) {
+      await writePieces(client, translator.chunk(chunk));
+      await nextTurn();
+    }
+  }
+
+  function writeAll(events: readonly SseEvent[]): Promise<void> | undefined {
+    const pieces = events.map(translated);
+    if (!pieces.every(Array.isArray)) return writePieces(client, inOrder(pieces));
+    const all = Buffer.concat(pieces.flat().map(asBytes));
+    return all.length ? client.write(all) : undefined;
+  }
+
+  /** Only the first event can be large: what follows it has come in one piece with its end. */
+  async function writeBehindLarge([first, ...others]: readonly SseEvent[]): Promise<void> {
+    await writeLarge((first as SseEvent).raw);
+    await writeAll(others);
+  }
+
+  function writePiece(bytes: Buffer): Promise<void> | undefined {
+    const events = splitter.push(bytes);
+    return events[0] && isLarge(events[0].raw) ? writeBehindLarge(events) : writeAll(events);
   }
 
   return {
     ...client,
-    write(bytes) {
-      const pieces: Buffer[] = [];
-      for (const { raw, data } of splitter.push(bytes)) {
-        if (data === undefined)
-          pieces.push(raw); // A comment, which keeps the connection alive.
-        else {
-          const json = parse(data);
-          isNative ??= isNativeEvent(json);
-          if (isNative) pieces.push(...passed(raw, json));
-          else if (data === DONE) pieces.push(comment(), Buffer.from(translator.end()));
-          else pieces.push(Buffer.from(translator.chunk(json)));
-        }
-      }
-      const all = Buffer.concat(pieces);
-      return all.length ? client.write(all) : undefined;
-    },
+    write: (bytes) => (isLarge(bytes) ? inTurns(bytes, writePiece) : writePiece(bytes)),
   };
 }
 
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
+function* inOrder<T>(lists: readonly Iterable<T>[]): Generator<T> {
+  for (const it of lists) yield* it;
 }
 
 export const countTokens = endpoint({
   summary: 'Estimate the tokens of a message, free of charge',
   scope: 'router',
   body: WireBody,
+  modelRequest: 'tokens',
   bodyBytesMax: CHAT_BYTES_MAX,
   answer: v.object({ input_tokens: v.number() }),
   example: { answer: { input_tokens: 12 } },
-  run(app, { principal, body, raw }) {
-    const model = find(app, principal, body.model, 'chat');
-    const { chat, others } = chatOfMessages(withoutCacheControl(raw as Json));
-    return { body: { input_tokens: boundChat(model, chat, false, false, { others }).estimate } };
+  run(app, { principal, request }) {
+    const model = find(app, principal, request.model, 'chat');
+    keptOf(request);
+    return { body: { input_tokens: boundRequest(model, request).estimate } };
   },
 });

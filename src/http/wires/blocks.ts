@@ -1,11 +1,13 @@
+import { LARGE_BYTES } from '../../router/apart.ts';
 import { isObject, type Json, objectOf, parseObject } from './json.ts';
+import { createObjectEnd, type ObjectEnd } from './object-end.ts';
 
 /** A part of an answer: a text, or the call of a tool. */
 export type Block = {
   kind: 'reasoning' | 'text' | 'refusal' | 'call';
   index: number;
   /** The text so far; of a call, the JSON of its arguments. */
-  text: string;
+  readonly text: string;
   /** Of a call: its id, if the model server gave it one, and the name of the tool. */
   id: string | undefined;
   name: string;
@@ -31,51 +33,61 @@ export type BlockReader = {
 export function createBlockReader(): BlockReader {
   const blocks: Block[] = [];
   const calls = new Map<unknown, Block>();
-  let open: Block[] = [];
+  /** All blocks, of which the `first` ones are complete. */
+  let first = 0;
   let live: Block | undefined;
-  /** The length of the arguments that were last found to be incomplete. */
-  let incompleteLength = -1;
+  const texts = new Map<Block, GrownText>();
+  /** The end of each call's arguments, and, once it is found, whether they are an object. */
+  const ends = new Map<Block, { end: ObjectEnd; isObject?: boolean }>();
 
-  const isComplete = (block: Block) => {
-    if (block.kind !== 'call') return true;
-    if (block.text.length === incompleteLength) return false;
-    if (parseObject(block.text)) return true;
-    incompleteLength = block.text.length;
-    return false;
+  /** Tells whether a call has all its arguments. They are parsed once, when their brackets are closed. */
+  const hasObject = (call: Block): boolean => {
+    const followed = ends.get(call);
+    if (!followed?.end.isClosed()) return false;
+    followed.isObject ??= call.text.length > LARGE_BYTES || parseObject(call.text) !== undefined;
+    return followed.isObject;
   };
+  const isComplete = (block: Block) => block.kind !== 'call' || hasObject(block);
 
   /** Passes on what can be passed on; at the end everything. */
   function advance(events: BlockEvent[], isEnd: boolean): void {
-    for (let head = open[0]; head; head = open[0]) {
+    for (let head = blocks[first]; head; head = blocks[first]) {
       if (head !== live) {
         if (head.kind === 'call' && !head.name && !isEnd) return; // The name may still come.
         live = head;
-        incompleteLength = -1;
         events.push({ type: 'start', block: head });
         if (head.text) events.push({ type: 'delta', block: head, text: head.text });
       }
-      if (!isEnd && (open.length === 1 || !isComplete(head))) return;
+      if (!isEnd && (blocks.length === first + 1 || !isComplete(head))) return;
       events.push({ type: 'stop', block: head });
-      open = open.slice(1);
+      first++;
     }
   }
 
   function begin(kind: Block['kind'], id?: string, name = ''): Block {
-    const block: Block = { kind, index: blocks.length, text: '', id, name };
+    const grown = createGrownText();
+    const block: Block = {
+      ...{ kind, index: blocks.length, id, name },
+      get text() {
+        return grown.text();
+      },
+    };
     blocks.push(block);
-    open.push(block);
+    texts.set(block, grown);
+    if (kind === 'call') ends.set(block, { end: createObjectEnd() });
     return block;
   }
 
   function add(events: BlockEvent[], block: Block, text: string): void {
-    if (!text || !open.includes(block)) return;
-    block.text += text;
+    if (!text || block.index < first) return;
+    texts.get(block)?.add(text);
+    ends.get(block)?.end.push(text);
     if (block === live) events.push({ type: 'delta', block, text });
   }
 
   function addText(events: BlockEvent[], kind: Block['kind'], text: string): void {
     if (!text) return;
-    const last = open.at(-1);
+    const last = blocks.length > first ? blocks.at(-1) : undefined;
     const block = last?.kind === kind ? last : begin(kind);
     advance(events, false);
     add(events, block, text);
@@ -91,7 +103,7 @@ export function createBlockReader(): BlockReader {
     const isAnother = (it: Block) =>
       id !== undefined && it.id !== undefined
         ? id !== it.id
-        : Boolean(name) && text.trimStart().startsWith('{') && parseObject(it.text) !== undefined;
+        : Boolean(name) && text.trimStart().startsWith('{') && hasObject(it);
     if (!block || isAnother(block)) {
       block = begin('call', id);
       calls.set(key, block);
@@ -126,8 +138,32 @@ export function createBlockReader(): BlockReader {
   };
 }
 
+type GrownText = { add(piece: string): void; text(): string };
+
+/** Longer ends of a text are made one string. */
+const END_LENGTH = 32 * 1024;
+
+/**
+ * Joins a text that comes in pieces. To V8 a sum of strings is a tree of them: of millions, its next collection takes hundreds of
+ * milliseconds, and so does the first look at the whole.
+ */
+function createGrownText(): GrownText {
+  let before = '';
+  let end = '';
+  return {
+    add(piece) {
+      end += piece;
+      if (end.length < END_LENGTH) return;
+      end.charCodeAt(0); // Makes it one string.
+      before += end;
+      end = '';
+    },
+    text: () => before + end,
+  };
+}
+
 /** Returns a text, or the texts of a list of parts (Mistral's thinking has parts of its own). */
-function textIn(value: unknown): string {
+export function textIn(value: unknown): string {
   if (typeof value === 'string') return value;
   if (Array.isArray(value)) return value.map((it) => textIn(objectOf(it).text)).join('');
   return '';

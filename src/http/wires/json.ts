@@ -1,3 +1,4 @@
+import { parseNested, UncountedJson } from '../../json-text.ts';
 import { Refusal } from '../../refusal.ts';
 
 export type Json = Record<string, unknown>;
@@ -54,11 +55,23 @@ export const namesGiven = (members: Json, names: readonly string[]): string[] =>
 export const given = (members: Json): Json =>
   Object.fromEntries(Object.entries(members).filter(([, value]) => value !== undefined && value !== null));
 
+/** Parses the arguments of a call; undefined for what is no object, or has more levels or values than a body may have. */
 export function parseObject(text: string): Json | undefined {
   try {
-    const value: unknown = JSON.parse(text);
+    const value = parseNested(text)?.value;
     return isObject(value) ? value : undefined;
-  } catch {
-    return undefined;
+  } catch (error) {
+    if (error instanceof UncountedJson) return undefined;
+    throw error;
+  }
+}
+
+/** Cuts a text into pieces of at most so many units, but no character of two. */
+export function* piecesOf(text: string, length: number): Generator<string> {
+  for (let at = 0; at < text.length; ) {
+    const isInside = /[\ud800-\udbff]/.test(text.charAt(at + length - 1));
+    const end = at + length - (isInside ? 1 : 0);
+    yield text.slice(at, end);
+    at = end;
   }
 }

@@ -1,7 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { isObject, type Json, namesGiven, objectOf } from './json.ts';
 import { FREE } from './messages-request.ts';
-import type { NativeRequest } from './wire.ts';
+import type { Kept, NativeRequest } from './wire.ts';
 
 /**
  * Features in beta that cost nothing but tokens and need nothing on the server, without their dates. Others are not asked
@@ -21,7 +21,7 @@ const PASSED = [
 const THINKING_TOKENS_MIN = 1024;
 
 /** Says how a request of Anthropic's Messages API is passed on to a server that speaks it. */
-export function nativeMessages(raw: Json, headers: IncomingHttpHeaders): NativeRequest {
+export function nativeMessages(raw: Json): NativeRequest {
   const { stream, max_tokens: named, thinking } = raw;
   // The budget of thinking has to be below a limit that is cut to fit.
   const budgeted = isObject(thinking) && typeof thinking.budget_tokens === 'number' ? thinking : undefined;
@@ -34,17 +34,19 @@ export function nativeMessages(raw: Json, headers: IncomingHttpHeaders): NativeR
     value: raw,
     names,
     parts: ['messages', 'content'],
-    headers: headersFrom(headers),
-    written(outputTokens) {
-      const isCut = typeof named === 'number' && outputTokens < named;
-      const thinks = budgeted && isCut ? thinkingWithin(outputTokens, budgeted) : budgeted;
-      return {
-        max_tokens: outputTokens,
-        stream: stream === true,
-        ...(thinks ? { thinking: thinks } : {}),
-        ...editsFor(thinks, raw.context_management),
-      };
-    },
+    kept: { named, stream, budgeted, management: raw.context_management },
+  };
+}
+
+/** Returns the members of such a request that are written anew, by what was kept of it. */
+export function writtenMessages({ named, stream, budgeted, management }: Kept, outputTokens: number): Json {
+  const isCut = typeof named === 'number' && outputTokens < named;
+  const thinks = isObject(budgeted) ? (isCut ? thinkingWithin(outputTokens, budgeted) : budgeted) : undefined;
+  return {
+    max_tokens: outputTokens,
+    stream: stream === true,
+    ...(thinks ? { thinking: thinks } : {}),
+    ...editsFor(thinks, management),
   };
 }
 
@@ -70,7 +72,8 @@ function clears(management: unknown): boolean {
   return edits.every((it) => String(objectOf(it).type).startsWith('clear_'));
 }
 
-function headersFrom(headers: IncomingHttpHeaders): Record<string, string> {
+/** Returns the headers of a request that are passed on. */
+export function messagesHeaders(headers: IncomingHttpHeaders): Record<string, string> {
   const { 'anthropic-version': version, 'anthropic-beta': betas } = headers;
   const known = String(betas ?? '')
     .split(',')

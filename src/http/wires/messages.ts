@@ -2,21 +2,25 @@ import { REFUSALS, type Refusal } from '../../refusal.ts';
 import { readUsage, type Usage } from '../../router/usage.ts';
 import { gatewayStatus } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { type NamedEvent, textsOf } from './event-texts.ts';
 import { type Json, objectOf, parseObject } from './json.ts';
-import { nativeMessages } from './messages-native.ts';
+import { messagesHeaders, nativeMessages, writtenMessages } from './messages-native.ts';
 import { chatOfMessages } from './messages-request.ts';
-import { type Answers, idFrom, namedEvent, type StreamTranslator, type Wire } from './wire.ts';
+import { type Answers, idFrom, type StreamTranslator, type Wire } from './wire.ts';
 
 /** Anthropic's Messages API (docs.anthropic.com/en/api/messages), as of anthropic-version 2023-06-01. */
 export const messagesWire: Wire = {
   name: 'messages',
   native: nativeMessages,
+  written: writtenMessages,
+  headers: messagesHeaders,
   route: 'router/messages',
-  translate(raw, seed) {
+  translate(raw) {
     const { chat, others } = chatOfMessages(raw);
     const stops = Array.isArray(raw.stop_sequences) ? raw.stop_sequences.filter((it) => typeof it === 'string') : [];
-    return { chat, others, isStream: raw.stream === true, answers: answersOf(chat.model, stops, seed) };
+    return { chat, others, kept: { model: chat.model, stops } };
   },
+  answers: ({ model, stops }, seed) => answersOf(model as string, stops as string[], seed),
 };
 
 function answersOf(model: string, stops: readonly string[], seed: string): Answers {
@@ -43,32 +47,31 @@ function answersOf(model: string, stops: readonly string[], seed: string): Answe
       let hasBegun = false;
       let last: Json = {};
       let usage: Usage | undefined;
-      const begin = (id: unknown) => {
-        if (hasBegun) return '';
+      const begin = (id: unknown): NamedEvent[] => {
+        if (hasBegun) return [];
         hasBegun = true;
         const empty = { content: [], stop_reason: null, stop_sequence: null, usage: usageOf(undefined) };
-        const start = namedEvent({ type: 'message_start', message: message(id, empty) });
-        return start + namedEvent({ type: 'ping' });
+        return [{ type: 'message_start', message: message(id, empty) }, { type: 'ping' }];
       };
-      const render = (events: readonly BlockEvent[]) => events.map((it) => eventOf(it, seed)).join('');
+      const eventsOf = (events: readonly BlockEvent[]) => events.flatMap((it) => eventsFor(it, seed));
       return {
         chunk(chunk) {
           usage = readUsage(chunk, 'chat') ?? usage;
           const choice = choiceOf(chunk);
           if (choice.finish_reason) last = choice;
           const { id } = objectOf(chunk);
-          return begin(id) + render(reader.read(choice.delta));
+          return textsOf([...begin(id), ...eventsOf(reader.read(choice.delta))]);
         },
         end() {
-          const closed = begin(undefined) + render(reader.end());
+          const closed = [...begin(undefined), ...eventsOf(reader.end())];
           const delta = stopOf(last, reader.blocks, stops);
-          return (
-            closed +
-            namedEvent({ type: 'message_delta', delta, usage: usageOf(usage) }) +
-            namedEvent({ type: 'message_stop' })
-          );
+          return textsOf([
+            ...closed,
+            { type: 'message_delta', delta, usage: usageOf(usage) },
+            { type: 'message_stop' },
+          ]);
         },
-        fail: (refusal, text, requestId) => namedEvent(messagesError(refusal, text, requestId)),
+        fail: (refusal, text, requestId) => textsOf([messagesError(refusal, text, requestId)]),
       };
     },
   };
@@ -91,22 +94,22 @@ function contentOf(block: Block, seed: string): Json {
   }
 }
 
-function eventOf(event: BlockEvent, seed: string): string {
+function eventsFor(event: BlockEvent, seed: string): NamedEvent[] {
   const { block } = event;
   const { kind, index } = block;
-  const deltaOf = (delta: Json) => namedEvent({ type: 'content_block_delta', index, delta });
+  const deltaOf = (delta: Json) => ({ type: 'content_block_delta', index, delta });
   if (event.type === 'stop') {
     // Clients that build their next request from deltas leave out a thought that none has signed (the AI SDK).
-    const signed = kind === 'reasoning' ? deltaOf({ type: 'signature_delta', signature: '' }) : '';
-    return signed + namedEvent({ type: 'content_block_stop', index });
+    const signed = kind === 'reasoning' ? [deltaOf({ type: 'signature_delta', signature: '' })] : [];
+    return [...signed, { type: 'content_block_stop', index }];
   }
   if (event.type === 'start') {
     const empty = contentOf({ ...block, text: '' }, seed);
-    return namedEvent({ type: 'content_block_start', index, content_block: empty });
+    return [{ type: 'content_block_start', index, content_block: empty }];
   }
   const { text } = event;
-  if (kind === 'call') return deltaOf({ type: 'input_json_delta', partial_json: text });
-  return deltaOf(kind === 'reasoning' ? { type: 'thinking_delta', thinking: text } : { type: 'text_delta', text });
+  if (kind === 'call') return [deltaOf({ type: 'input_json_delta', partial_json: text })];
+  return [deltaOf(kind === 'reasoning' ? { type: 'thinking_delta', thinking: text } : { type: 'text_delta', text })];
 }
 
 function stopOf(

@@ -1,44 +1,40 @@
+import type { Outline } from '../../json-text.ts';
 import type { Native } from '../../router/bound.ts';
 import { cachedAs, type Forwards, withoutCacheControl } from '../../router/cache-control.ts';
-import { contextOf, type Model } from '../../router/catalogue.ts';
 import { type Forwarded, forwardedFrom, writtenAgain } from '../../router/forwarded.ts';
 import { changeNested } from '../../router/nested.ts';
 import { TooDeep, valueBytes } from '../../router/rendered.ts';
-import type { Sent } from '../endpoint.ts';
 import { givenBut, invalid, type Json, objectOf } from './json.ts';
-import type { NativeRequest, Wire } from './wire.ts';
+import type { Kept, Wire } from './wire.ts';
+
+/** A request in its own API, measured and as it is passed on. Plain data, as another thread may have read it. */
+export type MeasuredNative = Omit<Native, 'written' | 'headers'> & { kept: Kept };
 
 /**
- * Bounds and writes a request for model servers that speak its API. `sent` is the body as it came. `byRoute` are members that
- * those get whose settings name them.
+ * Bounds and writes a request for model servers that speak its API. `bytes` is the body as it came, and `outline` where its
+ * members are. `byRoute` are members that those get whose settings name them.
  */
 export function nativeOf(
-  { name: wire }: Wire,
-  model: Model,
+  { name: wire, native }: Wire,
   raw: Json,
-  sent: Sent | undefined,
+  { bytes, outline }: { bytes: Buffer; outline: Outline },
   byRoute: Json,
-  { value, names, written, parts, headers }: NativeRequest,
-): Native {
+  enough: number,
+): MeasuredNative {
+  const { value, names, kept, parts } = native(raw);
   const plain = withoutCacheControl(value, parts);
   const named = givenBut(byRoute, new Set(names)); // The others go to every route.
   const own = (list: readonly string[]) =>
-    sent && value === raw ? forwardedFrom(sent.bytes, { outline: sent.outline, value: raw }, list) : undefined;
+    value === raw ? forwardedFrom(bytes, { outline, value: raw }, list) : undefined;
   return {
     wire,
-    bytes: bytesOf(
-      { ...plain, ...named },
-      [...names, ...Object.keys(named)],
-      parts,
-      Math.max(...model.routes.map(contextOf)),
-    ),
+    bytes: bytesOf({ ...plain, ...named }, [...names, ...Object.keys(named)], parts, enough),
     forwards:
       plain === value
         ? { plain: own(names) ?? writtenAgain(plain, names) }
         : markedForms(value, plain, names, parts, own),
     byRoute: named,
-    written,
-    headers,
+    kept,
   };
 }
 

@@ -1,6 +1,6 @@
 import { type Json, namesGiven, objectOf } from './json.ts';
 import { FREE, isLeftOut } from './responses-request.ts';
-import type { NativeRequest } from './wire.ts';
+import type { Kept, NativeRequest } from './wire.ts';
 
 /** Members that are passed on whatever they say. */
 const PASSED = [
@@ -20,15 +20,17 @@ export function nativeResponses(raw: Json): NativeRequest {
     value: input === raw.input && tools === raw.tools ? raw : { ...raw, input, tools },
     names: namesGiven(raw, Array.isArray(tools) && tools.length ? [...PASSED, ...OF_TOOLS] : PASSED),
     parts: ['input', 'content', 'output'],
-    headers: {},
-    written: (outputTokens) => ({
-      max_output_tokens: outputTokens,
-      stream: stream === true,
-      store: false,
-      ...(tier === 'default' ? { service_tier: tier } : {}),
-    }),
+    kept: { stream, tier },
   };
 }
+
+/** Returns the members of such a request that are written anew, by what was kept of it. */
+export const writtenResponses = ({ stream, tier }: Kept, outputTokens: number): Json => ({
+  max_output_tokens: outputTokens,
+  stream: stream === true,
+  store: false,
+  ...(tier === 'default' ? { service_tier: tier } : {}),
+});
 
 /** Returns the tools without those that are left out, in namespaces as well: the same list if there are none of them. */
 function toolsGiven(tools: unknown): unknown {

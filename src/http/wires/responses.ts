@@ -9,17 +9,20 @@ import {
 import { readUsage, type Usage } from '../../router/usage.ts';
 import { openAiBody } from '../openai-error.ts';
 import { type Block, type BlockEvent, blocksOf, choiceOf, createBlockReader } from './blocks.ts';
+import { type NamedEvent, textsOf } from './event-texts.ts';
 import { given, type Json, objectOf, parseObject } from './json.ts';
-import { nativeResponses } from './responses-native.ts';
+import { nativeResponses, writtenResponses } from './responses-native.ts';
 import { chatOfResponses, type SpecialTools } from './responses-request.ts';
-import { type Answers, idFrom, namedEvent, type StreamTranslator, type Wire } from './wire.ts';
+import { type Answers, idFrom, type StreamTranslator, type Wire } from './wire.ts';
 
 /** OpenAI's Responses API (platform.openai.com/docs/api-reference/responses), without what it stores or runs itself. */
 export const responsesWire: Wire = {
   name: 'responses',
   native: nativeResponses,
+  written: writtenResponses,
+  headers: () => ({}),
   route: 'router/responses',
-  translate(raw, seed) {
+  translate(raw) {
     const { chat, others, special } = chatOfResponses(raw);
     const { temperature = null, top_p = null, max_output_tokens = null, parallel_tool_calls, user } = raw;
     const echoed = {
@@ -30,8 +33,9 @@ export const responsesWire: Wire = {
       parallel_tool_calls: parallel_tool_calls ?? true,
       ...given({ user }),
     };
-    return { chat, others, isStream: raw.stream === true, answers: answersOf(echoed, special, seed) };
+    return { chat, others, kept: { echoed, special } };
   },
+  answers: ({ echoed, special }, seed) => answersOf(echoed as Json, special as SpecialTools, seed),
 };
 
 /** The state of a response. */
@@ -79,42 +83,40 @@ function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
       let number = 0;
       /** What the model server said of its response when it began, where it speaks this API itself. */
       let own: Json | undefined;
-      const event = ({ type, ...data }: Json & { type: string }) =>
-        namedEvent({ type, sequence_number: number++, ...data });
-      const begin = (chunk: Json) => {
-        if (head) return '';
+      const textsFor = (events: readonly ResponseEvent[]) =>
+        textsOf(events.map(({ type, ...data }): NamedEvent => ({ type, sequence_number: number++, ...data })));
+      const begin = (chunk: Json): ResponseEvent[] => {
+        if (head) return [];
         head = { id: chunk.id, created: chunk.created };
         const now = response(head, { status: 'in_progress' }, [], undefined);
-        return (
-          event({ type: 'response.created', response: now }) + event({ type: 'response.in_progress', response: now })
-        );
+        return [
+          { type: 'response.created', response: now },
+          { type: 'response.in_progress', response: now },
+        ];
       };
-      const render = (events: readonly BlockEvent[], status = 'completed') =>
-        events
-          .flatMap((it) => {
-            const isLast = it.block.index === reader.blocks.length - 1;
-            if (it.type === 'delta') return deltaOf(it, itemId(it.block, head?.id, special, seed), special);
-            const end = isLast ? status : 'completed';
-            const item = itemOf(it.block, head?.id, it.type === 'stop' ? end : 'in_progress', special, seed);
-            if (it.type === 'start') return startOf(it.block, item);
-            output[it.block.index] = item;
-            return stopOf(it.block, item);
-          })
-          .map(event)
-          .join('');
+      const eventsOf = (events: readonly BlockEvent[], status = 'completed') =>
+        events.flatMap((it) => {
+          const isLast = it.block.index === reader.blocks.length - 1;
+          if (it.type === 'delta') return deltaOf(it, itemId(it.block, head?.id, special, seed), special);
+          const end = isLast ? status : 'completed';
+          const item = itemOf(it.block, head?.id, it.type === 'stop' ? end : 'in_progress', special, seed);
+          if (it.type === 'start') return startOf(it.block, item);
+          output[it.block.index] = item;
+          return stopOf(it.block, item);
+        });
       return {
         chunk(chunk) {
           usage = readUsage(chunk, 'chat') ?? usage;
           const choice = choiceOf(chunk);
           if (choice.finish_reason) last = choice;
           const begun = begin(objectOf(chunk));
-          return begun + render(reader.read(choice.delta));
+          return textsFor([...begun, ...eventsOf(reader.read(choice.delta))]);
         },
         end() {
           const state = stateOf(last);
-          const closed = begin({}) + render(reader.end(), state.status);
+          const closed = [...begin({}), ...eventsOf(reader.end(), state.status)];
           const whole = response(head as Json, state, output, usage);
-          return closed + event({ type: `response.${state.status}`, response: whole });
+          return textsFor([...closed, { type: `response.${state.status}`, response: whole }]);
         },
         passed(json) {
           own ??= objectOf(objectOf(json).response);
@@ -123,10 +125,13 @@ function answersOf(echoed: Json, special: SpecialTools, seed: string): Answers {
         fail(refusal, message, requestId) {
           const { error } = openAiBody(refusal, message, requestId);
           const state = { status: 'failed', error: { code: error.code, message } };
-          const begun = own ? '' : begin({});
+          const begun = own ? [] : begin({});
           const whole = own ? { ...own, ...state } : response(head as Json, state, output, usage);
-          const failed = begun + event({ type: 'response.failed', response: whole });
-          return failed + event({ type: 'error', code: error.code, message, param: error.param, error });
+          return textsFor([
+            ...begun,
+            { type: 'response.failed', response: whole },
+            { type: 'error', code: error.code, message, param: error.param, error },
+          ]);
         },
       };
     },
@@ -156,9 +161,12 @@ function itemId({ kind, index, name }: Block, upstreamId: unknown, special: Spec
   return `${idFrom(prefix, upstreamId, seed)}_${index}`;
 }
 
+/** Longer JSON comes from no model, and is told as it is: others would wait while it is parsed. */
+const INPUT_LENGTH_MAX = 512 * 1024;
+
 /** The text that a custom tool was given, out of the JSON that it has here. */
 function inputOf(text: string): string {
-  const input = parseObject(text)?.input;
+  const input = text.length > INPUT_LENGTH_MAX ? undefined : parseObject(text)?.input;
   return typeof input === 'string' ? input : text;
 }
 

@@ -2,6 +2,7 @@ import type { IncomingHttpHeaders } from 'node:http';
 import type { NativeWire } from '../../config/router.ts';
 import type { Refusal } from '../../refusal.ts';
 import type { ChatBody, Others } from '../../router/measure.ts';
+import type { Texts } from './event-texts.ts';
 import type { Json } from './json.ts';
 
 /**
@@ -13,13 +14,25 @@ export type Wire = {
   /** The path below the base URL; with the wallet and the key, the scope of idempotency. */
   route: string;
   /**
-   * Translates a request. `seed` stands in where the model server names no id: the same for a replay, another for any
-   * other request. Throws `invalid_request` for what is malformed and `unsupported_parameter` for what is not offered.
+   * Translates a request. Throws `invalid_request` for what is malformed and `unsupported_parameter` for what is not
+   * offered.
    */
-  translate(raw: Json, seed: string): Translation;
+  translate(raw: Json): Translation;
+  /**
+   * Returns the way back for a request of which `kept` was kept. `seed` stands in where the model server names no id: the
+   * same for a replay, another for any other request.
+   */
+  answers(kept: Kept, seed: string): Answers;
   /** Says how a request that can be translated is passed on to a model server that speaks this API. */
-  native(raw: Json, headers: IncomingHttpHeaders): NativeRequest;
+  native(raw: Json): NativeRequest;
+  /** Returns the members of such a request that are written anew, by what was kept of it. */
+  written(kept: Kept, outputTokens: number): Json;
+  /** Returns the headers that are sent beside those of every request. */
+  headers(headers: IncomingHttpHeaders): Record<string, string>;
 };
+
+/** What is kept of a request until its answer has ended: plain data, as another thread may have read it, and nothing large. */
+export type Kept = Readonly<Record<string, unknown>>;
 
 /** A request as it is passed on. */
 export type NativeRequest = {
@@ -27,18 +40,13 @@ export type NativeRequest = {
   value: Json;
   /** Its members that are passed on as they are. */
   names: string[];
-  /** Returns the members that are written anew. Must hold nothing large: it is kept for the length of a stream. */
-  written(outputTokens: number): Json;
+  /** What the members that are written anew depend on. */
+  kept: Kept;
   /** Members through which the parts with images, and with marks for prompt caches, are reached. */
   parts: readonly string[];
-  /** Sent beside those of every request. */
-  headers: Record<string, string>;
 };
 
-export type Translation = Translated & {
-  isStream: boolean;
-  answers: Answers;
-};
+export type Translation = Translated & { kept: Kept };
 
 export type Translated = { chat: ChatBody; others: Others };
 
@@ -52,18 +60,14 @@ export type Answers = {
 
 /** The text of server-sent events for each step of a stream. */
 export type StreamTranslator = {
-  chunk(chunk: unknown): string;
+  chunk(chunk: unknown): Texts;
   /** The events at the end of a complete stream. */
-  end(): string;
+  end(): Texts;
   /** The events at the end of a stream that broke off. */
-  fail(refusal: Refusal, message: string, requestId: string): string;
+  fail(refusal: Refusal, message: string, requestId: string): Texts;
   /** Takes note of an event that the model server sent in this API itself, and that is passed on as it came. */
   passed?(event: unknown): void;
 };
-
-/** Returns a server-sent event whose name is the type of its data. */
-export const namedEvent = (data: Json & { type: string }): string =>
-  `event: ${data.type}\ndata: ${JSON.stringify(data)}\n\n`;
 
 /** Returns an id derived from the model server's, so that a replay gets the same. */
 export function idFrom(prefix: string, upstreamId: unknown, seed: string): string {

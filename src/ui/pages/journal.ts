@@ -4,6 +4,7 @@ import { fileURLToPath } from 'node:url';
 import { headOf } from '../../ledger/head.ts';
 import { latestEntries } from '../../ledger/journal.ts';
 import { readVerdict, type Verdict } from '../../ledger/verify.ts';
+import { parseJson } from '../../parse-json.ts';
 import { Refusal } from '../../refusal.ts';
 import { type Html, html } from '../html.ts';
 import type { Page } from '../layout.ts';
@@ -96,7 +97,7 @@ function verify(dataDirectory: string): Promise<Verdict> {
   return new Promise((resolve, reject) => {
     execFile(process.execPath, args, { env: {}, maxBuffer: OUTPUT_BYTES_MAX }, (_, stdout) => {
       try {
-        const { error } = JSON.parse(stdout) as { error?: { message: string } };
+        const { error } = parseJson(stdout) as { error?: { message: string } };
         if (error) throw new Refusal('read_only', error.message);
         resolve(readVerdict(stdout));
       } catch (error) {

@@ -2,6 +2,7 @@ import { RESOURCE_STATUSES } from '../../db/schema.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, pageResources, type Resource } from '../../ledger/resource.ts';
 import { findWallet } from '../../ledger/wallet.ts';
+import { parseJson } from '../../parse-json.ts';
 import { Refusal } from '../../refusal.ts';
 import { summaryOf } from '../../wire/compute.ts';
 import { type Html, html } from '../html.ts';
@@ -41,7 +42,7 @@ type Keep = NonNullable<ReturnType<typeof summaryOf>['keep']>;
 
 /** What was rented, in a few words. */
 function whatIs({ slot, spec }: Resource): string {
-  const { chip, offer_id: offer, gpu, gpus, cpus } = JSON.parse(spec) as Record<string, unknown>;
+  const { chip, offer_id: offer, gpu, gpus, cpus } = parseJson(spec) as Record<string, unknown>;
   const what = chip ?? offer ?? (gpu ? `${gpus} × ${gpu}` : cpus === undefined ? undefined : `${cpus} CPU`);
   return what === undefined ? slot : `${what} at ${slot}`;
 }

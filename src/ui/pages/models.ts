@@ -13,6 +13,17 @@ function perMillion(price: string | undefined): Value {
   return `$${formatDecimal(scaled, 15, 2)}`;
 }
 
+/** Shows the learned bounds of a model's routes, and the command that forgets them. */
+function learnedOf({ id, routes }: CommandOutput<'models.list'>['data'][number]): Value {
+  const learned = routes.filter((it) => it.bound_overhead_tokens > 0 || it.bound_factor > 1);
+  if (learned.length === 0) return '';
+  const each = learned.map(
+    (it) =>
+      html`${outside(it.upstream)}: ${count(it.bound_overhead_tokens)} tokens added, × ${String(it.bound_factor)} `,
+  );
+  return html`${each}<span class="weak"><code>purser models forget ${outside(id)}</code></span>`;
+}
+
 /** Models with their prices and, for the operator, whether their servers can be reached. */
 export async function modelsPage(visit: Visit): Promise<Page> {
   const isOperator = visit.viewer.kind === 'operator';
@@ -29,7 +40,7 @@ export async function modelsPage(visit: Visit): Promise<Page> {
     `$${it.pricing.request}`,
     count(it.context_length),
     ...(isOperator
-      ? [it.upstreams.map((name) => html`${badge(name, upOf.get(name) === false ? 'bad' : 'good')} `)]
+      ? [it.upstreams.map((name) => html`${badge(name, upOf.get(name) === false ? 'bad' : 'good')} `), learnedOf(it)]
       : []),
   ]);
   const list = table(
@@ -41,7 +52,7 @@ export async function modelsPage(visit: Visit): Promise<Page> {
       { label: 'Cached prompt', kind: 'money' },
       { label: 'Request', kind: 'money' },
       { label: 'Context', kind: 'number' },
-      ...(isOperator ? [{ label: 'Servers' }] : []),
+      ...(isOperator ? [{ label: 'Servers' }, { label: 'Learned bound' }] : []),
     ],
     rows,
     html`No model is on offer: configure <code>router.models</code> in purser.yaml.`,

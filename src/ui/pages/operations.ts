@@ -8,6 +8,7 @@ import {
   uncertainOperations,
 } from '../../ledger/operation.ts';
 import { findWallet } from '../../ledger/wallet.ts';
+import { parseJson } from '../../parse-json.ts';
 import { Refusal } from '../../refusal.ts';
 import { html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -33,7 +34,7 @@ import {
 } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
-import { usageOf } from './wallet.ts';
+import { endOf, usageOf } from './wallet.ts';
 import { PAGE_COUNT } from './wallets.ts';
 
 /** Operations: what holds money, by age; or all of them, newest first. */
@@ -116,7 +117,7 @@ export function operationPage(visit: Visit): Page {
   const { app, now } = visit;
   const it = operationIn(visit);
   const wallet = findWallet(app.ledger.read, it.walletId);
-  const tags = it.tags === null ? [] : Object.entries(JSON.parse(it.tags) as Record<string, string>);
+  const tags = it.tags === null ? [] : Object.entries(parseJson(it.tags) as Record<string, string>);
   const at = `/operations/${it.id}/resolve`;
   const resolution = html`<p class="actions">${buttonLink(`${at}?decision=charge`, 'It happened: charge it')}${buttonLink(`${at}?decision=release`, 'It did not happen: release it')}</p>`;
   const body = html`
@@ -133,7 +134,9 @@ export function operationPage(visit: Visit): Page {
         ['Begun', html`${when(it.createdAt)} <span class="weak">(${ago(it.createdAt, now)})</span>`],
         [
           'Settled',
-          it.settledAt === null ? '–' : html`${when(it.settledAt)} <span class="weak">by ${it.settledBy ?? ''}</span>`,
+          it.settledAt === null
+            ? '–'
+            : html`${when(it.settledAt)} <span class="weak">${endOf(it.settledBy ?? '')}</span>`,
         ],
         it.state === 'settled' && it.reason !== null && ['Reason', outside(it.reason)],
         it.resourceId !== null && ['Lease', link(`/leases/${it.resourceId}`, it.resourceId)],

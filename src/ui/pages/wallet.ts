@@ -23,6 +23,7 @@ import {
   type Wallet,
 } from '../../ledger/wallet.ts';
 import { formatUsd, Nanos, ZERO } from '../../money.ts';
+import { parseJson } from '../../parse-json.ts';
 import { Refusal } from '../../refusal.ts';
 import { EMPTY, type Html, html, type Value } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -162,7 +163,7 @@ function stateNotice({ app, now }: Visit, wallet: Wallet): Html {
 }
 
 function refillSentence(wallet: Wallet): Value {
-  const { cents, every } = JSON.parse(wallet.refill as string) as { cents: number; every: string };
+  const { cents, every } = parseJson(wallet.refill as string) as { cents: number; every: string };
   return html`${dollars(formatUsd(Nanos(BigInt(cents) * 10_000_000n)))} every ${every}, next ${when(wallet.refillAt)}`;
 }
 
@@ -241,7 +242,8 @@ const movementNote = ({ id: walletId }: Wallet, isFull: boolean): Html =>
 
 /** Why a step came to be. What an engine or a model server said may name sockets and addresses: it is for the operator. */
 function reasonOf({ viewer }: Visit, { reason, settledBy }: Step): Html {
-  if (reason === null || (viewer.kind !== 'operator' && settledBy !== 'policy')) return EMPTY;
+  if (reason === null || (viewer.kind !== 'operator' && settledBy !== 'policy' && settledBy !== 'cancelled'))
+    return EMPTY;
   return html`<span class="weak">${outside(reason)}</span>`;
 }
 
@@ -249,7 +251,7 @@ function movements(visit: Visit, steps: readonly Step[]): Html {
   const rows = steps.map((step) => [
     when(step.at),
     step.what,
-    html`${subjectOf(visit, step.subject)} ${usageOf(step.usage)} ${step.settledBy !== null && step.settledBy !== 'answer' && html`<span class="weak">by ${step.settledBy}</span>`} ${reasonOf(visit, step)}`,
+    html`${subjectOf(visit, step.subject)} ${usageOf(step.usage)} ${step.settledBy !== null && step.settledBy !== 'answer' && html`<span class="weak">${endOf(step.settledBy)}</span>`} ${reasonOf(visit, step)}`,
     money(step.amount, OUTWARD.has(step.what) ? '−' : '+'),
     money(step.available),
     operationLink(visit, step.operationId),
@@ -274,10 +276,13 @@ const operationLink = ({ viewer }: Visit, operationId: string | null): Value => 
   return viewer.kind === 'operator' ? link(`/operations/${operationId}`, shortId(operationId)) : shortId(operationId);
 };
 
+/** Says what ended an operation. */
+export const endOf = (settledBy: string): string => (settledBy === 'cancelled' ? 'cancelled' : `by ${settledBy}`);
+
 /** The tokens of an operation, as "812 + 240 tokens". */
 export function usageOf(usage: string | null): Value {
   if (usage === null) return '';
-  const { prompt_tokens: prompt, completion_tokens: completion } = JSON.parse(usage) as Record<string, unknown>;
+  const { prompt_tokens: prompt, completion_tokens: completion } = parseJson(usage) as Record<string, unknown>;
   if (typeof prompt !== 'number') return '';
   return html`<span class="weak">${count(prompt)}${typeof completion === 'number' && ` + ${count(completion)}`} tokens</span>`;
 }

@@ -1,4 +1,3 @@
-import assert from 'node:assert/strict';
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
@@ -6,12 +5,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import Docker from 'dockerode';
-import { hasComponent, hasProgram } from '../../helper/component.ts';
-import { until } from '../conformance.ts';
+import { hasComponent } from '../../helper/component.ts';
+import { hasEnded, until, untilServes } from '../../helper/waiting.ts';
 
 export const IMAGE = 'localhost/busybox:1';
 export const IMAGE_WITH_VOLUME = 'localhost/busybox-volume:1';
-const READY_MILLISECONDS = 30_000;
 const REVIVAL_COUNT = 5;
 const LEAVES_THE_NETWORK_ALONE = [
   '--bridge=none',
@@ -49,8 +47,7 @@ export async function openDocker(
   t: Pick<TestContext, 'after' | 'skip'>,
   { shared = false, data, flags = [], apart = false, blindTo }: DockerOptions = {},
 ): Promise<Daemon | undefined> {
-  const isThere = () => process.getuid?.() === 0 && hasProgram('dockerd') && hasProgram('busybox');
-  if (!hasComponent(t, 'docker', isThere)) return undefined;
+  if (!hasComponent(t, 'docker')) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-docker-'));
   const socket = `unix://${directory}/docker.sock`;
   const places = ['--data-root', data ?? `${directory}/data`, '--exec-root', `${directory}/exec`];
@@ -138,8 +135,6 @@ function isAlive(pidFile: string): boolean {
   }
 }
 
-const hasEnded = ({ exitCode, signalCode }: ChildProcess) => exitCode !== null || signalCode !== null;
-
 /** Starts an engine, with `apart` in its own network namespace. */
 export function startEngine(command: string[], apart: boolean, env = process.env): ChildProcess {
   const [program, ...args] = apart ? ['unshare', '--net', ...command] : command;
@@ -153,14 +148,10 @@ export async function untilReady(docker: Docker, child: ChildProcess): Promise<v
   child.stderr?.on('data', (chunk) => {
     said = (said + chunk).slice(-4000);
   });
-  await until(
-    'the engine answers',
-    () =>
-      docker.ping().then(
-        () => true,
-        () => assert.equal(child.exitCode, null, `the engine ended: ${said}`),
-      ),
-    READY_MILLISECONDS,
+  await untilServes(
+    child,
+    () => said,
+    () => docker.ping().then(...[() => true, () => false]),
   );
 }
 

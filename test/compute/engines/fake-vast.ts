@@ -7,8 +7,8 @@ import type { AddressInfo } from 'node:net';
 import type { TestContext } from 'node:test';
 import ssh2 from 'ssh2';
 import { sshKeyFromSeed } from '../../../src/ssh-key.ts';
-import { hasComponent, hasProgram } from '../../helper/component.ts';
-import { until } from '../conformance.ts';
+import { hasComponent } from '../../helper/component.ts';
+import { until } from '../../helper/waiting.ts';
 
 const { Server, utils } = ssh2;
 const PAGE_COUNT_MAX = 25;
@@ -112,7 +112,7 @@ const noFaults = (): VastFaults => ({
  * `close`.
  */
 export async function openFakeVast(t: TestContext, { shared = false } = {}): Promise<FakeVast | undefined> {
-  if (!hasComponent(t, 'namespaces (unshare, nsenter)', hasNamespaces)) return undefined;
+  if (!hasComponent(t, 'namespaces')) return undefined;
   const offers = new Map<number, Offer>();
   const instances = new Map<number, Instance>();
   const lastCall = new Map<VastEndpoint, number>();
@@ -479,14 +479,4 @@ function childrenOf({ pid }: ChildProcess): string {
   } catch {
     return '';
   }
-}
-
-function hasNamespaces(): boolean {
-  return (
-    process.getuid?.() === 0 &&
-    hasProgram('unshare') &&
-    hasProgram('nsenter') &&
-    hasProgram('setsid') &&
-    hasProgram('curl')
-  );
 }

@@ -45,7 +45,6 @@ export function kubernetesSubject(
     unknownSpec: { ...spec, gpu: 'no-such-gpu' },
     room: 2,
     extends: true,
-    deadlineSlackSeconds: 10,
     deadlineMinSeconds: 5,
   };
 }

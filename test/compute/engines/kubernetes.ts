@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { generateKeyPairSync, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -22,15 +22,13 @@ import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import Docker from 'dockerode';
 import { Agent, request } from 'undici';
-import { hasComponent, hasProgram } from '../../helper/component.ts';
-import { until } from '../conformance.ts';
+import { findKubernetes } from '../../components.ts';
+import { hasComponent } from '../../helper/component.ts';
+import { until } from '../../helper/waiting.ts';
 import { IMAGE, importImage, packBusybox } from './docker.ts';
 import { makeCertificates } from './remote.ts';
 
-const SETUP = fileURLToPath(new URL('../../setup', import.meta.url));
 const RELAY = fileURLToPath(new URL('kubernetes-relay.ts', import.meta.url));
-const PROGRAMS = ['etcd', 'dockerd', 'runc', 'busybox', 'kubectl', 'unshare', 'nsenter', 'ip', 'openssl'];
-const READY_MILLISECONDS = 120_000;
 const NODE = 'node-1';
 /** The address of the node and of the API server: both want one that is not loopback. */
 const ADDRESS = '10.9.9.1';
@@ -121,10 +119,8 @@ export async function openKubernetes(
   t: Pick<TestContext, 'after' | 'skip'>,
   { shared = false }: { shared?: boolean } = {},
 ): Promise<KubernetesCluster | undefined> {
-  const binaries = findBinaries();
-  const isThere = () =>
-    process.getuid?.() === 0 && PROGRAMS.every(hasProgram) && binaries !== undefined && CGROUPS.length > 0;
-  if (!hasComponent(t, 'kubernetes', isThere)) return undefined;
+  if (!hasComponent(t, 'kubernetes', () => CGROUPS.length > 0)) return undefined;
+  const binaries = findKubernetes();
   const directory = mkdtempSync(join(tmpdir(), 'purser-kubernetes-'));
   const at = (name: string) => join(directory, name);
   const cgroup = basename(directory);
@@ -148,15 +144,20 @@ export async function openKubernetes(
     running.set(name, { child, ended: once(child, 'exit') });
     return child;
   }
-  /** Kills what was started by this name, and all that runs in namespaces of its own. */
+  /**
+   * Kills what was started by this name, and all that runs in namespaces of its own. Once it returns, ports and files are
+   * free: what entered namespaces has a parent outside that ends after it, and is killed only if it has no child yet.
+   */
   async function kill(name: string) {
     const it = running.get(name);
     if (!it) return;
     running.delete(name);
-    for (const pid of [...childrenOf(it.child.pid), it.child.pid as number])
+    const inside = childrenOf(it.child.pid);
+    for (const pid of inside)
       try {
         process.kill(pid, 'SIGKILL');
       } catch {} // It has ended in the meantime.
+    if (inside.length === 0) it.child.kill('SIGKILL');
     await it.ended;
   }
   /** The last words of Kubernetes' programs are the stacks of all that ran; why it ended is before them. */
@@ -227,14 +228,11 @@ export async function openKubernetes(
       ],
       node,
     );
-    await until(
-      'the engine of the node answers',
-      () =>
-        docker.ping().then(
-          () => true,
-          () => void isRunning('dockerd'),
-        ),
-      READY_MILLISECONDS,
+    await until('the engine of the node answers', () =>
+      docker.ping().then(
+        () => true,
+        () => void isRunning('dockerd'),
+      ),
     );
   }
   const startKubelet = () =>
@@ -267,14 +265,10 @@ export async function openKubernetes(
       base,
     );
     await front.open();
-    await until(
-      'the API server is ready',
-      async () => {
-        isRunning('kube-apiserver');
-        return (await api('GET', '/readyz').catch(() => undefined))?.status === 200;
-      },
-      READY_MILLISECONDS,
-    );
+    await until('the API server is ready', async () => {
+      isRunning('kube-apiserver');
+      return (await api('GET', '/readyz').catch(() => undefined))?.status === 200;
+    });
   }
   async function stopApiServer() {
     await front.close();
@@ -331,15 +325,11 @@ export async function openKubernetes(
       base,
     );
     writeKubeconfig(at('kubeconfig'), `https://127.0.0.1:${front.port()}`, at('certs/ca.pem'), token);
-    await until(
-      'the node is ready',
-      async () => {
-        for (const name of running.keys()) isRunning(name);
-        const { body } = await api('GET', `/api/v1/nodes/${NODE}`);
-        return body.status?.conditions?.some((it: ApiObject) => it.type === 'Ready' && it.status === 'True');
-      },
-      READY_MILLISECONDS,
-    );
+    await until('the node is ready', async () => {
+      for (const name of running.keys()) isRunning(name);
+      const { body } = await api('GET', `/api/v1/nodes/${NODE}`);
+      return body.status?.conditions?.some((it: ApiObject) => it.type === 'Ready' && it.status === 'True');
+    });
   } catch (error) {
     await stop();
     throw error;
@@ -379,18 +369,6 @@ export async function openKubernetes(
 }
 
 /** Returns the folder with Kubernetes' own programs, which the set-up has put there or now unpacks. */
-function findBinaries(): string | undefined {
-  const script = 'source "$1" && unpack_kubernetes >&2 && echo "$KUBERNETES"';
-  try {
-    return execFileSync('bash', ['-c', script, 'bash', SETUP], {
-      encoding: 'utf8',
-      stdio: ['ignore', 'pipe', 'ignore'],
-    }).trim();
-  } catch {
-    return undefined;
-  }
-}
-
 function writeFiles(directory: string, token: string, userToken: string): void {
   const at = (name: string) => join(directory, name);
   const names = ['IP:127.0.0.1', `IP:${ADDRESS}`, `IP:${API_SERVICE}`, 'DNS:kubernetes.default.svc'];
@@ -470,7 +448,7 @@ function openFront(socket: string) {
 function runKubectl(kubeconfig: string, home: string, args: readonly string[], input: string): Promise<string> {
   return new Promise((resolve, reject) => {
     const env = { PATH: process.env.PATH, HOME: home, KUBECONFIG: kubeconfig };
-    const child = execFile('kubectl', args, { env, timeout: 60_000, maxBuffer: 2 ** 26 }, (error, stdout, stderr) => {
+    const child = execFile('kubectl', args, { env, maxBuffer: 2 ** 26 }, (error, stdout, stderr) => {
       if (error)
         reject(Object.assign(new Error(`kubectl ${args.join(' ')}: ${stderr}${stdout}`), { code: error.code }));
       else resolve(stdout);

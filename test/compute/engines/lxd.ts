@@ -7,13 +7,13 @@ import type { TestContext } from 'node:test';
 import { type LxdApi, openLxdApi, succeeded } from '../../../src/compute/backends/lxd/api.ts';
 import { openLxdBackend } from '../../../src/compute/backends/lxd/lxd.ts';
 import type { LxdSettings } from '../../../src/compute/backends/lxd/settings.ts';
-import { hasComponent, hasProgram } from '../../helper/component.ts';
-import { type Subject, until } from '../conformance.ts';
+import { hasComponent } from '../../helper/component.ts';
+import { hasEnded, untilServes } from '../../helper/waiting.ts';
+import type { Subject } from '../conformance.ts';
 import { packBusybox, unmountBelow } from './docker.ts';
 
 export const LXD_IMAGE = 'busybox';
 export const LXD_PREFIX = 'purser-inst-conformance-';
-const READY_MILLISECONDS = 30_000;
 const STOP_MILLISECONDS = 3_000;
 const CHANGE_MILLISECONDS = 60_000;
 const ARCHITECTURES: Record<string, string> = { x64: 'x86_64', arm64: 'aarch64' };
@@ -34,8 +34,7 @@ export type Lxd = {
 
 /** Starts one, which the caller stops. Without LXD, returns undefined and skips the test. */
 export async function openLxd(t: Pick<TestContext, 'skip'>): Promise<Lxd | undefined> {
-  const isThere = () => process.getuid?.() === 0 && hasProgram('lxd') && hasProgram('busybox');
-  if (!hasComponent(t, 'lxd', isThere)) return undefined;
+  if (!hasComponent(t, 'lxd')) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-lxd-'));
   chmodSync(directory, 0o711); // The root of a container is another user outside.
   const data = join(directory, 'data');
@@ -55,10 +54,14 @@ export async function openLxd(t: Pick<TestContext, 'skip'>): Promise<Lxd | undef
         cwd: directory,
         stdio: 'ignore',
       });
-      await until('LXD answers', () => api.ask('GET', '/1.0').then(...[() => true, () => false]), READY_MILLISECONDS);
+      await untilServes(
+        child,
+        () => readFileSync(`${directory}/log`, 'utf8'),
+        () => api.ask('GET', '/1.0').then(...[() => true, () => false]),
+      );
     },
     async end(signal = 'SIGTERM') {
-      if (!child || child.exitCode !== null || child.signalCode !== null) return;
+      if (!child || hasEnded(child)) return;
       const ended = once(child, 'exit');
       child.kill(signal);
       const hard = setTimeout(() => child?.kill('SIGKILL'), STOP_MILLISECONDS); // It waits for every command.
@@ -139,7 +142,6 @@ export function lxdSubject(socket: string, change: object = {}): Subject {
     unknownSpec: { ...spec, gpu: 'no-such-gpu', gpus: 0 },
     room: 2,
     extends: true,
-    deadlineSlackSeconds: 5,
     deadlineMinSeconds: 3,
   };
 }

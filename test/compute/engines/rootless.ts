@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import Docker from 'dockerode';
-import { hasComponent, hasProgram } from '../../helper/component.ts';
-import { until } from '../conformance.ts';
+import { hasComponent } from '../../helper/component.ts';
+import { until } from '../../helper/waiting.ts';
 import { type Engine, importBusybox, stopEngine, untilReady } from './docker.ts';
 import { CONTAINERS_CONF } from './podman.ts';
 
@@ -15,11 +15,9 @@ const SUB_IDS = '2000000000:65536';
 
 /** Starts the Podman service of another user, who is made for it and removed afterwards, with a small image. */
 export async function openRootlessPodman(t: TestContext): Promise<Engine | undefined> {
-  const programs = ['podman', 'newuidmap', 'useradd', 'setpriv', 'runc', 'busybox'];
-  const isThere = () => process.getuid?.() === 0 && programs.every(hasProgram);
-  if (!hasComponent(t, 'rootless podman', isThere)) return undefined;
+  if (!hasComponent(t, 'rootless podman')) return undefined;
   const user = `purser-${randomBytes(6).toString('hex')}`;
-  const directory = mkdtempSync(join(tmpdir(), 'purser-rootless-'));
+  const directory = mkdtempSync(join(tmpdir(), 'rootless-')); // Podman's runroot has at most 50 characters.
   execFileSync('useradd', ['--system', '--no-create-home', '--home-dir', directory, '--shell', '/bin/sh', user]);
   const uid = Number(execFileSync('id', ['-u', user], { encoding: 'utf8' }));
   for (const file of ['/etc/subuid', '/etc/subgid'])

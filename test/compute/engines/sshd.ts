@@ -7,9 +7,8 @@ import type { TestContext } from 'node:test';
 import type { SshSettings } from '../../../src/compute/backends/ssh/settings.ts';
 import { hasComponent } from '../../helper/component.ts';
 import { freePort } from '../../helper/free-port.ts';
-import { until } from '../conformance.ts';
+import { hasEnded, untilServes } from '../../helper/waiting.ts';
 
-const READY_MILLISECONDS = 20_000;
 /** User ids for tests: a new range for every host, so that even two runs do not assign the same id. */
 const UIDS = { from: 1_900_000_000, below: 2_100_000_000 };
 
@@ -40,8 +39,7 @@ export async function openSshd(
   t: Pick<TestContext, 'skip' | 'after'>,
   { shared = false, chip = 'test-chip', settings = [] as string[], prepare = '' } = {},
 ): Promise<Sshd | undefined> {
-  const isThere = () => process.getuid?.() === 0 && has('/usr/sbin/sshd');
-  if (!hasComponent(t, 'sshd', isThere)) return undefined;
+  if (!hasComponent(t, 'sshd')) return undefined;
   const directory = mkdtempSync(join(tmpdir(), 'purser-sshd-'));
   const port = await freePort();
   mkdirSync('/run/sshd', { recursive: true });
@@ -60,6 +58,8 @@ export async function openSshd(
     'StrictModes no',
     'PasswordAuthentication no',
     'Subsystem sftp internal-sftp',
+    // A bash that sshd starts reads ~/.bashrc, whatever of this machine's is there, unless it is not the outermost shell.
+    'SetEnv SHLVL=1',
   ];
   writeFileSync(join(directory, 'sshd_config'), `${lines.join('\n')}\n`);
   const pool = join(directory, 'pool');
@@ -83,7 +83,11 @@ export async function openSshd(
     });
     child = daemon;
     ended = new Promise((resolve) => daemon.once('exit', () => resolve()));
-    await until('sshd listens', async () => said.includes('Server listening'), READY_MILLISECONDS);
+    await untilServes(
+      daemon,
+      () => said,
+      async () => said.includes('Server listening'),
+    );
   }
 
   /** The process of each connection is a child of the daemon. */
@@ -101,7 +105,7 @@ export async function openSshd(
   }
 
   async function halt(): Promise<void> {
-    if (child.exitCode !== null || child.signalCode !== null) return;
+    if (hasEnded(child)) return;
     signal('SIGKILL');
     child.kill('SIGTERM');
     signal('SIGCONT', 'daemon');
@@ -148,12 +152,4 @@ export async function openSshd(
     },
     stop,
   };
-}
-
-function has(path: string): boolean {
-  try {
-    return readFileSync(path).length > 0;
-  } catch {
-    return false;
-  }
 }

@@ -28,7 +28,6 @@ export function containerSubject(engine: EngineSettings, change: object = {}): S
     unknownSpec: { ...spec, gpu: 'no-such-gpu', gpus: 0 },
     room: 2,
     extends: true,
-    deadlineSlackSeconds: 5,
     deadlineMinSeconds: 3,
   };
 }

@@ -9,7 +9,8 @@ import { lacksImage } from './image.ts';
 import { remedyFor } from './remedies.ts';
 import { type ContainerSettings, imagesOf } from './settings.ts';
 
-const LOOK_MILLISECONDS = 5_000;
+/** Podman asks the package manager what it is, which takes a busy machine more than five seconds. */
+const LOOK_MILLISECONDS = 20_000;
 
 /** The parts of both engines' answer to `GET /info` that are used. */
 type Info = {

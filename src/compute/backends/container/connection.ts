@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import http from 'node:http';
@@ -6,7 +7,8 @@ import type { Duplex } from 'node:stream';
 import { connect as connectTls } from 'node:tls';
 import { inspect } from 'node:util';
 import type { Client, ClientChannel } from 'ssh2';
-import { contain } from '../../../net/contain.ts';
+import { reportFault } from '../../../fault.ts';
+import { contain, containConnection } from '../../../net/contain.ts';
 import { deadline } from '../../../net/deadline.ts';
 import { takesPackets } from '../../../net/ssh-algorithms.ts';
 import { connectSsh } from '../ssh/connect.ts';
@@ -17,9 +19,12 @@ import { type EngineAddress, type EngineSettings, parseEngineAddress } from './a
 const CONNECT_MILLISECONDS = 10_000;
 /** An idle connection is closed after this long. */
 const IDLE_MILLISECONDS = 5_000;
+const ERROR_BYTES_MAX = 64 * 1024;
 
 /** A flag of Node that the executable does not take. */
 const HINT_OF_NODE = /; if the root CA is installed locally.*$/;
+
+export const BROKEN_OFF = 'the engine closed the connection before it had answered';
 
 /** The engine cannot be reached: no connection was made, so it received nothing of the request. */
 export class EngineUnreachable extends Error {}
@@ -30,8 +35,13 @@ type Connect = () => Promise<Duplex>;
 export type EngineConnections = {
   /** For the HTTP requests to the engine. A request without a connection fails with EngineUnreachable. */
   agent: http.Agent;
+  /** Makes a call of docker-modem. It fails with whatever that throws while it reads the answer, also where nobody hears it. */
+  call<T>(make: () => Promise<T>): Promise<T>;
   close(): void;
 };
+
+/** Rejects the call that a request is made for. */
+const failOf = new AsyncLocalStorage<(error: Error) => void>();
 
 /** Prepares connections to the engine, without making one. Files of keys and certificates are read at each connection. */
 export function openEngineConnections(settings: EngineSettings): EngineConnections {
@@ -44,12 +54,16 @@ export function openEngineConnections(settings: EngineSettings): EngineConnectio
   const agent = createAgent(connectOnce, line === undefined);
   return {
     agent,
+    call: (make) => new Promise((resolve, reject) => failOf.run(reject, () => make().then(resolve, reject))),
     close() {
       agent.destroy();
       line?.close();
     },
   };
 }
+
+/** The method of an agent that Node's types leave out: each request is handed to it. */
+type Queueing = http.Agent & { addRequest(request: http.ClientRequest, ...more: unknown[]): void };
 
 /**
  * An agent that gives a request its connection only when that is complete, TLS and SSH included: until then not a byte of
@@ -61,16 +75,48 @@ function createAgent(connectOnce: Connect, keepAlive: boolean): http.Agent {
     const fail = done as ((error: Error) => void) | undefined;
     inTime(connectOnce()).then(
       (connection) => {
-        contain(connection, (error) => connection.destroy(error));
+        containConnection(connection, 'backend');
         done?.(null, connection);
       },
       (error: Error) => fail?.(new EngineUnreachable(error.message.replace(HINT_OF_NODE, ''), { cause: error })),
     );
     return undefined;
   };
+  const { addRequest } = agent as Queueing;
+  (agent as Queueing).addRequest = (request, ...more) => {
+    const fail = failOf.getStore();
+    let answered: http.IncomingMessage | undefined;
+    request.prependListener('response', (answer) => {
+      answered = answer;
+      if (request.hasHeader('upgrade') && (answer.statusCode as number) >= 300) boundError(answer);
+      delete answer.headers.location; // Or it would ask elsewhere, past this agent, with nobody to hear of an error.
+      // What docker-modem throws while it reads an answer is nobody's to catch: the call fails of it.
+      contain(answer, (error) => {
+        reportFault('backend', error);
+        request.emit('error', error);
+        fail?.(error); // It may have taken the call for done.
+        answer.destroy(error);
+      });
+    });
+    // docker-modem would wait for ever for an answer that broke off, or that was an upgrade nobody has asked for. One that it has
+    // taken ignores this.
+    request.once('close', () => {
+      if (!answered?.complete) request.emit('error', new Error(BROKEN_OFF));
+    });
+    addRequest.call(agent, request, ...more);
+  };
   // docker-modem inspects the options of every request, for a log that is off: with all connections that took a second.
   Object.defineProperty(agent, inspect.custom, { value: () => 'the connections to the engine' });
   return agent;
+}
+
+/** Ends an answer in place of a connection that is too long: docker-modem would collect it, and parse it at once (modem.ts). */
+function boundError(answer: http.IncomingMessage): void {
+  let length = 0;
+  answer.on('data', (chunk: Buffer) => {
+    length += chunk.length;
+    if (length > ERROR_BYTES_MAX) answer.destroy(new Error(`the answer is longer than ${ERROR_BYTES_MAX} bytes`));
+  });
 }
 
 /** A connection that comes too late is closed. */

@@ -185,7 +185,10 @@ export function openContainerBackend(
 
   async function look(ref: Ref) {
     try {
-      return await ask('inspect', (abortSignal) => docker.getContainer(ref).inspect({ abortSignal }));
+      const found = await ask('inspect', (abortSignal) => docker.getContainer(ref).inspect({ abortSignal }));
+      // Only its own word that there is no such container proves that, and what it says of another one says nothing of this.
+      if (nameOf(found) !== ref) throw new Error(`the engine does not answer for ${ref}`);
+      return found;
     } catch (error) {
       if (wasRemoved(error)) return undefined;
       throw error;
@@ -203,7 +206,9 @@ export function openContainerBackend(
       };
     const found = await look(ref);
     if (!found) return awaited && { ref, state: 'ended', note: awaited.failed };
-    const state = stateOf(found.State.Status);
+    const state = STATES.get(found.State?.Status);
+    // Podman has a state `unknown`.
+    if (state === undefined) throw new Error(`the engine does not say the state of ${ref}`);
     if (state === 'ended') return { ref, state, note: await whyEnded(engine, found) };
     if (state !== 'running') return { ref, state };
     const claim = claimOf(found.Config.Labels);
@@ -236,7 +241,7 @@ export function openContainerBackend(
       .map(({ Labels, State, Created }) => ({
         ref: Labels[TAG_LABEL] as string,
         tag: Labels[TAG_LABEL] as string,
-        state: stateOf(State),
+        state: STATES.get(State) ?? 'provisioning', // It is there; a look at it alone says more.
         createdAt: Number(Labels[CREATED_LABEL] ?? Created),
       }));
   }
@@ -307,8 +312,8 @@ export function openContainerBackend(
 
     freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,
 
-    async offers() {
-      const count = await free.get();
+    async offers(waitMilliseconds) {
+      const count = await free.get(waitMilliseconds);
       const isAvailable = (spec: Spec) => (count?.(sizeOf(settings, spec)) ?? 0) > 0;
       return offersOf(settings, 'container').map((it) => ({ ...it, available: isAvailable(it.spec) }));
     },
@@ -329,8 +334,15 @@ export function openContainerBackend(
 
 const unknown = (error: unknown): Created => ({ kind: 'unknown', reason: textOf(error) });
 
-function stateOf(status: string): Machine['state'] {
-  if (status === 'running' || status === 'paused') return 'running';
-  // One that was made and not started never will be: whoever made it died in between, and it is made anew.
-  return status === 'restarting' ? 'provisioning' : 'ended';
-}
+/** The states of Docker and of Podman. One that was made and not started never will be: whoever made it died in between, and it is made anew. */
+const STATES = new Map<unknown, Machine['state']>([
+  ['running', 'running'],
+  ['paused', 'running'],
+  ['restarting', 'provisioning'],
+  ...['created', 'configured', 'initialized', 'exited', 'stopped', 'stopping', 'removing', 'dead'].map(
+    (it) => [it, 'ended'] as const,
+  ),
+]);
+
+const nameOf = (found: { Name?: unknown } | null | undefined) =>
+  typeof found?.Name === 'string' ? found.Name.replace(/^\//, '') : undefined;

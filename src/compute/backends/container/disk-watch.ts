@@ -33,8 +33,8 @@ export function createDiskWatch({ ask, docker }: Engine, everyMilliseconds = MEA
 
   async function readSize(ref: Ref, abortSignal: AbortSignal): Promise<number> {
     const options = { size: true, abortSignal };
-    const { SizeRw } = (await docker.getContainer(ref).inspect(options)) as { SizeRw?: number };
-    return SizeRw ?? 0;
+    const { SizeRw } = (await docker.getContainer(ref).inspect(options)) as { SizeRw?: unknown };
+    return typeof SizeRw === 'number' ? SizeRw : 0;
   }
 
   return {

@@ -1,27 +1,36 @@
 import Docker from 'dockerode';
+import { deadline } from '../../../net/deadline.ts';
 import type { EngineSettings } from './address.ts';
 import { EngineUnreachable, openEngineConnections } from './connection.ts';
+import { readAnswersInTurns } from './modem.ts';
 import { type ImageDefaults, imageDefaults } from './user.ts';
 
 const CALL_MILLISECONDS = 30_000;
+/** The most characters of an engine's error that expressions read and messages show. */
+const WORDS_LENGTH_MAX = 4096;
 
-type EngineError = Error & { statusCode?: number; json?: { message?: string; cause?: string } };
+type EngineError = Error & { statusCode?: number; json?: { message?: unknown; cause?: unknown } };
 
 /** The status of the engine's answer, or undefined if none came. */
 export const statusOf = (error: unknown) => (error as EngineError).statusCode;
 /** Whether the engine received nothing of the request. */
 export const wasNeverSent = (error: unknown) => error instanceof EngineUnreachable;
-/** The engine's message, or the error of reaching it. */
-export const textOf = (error: unknown) => {
-  const { json, message } = error as EngineError;
-  return (json?.message ?? json?.cause ?? message).trim();
+/** The message of the engine itself. That of the error has words of the library for its status as well. */
+const ownWords = (error: unknown) => {
+  const { json } = error as EngineError;
+  return [json?.message, json?.cause].find((it) => typeof it === 'string');
 };
+/** The engine's message, or the error of reaching it. */
+export const textOf = (error: unknown) =>
+  (ownWords(error) ?? (error as Error).message).slice(0, WORDS_LENGTH_MAX).trim();
+/** The words of both engines about what is not there. Something before an engine may answer 404 as well. */
+const NO_SUCH = /no such (container|exec (session|instance))/i;
 /**
  * Tells whether the engine says that there is no such container, or no such command since its container is gone. When a container
  * is removed while Podman answers, that is a 500 (pkg/api/handlers/compat/exec.go, ExecInspectHandler).
  */
 export const wasRemoved = (error: unknown) =>
-  statusOf(error) === 404 || (statusOf(error) === 500 && /no such (container|exec session)/i.test(textOf(error)));
+  [404, 500].includes(statusOf(error) as number) && NO_SUCH.test(ownWords(error)?.slice(0, WORDS_LENGTH_MAX) ?? '');
 
 /** A Docker Engine or Podman. */
 export type Engine = {
@@ -63,22 +72,26 @@ const NOT_FROM_ENVIRONMENT = {
 /** Opens the engine that the settings name, without a call. */
 export function openEngine(settings: EngineSettings): Engine {
   const { socket } = settings;
-  const { agent, close } = openEngineConnections(settings);
+  const { agent, call: callModem, close } = openEngineConnections(settings);
   // The name stands in the Host header only: the agent alone knows where the engine is.
   const docker = new Docker({ ...NOT_FROM_ENVIRONMENT, protocol: 'http', host: 'http://engine', agent } as object);
+  readAnswersInTurns(docker.modem);
   let version: Version | undefined;
   let capacity: Capacity | undefined;
   /** By image id: an id's content never changes. */
   const defaults = new Map<string, ImageDefaults>();
 
-  const ask: Engine['ask'] = async (what, call, milliseconds = CALL_MILLISECONDS) => {
-    const signal = AbortSignal.timeout(milliseconds);
-    try {
-      return await call(signal);
-    } catch (error) {
-      if (signal.aborted) throw new Error(`${socket}: ${what} took longer than ${milliseconds / 1000} s`);
-      throw error;
-    }
+  const ask: Engine['ask'] = (what, call, milliseconds = CALL_MILLISECONDS) => {
+    const giveUp = new AbortController();
+    // docker-modem is told, and may have lost the call: its limit holds without it.
+    return deadline(
+      callModem(() => call(giveUp.signal)),
+      milliseconds,
+      () => {
+        giveUp.abort();
+        throw new Error(`${socket}: ${what} took longer than ${milliseconds / 1000} s`);
+      },
+    );
   };
 
   const request: Engine['request'] = <T>(method: 'GET' | 'POST', path: string, body?: object, milliseconds?: number) =>
@@ -95,7 +108,10 @@ export function openEngine(settings: EngineSettings): Engine {
     );
 
   const versionOnce = async () => {
-    version ??= await request<Version>('GET', '/version');
+    if (version) return version;
+    const said = await request<Version>('GET', '/version');
+    if (typeof said?.Arch !== 'string') throw new Error(`${socket}: the engine does not say what it is`);
+    version = said;
     return version;
   };
 
@@ -118,6 +134,7 @@ export function openEngine(settings: EngineSettings): Engine {
     async capacity() {
       if (capacity) return capacity;
       const { NCPU, MemTotal } = await request<{ NCPU: number; MemTotal: number }>('GET', '/info');
+      if (!(NCPU > 0 && MemTotal > 0)) throw new Error(`${socket}: the engine does not say how large its machine is`);
       capacity = { cpus: NCPU, memory_gib: Math.floor((MemTotal / GIB) * 100) / 100 };
       return capacity;
     },

@@ -1,20 +1,25 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import type { Duplex } from 'node:stream';
+import type { Duplex, Readable } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
-import { contain } from '../../../net/contain.ts';
+import { containConnection } from '../../../net/contain.ts';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
 import { partOutput } from '../exec-output.ts';
-import { IS_MARKED, judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refusePath, sessionArgv } from '../shell.ts';
+import { LIMITED_WITH_MARK, withoutMark } from '../exit-mark.ts';
+import { IS_MARKED, judgeUpload, KILL_MARKED, KILLED, RECEIVE, refusePath, sessionArgv } from '../shell.ts';
 import { type Engine, wasRemoved } from './engine.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
+/** The guard inside ends a command at its limit; one that the engine says still runs so long after it is given up. */
+const GRACE_MILLISECONDS = 30_000;
 const WAIT_MILLISECONDS_LEAST = 50;
 const WAIT_MILLISECONDS_MAX = 1000;
 /** The stream of a command ends within this time after its container was removed. */
 const REMOVED_MILLISECONDS = 30_000;
+/** The longest wait for the rest of a command's output once its exit code is known. */
+const LATE_MILLISECONDS = 10_000;
 const OWN_OUTPUT_BYTES = 4096;
 const LOOK_MILLISECONDS = 30_000;
 const KILL_MILLISECONDS = 60_000;
@@ -42,6 +47,8 @@ type Beginning = {
    * command's environment tells whether it runs. Without it the exit code is waited for.
    */
   needsAll?: 'always' | { whileRuns: string };
+  /** The mark that ends both outputs. It is waited for, and taken out of them. */
+  mark?: string;
 };
 
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
@@ -64,7 +71,7 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
   const stream = await ask('exec', (abortSignal) =>
     exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
   );
-  contain(stream, (error) => stream.destroy(error));
+  containConnection(stream, 'backend');
   const lost = new AbortController();
   stream.on('error', ({ message, code }: NodeJS.ErrnoException) => {
     // After its end everything has been read. What an engine that has closed it is still sent breaks the pipe.
@@ -81,23 +88,45 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
     if (runs) lost.signal.throwIfAborted();
   };
   const { stdout, stderr, quiet, end } = partOutput(stream, { terminal: terminal !== undefined });
-  const ended = waitForEnd(ask, exec, stream, quiet, judge).finally(() => {
+  const marked = it.mark === undefined ? undefined : takeMarks(it.mark, stdout, stderr);
+  const rest = async (code: number) => {
+    if (marked && code < UNSENT)
+      await Promise.race([marked.whole, pause(LATE_MILLISECONDS, undefined, { ref: false })]);
+    await quiet();
+  };
+  const ended = waitForEnd(ask, exec, stream, rest, judge).finally(() => {
     end();
     stream.destroy(); // A hijacked socket keeps the process alive.
   });
   ended.catch(() => {}); // Whoever waits hears of it, and need not have begun to.
-  return { exec, stream, stdout, stderr, ended };
+  return { exec, stream, stdout, stderr, isWhole: () => true, ...marked, ended };
+}
+
+/** Takes the marks out of both outputs. Once both have come (`whole`), nothing that the command said is missing. */
+function takeMarks(mark: string, stdout: Readable, stderr: Readable) {
+  const { promise: whole, resolve } = Promise.withResolvers<void>();
+  let missing = 2;
+  const found = () => {
+    missing -= 1;
+    if (missing === 0) resolve();
+  };
+  return {
+    stdout: stdout.pipe(withoutMark(mark, found)),
+    stderr: stderr.pipe(withoutMark(mark, found)),
+    whole,
+    isWhole: () => missing === 0,
+  };
 }
 
 /**
- * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open. `judge`
- * rejects when it is waited for no more.
+ * Waits for the exit code. The end of the stream tells, or the engine if a background process keeps the stream open: then
+ * `rest` waits for what has not come of the output. `judge` rejects when it is waited for no more.
  */
 async function waitForEnd(
   ask: Engine['ask'],
   exec: Docker.Exec,
   stream: NodeJS.ReadWriteStream,
-  quiet: () => Promise<void>,
+  rest: (code: number) => Promise<void>,
   judge: (state?: State) => Promise<void>,
 ): Promise<number> {
   let over = false;
@@ -127,9 +156,10 @@ async function waitForEnd(
       if (!over) throw error;
       return { Running: false, ExitCode: KILLED };
     });
+    if (typeof state?.Running !== 'boolean') throw new Error('the engine does not say whether a command runs');
     await judge(state);
-    if (!state.Running && state.ExitCode !== null) {
-      if (!over) await Promise.race([closed, quiet()]);
+    if (!state.Running && typeof state.ExitCode === 'number') {
+      if (!over) await Promise.race([closed, rest(state.ExitCode)]);
       await judge(state);
       return state.ExitCode;
     }
@@ -167,22 +197,33 @@ export async function runAs(
   return { exitCode, stdout: (await said).stdout.toString() };
 }
 
-/** Runs a command with a limit that holds inside the container. */
+/**
+ * Runs a command with a limit that holds inside the container. Throws where its output is not whole: on a busy machine Docker
+ * drops what it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent), and says nothing.
+ */
 export async function runInside(
   engine: Engine,
   ref: Ref,
   { command, timeoutSeconds, ...most }: ExecOrder,
+  graceMilliseconds = GRACE_MILLISECONDS,
 ): Promise<ExecResult> {
-  const marker = randomBytes(12).toString('hex');
+  const [marker, mark] = [randomBytes(12).toString('hex'), randomBytes(12).toString('hex')];
   const started = performance.now();
-  const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
-  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { needsAll: 'always' });
-  stream.end();
+  const argv = ['/bin/sh', '-c', LIMITED_WITH_MARK, 'purser', marker, String(timeoutSeconds), command];
+  const giveUp = AbortSignal.timeout(timeoutSeconds * 1000 + graceMilliseconds);
+  const { stream, stdout, stderr, isWhole, ended } = await begin(engine, ref, argv, {
+    giveUp,
+    needsAll: 'always',
+    mark,
+  });
+  stream.end(`${mark}\n`);
   const said = collectBoth(stdout, stderr, most);
   said.catch(() => {}); // A command that is lost says so itself.
   const exitCode = await ended;
+  const output = await said;
+  if (exitCode < UNSENT && !isWhole()) throw new Error('the engine lost the end of what the command said');
   const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;
-  return { exitCode, ...(await said), timedOut };
+  return { exitCode, ...output, timedOut };
 }
 
 /**

@@ -1,12 +1,14 @@
 import { Readable } from 'node:stream';
 import { getSystemErrorMap } from 'node:util';
 import type Docker from 'dockerode';
+import { readBounded } from '../../../net/read-bounded.ts';
 import { collectBoth } from '../collect.ts';
 import { partOutput } from '../exec-output.ts';
 import type { Engine } from './engine.ts';
 
 const LOG_LINES = 5;
 const LOG_CHARACTERS = 500;
+const LOG_BYTES_MAX = 1024 * 1024;
 
 type Inspected = Pick<Docker.ContainerInspectInfo, 'Id' | 'State' | 'HostConfig'>;
 
@@ -35,9 +37,14 @@ function reasonOf({ Status, ExitCode, OOMKilled }: Inspected['State']): string {
 }
 
 async function lastLines({ ask, docker }: Engine, id: string): Promise<string> {
-  const framed = await ask('logs', (abortSignal) =>
-    docker.getContainer(id).logs({ stdout: true, stderr: true, tail: LOG_LINES, abortSignal }),
-  );
+  const framed = await ask('logs', async (abortSignal) => {
+    // It has ended, so there is nothing to follow; only so the log comes as it is, and not as an answer in JSON.
+    const log = await docker
+      .getContainer(id)
+      .logs({ stdout: true, stderr: true, tail: LOG_LINES, follow: true, abortSignal });
+    return readBounded(log as AsyncIterable<Buffer>, LOG_BYTES_MAX);
+  });
+  if (!framed) return '';
   const { stdout, stderr } = partOutput(Readable.from([framed]), { terminal: false });
   const said = await collectBoth(stdout, stderr, { streamBytesMax: framed.length });
   const lines = `${said.stderr}${said.stdout}`.split('\n').map((it) => it.trim());

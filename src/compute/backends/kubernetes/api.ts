@@ -2,9 +2,9 @@ import { hash } from 'node:crypto';
 import type { IncomingMessage } from 'node:http';
 import WebSocket from 'ws';
 import { redact } from '../../../log.ts';
-import { contain } from '../../../net/contain.ts';
+import { containConnection } from '../../../net/contain.ts';
 import { containedConnector } from '../../../net/contained-connector.ts';
-import { readAnswerText } from '../../../net/read-bounded.ts';
+import { type JsonAnswer, readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool, type WatchedPool } from '../../../net/watched-pool.ts';
 import type { Cluster, Credentials } from './credentials.ts';
 
@@ -18,11 +18,14 @@ const PING_MILLISECONDS = 30_000;
 const KEEP_ALIVE_MILLISECONDS = 15_000;
 /** What a replaced pool of connections still has under way may end. */
 const RETIRE_MILLISECONDS = 60_000;
-const ANSWER_BYTES_MAX = 64 * 1024 * 1024;
+/** The longest answer with one object: etcd keeps objects of at most 1.5 MiB. */
+const ANSWER_BYTES_MAX = 2 * 1024 * 1024;
+/** All pages of a list together: some ten thousand machines. */
+const LIST_BYTES_MAX = 64 * 1024 * 1024;
 const FRAME_BYTES_MAX = 16 * 1024 * 1024;
 const WORDS_CHARACTERS_MAX = 500;
-const PAGE_COUNT = 500;
-const PAGES_MAX = 1000;
+const PAGE_COUNT = 250;
+const PAGES_MAX = 40;
 /** How often a list is begun anew because the server has forgotten where it was. */
 const LIST_ATTEMPTS = 3;
 
@@ -46,6 +49,8 @@ export class ApiUnreachable extends Error {
 }
 
 type Method = 'GET' | 'POST' | 'PATCH' | 'DELETE';
+/** The body of a call with its media type, and the most bytes of its answer. */
+type Call = { body?: object | undefined; type?: string | undefined; bytesMax?: number };
 type Listed<T> = { kind?: string; metadata?: { continue?: string }; items?: T[] | null };
 
 export type Api = {
@@ -113,7 +118,11 @@ export function openApi(read: () => Promise<Cluster>): Api {
     }
   }
 
-  async function send(method: Method, path: string, body?: object, type = 'application/json') {
+  async function send(
+    method: Method,
+    path: string,
+    { body, type = 'application/json', bytesMax = ANSWER_BYTES_MAX }: Call,
+  ): Promise<JsonAnswer & { status: number }> {
     const { cluster, credentials } = await prepare();
     const connections = poolFor(cluster.server, credentials);
     const signal = AbortSignal.any([AbortSignal.timeout(CALL_MILLISECONDS), closing.signal]);
@@ -132,7 +141,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
         headersTimeout: 0, // One limit for the whole call, above.
         bodyTimeout: 0,
       });
-      return { status: response.statusCode, text: await readAnswerText(response.body, ANSWER_BYTES_MAX) };
+      return { status: response.statusCode, ...(await readJsonAnswer(response.body, bytesMax)) };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
       const why = closing.signal.aborted
@@ -145,32 +154,41 @@ export function openApi(read: () => Promise<Cluster>): Api {
   }
 
   /** Throws ApiError and ApiUnreachable. */
-  async function call<T>(method: Method, path: string, body?: object, type?: string): Promise<T> {
-    let { status, text } = await send(method, path, body, type);
-    if (status === 401) {
+  async function exchange(method: Method, path: string, call: Call): Promise<JsonAnswer> {
+    let answer = await send(method, path, call);
+    if (answer.status === 401) {
       // A token may have expired a moment ago. The server has not done anything.
       (await clusterOf()).renew();
-      ({ status, text } = await send(method, path, body, type));
+      answer = await send(method, path, call);
     }
-    if (status < 200 || status > 299) throw errorOf(status, text);
-    try {
-      return JSON.parse(text) as T;
-    } catch {
-      throw new ApiUnreachable(`${known}: the answer is not JSON`, true);
-    }
+    if (answer.status < 200 || answer.status > 299) throw errorOf(answer.status, answer);
+    // Of anything else nothing would be found in it, and what is not found is taken for gone.
+    if (typeof answer.json !== 'object' || answer.json === null)
+      throw new ApiUnreachable(`${known}: the answer is no object in JSON`, true);
+    return answer;
   }
+
+  const call = async <T>(method: Method, path: string, body?: object, type?: string) =>
+    (await exchange(method, path, { body, type })).json as T;
 
   async function listOnce<T>(path: string, query: Record<string, string>): Promise<T[]> {
     const items: T[] = [];
+    let bytesMax = LIST_BYTES_MAX;
     let next = '';
     for (let page = 0; page < PAGES_MAX; page++) {
       const limits = { limit: String(PAGE_COUNT), ...(next ? { continue: next } : {}) };
-      const listed = await call<Listed<T>>('GET', `${path}?${new URLSearchParams({ ...query, ...limits })}`);
-      if (!listed.kind?.endsWith('List')) throw new Error(`${known}: what came is no list`);
-      items.push(...(listed.items ?? []));
+      const address = `${path}?${new URLSearchParams({ ...query, ...limits })}`;
+      const { json, length } = await exchange('GET', address, { bytesMax });
+      const listed = json as Listed<T>;
+      // A list of none has no items in it, and says so.
+      if (!listed.kind?.endsWith('List') || listed.items === undefined)
+        throw new Error(`${known}: what came is no list`);
+      for (const it of listed.items ?? []) items.push(it);
       next = listed.metadata?.continue ?? '';
       if (!next) return items;
+      bytesMax -= length;
     }
+    // A part of it would say of the other machines that they are gone.
     throw new Error(`${known}: a list has no end`);
   }
 
@@ -183,6 +201,7 @@ export function openApi(read: () => Promise<Cluster>): Api {
       handshakeTimeout: OPEN_MILLISECONDS,
       perMessageDeflate: false,
       maxPayload: FRAME_BYTES_MAX,
+      allowSynchronousEvents: false, // Thousands of short messages may come at once: others have a turn between them.
       skipUTF8Validation: true,
     });
     await new Promise<void>((resolve, reject) => {
@@ -191,14 +210,14 @@ export function openApi(read: () => Promise<Cluster>): Api {
         reject(new ApiUnreachable(`${cluster.server}: ${error.code ?? error.message}`, true)),
       );
       socket.once('upgrade', ({ socket: connection }: IncomingMessage) => {
-        contain(connection, (error) => connection.destroy(error));
+        containConnection(connection, 'backend');
         connection.setKeepAlive(true, KEEP_ALIVE_MILLISECONDS);
         connection.setNoDelay(true);
       });
       socket.once('unexpected-response', (_, response: IncomingMessage) => {
-        void readAnswerText(response, 64 * 1024)
-          .catch(() => '')
-          .then((text) => reject(errorOf(response.statusCode ?? 0, text)))
+        void readJsonAnswer(response, ANSWER_BYTES_MAX)
+          .catch(() => ({ json: undefined, beginning: '' }))
+          .then((answer) => reject(errorOf(response.statusCode ?? 0, answer)))
           .finally(() => response.destroy());
       });
     });
@@ -264,13 +283,9 @@ export function openApi(read: () => Promise<Cluster>): Api {
 export const isNotFound = (error: unknown) =>
   error instanceof ApiError && error.status === 404 && error.reason === 'NotFound';
 
-function errorOf(status: number, text: string): ApiError {
-  let reason = '';
-  let message = text;
-  try {
-    const said = JSON.parse(text) as { kind?: string; reason?: string; message?: string };
-    if (said.kind === 'Status') ({ reason = '', message = '' } = said);
-  } catch {}
+function errorOf(status: number, { json, beginning }: Omit<JsonAnswer, 'length'>): ApiError {
+  const said = json as { kind?: string; reason?: string; message?: string } | null | undefined;
+  const { reason = '', message = '' } = said?.kind === 'Status' ? said : { message: beginning };
   const words = redact(message.replace(/\s+/g, ' ').trim()).slice(0, WORDS_CHARACTERS_MAX);
   return new ApiError(status, reason, `${status} ${words}`.trim());
 }

@@ -5,6 +5,7 @@ import { dirname, resolve } from 'node:path';
 import type { ConnectionOptions } from 'node:tls';
 import * as v from 'valibot';
 import { parse } from 'yaml';
+import { parseJson } from '../../../parse-json.ts';
 
 /**
  * Where a cluster's API server is, and who Purser is there: from a kubeconfig file, or from the service account of the
@@ -211,7 +212,7 @@ async function askPlugin(
   });
   let status: v.InferOutput<typeof ExecCredential>['status'];
   try {
-    status = v.parse(ExecCredential, JSON.parse(said)).status;
+    status = v.parse(ExecCredential, parseJson(said)).status;
   } catch {
     throw new Error(`${command}, which the kubeconfig names, printed no ExecCredential`);
   }

@@ -61,7 +61,11 @@ export function openKubernetesBackend(
   const room = createRecent(freeSpecs);
 
   const jobPath = (tag: string) => `${paths.jobs}/${jobName(tag)}`;
-  const podsOf = (tag: string) => api.list<Pod>(paths.pods, { labelSelector: `${LEASE_LABEL}=${jobName(tag)}` });
+  /** The pods with this tag. A server that answers with others as well has not looked at the label. */
+  const podsOf = async (tag: string) => {
+    const pods = await api.list<Pod>(paths.pods, { labelSelector: `${LEASE_LABEL}=${jobName(tag)}` });
+    return pods.filter((it) => it.metadata.labels?.[LEASE_LABEL] === jobName(tag));
+  };
 
   /** The Job with this tag. Throws when another one has its name: nothing is known of ours then. */
   async function findJob(tag: string): Promise<Job | undefined> {
@@ -301,8 +305,8 @@ export function openKubernetesBackend(
       sizeOf(settings, spec);
       return quoteOf(settings, spec);
     },
-    async offers() {
-      const free = await room.get();
+    async offers(waitMilliseconds) {
+      const free = await room.get(waitMilliseconds);
       return offersOf(settings, 'pod').map((it) => ({ ...it, available: free?.has(JSON.stringify(it.spec)) ?? false }));
     },
     check: () => checkCluster(api, settings, paths, { tryPod, now }),

@@ -1,9 +1,12 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { PassThrough, type Readable, Writable } from 'node:stream';
+import * as v from 'valibot';
 import type { RawData, WebSocket } from 'ws';
+import { parseNested } from '../../../json-text.ts';
 import type { SessionOrder } from '../../backend.ts';
 import { between, MARKED } from '../between.ts';
+import { onOneLine } from '../one-line.ts';
 import { WAITING } from '../waiting.ts';
 import { type Api, ApiError } from './api.ts';
 import { CONTAINER } from './describe.ts';
@@ -18,6 +21,8 @@ const V5 = 'v5.channel.k8s.io';
 const V4 = 'v4.channel.k8s.io';
 const [STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE] = [0, 1, 2, 3, 4, 255];
 const PIECE_BYTES_MAX = 32 * 1024;
+/** A server's status is a few lines. The rest of a longer one is not kept, so it cannot be read. */
+const STATUS_CHARACTERS_MAX = 64 * 1024;
 const BEGIN_MILLISECONDS = 30_000;
 /**
  * The server ends the socket a moment after the command, unless something in the background keeps its streams open: then what
@@ -41,12 +46,14 @@ export type Inside = {
   /** Closes the socket. The command itself is not ended by this. */
   abandon(): void;
 };
-type Status = {
-  status?: string;
-  reason?: string;
-  message?: string;
-  details?: { causes?: { reason?: string; message?: string }[] };
-};
+
+const Words = v.nullish(v.string());
+const Status = v.object({
+  status: Words,
+  reason: Words,
+  message: Words,
+  details: v.nullish(v.object({ causes: v.nullish(v.array(v.object({ reason: Words, message: Words }))) })),
+});
 
 /** Begins processes in the pods of a namespace. The protocol that the server spoke last is tried first. */
 export function createStreams(api: Api, pods: string) {
@@ -153,7 +160,7 @@ function follow(
     if (rest.length === 0) return; // Each channel begins with an empty message.
     if (bytes[0] === STDOUT) push(stdout, rest);
     else if (bytes[0] === STDERR) push(rawStderr, rest);
-    else if (bytes[0] === STATUS) status += rest.toString();
+    else if (bytes[0] === STATUS) status += rest.toString('utf8', 0, STATUS_CHARACTERS_MAX - status.length);
   });
   socket.once('close', over);
 
@@ -175,7 +182,7 @@ function follow(
     // What killed the command with its machine, killed the one who would have printed the code.
     const code =
       exitCode ?? (hasBegun && (mark === undefined || (said.code ?? 0) > SIGNAL_EXIT) ? said.code : undefined);
-    const words = [noise.trim().replace(/\s*\n\s*/g, '; '), said.fault].filter(Boolean).join('; ');
+    const words = [onOneLine(noise), said.fault].filter(Boolean).join('; ');
     const lost = hasBegun
       ? 'the connection to the command was lost, and nobody knows how it ended'
       : 'the connection was lost, and nobody knows whether the command has begun';
@@ -228,14 +235,14 @@ function follow(
 /** The exit code that the server tells, or its fault. */
 function parseStatus(text: string): { code?: number; fault?: string } {
   if (!text) return {};
-  let said: Status;
+  let said: v.InferOutput<typeof Status>;
   try {
-    said = JSON.parse(text) as Status;
+    said = v.parse(Status, parseNested(text)?.value);
   } catch {
     return { fault: 'its status cannot be read' };
   }
   if (said.status === 'Success') return { code: 0 };
   const code = said.details?.causes?.find((it) => it.reason === 'ExitCode')?.message;
-  if (said.reason === 'NonZeroExitCode' && code !== undefined && /^\d+$/.test(code)) return { code: Number(code) };
+  if (said.reason === 'NonZeroExitCode' && code && /^\d+$/.test(code)) return { code: Number(code) };
   return { fault: said.message ?? said.reason ?? 'it failed' };
 }

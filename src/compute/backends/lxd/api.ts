@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import type { Duplex } from 'node:stream';
 import type { Dispatcher } from 'undici';
-import { contain } from '../../../net/contain.ts';
-import { readAnswerText } from '../../../net/read-bounded.ts';
+import { containConnection } from '../../../net/contain.ts';
+import { readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool } from '../../../net/watched-pool.ts';
 import { type LxdAddress, originOf } from './address.ts';
 import { lxdConnector } from './connection.ts';
@@ -91,7 +91,7 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
   async function exchange(method: Method, path: string, body?: object, options: Options = {}): Promise<Answer> {
     const { headers = {}, milliseconds = CALL_MILLISECONDS } = options;
     const isFile = Buffer.isBuffer(body);
-    const { status, text } = await send(milliseconds, `${method} ${path}`, async (signal) => {
+    const { status, json, beginning } = await send(milliseconds, `${method} ${path}`, async (signal) => {
       const response = await pool.dispatcher.request({
         path: inProject(path),
         method: method as Dispatcher.HttpMethod,
@@ -102,13 +102,12 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
         headersTimeout: 0, // One limit for the whole call, above.
         bodyTimeout: 0,
       });
-      return { status: response.statusCode, text: await readAnswerText(response.body, ANSWER_BYTES_MAX) };
+      return { status: response.statusCode, ...(await readJsonAnswer(response.body, ANSWER_BYTES_MAX)) };
     });
-    const answer = parse(text);
-    if (!answer) throw new Error(`${socket}: ${status} is no answer of LXD: ${text.slice(0, WORDS_MAX)}`);
-    if (answer.type === 'error' || status >= 400)
-      throw new LxdRefusal((answer.error ?? text).slice(0, WORDS_MAX), answer.error_code ?? status);
-    return answer;
+    if (!isAnswer(json)) throw new Error(`${socket}: ${status} is no answer of LXD: ${beginning.slice(0, WORDS_MAX)}`);
+    if (json.type === 'error' || status >= 400)
+      throw new LxdRefusal((json.error ?? beginning).slice(0, WORDS_MAX), json.error_code ?? status);
+    return json;
   }
 
   async function ask<T>(...call: Parameters<LxdApi['ask']>): Promise<T> {
@@ -161,17 +160,10 @@ export function openLxdApi(address: LxdAddress, project: string): LxdApi {
         }),
       );
       const connection = upgraded.socket as Duplex;
-      contain(connection, (fault) => connection.destroy(fault));
+      containConnection(connection, 'backend');
       return new MessageStream(connection);
     },
   };
 }
 
-function parse(text: string): Answer | undefined {
-  try {
-    const answer = JSON.parse(text) as Answer | null;
-    return answer && typeof answer === 'object' && 'type' in answer ? answer : undefined;
-  } catch {
-    return undefined;
-  }
-}
+const isAnswer = (json: unknown): json is Answer => typeof json === 'object' && json !== null && 'type' in json;

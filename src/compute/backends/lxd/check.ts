@@ -126,7 +126,9 @@ async function checkImages(lxd: LxdApi, settings: LxdSettings): Promise<Said> {
 async function checkLimits(lxd: LxdApi): Promise<Said> {
   const noted = await lxd.ask<{ type: string; status: string }[]>('GET', '/1.0/warnings?recursion=1').catch(() => []);
   const missing = noted
-    .filter(({ type, status }) => status !== 'resolved' && /cgroup.*(memory|cpu|pids) controller/i.test(type))
+    .filter(
+      ({ type, status }) => status !== 'resolved' && /cgroup/i.test(type) && /(memory|cpu|pids) controller/i.test(type),
+    )
     .map(({ type }) => type);
   if (missing.length)
     return { ok: false, detail: `${missing.join('; ')}: a lease could take all. Enable these cgroup controllers` };

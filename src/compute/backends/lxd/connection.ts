@@ -2,7 +2,7 @@ import { X509Certificate } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { TLSSocket } from 'node:tls';
 import { buildConnector } from 'undici';
-import { contain } from '../../../net/contain.ts';
+import { containConnection } from '../../../net/contain.ts';
 import { type LxdAddress, socketPathOf } from './address.ts';
 
 /**
@@ -15,7 +15,7 @@ export function lxdConnector(address: LxdAddress, timeout: number): buildConnect
       (connect) =>
         connect(options, (...[error, connection]) => {
           if (error) return callback(error, null);
-          contain(connection, (fault) => connection.destroy(fault));
+          containConnection(connection, 'backend');
           callback(null, connection);
         }),
       (error: Error) => callback(error, null),

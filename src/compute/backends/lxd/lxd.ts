@@ -159,6 +159,9 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
   async function look(ref: Ref): Promise<Instance | undefined> {
     try {
       const found = await lxd.ask<Instance>('GET', `/1.0/instances/${ref}`);
+      // Only its own word that there is no such instance proves that, and what it says of another one says nothing of this.
+      if (typeof found?.status_code !== 'number' || found.name !== ref)
+        throw new Error(`LXD does not say the state of ${ref}`);
       noteLocation(found);
       return found;
     } catch (error) {
@@ -254,8 +257,8 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
 
     freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,
 
-    async offers() {
-      const count = await free.get();
+    async offers(waitMilliseconds) {
+      const count = await free.get(waitMilliseconds);
       const isAvailable = (spec: Spec) => (count?.(sizeOf(settings, spec)) ?? 0) > 0;
       return offersOf(settings, 'container').map((it) => ({ ...it, available: isAvailable(it.spec) }));
     },

@@ -4,13 +4,15 @@ import { type Duplex, PassThrough, type Readable } from 'node:stream';
 import { finished } from 'node:stream/promises';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
 import { collect, collectBoth } from '../collect.ts';
+import { WITH_EXIT_MARK, withoutMark } from '../exit-mark.ts';
 import { judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refusePath, sessionArgv } from '../shell.ts';
 import { WAITING } from '../waiting.ts';
 import { type LxdApi, succeeded } from './api.ts';
-import { WITH_EXIT_MARK, withoutMark } from './exit-mark.ts';
 import type { MessageStream } from './websocket.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
+/** The guard inside ends a command at its limit; one that LXD says still runs so long after it is given up. */
+const GRACE_MILLISECONDS = 30_000;
 const KILL_MILLISECONDS = 60_000;
 const OWN_OUTPUT_BYTES = 4096;
 const LOST = 'the connection to a command was lost';
@@ -161,11 +163,13 @@ export async function runInside(
   ref: Ref,
   { command, timeoutSeconds, ...most }: ExecOrder,
   tenant: Tenant,
+  graceMilliseconds = GRACE_MILLISECONDS,
 ): Promise<ExecResult> {
   const marker = randomBytes(12).toString('hex');
   const started = performance.now();
+  const giveUp = AbortSignal.timeout(timeoutSeconds * 1000 + graceMilliseconds);
   const argv = ['/bin/sh', '-c', LIMITED, 'purser', marker, String(timeoutSeconds), command];
-  const { stdin, stdout, stderr, ended, isWhole, leave } = await begin(lxd, ref, argv, tenant);
+  const { stdin, stdout, stderr, ended, isWhole, leave } = await begin(lxd, ref, argv, { ...tenant, giveUp });
   stdin.end();
   try {
     const [exitCode, said] = await Promise.all([ended, collectBoth(stdout, stderr, most)]);

@@ -11,6 +11,8 @@ const CLOSE = 8;
 const FINAL = 0x80;
 const MASKED = 0x80;
 const MASK_BYTES = 4;
+/** The longest head of a frame that is not masked. */
+const HEAD_BYTES_MAX = 10;
 
 /** One frame, masked as a client's has to be. */
 export function frame(opcode: number, payload: Buffer): Buffer {
@@ -40,12 +42,17 @@ export class MessageStream extends Duplex {
   /** Whether the other side has said that this was all. */
   isWhole = false;
   readonly #socket: Duplex;
-  #head: Buffer = Buffer.alloc(0);
+  /** The head of the next frame, as far as it has come. */
+  readonly #head = Buffer.alloc(HEAD_BYTES_MAX);
+  #headBytes = 0;
   /** The frame whose payload is being read: its opcode, and the bytes that are still to come. */
   #opcode = 0;
   #left = 0;
   /** The opcode of the message that continuation frames belong to. */
   #message = BINARY;
+  /** The payloads in the chunk that is being taken, one behind the other. */
+  #payloads: Buffer = Buffer.alloc(0);
+  #payloadBytes = 0;
 
   constructor(socket: Duplex) {
     super({ ...WAITING, autoDestroy: false });
@@ -90,27 +97,26 @@ export class MessageStream extends Duplex {
     this.#socket.destroy();
   }
 
+  /** Gives on what stands in a chunk in one piece: whoever speaks in frames of one byte would have thousands made of it. */
   #take(chunk: Buffer) {
-    let rest = chunk;
-    while (rest.length) {
+    this.#payloads = Buffer.allocUnsafe(chunk.length);
+    for (let at = 0; at < chunk.length; )
       if (this.#left > 0) {
-        const payload = rest.subarray(0, this.#left);
-        rest = rest.subarray(payload.length);
-        this.#left -= payload.length;
-        this.#payload(payload);
-        continue;
+        const end = Math.min(chunk.length, at + this.#left);
+        this.#left -= end - at;
+        this.#payload(chunk, at, end);
+        at = end;
+      } else {
+        this.#head[this.#headBytes++] = chunk[at++] as number;
+        if (this.#headBytes >= 2 && this.#headBytes === headLength(this.#head)) this.#begin();
       }
-      this.#head = Buffer.concat([this.#head, rest]);
-      const length = headLength(this.#head);
-      if (this.#head.length < length) return;
-      rest = this.#head.subarray(length);
-      this.#begin(this.#head.subarray(0, length));
-      this.#head = Buffer.alloc(0);
-    }
+    this.#give();
   }
 
   /** Reads the head of a frame. */
-  #begin(head: Buffer) {
+  #begin() {
+    const head = this.#head;
+    this.#headBytes = 0;
     const kind = (head[1] as number) & 0x7f;
     this.#opcode = (head[0] as number) & 0x0f;
     this.#left = kind === 126 ? head.readUInt16BE(2) : kind === 127 ? Number(head.readBigUInt64BE(2)) : kind;
@@ -118,22 +124,31 @@ export class MessageStream extends Duplex {
     if (this.#left === 0) this.#end();
   }
 
-  #payload(bytes: Buffer) {
+  #payload(chunk: Buffer, start: number, end: number) {
     const isData = this.#opcode === CONTINUATION || this.#opcode === BINARY;
-    if (isData && this.#message === BINARY) {
-      if (!this.isWhole && !this.push(bytes)) this.#socket.pause();
-    }
+    if (isData && this.#message === BINARY && !this.isWhole)
+      this.#payloadBytes += chunk.copy(this.#payloads, this.#payloadBytes, start, end);
     if (this.#left === 0) this.#end();
+  }
+
+  #give() {
+    if (this.#payloadBytes === 0) return;
+    const bytes = this.#payloads.subarray(0, this.#payloadBytes);
+    this.#payloads = this.#payloads.subarray(this.#payloadBytes);
+    this.#payloadBytes = 0;
+    if (!this.push(bytes)) this.#socket.pause();
   }
 
   /** A frame has come to its end. */
   #end() {
     if (this.#opcode === TEXT && !this.isWhole) {
+      this.#give();
       this.isWhole = true;
       this.push(null);
       this.end(); // The other side waits for it where one connection carries both ways.
     }
     if (this.#opcode === CLOSE) {
+      this.#give();
       this.#send(CLOSE, Buffer.alloc(0));
       this.#over();
     }
@@ -142,6 +157,6 @@ export class MessageStream extends Duplex {
 
 /** The bytes of a frame's head, as far as its first two tell. The payload of a server is never masked. */
 function headLength(head: Buffer): number {
-  const kind = (head[1] ?? 0) & 0x7f;
+  const kind = (head[1] as number) & 0x7f;
   return 2 + (kind === 126 ? 2 : kind === 127 ? 8 : 0);
 }

@@ -200,10 +200,17 @@ function hasGres(of: string, wanted: string): boolean {
   });
 }
 
+/** The characters of a line of `scontrol` that are read. */
+const LINE_LENGTH_MAX = 4096;
+
 /** `Name = value`, one a line, as of `scontrol show config`. */
 function valuesOf(said: string): Record {
   return new Map(
-    [...said.matchAll(/^(\w+)\s*=\s*(.*?)\s*$/gm)].map(([, name, value]) => [name as string, value as string]),
+    said
+      .split('\n')
+      .map((line) => line.split('='))
+      .filter(([name, value]) => value !== undefined && /^\w+\s*$/.test(name as string))
+      .map(([name, ...value]) => [(name as string).trim(), value.join('=').trim()]),
   );
 }
 
@@ -215,7 +222,7 @@ function recordsOf(said: string): Record[] {
     .map(
       (line) =>
         new Map(
-          [...line.matchAll(/(\w+)=(.*?)(?=\s+\w+=|\s*$)/g)].map(([, name, value]) => [
+          [...line.slice(0, LINE_LENGTH_MAX).matchAll(/(\w+)=(.*?)(?=\s+\w+=|\s*$)/g)].map(([, name, value]) => [
             name as string,
             value as string,
           ]),

@@ -1,6 +1,7 @@
 import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { startProgram } from '../../../files/programs.ts';
 import { collect } from '../collect.ts';
+import { onOneLine } from '../one-line.ts';
 
 /** Slurm's own programs as child processes: an argument list, no shell, and an environment that is not Purser's. */
 
@@ -79,4 +80,4 @@ export function createSlurmCommands(slurmConf: string | undefined): SlurmCommand
 
 /** A failed program's error output, on one line. */
 export const wordsOf = ({ stderr, stdout }: Pick<Said, 'stderr' | 'stdout'>) =>
-  (stderr.trim() || stdout.trim()).replace(/\s*\n\s*/g, '; ').slice(0, 300) || 'it said nothing';
+  onOneLine(stderr.trim() || stdout).slice(0, 300) || 'it said nothing';

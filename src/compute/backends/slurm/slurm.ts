@@ -20,6 +20,8 @@ import type { SlurmSettings } from './settings.ts';
 import { createSteps, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
 
+/** The most characters of a command's output that expressions read. */
+const WORDS_LENGTH_MAX = 4096;
 const MIN_SECONDS = 60;
 const MIB_PER_GIB = 1024;
 const STRANGER_NAME_CHARACTERS_MAX = 100;
@@ -209,7 +211,8 @@ export function openSlurmBackend(
       const [sbatch, ...rest] = describe(settings, 'purser-offers', quote, user) as [string, ...string[]];
       // Submits nothing. `env` has the time in Unix seconds; sbatch itself is run without, since a job would inherit that.
       const said = await slurm.run(['env', 'SLURM_TIME_FORMAT=%s', sbatch, '--test-only', ...rest], '#!/bin/sh\n');
-      const [, at, partition] = / to start at (\d+) .* in partition (\S+)/.exec(said.stderr) ?? [];
+      const [, at, partition] =
+        / to start at (\d+) .* in partition (\S+)/.exec(said.stderr.slice(0, WORDS_LENGTH_MAX)) ?? [];
       return partition !== undefined && isUp(partition) && Number(at) <= now() + STARTS_NOW_SECONDS;
     };
     const chips = Object.keys(settings.chips);
@@ -252,8 +255,8 @@ export function openSlurmBackend(
     name: 'slurm',
     // A submission that timed out may still lie in the controller's queue of messages when a list is answered.
     absence: { lists: 3, apartSeconds: 20 },
-    async offers() {
-      const chips = await free.get();
+    async offers(waitMilliseconds) {
+      const chips = await free.get(waitMilliseconds);
       return Object.keys(settings.chips).map((chip) => offerOf(settings, chip, chips?.has(chip) ?? false));
     },
     quote: async (spec) => quoteOf(settings, spec),

@@ -4,6 +4,7 @@ import { finished, PassThrough, type Transform } from 'node:stream';
 import type { ExecOrder, ExecResult, Session, SessionOrder } from '../../backend.ts';
 import { between, RUN_MARKED } from '../between.ts';
 import { collectBoth } from '../collect.ts';
+import { onOneLine } from '../one-line.ts';
 import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../shell.ts';
 import { RESIZE, WITH_TERMINAL } from '../terminal.ts';
 import { WAITING } from '../waiting.ts';
@@ -91,7 +92,7 @@ export function createSteps(start: SlurmCommands['start']) {
         isCut = true;
       }
       clearTimeout(drain);
-      const words = noise.trim().replace(/\s*\n\s*/g, '; ');
+      const words = onOneLine(noise);
       const fault = new Error(
         hasBegun ? `the step was lost: ${reason}` : `srun made no step in job ${jobId}: ${words || reason}`,
       );
@@ -227,7 +228,24 @@ export function withoutSlurm(stderr: Buffer, jobId: string, wasCut: boolean): Bu
     'g',
   );
   const words = stderr.toString('latin1').replace(end, '');
-  return Buffer.from(wasCut ? words.replace(/((^|\n)(srun|slurmstepd[\w-]*): [^\n]*)+\n?$/, '') : words, 'latin1');
+  return Buffer.from(wasCut ? withoutLastWords(words) : words, 'latin1');
+}
+
+/** The beginning of a line in which Slurm speaks. */
+const SLURM_SPEAKS = /(?:srun|slurmstepd[\w-]*): /y;
+
+/** Removes the lines at the end in which Slurm speaks. Walks back: tried at each line, an expression takes the square of their number. */
+function withoutLastWords(text: string): string {
+  let end = text.endsWith('\n') ? text.length - 1 : text.length;
+  let isSaid = false;
+  for (;;) {
+    const begin = text.lastIndexOf('\n', end - 1) + 1;
+    SLURM_SPEAKS.lastIndex = begin;
+    if (end < 1 || !SLURM_SPEAKS.test(text.slice(0, end))) break;
+    isSaid = true;
+    end = begin - 1; // The line feed goes as well.
+  }
+  return isSaid ? text.slice(0, Math.max(end, 0)) : text;
 }
 
 /** Abandons a step and closes its streams, even if another process still holds their other ends. */

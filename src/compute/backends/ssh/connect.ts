@@ -1,5 +1,6 @@
 import { connect } from 'node:net';
 import { Client, type ConnectConfig } from 'ssh2';
+import { reportFault } from '../../../fault.ts';
 import { contain } from '../../../net/contain.ts';
 import { SSH_ALGORITHMS } from '../../../net/ssh-algorithms.ts';
 
@@ -33,7 +34,10 @@ export function connectSsh(
   const client = new Client();
   const { host, port, algorithms, ...login } = address;
   const sock = connect({ host, port, noDelay: true });
-  contain(sock, (error) => client.emit('error', error));
+  contain(sock, (error) => {
+    reportFault('backend', error);
+    client.emit('error', error);
+  });
   sock.once('finish', () => setTimeout(() => sock.destroy(), HANG_UP_MILLISECONDS).unref());
   client.setMaxListeners(0); // Every channel listens for its end.
   const settings: ConnectConfig = {

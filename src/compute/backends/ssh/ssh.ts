@@ -162,11 +162,11 @@ export function openSshBackend(
   }
 
   /** The report of each host. One that is slow holds up no other, and nobody for long. */
-  function health(): Promise<HostHealth[]> {
+  function health(waitMilliseconds?: number): Promise<HostHealth[]> {
     return Promise.all(
       [...reports].map(async ([{ name, chip }, report]): Promise<HostHealth> => {
         const silent = { host: name, chip, state: 'unreachable' as const, faults: ['it did not answer in time'] };
-        return (await report.get()) ?? silent;
+        return (await report.get(waitMilliseconds)) ?? silent;
       }),
     );
   }
@@ -181,8 +181,8 @@ export function openSshBackend(
   const countFree = (all: readonly HostHealth[], chip: string) =>
     all.filter((it) => it.chip === chip && it.state === 'free' && it.faults.length === 0).length;
 
-  async function offers(): Promise<Offer[]> {
-    const all = await health();
+  async function offers(waitMilliseconds?: number): Promise<Offer[]> {
+    const all = await health(waitMilliseconds);
     return [...new Set(hosts.map((it) => it.chip))].map((chip) => {
       const spec = { chip, max_seconds: Math.min(3600, settings.limits.max_seconds) };
       const { priceHourly, maxSeconds } = quoteOf(spec);

@@ -1,8 +1,9 @@
 import type { Dispatcher } from 'undici';
 import { redact } from '../../../log.ts';
 import { deadline } from '../../../net/deadline.ts';
-import { readAnswerText } from '../../../net/read-bounded.ts';
+import { readJsonAnswer } from '../../../net/json-answer.ts';
 import { openWatchedPool } from '../../../net/watched-pool.ts';
+import { parseJson } from '../../../parse-json.ts';
 
 /** Vast limits the rate of calls for each of these separately. */
 export type Endpoint = 'search' | 'create' | 'show' | 'list' | 'attach' | 'destroy' | 'account';
@@ -106,8 +107,8 @@ export function openVastApi(
         bodyTimeout: 0,
       });
       const { statusCode: status } = response;
-      const text = await readAnswerText(response.body, ANSWER_BYTES_MAX);
-      return { status, json: parse(text), said: clean(`${status} ${text.replace(/\s+/g, ' ').trim()}`.trim()) };
+      const { json, beginning } = await readJsonAnswer(response.body, ANSWER_BYTES_MAX, parse);
+      return { status, json, said: clean(`${status} ${beginning.replace(/\s+/g, ' ').trim()}`.trim()) };
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
       const why = closing.signal.aborted
@@ -170,15 +171,8 @@ function createTurns(spacing: Spacing) {
   };
 }
 
-/** Parses JSON. Prices stay exact: they are kept as the digits that were sent, never as a binary fraction. */
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text, ((key: string, value: unknown, context: { source: string }) =>
-      key === 'dph_total' && typeof value === 'number' ? context.source : value) as (
-      key: string,
-      value: unknown,
-    ) => unknown);
-  } catch {
-    return undefined;
-  }
+/** Parses a value. Prices stay exact: they are kept as the digits that were sent, never as a binary fraction. */
+function parse(text: string, name: string | undefined): unknown {
+  const value: unknown = parseJson(text);
+  return name === 'dph_total' && typeof value === 'number' ? text : value;
 }

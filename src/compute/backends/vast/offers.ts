@@ -49,7 +49,7 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
     });
     const asks = (answer.json as { offers?: unknown } | undefined)?.offers;
     if (answer.status !== 200 || !Array.isArray(asks)) throw new Error(`vast: no list of offers: ${answer.said}`);
-    return asks.filter((it) => typeof it === 'object' && it !== null);
+    return asks.slice(0, OFFER_COUNT_MAX).filter((it) => typeof it === 'object' && it !== null);
   }
 
   /** Unix seconds at which the contract of this ask would end. It is locked when the ask is rented. */

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { parseJson } from '../../../parse-json.ts';
 
 /** The record that Purser keeps about one rented machine, beyond what Vast knows. */
 export type VastRecord = {
@@ -25,7 +26,7 @@ export function createVastRecords(root: string) {
   const file = (ref: string) => join(root, `vast-${ref}.json`);
   const read = (ref: string): VastRecord | undefined => {
     try {
-      return JSON.parse(readFileSync(file(ref), 'utf8'));
+      return parseJson(readFileSync(file(ref), 'utf8')) as VastRecord;
     } catch {
       return undefined;
     }

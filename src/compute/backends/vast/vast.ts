@@ -121,6 +121,9 @@ export function openVastBackend(
     // Checked first, whatever the status: a contract may come with an error. The machine is then found to have ended.
     const ref = idOf((answer.json as { new_contract?: unknown } | undefined)?.new_contract);
     if (ref !== undefined) {
+      // With its record it would get the key to the other's machine.
+      if ((records.read(ref)?.tag ?? tag) !== tag)
+        return { kind: 'unknown', reason: `vast answered the create with the machine of another lease, ${ref}` };
       records.keep(ref, tag, { madeAt: now(), seen: false, deadline });
       return { kind: 'created', ref };
     }
@@ -173,7 +176,7 @@ export function openVastBackend(
     const answer = await api.read('show', 'GET', `/api/v0/instances/${ref}/`);
     const raw = (answer.json as { instances?: unknown } | undefined)?.instances;
     const instance = answer.status === 200 ? instanceOf(raw) : undefined;
-    if (instance) return saw(instance);
+    if (instance?.ref === ref) return saw(instance);
     if ((answer.status === 200 && raw === null) || GONE.has(answer.status)) return undefined;
     throw new Error(`vast: no instance ${ref}: ${answer.said}`);
   }

@@ -1,0 +1,37 @@
+import type { Route } from '../router/catalogue.ts';
+import { graceOf } from '../router/on-cancel.ts';
+import type { Audience } from '../spend/audience.ts';
+import type { ChatApp } from './quote.ts';
+
+/** The clients of a stream, watched while model servers work for it. */
+export type WatchedClients = {
+  /** Returns the signal that ends a call by this route, which is the one that counts from now on. */
+  of(route: Route): AbortSignal;
+  /** Returns whether the last call was ended by its signal. */
+  isOver(): boolean;
+  /** Watches no longer: a call that has ended by itself. */
+  end(): void;
+};
+
+/**
+ * Watches the clients of a stream. When the last of them has gone for as long as the settings say at that moment, the call is
+ * to be ended.
+ */
+export function watchClients(app: Pick<ChatApp, 'config'>, audience: Audience): WatchedClients {
+  let controller: AbortController | undefined;
+  let end = () => {};
+  return {
+    of({ upstream }) {
+      end();
+      const own = new AbortController();
+      controller = own;
+      end = audience.watch(
+        () => graceOf(app.config.router, upstream),
+        () => own.abort(),
+      );
+      return own.signal;
+    },
+    isOver: () => controller?.signal.aborted ?? false,
+    end: () => end(),
+  };
+}

@@ -1,0 +1,97 @@
+import type { Database as Client } from 'better-sqlite3';
+import { getTableName, type SQL, sql } from 'drizzle-orm';
+import type { SQLiteTable } from 'drizzle-orm/sqlite-core';
+import type { Tx } from './handle.ts';
+import {
+  accounts,
+  answers,
+  checkouts,
+  deliveries,
+  epochs,
+  events,
+  fundings,
+  identities,
+  installation,
+  keeps,
+  keys,
+  learnedBounds,
+  masterKeys,
+  paymentEvents,
+  paymentFeed,
+  resources,
+  reversals,
+  routerKeys,
+  tallies,
+  walletChanges,
+  wallets,
+} from './schema.ts';
+
+/**
+ * The tables whose rows are counted, so that one that is gone is missed (docs/decisions/0073). A trigger of each counts what is
+ * added. The others: entries are numbered and chained, operations and most answers are counted on their wallets, and sessions of
+ * the page may end at any time.
+ */
+const COUNTED_TABLES = [
+  installation,
+  masterKeys,
+  epochs,
+  accounts,
+  identities,
+  keys,
+  fundings,
+  checkouts,
+  reversals,
+  paymentEvents,
+  paymentFeed,
+  wallets,
+  walletChanges,
+  routerKeys,
+  learnedBounds,
+  resources,
+  keeps,
+  events,
+  deliveries,
+] as const;
+type CountedTable = (typeof COUNTED_TABLES)[number] | typeof answers;
+
+/** Deletes rows of a table and takes them off its count. Returns how many there were. */
+export function deleteRows(tx: Tx, table: CountedTable, where: SQL): number {
+  const { changes } = tx.delete(table).where(where).run();
+  if (changes) count(tx, table, -changes);
+  return changes;
+}
+
+/** Counts an answer that was added other than by the settlement of its operation. */
+export const countAnswer = (tx: Tx): void => count(tx, answers, 1);
+
+function count(tx: Tx, table: SQLiteTable, rows: number): void {
+  tx.insert(tallies)
+    .values({ table: getTableName(table), rows })
+    .onConflictDoUpdate({ target: tallies.table, set: { rows: sql`${tallies.rows} + ${rows}` } })
+    .run();
+}
+
+/** Compares the rows of each table with those that were counted. Reads rows and writes nothing. */
+export function findMissingRows(client: Client, fault: (text: string) => void): void {
+  const tally = client.prepare('select row_count from tally where table_name = ?').pluck();
+  const rowsOf = (table: string) => client.prepare(`select count(*) from ${table}`).pluck().get() as bigint;
+  const compare = (table: string, counted: bigint) => {
+    const rows = rowsOf(table);
+    if (rows < counted) fault(`${counted - rows} of ${counted} rows of ${table} are missing`);
+    else if (rows > counted) fault(`there are ${rows} rows of ${table}, but ${counted} were counted`);
+  };
+  const counted = (table: string) => (tally.get(table) as bigint | undefined) ?? 0n;
+  for (const table of COUNTED_TABLES.map(getTableName)) compare(table, counted(table));
+  const settled = client.prepare('select coalesce(sum(answer_count), 0) from wallet').pluck().get() as bigint;
+  compare('answer', settled + counted('answer'));
+  const operations = client.prepare(`
+    select w.id, w.operation_count as counted, coalesce(o.rows, 0) as "there" from wallet w
+    left join (select wallet_id, count(*) as rows from operation group by wallet_id) o on o.wallet_id = w.id
+    where counted <> "there"`);
+  for (const { id, counted, there } of operations.iterate() as IterableIterator<{
+    id: string;
+    counted: bigint;
+    there: bigint;
+  }>)
+    fault(`wallet ${id} has had ${counted} operations, ${there} are there`);
+}

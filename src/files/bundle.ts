@@ -1,0 +1,34 @@
+import { hash } from 'node:crypto';
+import sea from 'node:sea';
+import { gunzipSync } from 'node:zlib';
+import { assetBytes } from './asset.ts';
+
+/** Names of V8's code caches of the bundles, made when they are built: no two builds have the same. */
+const CODE_CACHE = /\.cache$/;
+
+/** Returns the SHA-256 of each part, by name, a line each as `sha256sum` prints them. */
+export function bundleSums(names: readonly string[], bytesOf: (name: string) => Buffer): string {
+  return [...names]
+    .sort()
+    .map((name) => `${hash('sha256', bytesOf(name))}  ${name}\n`)
+    .join('');
+}
+
+/**
+ * Returns the SHA-256 over the sums of all that a build puts in beside the runtime and V8's code cache, computed of what is in
+ * this executable. Two builds of the same sources have the same. Undefined where Purser runs from its sources.
+ */
+export function bundleDigest(): string | undefined {
+  if (!sea.isSea()) return undefined;
+  const names = sea.getAssetKeys().filter((name) => !CODE_CACHE.test(name));
+  return hash('sha256', bundleSums(names, assetBytes));
+}
+
+/** A part that somebody else wrote, its licence by SPDX, and the texts that it asks to be kept. */
+export type Notice = { name: string; version: string; license: string; text: string };
+
+/** Returns the notices of everything inside. Throws where Purser runs from its sources: the build collects them. */
+export function notices(): Notice[] {
+  if (!sea.isSea()) throw new Error('The notices are in the executable only: the build collects them.');
+  return JSON.parse(gunzipSync(assetBytes('licenses.json.gz')).toString()) as Notice[];
+}

@@ -1,0 +1,51 @@
+import type { NativeWire } from '../config/router.ts';
+import { parseJson } from '../parse-json.ts';
+import { READINGS, type ReadBy } from '../router/apart.ts';
+import { isAnswerOf, isLastEvent, isNativeEvent } from '../router/native.ts';
+import { eventIn } from '../router/sse.ts';
+import { parseEvent } from '../router/told.ts';
+import { plainChunks } from './wires/chunk.ts';
+import { type Json, objectOf } from './wires/json.ts';
+import { messagesWire } from './wires/messages.ts';
+import { responsesWire } from './wires/responses.ts';
+import type { Kept } from './wires/wire.ts';
+
+const WIRES = { messages: messagesWire, responses: responsesWire };
+
+/** An event to translate: chunks of plain data. Of an event that is of the API already, only this is read. */
+export type ReadChunk = { native: boolean; isLast: boolean; response: Json; chunks: unknown[] };
+
+/** The ways to read what a model server has sent, and to translate it. */
+export const ANSWER_READINGS = {
+  ...READINGS,
+  /** Translates a complete answer to another API; undefined for one that is of that API already. */
+  translated(bytes: Buffer, wire: NativeWire, kept: Kept, seed: string): Buffer | undefined {
+    const json: unknown = parseJson(bytes.toString('utf8'));
+    if (isAnswerOf(wire, json)) return undefined;
+    return Buffer.from(JSON.stringify(WIRES[wire].answers(kept, seed).whole(json)));
+  },
+  /** Reads one large event for its translation. */
+  chunk(raw: Buffer): ReadChunk {
+    const json = parseEvent(eventIn(raw).data ?? '');
+    const native = isNativeEvent(json);
+    return {
+      native,
+      isLast: isLastEvent(json),
+      response: native ? plainMembers(objectOf(objectOf(json).response)) : {},
+      chunks: native ? [] : plainChunks(json),
+    };
+  },
+};
+
+export type AnswerReadings = ReadBy<typeof ANSWER_READINGS>;
+
+const LENGTH_MAX = 1000;
+const MEMBER_COUNT_MAX = 100;
+
+/** Returns the short members that are no lists or objects. */
+function plainMembers(json: Json): Json {
+  const short = Object.entries(json).filter(
+    ([name, value]) => name.length <= LENGTH_MAX && typeof value !== 'object' && String(value).length <= LENGTH_MAX,
+  );
+  return Object.fromEntries(short.slice(0, MEMBER_COUNT_MAX));
+}

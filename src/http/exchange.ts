@@ -1,0 +1,125 @@
+import { IncomingMessage, ServerResponse } from 'node:http';
+import { Socket } from 'node:net';
+import { reportFault } from '../fault.ts';
+import { newId } from '../id.ts';
+import { REFUSALS, Refusal, type RefusalCode } from '../refusal.ts';
+import { joinCrumbs } from './crumbs.ts';
+
+/** Builds the response to a request that no route answers, with the body of its error. It ends the connection. */
+export function lastAnswer(code: RefusalCode, requestId: string, error: object) {
+  const body = JSON.stringify(error);
+  return {
+    status: REFUSALS[code].status as number,
+    headers: {
+      'content-type': 'application/json',
+      'content-length': String(Buffer.byteLength(body)),
+      'x-request-id': requestId,
+      connection: 'close',
+    },
+    body,
+  };
+}
+
+/**
+ * A request of a client. An exception of a listener, on any of its events, ends it and nothing else: the parser that emits
+ * most of them has nobody above it who could catch one (docs/decisions/0069).
+ */
+export class ContainedRequest extends IncomingMessage {
+  response: ContainedResponse | undefined;
+  #pushJoined: ReturnType<typeof joinCrumbs> | undefined;
+
+  override push(piece: Buffer | null): boolean {
+    if (this.headers['transfer-encoding'] === undefined) return super.push(piece);
+    this.#pushJoined ??= joinCrumbs((it) => super.push(it));
+    return this.#pushJoined(piece);
+  }
+  override emit(...event: Parameters<IncomingMessage['emit']>): boolean {
+    try {
+      return Reflect.apply(super.emit, this, event);
+    } catch (error) {
+      if (this.response) this.response.fail(error);
+      else breakOff(this.socket, error);
+      return true;
+    }
+  }
+}
+
+/**
+ * The response to such a request. What Node refuses to write, or a listener throws, makes it a 500 where it has not begun, and
+ * else ends its connection: nothing above it can make another answer of it.
+ */
+export class ContainedResponse extends ServerResponse<ContainedRequest> {
+  /** The id of the request, once it has one. */
+  requestId: string | undefined;
+  #hasFailed = false;
+
+  constructor(request: ContainedRequest, ...options: unknown[]) {
+    super(request, ...(options as []));
+    request.response = this;
+  }
+  override emit(...event: Parameters<ServerResponse['emit']>): boolean {
+    try {
+      return Reflect.apply(super.emit, this, event);
+    } catch (error) {
+      this.fail(error);
+      return true;
+    }
+  }
+  override writeHead(...head: unknown[]): this {
+    try {
+      return Reflect.apply(super.writeHead, this, head);
+    } catch (error) {
+      this.fail(error);
+      return this;
+    }
+  }
+  override write(...piece: unknown[]): boolean {
+    try {
+      return Reflect.apply(super.write, this, piece);
+    } catch (error) {
+      this.fail(error);
+      return false;
+    }
+  }
+  override end(...piece: unknown[]): this {
+    try {
+      return Reflect.apply(super.end, this, piece);
+    } catch (error) {
+      this.fail(error);
+      return this;
+    }
+  }
+
+  /** Ends the request because of an error that nobody foresaw, which is reported. */
+  fail(error: unknown): void {
+    if (this.#hasFailed) return; // Whoever still writes to it has not noticed.
+    this.#hasFailed = true;
+    this.requestId ??= newId('req');
+    reportFault('request', error, { request_id: this.requestId });
+    if (this.writableEnded) return; // Its client gets it whole.
+    if (this.headersSent) return void this.req.socket.destroy();
+    try {
+      const { code, message } = new Refusal('internal_error');
+      const error = { error: { code, message }, request_id: this.requestId };
+      const { status, headers, body } = lastAnswer(code, this.requestId, error);
+      this.statusMessage = ''; // Node keeps the one that it has just refused.
+      for (const name of this.getHeaderNames()) this.removeHeader(name);
+      super.writeHead(status, headers);
+      super.end(body);
+    } catch {
+      this.req.socket.destroy();
+    }
+  }
+}
+
+/** Ends what the event of a server was about, which a listener of it could not take. */
+export function endFaulty(error: unknown, about: readonly unknown[]): void {
+  const request = about.find((it) => it instanceof ContainedRequest);
+  if (request?.response) request.response.fail(error);
+  else breakOff(request?.socket ?? about.find((it) => it instanceof Socket), error);
+}
+
+function breakOff(socket: Socket | undefined, error: unknown): void {
+  reportFault('connection', error);
+  socket?.destroy();
+}

@@ -1,0 +1,70 @@
+import { type IncomingMessage, type Server, type ServerResponse, STATUS_CODES } from 'node:http';
+import type { Socket } from 'node:net';
+import { Refusal } from '../refusal.ts';
+import type { Connections } from './connections.ts';
+import { type HttpApp, unparsableRequest } from './endpoint.ts';
+
+/** Time in which a client takes the answer. To close at once would reset the connection, and may lose it. */
+const LINGER_MILLISECONDS = 2000;
+
+/** A fault of a client, as Node reports it: an error of its parser or a limit of time, or else an error of the connection. */
+type Fault = Error & { code?: string; reason?: string };
+
+/** Returns the refusal of what Node's parser cannot read. Undefined where the connection itself has failed. */
+function refusalOf({ code = '', reason }: Fault): Refusal | undefined {
+  if (code === 'HPE_HEADER_OVERFLOW') return new Refusal('head_too_large');
+  if (code === 'ERR_HTTP_REQUEST_TIMEOUT') return new Refusal('request_timeout');
+  if (!code.startsWith('HPE_')) return undefined;
+  return new Refusal('invalid_request', `The request cannot be read as HTTP${reason ? `: ${reason}` : ''}.`);
+}
+
+/** Fails the body of a request. Unlike `destroy`, leaves the connection open for the answer. */
+function failBody(request: IncomingMessage, refusal: Refusal): void {
+  request._destroy = (error, done) => done(error);
+  request.on('error', () => {}); // Whoever reads the body hears of it; perhaps nobody does.
+  request.destroy(refusal);
+}
+
+/**
+ * Answers requests that Node's parser cannot read, in the shape of every other refusal, after the answers to earlier requests
+ * on the connection. Where it is the body that cannot be read, the body fails with the refusal, and the answer is that of
+ * whoever reads it. The connection ends after either. Returns a function that tells whether nothing more is read from a
+ * connection.
+ */
+export function answerUnreadable(
+  app: Pick<HttpApp, 'events'>,
+  server: Server,
+  connections: Connections,
+): (socket: Socket) => boolean {
+  const over = new WeakSet<Socket>();
+
+  function refuse(socket: Socket, refusal: Refusal) {
+    if (!socket.writable) return; // It is being ended already.
+    const { status, headers, body } = unparsableRequest(app, refusal);
+    const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
+    socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines.join('')}\r\n${body}`);
+    const timer = setTimeout(() => socket.destroy(), LINGER_MILLISECONDS).unref();
+    socket.once('close', () => clearTimeout(timer));
+  }
+
+  function endWithBody(response: ServerResponse, socket: Socket, refusal: Refusal) {
+    failBody(response.req, refusal);
+    if (!response.headersSent) response.shouldKeepAlive = false;
+    else if (response.closed) socket.destroySoon();
+    else response.once('close', () => socket.destroySoon());
+  }
+
+  server.on('clientError', (error: Fault, socket: Socket) => {
+    if (over.has(socket)) return; // Of a connection that is given up, too, each further piece is an error.
+    const refusal = refusalOf(error);
+    const latest = connections.latest(socket);
+    const isAnswering = latest !== undefined && !latest.closed;
+    const isCutOff = error.code === 'HPE_INVALID_EOF_STATE' && isAnswering;
+    if (!refusal || isCutOff) return socket.destroy();
+    over.add(socket);
+    if (latest && !latest.req.complete) endWithBody(latest, socket, refusal);
+    else if (isAnswering) latest.once('close', () => refuse(socket, refusal));
+    else refuse(socket, refusal);
+  });
+  return (socket) => over.has(socket);
+}

@@ -1,0 +1,71 @@
+import { isObject, type Json, piecesOf } from './json.ts';
+
+export type NamedEvent = Json & { type: string };
+
+/** The text of server-sent events, in pieces. Of long ones each is made when it is asked for, so that others have turns in between. */
+export type Texts = Iterable<string>;
+
+/** Longer texts come in pieces of about so many characters. */
+const PIECE_LENGTH = 32 * 1024;
+
+/** Returns the text of events whose names are the types of their data. */
+export const textsOf = (events: readonly NamedEvent[]): Texts =>
+  lengthIn(events) < PIECE_LENGTH
+    ? [events.map((it) => `event: ${it.type}\ndata: ${JSON.stringify(it)}\n\n`).join('')]
+    : collected(longTexts(events));
+
+/** Joins short pieces. */
+function* collected(pieces: Texts): Generator<string> {
+  let text = '';
+  for (const piece of pieces) {
+    text += piece;
+    if (text.length < PIECE_LENGTH) continue;
+    yield text;
+    text = '';
+  }
+  if (text) yield text;
+}
+
+function* longTexts(events: readonly NamedEvent[]): Generator<string> {
+  for (const event of events) {
+    yield `event: ${event.type}\ndata: `;
+    yield* jsonTexts(event);
+    yield '\n\n';
+  }
+}
+
+/** Yields what JSON.stringify makes of plain data. */
+function* jsonTexts(value: unknown): Generator<string> {
+  if (Array.isArray(value)) {
+    for (const [i, it] of value.entries()) {
+      yield i ? ',' : '[';
+      yield* jsonTexts(it);
+    }
+    yield value.length ? ']' : '[]';
+  } else if (isObject(value)) {
+    let before = '{';
+    for (const [name, it] of Object.entries(value)) {
+      if (it === undefined) continue;
+      yield `${before}${JSON.stringify(name)}:`;
+      yield* jsonTexts(it);
+      before = ',';
+    }
+    yield before === '{' ? '{}' : '}';
+  } else if (typeof value === 'string' && value.length > PIECE_LENGTH) {
+    yield '"';
+    for (const piece of piecesOf(value, PIECE_LENGTH)) yield JSON.stringify(piece).slice(1, -1);
+    yield '"';
+  } else yield JSON.stringify(value ?? null);
+}
+
+/** Counts the characters in the strings of plain data, until there are too many for one piece. */
+function lengthIn(value: unknown): number {
+  if (typeof value === 'string') return value.length;
+  if (typeof value !== 'object' || value === null) return 1;
+  let length = 1;
+  for (const name in value) {
+    length += lengthIn((value as Json)[name]);
+    if (length >= PIECE_LENGTH) break;
+  }
+  return length;
+}

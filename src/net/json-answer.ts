@@ -1,0 +1,225 @@
+import { parseJson, parseString, setMember } from '../parse-json.ts';
+import { collectPieces } from './pieces.ts';
+import { turnWhenDue } from './turn.ts';
+
+/**
+ * Answers in JSON of servers that may be as long as a list of all their machines. They are parsed as they come, value by value, and
+ * others have a turn in between: JSON.parse of the whole would keep the main thread for seconds.
+ */
+
+/** The levels of lists and objects that are opened. What is in them is parsed by itself, as a whole. */
+const OPENED_LEVELS = 4;
+/** The longest value that is parsed as a whole: the worst that is found, names with escapes alone, takes some 30 ms. */
+const VALUE_BYTES_MAX = 128 * 1024;
+/** The most members that an opened list or object may have, so that whoever walks through one is done soon. */
+const MEMBER_COUNT_MAX = 10_000;
+/** The most values in all: they bound the memory, which may be twenty times that of the text. */
+const VALUE_COUNT_MAX = 2_000_000;
+/** So many bytes are looked at before the time is. */
+const SLICE_BYTES = 16 * 1024;
+/** The beginning of an answer, for messages. */
+const BEGINNING_BYTES = 4 * 1024;
+
+const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
+const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = [0x5b, 0x5d, 0x7b, 0x7d];
+const VALUE_STARTS = Buffer.from('{["-0123456789tfn');
+const isSpace = (code: number) => code === 0x20 || code === 0x0a || code === 0x0d || code === 0x09;
+
+/** Parses a value; `name` is that of the member that it is, undefined in a list. */
+export type ParseValue = (text: string, name: string | undefined) => unknown;
+
+/** An answer that was read to its end. `json` is undefined where it is not JSON, and only there. */
+export type JsonAnswer = { json: unknown; beginning: string; length: number };
+
+/**
+ * Reads the body of an answer to its end. Throws an Error when it breaks off, or is longer than `bytesMax`, or holds more than
+ * is read: nothing is known then, least of all that something is not in it.
+ */
+export async function readJsonAnswer(
+  body: AsyncIterable<Buffer>,
+  bytesMax: number,
+  parse?: ParseValue,
+): Promise<JsonAnswer> {
+  const parser = createJsonParser(parse);
+  const beginning = collectPieces();
+  let length = 0;
+  let isJson = true;
+  for await (const chunk of body) {
+    length += chunk.length;
+    if (length > bytesMax) throw new Error(`the answer is longer than ${bytesMax} bytes`);
+    if (beginning.length() < BEGINNING_BYTES) beginning.add(chunk.subarray(0, BEGINNING_BYTES - beginning.length()));
+    for (let at = 0; at < chunk.length && isJson; at += SLICE_BYTES) {
+      isJson = notSyntax(() => parser.push(chunk.subarray(at, at + SLICE_BYTES)));
+      await turnWhenDue();
+    }
+  }
+  isJson &&= notSyntax(parser.end);
+  return { json: isJson ? parser.value() : undefined, beginning: beginning.whole().toString('utf8'), length };
+}
+
+/** Returns false where a step finds that the text is not JSON. */
+function notSyntax(step: () => void): boolean {
+  try {
+    step();
+    return true;
+  } catch (error) {
+    if (error instanceof SyntaxError) return false;
+    throw error;
+  }
+}
+
+/** A list or object that is open, and the name of its member that comes next. */
+type Opened = { list: unknown[] } | { object: Record<string, unknown>; count: number; name: string };
+
+/** The next token that is allowed. */
+type Expected = 'value' | 'value or end' | 'name' | 'name or end' | 'colon' | 'comma or end' | 'nothing';
+
+export type JsonParser = {
+  /** Takes the next bytes. Throws a SyntaxError for what is not JSON, and another error for more than is read. */
+  push(bytes: Buffer): void;
+  /** Says that all has come. Throws a SyntaxError if something is missing. */
+  end(): void;
+  /** Returns what JSON.parse would make of the whole. */
+  value(): unknown;
+};
+
+/** Creates a parser of JSON that comes in pieces. */
+export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
+  const opened: Opened[] = [];
+  let expected: Expected = 'value';
+  let result: unknown;
+  let count = 0;
+  /** The value that is being read, without opening it: what came of it before these bytes, and where in it they go on. */
+  const before = collectPieces();
+  let isInside = false;
+  let isInString = false;
+  let isEscaped = false;
+  let depth = 0;
+
+  const counted = () => {
+    if (++count > VALUE_COUNT_MAX) throw new Error(`the answer has more than ${VALUE_COUNT_MAX} values`);
+  };
+
+  function give(value: unknown): void {
+    const top = opened.at(-1);
+    expected = top ? 'comma or end' : 'nothing';
+    if (!top) result = value;
+    else if ('list' in top) checkCount(top.list.push(value));
+    else {
+      checkCount(++top.count);
+      setMember(top.object, top.name, value);
+    }
+  }
+
+  function keep(bytes: Buffer): void {
+    if (before.length() + bytes.length > VALUE_BYTES_MAX)
+      throw new Error(`the answer has a value longer than ${VALUE_BYTES_MAX} bytes`);
+    before.add(bytes);
+  }
+
+  /** Parses the value that ends with these bytes. */
+  function finish(bytes: Buffer): void {
+    isInside = false;
+    let text: string;
+    if (before.length()) {
+      keep(bytes);
+      text = before.whole().toString('utf8');
+      before.clear();
+    } else {
+      text = bytes.toString('utf8');
+    }
+    const top = opened.at(-1);
+    if (expected === 'name' || expected === 'name or end') {
+      (top as { name: string }).name = parseString(text);
+      expected = 'colon';
+    } else give(parse(text, top && 'name' in top ? top.name : undefined));
+  }
+
+  function open(code: number): void {
+    opened.push(code === OPEN_LIST ? { list: [] } : { object: {}, count: 0, name: '' });
+    expected = code === OPEN_LIST ? 'value or end' : 'name or end';
+  }
+
+  function close(code: number): void {
+    const top = opened.at(-1);
+    const isList = top !== undefined && 'list' in top;
+    const mayEnd = expected === 'comma or end' || expected === (isList ? 'value or end' : 'name or end');
+    if (!top || !mayEnd || code !== (isList ? CLOSE_LIST : CLOSE_OBJECT)) throw notJson();
+    opened.pop();
+    give('list' in top ? top.list : top.object);
+  }
+
+  /** Takes one character between the values that are parsed as a whole. Returns whether such a value begins here. */
+  function step(code: number): boolean {
+    if (isSpace(code)) return false;
+    if (code === COMMA) {
+      if (expected !== 'comma or end') throw notJson();
+      expected = 'list' in (opened.at(-1) as Opened) ? 'value' : 'name';
+      counted();
+    } else if (code === COLON) {
+      if (expected !== 'colon') throw notJson();
+      expected = 'value';
+    } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) close(code);
+    else if (expected === 'name' || expected === 'name or end') {
+      if (code !== QUOTE) throw notJson();
+      return true;
+    } else if (expected !== 'value' && expected !== 'value or end') throw notJson();
+    else if ((code === OPEN_LIST || code === OPEN_OBJECT) && opened.length < OPENED_LEVELS) {
+      counted();
+      open(code);
+    } else if (VALUE_STARTS.includes(code)) return true;
+    else throw notJson();
+    return false;
+  }
+
+  return {
+    push(bytes) {
+      let start = 0;
+      for (let at = 0; at < bytes.length; at++) {
+        const code = bytes[at] as number;
+        if (!isInside) {
+          if (!step(code)) continue;
+          isInside = true;
+          isInString = code === QUOTE;
+          depth = code === OPEN_LIST || code === OPEN_OBJECT ? 1 : 0;
+          start = at;
+          continue;
+        }
+        if (isEscaped) isEscaped = false;
+        else if (isInString) {
+          if (code === BACKSLASH) isEscaped = true;
+          else if (code === QUOTE) {
+            isInString = false;
+            if (depth === 0) finish(bytes.subarray(start, at + 1));
+          }
+        } else if (depth === 0) {
+          // A number or a word: it ends before what ends the others.
+          if (code !== COMMA && code !== CLOSE_LIST && code !== CLOSE_OBJECT && !isSpace(code)) continue;
+          finish(bytes.subarray(start, at));
+          at--;
+        } else if (code === QUOTE) isInString = true;
+        else if (code === COMMA || code === COLON) counted();
+        else if (code === OPEN_LIST || code === OPEN_OBJECT) {
+          counted();
+          depth++;
+        } else if (code === CLOSE_LIST || code === CLOSE_OBJECT) {
+          if (--depth === 0) finish(bytes.subarray(start, at + 1));
+        }
+      }
+      if (isInside) keep(bytes.subarray(start));
+    },
+    end() {
+      // Of a number alone only the end tells that it is one.
+      if (isInside && !isInString && depth === 0) finish(Buffer.alloc(0));
+      if (expected !== 'nothing') throw notJson();
+    },
+    value: () => result,
+  };
+}
+
+const notJson = () => new SyntaxError('not JSON');
+
+function checkCount(count: number): void {
+  if (count > MEMBER_COUNT_MAX)
+    throw new Error(`the answer has a list or an object with more than ${MEMBER_COUNT_MAX} members`);
+}

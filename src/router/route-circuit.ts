@@ -1,0 +1,152 @@
+import type { Tenant } from '../ledger/tenant.ts';
+import type { Reply } from './upstream.ts';
+
+const WINDOW_SECONDS = 60;
+/** Seconds until an open circuit lets a first request try, and the most between two that try. */
+const FIRST_WAIT_SECONDS = 5;
+const WAIT_SECONDS_MAX = 60;
+/** Those whose requests came back unanswered try so much later than others, whose requests may be better. */
+const AFTER_OTHERS_SECONDS = 5;
+
+/** One call of a route. */
+export type Trial = {
+  /** Makes the call. A reply that says nothing of the server is marked as one of a server that is alive. */
+  run(ask: () => Promise<Reply>): Promise<Reply>;
+  /** Ends it without a call. */
+  leave(): void;
+};
+
+/** Those for whom a circuit opens together: a tree of wallets, the trees of an account, all accounts. */
+type Group = { name: string; has(it: Tenant): boolean; memberOf(it: Tenant): string; memberCountMin: 1 | 2 };
+
+const treeOf = (it: Tenant) => it.treeId;
+const accountOf = (it: Tenant) => it.accountId;
+/** Returns the groups that a tenant is in. What only one member of a group sees may be of his own making. */
+const groupsOf = ({ treeId, accountId }: Tenant): Group[] => [
+  { name: treeId, has: (it) => it.treeId === treeId, memberOf: treeOf, memberCountMin: 1 },
+  { name: accountId, has: (it) => it.accountId === accountId, memberOf: treeOf, memberCountMin: 2 },
+  { name: 'all', has: () => true, memberOf: accountOf, memberCountMin: 2 },
+];
+
+type Open = {
+  nextAt: number;
+  waitSeconds: number;
+  /** The members whose requests are trying. */
+  trying: Set<string>;
+  /** The members whose requests came back unanswered. */
+  failed: Set<string>;
+};
+type Sort = 'answered' | 'unanswered' | 'nothing';
+
+/**
+ * Creates the circuit of one route, closed. It opens with `countMax` unknown outcomes within a minute and no answer between
+ * them: for a tree of wallets with its own, for an account with those of two trees, for all with those of two accounts. So a
+ * server that has died costs a few holds whoever uses it, and nobody closes a model for others. The first answer closes it
+ * for all. A call whose time is over while others were answered says nothing: it asked for more than its time allows.
+ *
+ * When it is open, one request tries at a time; while that takes longer than the wait, somebody else may. `changed` is told
+ * when it opens, with the name of the group, and when it closes.
+ */
+export function createCircuit(
+  now: () => number,
+  changed: (isOpen: boolean, whose?: string) => void,
+  countMax: number,
+): { begin(tenant: () => Tenant): Trial | number } {
+  const open = new Map<string, Open>();
+  let failures: { at: number; tenant: Tenant }[] = [];
+  let answerCount = 0;
+
+  /** Returns the seconds that a tenant has to wait; 0 if it may ask now. */
+  function waitOf(tenant: Tenant): number {
+    let seconds = 0;
+    for (const { name, memberOf, memberCountMin } of groupsOf(tenant)) {
+      const it = open.get(name);
+      const member = memberOf(tenant);
+      if (!it) continue;
+      if (it.trying.has(member)) return 1; // It may end at any moment.
+      const isLater = memberCountMin > 1 && it.failed.has(member);
+      seconds = Math.max(seconds, it.nextAt + (isLater ? AFTER_OTHERS_SECONDS : 0) - now());
+    }
+    return seconds;
+  }
+
+  function close(): void {
+    answerCount++;
+    if (failures.length) failures = [];
+    if (!open.size) return;
+    open.clear();
+    changed(false);
+  }
+
+  /** Counts an unknown outcome, and opens the circuit of whoever it makes one too many for. */
+  function fail(tenant: Tenant): void {
+    const at = now();
+    if (!open.has(tenant.treeId)) failures.push({ at, tenant }); // One that is open has its count.
+    failures = failures.filter((it) => it.at > at - WINDOW_SECONDS || open.has(it.tenant.treeId));
+    for (const { name, has, memberOf, memberCountMin } of groupsOf(tenant)) {
+      if (open.has(name)) continue;
+      const own = failures.filter((it) => has(it.tenant));
+      const failed = new Set(own.map((it) => memberOf(it.tenant)));
+      if (own.length < countMax || failed.size < memberCountMin) continue;
+      open.set(name, { nextAt: at + FIRST_WAIT_SECONDS, waitSeconds: FIRST_WAIT_SECONDS, trying: new Set(), failed });
+      changed(true, name);
+    }
+  }
+
+  /** Has a tenant try in each of its groups whose circuit is open. Returns what takes in how that ended. */
+  function startTrial(tenant: Tenant): (sort: Sort) => void {
+    const ends = groupsOf(tenant).flatMap(({ name, memberOf }) => {
+      const it = open.get(name);
+      const member = memberOf(tenant);
+      if (!it) return [];
+      const { waitSeconds } = it;
+      it.trying.add(member);
+      it.nextAt = now() + waitSeconds;
+      it.waitSeconds = Math.min(2 * waitSeconds, WAIT_SECONDS_MAX);
+      return (sort: Sort) => {
+        it.trying.delete(member);
+        if (sort === 'unanswered') {
+          it.failed.add(member);
+          it.nextAt = Math.max(it.nextAt, now() + it.waitSeconds);
+        } else if (it.trying.size === 0) {
+          it.nextAt = now();
+          it.waitSeconds = waitSeconds;
+        }
+      };
+    });
+    return (sort) => {
+      for (const end of ends) end(sort);
+    };
+  }
+
+  return {
+    begin(tenant) {
+      const seconds = open.size ? waitOf(tenant()) : 0;
+      if (seconds > 0) return seconds;
+      const end = open.size ? startTrial(tenant()) : () => {};
+      return {
+        leave: () => end('nothing'),
+        async run(ask) {
+          const answersBefore = answerCount;
+          let sort: Sort = 'unanswered';
+          try {
+            const reply = await ask();
+            const isHisOwn = reply.kind === 'unknown' && reply.isLate && answerCount !== answersBefore;
+            sort = isHisOwn ? 'nothing' : sortOf(reply);
+            return isHisOwn ? { ...reply, isAlive: true } : reply;
+          } finally {
+            end(sort);
+            if (sort === 'answered') close();
+            else if (sort === 'unanswered') fail(tenant());
+          }
+        },
+      };
+    },
+  };
+}
+
+function sortOf(reply: Reply): Sort {
+  if (reply.kind === 'refused') return 'nothing'; // Costs nothing, and says nothing of the next outcome.
+  if (reply.kind === 'cancelled') return 'nothing'; // It may have been about to answer.
+  return reply.kind === 'unknown' && !reply.isAlive ? 'unanswered' : 'answered';
+}

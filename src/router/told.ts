@@ -1,0 +1,160 @@
+import { isWire } from '../config/router.ts';
+import { parseNested, UncountedJson } from '../json-text.ts';
+import { generatedBytes } from './generated.ts';
+import {
+  type Api,
+  errorOf,
+  generatedInAnswer,
+  generatedInEvent,
+  isAnswerOf,
+  isLastEvent,
+  isNativeEvent,
+  isPreamble,
+} from './native.ts';
+import { DONE, type SseEvent, type SseRun } from './sse.ts';
+import { type Counts, countsIn, readUsage } from './usage.ts';
+
+/**
+ * What is read of answers and events of model servers: plain data, and little of it, whatever it was read from. So another thread may
+ * have read it.
+ */
+
+type Json = Record<string, unknown>;
+const objectOf = (value: unknown): Json => (typeof value === 'object' && value !== null ? (value as Json) : {});
+
+/** An error in place of an answer: the status that it names, or NaN, and its message. */
+export type ToldError = { status: number; message: string };
+
+/** The part of a complete answer that is read. */
+export type ToldAnswer = {
+  /** It holds generated output or an embedding. */
+  isFilled: boolean;
+  /** It is what its API answers. An answer that says only what it has used was done as well. */
+  isAnswer: boolean;
+  error: ToldError | undefined;
+  /** The message of an error with a status of its own. */
+  message: string;
+  usage: Counts | undefined;
+  /** A bound on the tokens that were generated. */
+  generatedBytes: number;
+};
+
+/** The part of an event that is read. */
+export type ToldEvent = {
+  /** An error right after it is a definite refusal. */
+  isBeforeAnswer: boolean;
+  error: ToldError | undefined;
+  usage: Counts | undefined;
+  generatedBytes: number;
+  /** Of a chunk: whether it has choices, or an empty list of them. */
+  choices: 'some' | 'none' | undefined;
+  /** Of a chunk: the choices that it ends. */
+  finished: unknown[];
+  /** Of a native event: whether it names the reason to stop, is the last. */
+  stops: boolean;
+  isLast: boolean;
+};
+
+/** The event of a stream as it was read: undefined for a comment. */
+export type Said = ToldEvent | typeof DONE | undefined;
+
+/** An event, or a run of them, with what has been read of it already: of a large one, by another thread. */
+export type SaidRun = SseRun & { readonly said?: Said };
+
+/** A longer message is cut before secrets are looked for in it. */
+const MESSAGE_LENGTH_MAX = 64 * 1024;
+/** No request has as many choices. */
+const FINISHED_COUNT_MAX = 1000;
+const INDEX_LENGTH_MAX = 20;
+
+/** Reads a complete answer; undefined for what is no object in JSON, or has more than 100 levels. */
+export function readAnswer(bytes: Buffer, api: Api): ToldAnswer | undefined {
+  let json: unknown;
+  try {
+    json = parseNested(bytes.toString('utf8'), undefined, Number.POSITIVE_INFINITY)?.value;
+  } catch (error) {
+    if (!(error instanceof UncountedJson)) throw error;
+  }
+  if (typeof json !== 'object' || json === null) return undefined;
+  const error = errorOf(api, json);
+  return {
+    isFilled: isFilled(json),
+    isAnswer: holdsAnswer(api, json),
+    error: error && toldError(error),
+    message: messageIn(json),
+    usage: countsIn(objectOf(json).usage),
+    generatedBytes: isWire(api) ? generatedInAnswer(json) : generatedBytes(json),
+  };
+}
+
+/** Reads an event. Throws for one that has more than 100 levels. */
+export function readEvent({ data }: Pick<SseEvent, 'data'>, api: Api): Said {
+  if (data === undefined || data === DONE) return data;
+  const json = parseEvent(data);
+  const error = errorOf(api, json);
+  const { type, message, response, usage, choices, delta } = objectOf(json);
+  const isNative = isWire(api);
+  const holder = type === 'message_start' ? message : response;
+  const given = isNative ? usage || objectOf(holder).usage : usage;
+  return {
+    isBeforeAnswer: isNative ? !isNativeEvent(json) || isPreamble(json) : !holdsAnswer(api, json),
+    error: error && toldError(error),
+    usage: countsIn(given),
+    generatedBytes: isNative ? generatedInEvent(objectOf(json)) : generatedBytes(json),
+    choices: Array.isArray(choices) ? (choices.length ? 'some' : 'none') : undefined,
+    finished: isNative || !Array.isArray(choices) ? [] : finishedIn(choices),
+    stops: isNative && type === 'message_delta' && Boolean(objectOf(delta).stop_reason),
+    isLast: isNative && isLastEvent(json),
+  };
+}
+
+/** Parses the data of an event; undefined for what is not JSON. Throws for what has more than 100 levels. */
+export function parseEvent(data: string): unknown {
+  try {
+    return parseNested(data, undefined, Number.POSITIVE_INFINITY)?.value;
+  } catch (cause) {
+    throw new Error('an event is nested deeper than any model server writes', { cause });
+  }
+}
+
+function finishedIn(choices: unknown[]): unknown[] {
+  const finished = new Set<unknown>();
+  for (const it of choices) {
+    const { finish_reason: reason, index } = objectOf(it);
+    if (reason && finished.size < FINISHED_COUNT_MAX) finished.add(plainIndex(index ?? 0));
+  }
+  return [...finished];
+}
+
+const plainIndex = (index: unknown) => (typeof index === 'number' ? index : String(index).slice(0, INDEX_LENGTH_MAX));
+
+/** Returns whether a body contains generated output or an embedding. */
+function isFilled(json: unknown): boolean {
+  const { choices, data, content, output } = objectOf(json);
+  return [choices, data, content, output].some(isFilledList);
+}
+
+const isFilledList = (it: unknown) => Array.isArray(it) && it.length > 0;
+
+function holdsAnswer(api: Api, json: unknown): boolean {
+  if (isWire(api)) return isAnswerOf(api, json);
+  const { choices, data } = objectOf(json);
+  return isFilledList(api === 'chat' ? choices : data) || readUsage(json, api) !== undefined;
+}
+
+const toldError = (error: object): ToldError => ({ status: Number(codeIn(error)), message: messageIn(error) });
+
+/** Returns the message in an error body, in the shapes that model servers use; empty when there is none. */
+function messageIn(json: unknown): string {
+  const { error, message, detail } = objectOf(json);
+  for (const it of [typeof error === 'string' ? error : objectOf(error).message, message, detail])
+    if (typeof it === 'string' && it) return it.slice(0, MESSAGE_LENGTH_MAX);
+  return '';
+}
+
+/** Returns the code in an error body: a status, a word, or nothing. */
+function codeIn(json: object): unknown {
+  const { error, code } = json as Json;
+  const told = typeof error === 'object' && error !== null ? (error as Json).code : code;
+  return typeof told === 'object' && told !== null ? undefined : told;
+}

@@ -1,0 +1,140 @@
+// What the tests of the engines' layer need beside the project: the components, where each is looked for, and what is tested with it.
+// `npm run test:setup` installs them (test/setup has their Debian packages).
+import { execFileSync } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { delimiter, join } from 'node:path';
+
+const MODULES = join(import.meta.dirname, '../node_modules');
+const AGENTS = join(import.meta.dirname, 'agents/node_modules');
+const PLATFORM = `${process.platform}-${process.arch}`;
+
+/** Directories of the programs of test/agents/package.json. Two packages put theirs into place by a script, and none is run here. */
+export const AGENT_DIRECTORIES = [
+  join(AGENTS, `@anthropic-ai/claude-code-${PLATFORM}`),
+  join(AGENTS, `opencode-${PLATFORM}/bin`),
+  join(AGENTS, '.bin'),
+];
+
+/** Programs of root's are found too, also by whoever has not their directories in the PATH. */
+const DIRECTORIES = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
+
+/** Whether a program is on the machine; a path is looked for as it is. */
+export const hasProgram = (name: string): boolean =>
+  name.startsWith('/') ? existsSync(name) : DIRECTORIES.some((it) => existsSync(join(it, name)));
+
+/** The mirror that this machine installs Debian packages from. */
+export function debianMirror(): string | undefined {
+  if (!hasProgram('apt-get')) return undefined;
+  const filters = ['Created-By: Packages', 'Origin: Debian', 'Label: Debian'];
+  const args = ['indextargets', '--format', '$(REPO_URI)', ...filters];
+  return execFileSync('apt-get', args, { encoding: 'utf8' }).split('\n')[0] || undefined;
+}
+
+/**
+ * Litestream itself, from the PATH or from its package, which npm has for Linux on x64 alone: so it is an optional dependency,
+ * without which a machine of another kind installs.
+ */
+export function findLitestream(): string | undefined {
+  const places = [
+    ...DIRECTORIES.map((it) => join(it, 'litestream')),
+    join(MODULES, '@flydotio/litestream-linux-x64/litestream'),
+  ];
+  return places.find((it) => existsSync(it));
+}
+
+/** The directory with Kubernetes' own programs, which test/setup unpacks from their archive where it is there; undefined without them. */
+export function findKubernetes(): string | undefined {
+  const script = 'source "$1" && unpack_kubernetes >&2 && echo "$KUBERNETES"';
+  const args = ['-c', script, 'bash', join(import.meta.dirname, 'setup')];
+  try {
+    return execFileSync('bash', args, { encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] }).trim();
+  } catch {
+    return undefined;
+  }
+}
+
+const isRoot = () => process.getuid?.() === 0;
+type Component = { tests: string; isThere(): boolean };
+/** A component that needs root and its programs. */
+const asRoot = (tests: string, ...programs: string[]): Component => ({
+  tests,
+  isThere: () => isRoot() && programs.every(hasProgram),
+});
+const program = (tests: string, ...programs: string[]): Component => ({
+  tests,
+  isThere: () => programs.every(hasProgram),
+});
+
+/** Each component by its name: what is tested with it, and whether this machine has it. */
+export const COMPONENTS = {
+  docker: asRoot('containers on Docker, leases over a crash, the image', 'dockerd', 'busybox'),
+  podman: asRoot('containers on Podman', 'podman', '/usr/lib/podman/netavark', 'runc', 'busybox', 'newuidmap'),
+  'rootless podman': asRoot(
+    'containers of a user without rights',
+    'podman',
+    'newuidmap',
+    'useradd',
+    'setpriv',
+    'runc',
+    'busybox',
+  ),
+  lxd: asRoot('virtual machines and containers of LXD', 'lxd', 'busybox'),
+  slurm: asRoot(
+    'jobs of a cluster',
+    'munged',
+    'slurmctld',
+    'slurmd',
+    'sbatch',
+    'squeue',
+    'scancel',
+    'scontrol',
+    'srun',
+    'script',
+  ),
+  sshd: asRoot('hosts of a pool', '/usr/sbin/sshd'),
+  kubernetes: {
+    tests: 'pods of a cluster, and Purser in one',
+    isThere: () =>
+      isRoot() &&
+      ['etcd', 'dockerd', 'runc', 'busybox', 'kubectl', 'unshare', 'nsenter', 'ip', 'openssl'].every(hasProgram) &&
+      findKubernetes() !== undefined,
+  },
+  chromium: program('the page in a real browser', '/usr/bin/chromium'),
+  systemd: program('the unit, as systemd reads it', 'systemd-analyze'),
+  'systemd-nspawn': asRoot('the unit on a booted Debian', 'systemd-nspawn', 'nsenter', 'debootstrap', 'chroot'),
+  debootstrap: asRoot('the executable in a minimal Debian', 'debootstrap', 'chroot', 'unshare'),
+  'a Debian mirror': { tests: 'the executable in a minimal Debian', isThere: () => debianMirror() !== undefined },
+  root: asRoot('small disks, other users, descriptors', 'mount', 'setpriv'),
+  'failing disk': asRoot('a file system that turns read-only', 'losetup', 'mkfs.ext4', 'e2fsck'),
+  btrfs: asRoot('limits of a disk', 'mkfs.btrfs'),
+  namespaces: asRoot('machines of a marketplace', 'unshare', 'nsenter', 'setsid', 'curl'),
+  strace: program('kills at each call, power cuts', 'strace'),
+  prlimit: program('a process without descriptors, floods of connections', 'prlimit'),
+  tun: { tests: 'tunnels through SSH', isThere: () => existsSync('/dev/net/tun') },
+  busybox: program("commands with busybox's shell and tools", 'busybox'),
+  'openssh-client': program('ssh, scp and sftp into a lease', 'ssh', 'sftp', 'scp'),
+  openssl: program('engines behind TLS', 'openssl'),
+  curl: program('the lines of the pages that call curl', 'curl'),
+  python3: program("the receiver's recipe in Python, clients of other languages", 'python3'),
+  script: program('commands on a terminal', 'script'),
+  zsh: program('completion in zsh', 'zsh'),
+  fish: program('completion in fish', 'fish'),
+  promtool: program('metrics and alerts', 'promtool'),
+  prometheus: program('metrics, read by Prometheus', 'prometheus'),
+  faketime: program('a clock that leaps', 'faketime'),
+  gcc: program(
+    'the first process of a container, built again',
+    process.arch === 'x64' ? 'x86_64-linux-gnu-gcc' : 'gcc',
+  ),
+  'qemu-aarch64-static': program('the first process of a container on arm64', 'qemu-aarch64-static'),
+  'qemu-x86_64-static': program('the first process of a container on amd64', 'qemu-x86_64-static'),
+  strip: program('the image', 'strip'),
+  git: program('the image from a clone', 'git'),
+  nginx: program('ports of a lease behind nginx', 'nginx'),
+  caddy: program('ports of a lease behind Caddy', 'caddy'),
+  litestream: { tests: 'a copy by Litestream', isThere: () => findLitestream() !== undefined },
+  agents: {
+    tests: 'eight agents of other vendors',
+    isThere: () => isRoot() && ['unshare', 'ip'].every(hasProgram) && existsSync(join(AGENTS, '.package-lock.json')),
+  },
+} satisfies Record<string, Component>;

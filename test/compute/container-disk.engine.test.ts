@@ -1,0 +1,150 @@
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after, type TestContext } from 'node:test';
+import { promisify } from 'node:util';
+import { stringify } from 'yaml';
+import { tagOf, tagPrefix } from '../../src/compute/backend.ts';
+import { checkDisk } from '../../src/compute/backends/container/check.ts';
+import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openEngine } from '../../src/compute/backends/container/engine.ts';
+import { until } from '../helper/waiting.ts';
+import { openBtrfs } from './engines/btrfs.ts';
+import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
+import { openPodman } from './engines/podman.ts';
+
+const leases = mkdtempSync(join(tmpdir(), 'purser-leases-'));
+after(() => rmSync(leases, { recursive: true, force: true }));
+
+const run = promisify(execFile);
+const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
+
+/** A backend that leases one GB of disk, and one machine of it. */
+async function rent(engine: Engine, image = IMAGE) {
+  const offer = { id: 'small', count: 1, cpus: 1, memory_gib: 0.25, max_disk_gb: 1, price_hourly_usd: 1n };
+  const backend = openContainerBackend(
+    {
+      backend: 'container',
+      socket: engine.socket,
+      image,
+      pull: 'never',
+      network: 'none',
+      pids: 64,
+      provision_seconds: 60,
+      limits: { max_seconds: 3600 },
+      offers: [offer],
+    },
+    {
+      prefix: tagPrefix(INSTALLATION),
+      books: leases,
+      measureMilliseconds: 0,
+      now: () => Math.floor(Date.now() / 1000),
+    },
+  );
+  const findings = new Map((await backend.check?.())?.map((it) => [it.name, it]));
+  const quote = await backend.quote({ offer_id: 'small', disk_gb: 1, max_seconds: 600 });
+  const tag = tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex')}`);
+  const created = await backend.create({ tag, quote, deadline: Math.floor(Date.now() / 1000) + 660 });
+  assert.equal(created.kind, 'created', JSON.stringify(created));
+  const reserve = (megabytes: number, file = '/tmp/file') =>
+    backend.exec(tag, {
+      command: `fallocate -l ${megabytes}M ${file}`,
+      timeoutSeconds: 60,
+      streamBytesMax: 4096,
+    });
+  return {
+    disk: findings.get('disk'),
+    image: findings.get('image'),
+    reserve,
+    inspect: () => backend.inspect(tag),
+    left: () => engine.docker.listContainers({ all: true }),
+    destroy: () => backend.destroy(tag),
+  };
+}
+
+/** What `purser config check` says of such a slot. */
+async function configCheck(engine: Engine): Promise<string> {
+  const offers = [{ id: 'small', cpus: 1, memory_gib: 1, max_disk_gb: 1, price_hourly_usd: '0.01' }];
+  const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
+  const file = join(leases, `${randomBytes(4).toString('hex')}.yaml`);
+  writeFileSync(file, stringify({ compute: { provider_three } }));
+  const main = join(import.meta.dirname, '../../cli/main.ts');
+  const { stdout } = await run(process.execPath, [main, '--config', file, '--data', leases, 'config', 'check']);
+  return stdout;
+}
+
+type Open = (t: TestContext, data?: string) => Promise<Engine | undefined>;
+const openOn: Record<'Docker' | 'Podman', Open> = {
+  Docker: (t, data) =>
+    openDocker(t, { shared: true, ...(data === undefined ? {} : { data, flags: ['--storage-driver=btrfs'] }) }),
+  Podman: (t, data) => openPodman(t, data === undefined ? {} : { data, driver: 'btrfs' }),
+};
+
+for (const [name, driver, volumes] of [
+  ['Docker', 'overlay2', 'beside'],
+  ['Podman', 'overlay', 'ignored'],
+] as const) {
+  const open = openOn[name];
+  test(`${name}: disk_gb is what a lease can write where the storage driver has limits`, async (t) => {
+    const btrfs = openBtrfs(t);
+    if (!btrfs) return;
+    const engine = await open(t, btrfs.directory);
+    t.after(async () => {
+      await engine?.stop();
+      btrfs.close();
+    });
+    if (!engine) return;
+    const { disk, reserve, left, destroy } = await rent(engine);
+    assert.deepEqual(disk, { name: 'disk', ok: true, detail: 'disk_gb is enforced by btrfs' });
+    assert.doesNotMatch(await configCheck(engine), /disk_gb/);
+    assert.equal((await reserve(900)).exitCode, 0);
+    const over = await reserve(1100);
+    assert.notEqual(over.exitCode, 0);
+    assert.match(over.stderr.toString(), /quota exceeded/i);
+    await destroy();
+    assert.deepEqual(await left(), [], 'the trial of the limit leaves nothing');
+    const slow = openEngine({ socket: engine.socket });
+    t.after(() => slow.close());
+    const ask: typeof slow.ask = async (what, call, milliseconds) => {
+      const answer = await slow.ask(what, call, milliseconds);
+      if (what === 'create') throw new Error('create took longer than 30 s');
+      return answer;
+    };
+    const { detail } = await checkDisk({ ...slow, ask }, IMAGE);
+    assert.equal(detail, 'whether disk_gb is enforced cannot be told: create took longer than 30 s');
+    assert.deepEqual(await left(), [], 'nor does one whose answer comes too late');
+
+    const other = await rent(engine, IMAGE_WITH_VOLUME);
+    const isBeside = (await other.reserve(1100, '/data/file')).exitCode === 0;
+    assert.equal(isBeside, volumes === 'beside', 'whether a volume of the image lies beside the limit');
+    assert.equal(/its volumes \/data lie beside/.test(other.image?.detail ?? ''), isBeside, other.image?.detail);
+    await other.destroy();
+  });
+
+  test(`${name}: where the storage driver has no limits a lease that wrote too much is ended, and check says so`, async (t) => {
+    const engine = await open(t);
+    if (!engine) return;
+    t.after(() => engine.stop());
+    const { disk, reserve, inspect, left, destroy } = await rent(engine);
+    assert.equal(disk?.ok, true, 'it is as it is, and no fault');
+    const said = `disk_gb is not enforced: ${driver} on \\w+ has no limits`;
+    // The engine's directory and this test's are both temporary, so on one file system.
+    assert.match(disk?.detail ?? '', new RegExp(`^Warning: ${said}.*database \\(${leases}\\) are on one file system`));
+    assert.match(await configCheck(engine), new RegExp(`note: compute.provider_three: ${said}`));
+    assert.equal((await reserve(900)).exitCode, 0);
+    for (let times = 3; times > 0; times--) assert.equal((await inspect())?.state, 'running');
+    assert.equal((await reserve(1100)).exitCode, 0);
+    const { exceeded, note } = await until('it was measured', async () => {
+      const found = await inspect();
+      return found?.state === 'ended' && found;
+    });
+    assert.equal(exceeded, 'disk');
+    assert.match(note ?? '', /^it wrote 1\.\d GiB to its disk and may write 1$/);
+    assert.equal((await inspect())?.exceeded, 'disk', 'it stays so');
+    await destroy();
+    assert.deepEqual(await left(), []);
+  });
+}

@@ -1,0 +1,7 @@
+import test from 'node:test';
+import { createRandom, length, SEED } from '../helper/random.ts';
+import { HOSTILE_ENGINES } from './engines/hostile.ts';
+
+for (const [name, attack] of Object.entries(HOSTILE_ENGINES))
+  test(`hostile answers of ${name} fail their calls only (seed ${SEED})`, (t) =>
+    attack(t, createRandom(SEED), length(20_000, 20_000)));

@@ -1,0 +1,29 @@
+import assert from 'node:assert/strict';
+import { Duplex } from 'node:stream';
+import test from 'node:test';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import type { LxdApi } from '../../src/compute/backends/lxd/api.ts';
+import { runInside } from '../../src/compute/backends/lxd/session.ts';
+import { MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import { waitFor } from '../helper/waiting.ts';
+
+test('a command that LXD says runs for ever is given up after its limit, and left', async () => {
+  const connections: Duplex[] = [];
+  const lxd = {
+    ask: async () => ({ id: 'x', metadata: { fds: {} } }),
+    wait: () => new Promise(() => {}),
+    async connect() {
+      const connection = new Duplex({ read() {}, write: (_, _encoding, done) => done() });
+      connections.push(connection);
+      return new MessageStream(connection);
+    },
+  } as unknown as LxdApi;
+  const order = { command: 'true', timeoutSeconds: 0, streamBytesMax: 100 };
+  const ran = runInside(lxd, 'x', order, { user: 1, directory: '/' }, 1);
+  await assert.rejects(waitFor('it is given up', ran), { name: 'TimeoutError' });
+  await nextTurn();
+  assert.deepEqual(
+    connections.map((it) => it.destroyed),
+    [true, true, true, true],
+  );
+});

@@ -1,0 +1,130 @@
+import assert from 'node:assert/strict';
+import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { type TestContext } from 'node:test';
+import { hasComponent } from '../helper/component.ts';
+import { until } from '../helper/waiting.ts';
+import { FOLDER } from './watchdog-shared.ts';
+
+const now = () => Math.floor(Date.now() / 1000);
+
+const ARGV_PROBLEMS = [[], ['abc'], ['-1'], ['12x'], [''], ['12345678901'], ['1', '2']];
+
+/** Starts a program as process 1 of a process namespace of its own. */
+function startFirst(t: TestContext, ...argv: string[]): { child: ChildProcess; ended: Promise<number | null> } {
+  const child = spawn('unshare', ['--pid', '--fork', '--kill-child', '--mount-proc', ...argv], { stdio: 'ignore' });
+  t.after(() => child.kill('SIGKILL'));
+  return { child, ended: once(child, 'exit').then(([code]) => code) };
+}
+
+/** The process in the namespace that `unshare` made. */
+const firstOf = ({ pid }: ChildProcess) =>
+  until('it has begun', async () => readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim() || undefined);
+
+async function behaves(t: TestContext, ...program: string[]): Promise<void> {
+  for (const argv of ARGV_PROBLEMS)
+    assert.equal(await startFirst(t, ...program, ...argv).ended, 64, `process 1 with ${JSON.stringify(argv)}`);
+  assert.equal(await startFirst(t, ...program, String(now() - 1)).ended, 0, 'a deadline that has passed');
+
+  const deadline = now() + 2;
+  assert.equal(await startFirst(t, ...program, String(deadline)).ended, 0);
+  assert.ok(Date.now() / 1000 >= deadline, 'not before its deadline');
+
+  const { child, ended } = startFirst(t, ...program, String(now() + 600));
+  const first = await firstOf(child);
+  const tellTo = (first: string, ...argv: string[]) => {
+    const { status, stdout } = spawnSync('nsenter', ['--target', first, '--pid', '--mount', ...program, ...argv]);
+    return [status, stdout.toString()];
+  };
+  const tell = (...argv: string[]) => tellTo(first, ...argv);
+  await until('it has its deadline', async () => tell()[0] === 0);
+  const moved = String(now() + 86_400);
+  assert.deepEqual(tell(moved), [0, `${moved}\n`]);
+  assert.deepEqual(tell(), [0, `${moved}\n`], 'it is told without being moved');
+  assert.equal(tell('later')[0], 64);
+  const soon = now() + 8;
+  assert.deepEqual(tell(String(soon)), [0, `${soon}\n`]);
+  assert.equal(await ended, 0);
+  assert.ok(Date.now() / 1000 >= soon, 'at the deadline it was given last: the one before is a day away');
+
+  const stopped = startFirst(t, ...program, String(now() + 600));
+  const begun = await firstOf(stopped.child);
+  await until('it waits for its deadline, and hears signals', async () => tellTo(begun)[0] === 0);
+  process.kill(Number(begun), 'SIGTERM');
+  assert.ok([143, 137].includes((await stopped.ended) ?? 137), 'an engine that stops it does not wait');
+}
+
+/** What a relay says that is given this as its input, and how it ends. */
+function relayed(program: readonly string[], port: number | string, input: Buffer): Promise<[number | null, Buffer]> {
+  const [command = '', ...args] = program;
+  const child = spawn(command, [...args, 'relay', String(port)], { stdio: ['pipe', 'pipe', 'inherit'] });
+  child.stdin.on('error', () => {}); // It need not read what it is given.
+  child.stdin.end(input);
+  const said = child.stdout.toArray();
+  return once(child, 'close').then(async ([code]) => [code, Buffer.concat(await said)]);
+}
+
+async function relays(t: TestContext, ...program: string[]): Promise<void> {
+  const input = randomBytes(10 * 1024 * 1024);
+  for (const host of ['127.0.0.1', '::1', '0.0.0.0']) {
+    // It reads to the end before it answers: both directions are full in between.
+    const server = createServer({ allowHalfOpen: true }, (socket) => socket.pipe(socket)).listen(0, host);
+    await once(server, 'listening');
+    const { port } = server.address() as AddressInfo;
+    const [code, said] = await relayed(program, port, input);
+    server.close();
+    await once(server, 'close');
+    assert.deepEqual([code, said.subarray(0, 10).toString()], [0, 'connected\n'], host);
+    assert(said.subarray(10).equals(input), host);
+    assert.deepEqual(await relayed(program, port, Buffer.alloc(0)), [111, Buffer.alloc(0)], 'nobody listens any more');
+  }
+  const greeting = createServer((socket) => socket.end('bye')).listen(0, '127.0.0.1');
+  await once(greeting, 'listening');
+  t.after(() => greeting.close());
+  const { port } = greeting.address() as AddressInfo;
+  assert.equal((await relayed(program, port, input))[1].toString(), 'connected\nbye', 'the server ends it');
+
+  const silent = createServer(() => {}).listen(0, '127.0.0.1');
+  await once(silent, 'listening');
+  t.after(() => silent.close());
+  const [command = '', ...args] = program;
+  const relay = [...args, 'relay', String((silent.address() as AddressInfo).port)];
+  const child = spawn(command, relay, { stdio: ['pipe', 'pipe', 'inherit'] });
+  await once(child.stdout, 'data');
+  child.stdout.destroy();
+  assert.deepEqual(await once(child, 'exit'), [0, null], 'nobody reads what it says');
+
+  for (const wrong of ['0', '65536', 'x', '', '99999999999'])
+    assert.equal((await relayed(program, wrong, Buffer.alloc(0)))[0], 64, wrong);
+  const bare = spawnSync(command, [...args, 'relay']);
+  assert.deepEqual([bare.status, bare.stdout.length], [0, 0], 'it says that it is one that relays');
+}
+
+for (const [architecture, emulator] of [
+  ['amd64', process.arch === 'x64' ? undefined : 'qemu-x86_64-static'],
+  ['arm64', process.arch === 'arm64' ? undefined : 'qemu-aarch64-static'],
+] as const)
+  test(`the watchdog of ${architecture} ends at its deadline, moves it, and relays`, async (t) => {
+    if (!hasComponent(t, 'root')) return;
+    // Of the foreign one only a machine with an emulator can tell.
+    if (emulator !== undefined && !hasComponent(t, emulator)) return;
+    const prefix = emulator === undefined ? [] : [emulator];
+    await behaves(t, ...prefix, join(FOLDER, `watchdog-${architecture}`));
+    await relays(t, ...prefix, join(FOLDER, `watchdog-${architecture}`));
+  });
+
+test('what its source makes today behaves the same', async (t) => {
+  if (!hasComponent(t, 'root')) return;
+  if (!hasComponent(t, 'gcc')) return;
+  if (process.arch !== 'x64') return t.diagnostic('its build is tried on amd64 alone');
+  const directory = mkdtempSync(join(tmpdir(), 'purser-watchdog-'));
+  t.after(() => rmSync(directory, { recursive: true }));
+  execFileSync(join(FOLDER, 'build.sh'), [directory, 'amd64']);
+  await behaves(t, join(directory, 'watchdog-amd64'));
+  await relays(t, join(directory, 'watchdog-amd64'));
+});

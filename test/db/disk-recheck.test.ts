@@ -1,0 +1,38 @@
+import assert from 'node:assert/strict';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { createDiskReserve } from '../../src/db/disk-reserve.ts';
+import { followFaults } from '../../src/fault.ts';
+import { waitFor } from '../helper/waiting.ts';
+import { temporaryDirectory } from '../ledger/books.ts';
+
+const INTERVAL_MILLISECONDS = 2000;
+
+test('a recheck of the disk that throws is reported, and the next one comes', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const faults: unknown[] = [];
+  using _ = followFaults((where, error) => void faults.push([where, (error as Error).message]));
+  const made = Promise.withResolvers<number>();
+  const events = { diskLow() {}, diskEnough() {}, reserveUsed() {}, reserveMade: made.resolve, failed() {} };
+  let isBroken = true;
+  const inFlight = () => {
+    if (isBroken) throw new Error('nobody can say');
+    return 0;
+  };
+  const file = join(temporaryDirectory(t), 'reserve');
+  const reserve = createDiskReserve(file, inFlight, events);
+  t.after(() => reserve.stop());
+  reserve.start();
+  for (const times of [1, 2]) {
+    t.mock.timers.tick(INTERVAL_MILLISECONDS);
+    await nextTurn();
+    assert.deepEqual(faults, Array(times).fill(['timer', 'nobody can say']));
+  }
+  isBroken = false;
+  t.mock.timers.tick(INTERVAL_MILLISECONDS);
+  t.mock.timers.reset();
+  await waitFor('the reserve is made', made.promise);
+  assert(existsSync(file));
+});

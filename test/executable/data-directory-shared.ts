@@ -1,0 +1,1 @@
+export const STRANGER = 65534;

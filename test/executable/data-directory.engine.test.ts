@@ -1,0 +1,60 @@
+import assert from 'node:assert/strict';
+import { chownSync, readdirSync, rmSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { hasComponent } from '../helper/component.ts';
+import { EXECUTABLE, installation, run } from '../helper/executable.ts';
+import { STRANGER } from './data-directory-shared.ts';
+
+test('another user than the owner of the directory is refused with exit 4, before anything is written', async (t) => {
+  if (!hasComponent(t, 'root')) return;
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  rmSync(join(purser.directory, 'lib'), { recursive: true });
+  const before = readdirSync(purser.directory);
+  chownSync(purser.directory, STRANGER, STRANGER);
+  const reading = [
+    ['account', 'list'],
+    ['wallet', 'show', 'wal_x'],
+    ['ledger', 'verify'],
+    ['models', 'check'],
+  ];
+  for (const args of [['serve'], ['freeze'], ...reading]) {
+    const { code, stdout, stderr } = await purser.cli(...args);
+    assert.deepEqual([code, stdout], [4, ''], stderr);
+    assert.match(stderr, /belongs to user 65534, this is user 0\. Run Purser as the owner of its data directory\.\n$/);
+  }
+  assert.deepEqual(readdirSync(purser.directory), before);
+});
+
+test('a first start that is refused creates nothing and does not say that it does', async (t) => {
+  const purser = installation(t);
+  const refused = async (env: Record<string, string>, why: RegExp, exitCode: number) => {
+    const { code, stdout, stderr } = await run(['--data', purser.directory, 'serve'], { env });
+    assert.deepEqual([code, stdout], [exitCode, ''], stderr);
+    assert.match(stderr, why);
+    assert.doesNotMatch(stderr, /Creating|Copy|replace --lost/);
+    assert.deepEqual(readdirSync(purser.directory), ['purser.yaml']);
+  };
+  await refused(
+    { PURSER_MASTER_KEY_FILE: '/nope' },
+    /there is no file \/nope\. .*for a new installation.* a fresh one/,
+    1,
+  );
+  if (!hasComponent(t, 'root')) return;
+  chownSync(purser.directory, STRANGER, STRANGER);
+  await refused({}, /belongs to user 65534/, 4);
+});
+
+test('a copy of the SQLite addon that the owner cannot read is written anew', async (t) => {
+  if (!hasComponent(t, 'root')) return;
+  const asOwner = ['setpriv', `--reuid=${STRANGER}`, `--regid=${STRANGER}`, '--clear-groups', EXECUTABLE];
+  const purser = installation(t, { command: asOwner });
+  chownSync(purser.directory, STRANGER, STRANGER);
+  await (await purser.serve()).stop();
+  const library = join(purser.directory, 'lib');
+  const [copy] = readdirSync(library) as [string];
+  chownSync(join(library, copy), 0, 0);
+  assert.equal((await purser.json('account', 'list')).accounts.length, 1);
+  assert.deepEqual([readdirSync(library), statSync(join(library, copy)).uid], [[copy], STRANGER]);
+});

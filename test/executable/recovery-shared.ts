@@ -1,0 +1,18 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { installation } from '../helper/executable.ts';
+
+/** Books that nobody serves, a place for backups, and a backup there. */
+export async function openBackedUp(t: TestContext) {
+  const purser = installation(t);
+  await (await purser.serve()).stop();
+  const { accounts } = await purser.json('account', 'list');
+  await purser.json('account', 'credit', accounts[0].id, '1000');
+  const place = mkdtempSync(join(tmpdir(), 'purser-backups-'));
+  t.after(() => rmSync(place, { recursive: true, force: true }));
+  const backup = join(place, 'backup.db');
+  await purser.json('backup', backup);
+  return { purser, place, backup };
+}

@@ -1,0 +1,92 @@
+import {
+  appendFileSync,
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  rmSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as pause } from 'node:timers/promises';
+
+/** A directory of one run of the tests, with everything temporary of it. */
+export type RunDirectory = {
+  path: string;
+  /** The temporary directory of its tests. */
+  temporary: string;
+  /** The processor time of each process of it that runs tests, by its file, in seconds. */
+  processorSeconds(): Map<string, number>;
+  /** Names what the run has left behind, processes, mounts and files, and removes the directory. */
+  close(): Promise<string[]>;
+};
+
+/** Short, since the path of a Unix socket has at most 107 bytes. */
+const PREFIX = 'pt-';
+/** What has been killed and has a lot of memory is still there for a moment. */
+const ENDING_MILLISECONDS = 30_000;
+const LOOK_MILLISECONDS = 100;
+
+const timesIn = (directory: string) => join(directory, 'times');
+
+export function openRunDirectory(): RunDirectory {
+  const path = mkdtempSync(join(tmpdir(), PREFIX));
+  const temporary = join(path, 't');
+  mkdirSync(temporary);
+  // Tests run programs as other users, too.
+  chmodSync(path, 0o755);
+  chmodSync(temporary, 0o1777);
+  return {
+    path,
+    temporary,
+    processorSeconds() {
+      const text = existsSync(timesIn(path)) ? readFileSync(timesIn(path), 'utf8') : '';
+      const lines = text.split('\n').filter(Boolean);
+      return new Map(lines.map((it) => it.split('\t') as [string, string]).map(([file, time]) => [file, Number(time)]));
+    },
+    async close() {
+      for (let waited = 0; processesOf(path).length && waited < ENDING_MILLISECONDS; waited += LOOK_MILLISECONDS)
+        await pause(LOOK_MILLISECONDS);
+      const mounts = readFileSync('/proc/mounts', 'utf8').split('\n');
+      const left = [
+        ...processesOf(path),
+        ...mounts.filter((it) => it.includes(`${path}/`)).map((it) => `mount ${it.split(' ')[1]}`),
+        ...readdirSync(temporary).map((it) => `file ${join(temporary, it)}`),
+      ];
+      if (!left.some((it) => it.startsWith('mount'))) rmSync(path, { recursive: true, force: true });
+      return left;
+    },
+  };
+}
+
+/** Notes the processor time of this process, and of those that it started and waited for, when it exits. */
+export function noteProcessorTime(directory: string, file: string): void {
+  process.once('exit', () => appendFileSync(timesIn(directory), `${file}\t${processorSeconds().toFixed(2)}\n`));
+}
+
+/** The processor time of this process and of all below it that have been waited for, in seconds. */
+export function processorSeconds(): number {
+  const TICKS_PER_SECOND = 100; // Of Linux, whatever its kernel's.
+  const stat = readFileSync('/proc/self/stat', 'utf8');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  const ticks = fields.slice(11, 15).reduce((sum, it) => sum + Number(it), 0); // proc(5): utime, stime, cutime, cstime
+  return ticks / TICKS_PER_SECOND;
+}
+
+/** Processes that a run has started: their environment, arguments or directory name its directory. */
+function processesOf(directory: string): string[] {
+  const pids = readdirSync('/proc').filter((it) => /^\d+$/.test(it) && Number(it) !== process.pid);
+  return pids.flatMap((pid) => {
+    try {
+      const command = readFileSync(`/proc/${pid}/cmdline`, 'utf8').replaceAll('\0', ' ').trim();
+      const environment = readFileSync(`/proc/${pid}/environ`, 'utf8');
+      const where = readlinkSync(`/proc/${pid}/cwd`);
+      return [command, environment, where].some((it) => it.includes(directory)) ? [`process ${pid}: ${command}`] : [];
+    } catch {
+      return []; // It has ended, or it is another user's.
+    }
+  });
+}

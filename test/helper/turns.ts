@@ -1,0 +1,59 @@
+import { Worker } from 'node:worker_threads';
+import { threadMilliseconds } from './cpu.ts';
+
+/** Asks from a thread of its own, so that the thread of the server does nothing for the client. */
+export type Client = {
+  /** Posts a body and returns the status of the answer, once all of it has come. */
+  post(url: string, headers: Record<string, string>, body: Buffer): Promise<number>;
+  close(): Promise<unknown>;
+};
+
+const ASK = `
+const { parentPort } = require('node:worker_threads');
+const { request } = require('node:http');
+parentPort.on('message', ({ url, headers, body }) => {
+  const asked = request(url, { method: 'POST', headers: { ...headers, 'content-length': body.length } }, (answer) => {
+    answer.resume().on('end', () => parentPort.postMessage(answer.statusCode));
+  });
+  asked.on('error', () => parentPort.postMessage(0));
+  asked.end(body);
+});`;
+
+export function openClient(): Client {
+  const thread = new Worker(ASK, { eval: true });
+  return {
+    post(url, headers, body) {
+      const { promise, resolve, reject } = Promise.withResolvers<number>();
+      thread.once('message', resolve);
+      thread.once('error', reject);
+      thread.postMessage({ url, headers, body: new Uint8Array(body) });
+      return promise.finally(() => thread.off('error', reject));
+    },
+    close: () => thread.terminate(),
+  };
+}
+
+/**
+ * Returns the CPU time in milliseconds of the longest turn of this thread's event loop while something is waited for. It is time of
+ * this thread alone: neither other processes nor other threads count, so it says the same on a busy machine.
+ */
+export async function longestTurn(wait: () => Promise<unknown>): Promise<number> {
+  let longest = 0;
+  let isOver = false;
+  let before = 0;
+  const look = () => {
+    const now = threadMilliseconds();
+    longest = Math.max(longest, now - before);
+    before = now;
+    if (!isOver) setImmediate(look);
+  };
+  const waited = wait();
+  before = threadMilliseconds();
+  setImmediate(look);
+  try {
+    await waited;
+  } finally {
+    isOver = true;
+  }
+  return longest;
+}

@@ -1,0 +1,92 @@
+import type { ChildProcess } from 'node:child_process';
+import { writeSync } from 'node:fs';
+
+/**
+ * Waits of tests. A wait ends by what it waits for and has no limit of its own: how long that takes is up to how busy the machine
+ * is. The only limit is the one of a whole file (loading.mjs), which ends a process by SIGTERM: then each wait that is left says
+ * what it is for and is rejected, so that the tests still undo what they did.
+ */
+type Wait = { what: string | (() => string); since: number; reject(error: Error): void };
+
+const left = new Set<Wait>();
+/** What is polled may cost a processor more than the test: the pauses grow up to this. */
+const PAUSE_MILLISECONDS_MAX = 100;
+/** How long tests have to undo what they did, once the process is told to end. */
+const UNDO_MILLISECONDS_MAX = 60_000;
+
+/** Resolves or rejects as `promise` does. Until then it is listed as what is waited for. */
+export async function waitFor<T>(what: Wait['what'], promise: Promise<T>): Promise<T> {
+  const { promise: told, reject } = Promise.withResolvers<never>();
+  const wait = { what, since: performance.now(), reject };
+  left.add(wait);
+  try {
+    return await Promise.race([promise, told]);
+  } finally {
+    left.delete(wait);
+  }
+}
+
+/** Looks again and again until `look` answers something, and resolves with that. */
+export function until<T>(
+  what: Wait['what'],
+  look: () => Promise<T | undefined | false> | T | undefined | false,
+): Promise<T> {
+  let isOver = false;
+  const poll = async (): Promise<T> => {
+    for (let milliseconds = 1; ; milliseconds = Math.min(2 * milliseconds, PAUSE_MILLISECONDS_MAX)) {
+      const found = await look();
+      if (isOver) return undefined as never; // It was rejected.
+      if (found !== undefined && found !== false) return found;
+      await pause(milliseconds);
+    }
+  };
+  return waitFor(what, poll()).finally(() => {
+    isOver = true;
+  });
+}
+
+/** As good as no limit, for what takes one: what is asked for is up to how busy the machine is. */
+export const UNHURRIED_MILLISECONDS = 600_000;
+
+/** Whether a program has ended, by itself or by a signal. */
+export const hasEnded = ({ exitCode, signalCode }: ChildProcess): boolean => exitCode !== null || signalCode !== null;
+
+/** Looks again and again until a program that has just been started serves. Rejects with `log()` if it ends instead. */
+export const untilServes = <T>(
+  program: ChildProcess,
+  log: () => string,
+  look: () => Promise<T | undefined | false>,
+): Promise<T> =>
+  until(`${program.spawnfile} serves`, async () => {
+    const found = await look();
+    if (!found && hasEnded(program))
+      throw new Error(`${program.spawnfile} ended with ${program.signalCode ?? program.exitCode}: ${log()}`);
+    return found;
+  });
+
+/**
+ * Lets real time pass. For a span that something has to last at least, or that makes a race likely: never for one within which
+ * something is expected to have happened.
+ */
+export const pause = (milliseconds: number): Promise<void> =>
+  new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+function messageOf({ what, since }: Wait): string {
+  const seconds = Math.round((performance.now() - since) / 1000);
+  return `waited ${seconds} s in vain until ${typeof what === 'string' ? what : what()}`;
+}
+
+function sayLeft(): void {
+  for (const wait of left) writeSync(2, `${messageOf(wait)}\n`);
+}
+
+process.on('exit', (code) => {
+  if (code) sayLeft();
+});
+process.once('SIGTERM', () => {
+  process.exitCode = 1;
+  sayLeft();
+  for (const wait of left) wait.reject(new Error(messageOf(wait)));
+  // Without this listener, the signal ends the process.
+  setTimeout(() => process.kill(process.pid, 'SIGTERM'), UNDO_MILLISECONDS_MAX).unref();
+});

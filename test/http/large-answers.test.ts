@@ -1,0 +1,120 @@
+import assert from 'node:assert/strict';
+import test, { type TestContext } from 'node:test';
+import { createReadingThread, readerOfAnswers } from '../../src/http/reading-thread.ts';
+import { createAnswerRooms } from '../../src/router/answer-room.ts';
+import { openGateway } from '../helper/gateway.ts';
+import { openTestServer } from '../helper/server.ts';
+import { addTenant, walletOf } from '../helper/tenants.ts';
+import { until } from '../helper/waiting.ts';
+
+// A small request may have a large answer, which costs its wallet next to nothing: what it costs everybody else is bounded.
+
+/** As many large answers of a tree of wallets are in memory. */
+const ROOM_COUNT = 4;
+const USAGE = { prompt_tokens: 5, completion_tokens: 5, total_tokens: 10 };
+const answerOf = (bytes: number) =>
+  Buffer.from(
+    JSON.stringify({
+      choices: [{ index: 0, message: { role: 'assistant', content: 'x'.repeat(bytes) }, finish_reason: 'stop' }],
+      usage: USAGE,
+    }),
+  );
+
+/** Opens a server whose model server has large answers. Those of the gateway's wallet are kept from being read until `read`. */
+async function open(t: TestContext, upstream: object = {}) {
+  const purser = await openTestServer(t, {
+    change: (all: any) => ({
+      ...all,
+      router: { ...all.router, upstreams: all.router.upstreams.map((it: object) => ({ ...it, ...upstream })) },
+    }),
+  });
+  const gateway = await openGateway(purser);
+  const stranger = await walletOf(purser, await addTenant(purser, 'other'));
+  purser.upstream.handle = (_, response) => {
+    response.writeHead(200, { 'content-type': 'application/json' });
+    response.end(answerOf(400_000));
+  };
+  const { readApart } = purser.app;
+  const reading = Promise.withResolvers<void>();
+  let comeCount = 0;
+  purser.app.readApart = (tenant) => {
+    const apart = readApart(tenant);
+    if (tenant.treeId !== gateway.walletId) return apart;
+    return (async (name: 'answer', bytes: Buffer, api: 'chat') => {
+      if (name === 'answer') comeCount++;
+      await reading.promise;
+      return apart(name, bytes, api);
+    }) as typeof apart;
+  };
+  const come = (count: number) =>
+    until(
+      () => `${comeCount} answers have come`,
+      () => comeCount >= count,
+    );
+  return { purser, gateway, stranger, come, comeCount: () => comeCount, read: reading.resolve };
+}
+
+test('a tree of wallets has few large answers in memory, and a stranger gets his', async (t) => {
+  const { purser, gateway, stranger, come, comeCount, read } = await open(t);
+  const answers = Array.from({ length: 9 }, (_, seed) => gateway.chat({ seed, stream: seed % 2 === 1 }));
+  await purser.upstream.arrived(9);
+  await come(ROOM_COUNT);
+  for (let i = 0; i < 2; i++) assert.equal((await purser.chat(stranger.token)).status, 200);
+  assert.equal(comeCount(), ROOM_COUNT);
+  read();
+  for (const { status } of await Promise.all(answers)) assert.equal(status, 200);
+  assert.equal(comeCount(), 9);
+  await gateway.quiet();
+  assert.deepEqual(purser.problems(), []);
+});
+
+for (const stream of [false, true])
+  test(`an answer that waits for its room has no place at the model server, ${stream ? 'streamed' : 'whole'}`, async (t) => {
+    const { purser, gateway, stranger, come, read } = await open(t, { max_concurrent: ROOM_COUNT + 1 });
+    const answers = Array.from({ length: ROOM_COUNT }, (_, seed) => gateway.chat({ seed }));
+    await come(ROOM_COUNT);
+    answers.push(gateway.chat({ stream }));
+    await purser.upstream.arrived(ROOM_COUNT + 1);
+    let status = 429;
+    for (let i = 0; status === 429 && i < 500; i++) ({ status } = await purser.chat(stranger.token));
+    assert.equal(status, 200);
+    read();
+    for (const { status } of await Promise.all(answers)) assert.equal(status, 200);
+    await gateway.quiet();
+    assert.deepEqual(purser.problems(), []);
+  });
+
+test('large answers are read in turns of accounts, and of the trees of an account', async () => {
+  const thread = createReadingThread();
+  const readerOf = readerOfAnswers(thread);
+  const order: string[] = [];
+  const read = async (accountId: string, treeId: string) => {
+    await readerOf({ accountId, treeId })('answer', answerOf(200_000), 'chat');
+    order.push(treeId);
+  };
+  const all = ['a1', 'a1', 'a1', 'a2'].map((treeId) => read('a', treeId));
+  await Promise.all([...all, read('b', 'b1')]);
+  assert.deepEqual(order, ['a1', 'a1', 'b1', 'a2', 'a1']);
+  await thread.close();
+});
+
+test('rooms are given back, first come first served, also of those who still wait', async () => {
+  const rooms = createAnswerRooms(2);
+  const [first, second, third, fourth, fifth] = Array.from({ length: 5 }, () => rooms('mine'));
+  const other = rooms('other');
+  assert.deepEqual([first?.enter(), second?.enter(), first?.enter(), other.enter()], Array(4).fill(undefined));
+  const entered: string[] = [];
+  const waits = [third, fourth, fifth].map((it, i) => it?.enter()?.then(() => entered.push(`${i + 3}`)));
+  assert.equal(third?.enter() instanceof Promise, true);
+  fourth?.leave(); // It was given up.
+  await waits[1];
+  first?.leave();
+  first?.leave();
+  await waits[0];
+  assert.deepEqual(entered, ['4', '3']);
+  second?.leave();
+  await waits[2];
+  third?.leave();
+  fifth?.leave();
+  assert.deepEqual([rooms('mine').enter(), rooms('mine').enter()], [undefined, undefined]);
+});

@@ -1,0 +1,38 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { EXTRAS, ROUTES } from '../../src/http/routes.ts';
+import { openTestServer } from '../helper/server.ts';
+import { assertNothingMoves, assertRefused } from './refused.ts';
+
+test('a query parameter that an endpoint does not know, or that comes twice, is refused by each of them', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet();
+  await assertNothingMoves(purser, async () => {
+    for (const [method, path, { scope, example, idempotent }] of [...ROUTES, ...EXTRAS]) {
+      const line = `${method} ${path}`;
+      const caller = { account: purser.accountKey, session: purser.operatorKey, wallet: token, router: '' }[scope];
+      const asked = { token: caller, body: example.body, key: idempotent ? 'a' : undefined };
+      for (const [query, words] of [
+        ['limt=1', /^limt: unknown query parameter\.$/],
+        ['__proto__=1', /^__proto__: unknown query parameter\.$/],
+        ['limit=1&limit=2', /^limit: send this query parameter once\.$/],
+      ] as const) {
+        const answer = await purser.ask(method, `${path.replace(':id', id)}?${query}`, asked);
+        assertRefused(answer, 400, 'invalid_request', line);
+        assert.match(answer.body.error.message, words, line);
+      }
+    }
+  });
+});
+
+test('the gateway ignores the query parameters of other servers’ clients, and what is no endpoint any', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const { api_key } = (await purser.ask('POST', '/v1/router/key', { token, body: {} })).body;
+  const body = { model: 'chat', messages: [{ role: 'user', content: 'hi' }], max_tokens: 10 };
+  const beta = { token: api_key, body };
+  assert.equal((await purser.ask('POST', '/v1/router/v1/messages?beta=true', beta)).status, 200);
+  assert.equal((await purser.ask('POST', '/v1/router/chat/completions?api-version=1', beta)).status, 200);
+  for (const path of ['/healthz', '/readyz', '/v1/openapi.json', '/sign-in'])
+    assert.equal((await purser.ask('GET', `${path}?a=1&a=2`)).status, 200, path);
+});

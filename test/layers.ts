@@ -1,0 +1,79 @@
+// The layers of the tests. A file's name says its layer; there is no list to add a new file to.
+//   x.test.ts         the gate, `npm test`: needs nothing but the project, and does the same on every machine
+//   x.engine.test.ts  `npm run test:engines`: needs a component of the machine (test/components.ts), or root
+//   x.soak.test.ts    `npm run test:soak`: long or random by nature
+// The soak also runs files of the gate whose walks have a length (test/helper/random.ts), at their whole length.
+import assert from 'node:assert/strict';
+import { existsSync, globSync, readFileSync, writeFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+
+/** Every test file, by name. */
+export const allFiles = () => globSync('test/**/*.test.ts', { exclude: ['**/node_modules'] }).sort();
+
+/** The layer that a test file's name says. */
+export const layerOf = (file: string) => /\.(engine|soak)\.test\.ts$/.exec(file)?.[1] ?? 'gate';
+
+const importsOf = new Map<string, string[]>();
+function imports(file: string): string[] {
+  if (!importsOf.has(file)) {
+    const found = readFileSync(file, 'utf8').matchAll(/(?:from|import\()\s*'(\.[^']+)'/g);
+    importsOf.set(
+      file,
+      [...found].map(([, it]) => join(dirname(file), it as string)),
+    );
+  }
+  return importsOf.get(file) as string[];
+}
+
+/** Whether a file of the tests imports one of `wanted`, directly or not. */
+function reaches(file: string, wanted: ReadonlySet<string>, seen = new Set<string>()): boolean {
+  if (wanted.has(file)) return true;
+  if (seen.has(file)) return false;
+  seen.add(file);
+  // A program that a test writes down may import what lies elsewhere.
+  return imports(file).some((it) => it.startsWith('test/') && existsSync(it) && reaches(it, wanted, seen));
+}
+
+/** The helpers that start the executable, ask for components, and load the vocabularies of five real models. */
+const NEEDS_MORE = new Set(['test/helper/executable.ts', 'test/helper/component.ts', 'test/helper/tokenizers.ts']);
+
+/** Whether a file of the gate needs no build and no seconds before it starts: `npm run test:fast`. */
+export const isFast = (file: string): boolean => layerOf(file) === 'gate' && !reaches(file, NEEDS_MORE);
+
+/** Whether a file starts a Kubernetes cluster. */
+export const opensCluster = (file: string): boolean => reaches(file, new Set(['test/compute/engines/kubernetes.ts']));
+
+/** Whether a file has walks or lists that the soak makes longer. */
+export const hasLength = (file: string): boolean =>
+  imports(file).includes('test/helper/random.ts') && /\blength\(\d/.test(readFileSync(file, 'utf8'));
+
+/** More groups than processes at a time, so that none of these is left to run alone for long. */
+const GROUP_COUNT = 20;
+
+/** The slowest, which wait for most of their time: each begins one of the first groups, so that none of them is left to the end. */
+const FIRST = [
+  'test/ledger/serving.test.ts',
+  'test/recovery/restore.test.ts',
+  'test/chat/stream-faults.test.ts',
+  'test/tracing/tracing.test.ts',
+  'test/ui/live.test.ts',
+  'test/ui/older.test.ts',
+  'test/billing/payment-poller.test.ts',
+];
+
+/**
+ * Fast files share processes, since loading Purser for each of them would take a quarter of their time: writes the files that
+ * import the tests of a group each into `directory`. Neighbours, which are alike, go to different groups.
+ */
+export function grouped(all: readonly string[], directory: string): string[] {
+  for (const file of FIRST) assert(all.includes(file), `${file} is missing`);
+  const files = [...new Set([...FIRST, ...all])];
+  const groups = Array.from({ length: Math.min(GROUP_COUNT, files.length) }, (): string[] => []);
+  for (const [i, file] of files.entries()) groups[i % groups.length]?.push(`import '${pathToFileURL(file)}';\n`);
+  return groups.map((imports, i) => {
+    const group = join(directory, `${String(i + 1).padStart(2, '0')}.mjs`);
+    writeFileSync(group, imports.join(''));
+    return group;
+  });
+}

@@ -1,0 +1,96 @@
+import assert from 'node:assert/strict';
+import test, { after, type TestContext } from 'node:test';
+import { tagPrefix } from '../../src/compute/backend.ts';
+import { LXD_IMAGE, type Lxd, openLxd } from '../compute/engines/lxd.ts';
+import { until } from '../helper/waiting.ts';
+import { dieAt, LONG, openWith } from './leases.ts';
+
+let shared: Lxd | undefined;
+after(() => shared?.stop());
+
+/** A purser whose leases are containers of a real LXD. Undefined, and the test skipped, without one. */
+async function openLxdServer(t: TestContext) {
+  shared ??= await openLxd(t);
+  if (!shared) return undefined;
+  const { api, socket } = shared;
+  const compute = {
+    provider_one: {
+      backend: 'lxd',
+      socket,
+      image: LXD_IMAGE,
+      prices: { cpu_hourly_usd: '0.04', memory_gib_hourly_usd: '0.005' },
+      limits: { cpus: 2, memory_gib: 1, max_seconds: 3600 },
+      capacity: { cpus: 64, memory_gib: 64 },
+    },
+    provider_three: {
+      backend: 'lxd',
+      socket,
+      image: LXD_IMAGE,
+      offers: [{ id: 'small', cpus: 0.5, memory_gib: 0.25, max_disk_gb: 5, price_hourly_usd: '0.36' }],
+    },
+  };
+  const purser = await openWith(t, 'unix:///nowhere/docker.sock', 'nowhere:1', { settings: { compute } });
+  return Object.assign(purser, {
+    machines: async () =>
+      (await api.ask<{ config: Record<string, string> }[]>('GET', '/1.0/instances?recursion=1'))
+        .map((it) => it.config['user.purser.tag'] ?? '')
+        .filter((tag) => tag.startsWith(tagPrefix(purser.app.installationId))),
+  });
+}
+
+test('lxd: a lease is rented, used, extended and stopped', async (t) => {
+  const purser = await openLxdServer(t);
+  if (!purser) return;
+  const { token } = await purser.openWallet(LONG);
+  const made = await purser.rent(token);
+  assert.equal(made.status, 200, made.text);
+  const { id } = made.body;
+  await until('it runs', async () => {
+    await purser.app.reaper.runOnce();
+    return (await purser.status(token, id)).status === 'running';
+  });
+  const ask = (path: string, body: object) => purser.ask('POST', `/v1/compute/${path}`, { token, key: id, body });
+  const file = Buffer.from('hello');
+  assert.equal((await ask('upload', { id, path: 'there', content_base64: file.toString('base64') })).status, 200);
+  const said = await ask('exec', { id, command: 'cat there; id -u; nosuchprogram', timeout: 20 });
+  assert.deepEqual([said.body.exit_code, said.body.stdout], [127, 'hello1000\n'], said.text);
+  const extended = await purser.extend(token, id, 600);
+  assert.equal(extended.status, 200, extended.text);
+  assert.equal((await purser.stop(token, id)).status, 200);
+  await until('it is gone', async () => {
+    await purser.app.reaper.runOnce();
+    return (await purser.machines()).length === 0;
+  });
+  assert.deepEqual(purser.problems(), []);
+});
+
+/** Awaits of a life at which the process may die: the wrapped call never returns. */
+const DEATHS = [
+  ['before', 'create'],
+  ['after', 'create'],
+  ['after', 'inspect'],
+  ['before', 'destroy'],
+  ['after', 'destroy'],
+] as const;
+for (const [when, name] of DEATHS)
+  test(`lxd: dying ${when} ${name} leaves no machine that no row knows, and the books balance`, async (t) => {
+    const purser = await openLxdServer(t);
+    if (!purser) return;
+    const { id, token } = await purser.openWallet(LONG);
+    await dieAt(purser, token, when, name);
+    const again = await purser.lease(token, 'k');
+    assert.ok([200, 503].includes(again.status), again.text);
+    for (let i = 0; i < 3; i++) {
+      purser.clock.advance(purser.backend.absence.apartSeconds);
+      await purser.app.reaper.runOnce();
+    }
+    const { resources } = (await purser.ask('GET', `/v1/wallets/${id}/resources`, { token: purser.accountKey })).body;
+    const live = resources.filter((it: { ended_at: number | null }) => it.ended_at === null);
+    assert.equal((await purser.machines()).length, live.length, JSON.stringify(resources));
+    await until('the wallet is closed', async () => {
+      purser.clock.advance(10);
+      return (await purser.closeWallet(id)).status === 200;
+    });
+    assert.deepEqual(await purser.machines(), []);
+    assert.deepEqual(purser.problems(), []);
+  });

@@ -1,0 +1,140 @@
+import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
+import { cpSync, mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TestContext } from 'node:test';
+import { openBrowserSession } from '../../src/access/writes.ts';
+import { newId } from '../../src/id.ts';
+import { openCheckout, reportPayment, settleCreation } from '../../src/ledger/checkout.ts';
+import { beginStep, changeKeep, endKeep } from '../../src/ledger/keep.ts';
+import { keepLearnedBound } from '../../src/ledger/learned-bound.ts';
+import type { Ledger } from '../../src/ledger/ledger.ts';
+import { placeHold, settle } from '../../src/ledger/operation.ts';
+import { noteEvent, setFeed } from '../../src/ledger/payment-events.ts';
+import { insertResource, updateResource } from '../../src/ledger/resource.ts';
+import { reportReversal } from '../../src/ledger/reversal.ts';
+import { Nanos } from '../../src/money.ts';
+import { writeWith } from '../helper/closures.ts';
+import { openTestServer } from '../helper/server.ts';
+import { failure } from '../helper/upstream.ts';
+
+/**
+ * These promise nothing: when a key was last used, what the cleanup of a wallet met, what was told of its budget, when a
+ * migration ran.
+ */
+export const NOTES: Record<string, string[]> = {
+  key: ['last_used_at'],
+  wallet: ['cleanup_attempts', 'cleanup_error', 'period_spent_nanos', 'next_threshold_nanos'],
+  delivery: ['due_at', 'attempts', 'last_error'],
+  browser_session: ['last_used_at'],
+  migration: ['at'],
+};
+
+/** Where nobody listens: what is told stays in the outbox. */
+const events = { receivers: [{ url: 'http://127.0.0.1:1/', secret: 'a signing secret of a test' }] };
+
+/** A purser in which everything has a row: copied while it serves, as kill -9 would leave it, and after it closed. */
+export async function openStory(t: TestContext): Promise<{ killed: string; closed: string }> {
+  const purser = await openTestServer(t, { settings: { events } });
+  await purser.app.reaper.stop();
+  await purser.app.notifier.stop();
+  const { token, id } = await purser.openWallet({ name: 'the first' });
+  for (let i = 0; i < 20; i++) await purser.chat(token, { model: i % 4 ? 'chat' : 'free' });
+  await purser.ask('POST', '/v1/router/key', { token, key: 'gateway', body: { models: ['chat'] } });
+  await purser.run('wallet.budget', { id, add_cents: 100, key: 'raised' });
+  await purser.run('wallet.extend', { id, seconds: 60 });
+  await purser.run('wallet.refill', { id, refill: { cents: 100, every: 'day' } });
+  await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body: { name: 'child', budget_usd: '0.5' } });
+  purser.upstream.handle = failure(400);
+  await purser.chat(token);
+  purser.upstream.handle = failure(502);
+  await purser.chat(token);
+  const { id: closed, token: closing } = await purser.openWallet({ name: 'closed' });
+  await purser.ask('POST', '/v1/run/close', { token: closing });
+  assert.equal(purser.wallet(closed).status, 'closed');
+  const other = await purser.run('account.create', { name: 'other', creditCents: 7000 });
+  await purser.run('account.suspend', { id: other.id });
+  await purser.run('account.create', { name: 'without anything' });
+  await purser.run('account.debit', { id: purser.accountId, cents: 55, reason: 'a correction' });
+  const key = await purser.run('key.create', { account: purser.accountId, name: 'old' });
+  await purser.run('key.revoke', { id: key.id });
+  await endLease(purser.app.ledger, id, purser.app.clock.now());
+  await purser.run('account.link', { id: other.id, issuer: 'https://id.example.org', subject: 'user-1' });
+  await payAndDispute(purser.app.ledger, other.id, purser.app.clock.now());
+  const session = { kind: 'operator' as const, accountId: null, keyId: null, tokenHash: randomBytes(32) };
+  const now = purser.app.clock.now();
+  await purser.app.ledger.write(openBrowserSession, { order: session, earlierId: undefined, now });
+  await purser.run('freeze', {});
+  await purser.run('unfreeze', {}); // The newest commits move no money: losing them must be seen too.
+
+  const copy = (name: string) => {
+    const to = mkdtempSync(join(tmpdir(), `purser-${name}-`));
+    t.after(() => rmSync(to, { recursive: true, force: true }));
+    cpSync(purser.directory, to, {
+      recursive: true,
+      filter: (file) => !/purser\.(sock|lock)|leases|ledger\.clock\.new/.test(file),
+    });
+    return to;
+  };
+  const killed = copy('killed');
+  await purser.close();
+  return { killed, closed: copy('closed') };
+}
+
+/** A lease that was never had: no backend is asked for it. */
+async function endLease(ledger: Ledger, walletId: string, now: number): Promise<void> {
+  const operationId = newId('op');
+  const id = newId('res');
+  await writeWith(ledger, (tx) => {
+    placeHold(
+      tx,
+      {
+        id: operationId,
+        walletId,
+        kind: 'compute_create',
+        route: 'compute/create',
+        idempotencyKey: 'lease',
+        fingerprint: randomBytes(32),
+        requestId: 'req_1',
+        hold: Nanos(5_000_000n),
+        price: '{}',
+        subject: 'provider_one',
+        resourceId: id,
+      },
+      now,
+    );
+    const spec = '{"cpus":1,"memory_gib":1,"max_seconds":60}';
+    const price = { priceHourly: Nanos(300_000_000n), charged: Nanos(0n), purchasedSeconds: 60, maxSeconds: 60 };
+    const times = { createdAt: now, readyBy: now + 60, expiresAt: now + 120, dueAt: now, attempts: 1, absentCount: 0 };
+    const lease = { id, walletId, operationId, slot: 'provider_one', backend: 'container', tag: `purser-${id}`, spec };
+    insertResource(tx, { ...lease, ...price, ...times, status: 'provisioning' });
+    const keep = { walletId, resourceId: id, idempotencyKey: 'keep', fingerprint: randomBytes(32), requestId: 'req_1' };
+    const { keep: kept } = changeKeep(tx, { ...keep, tags: null, extendSeconds: 60, maxSeconds: 60 }, now);
+    beginStep(tx, kept?.id as string, operationId);
+    endKeep(tx, kept?.id as string, 'lease_ended', 'The lease is over.', now);
+    settle(tx, operationId, { kind: 'done', charge: Nanos(5_000_000n), usage: null, answer: null }, 'answer', now);
+    const end = { endedAt: now, endReason: 'create_failed', lastError: 'no machine' } as const;
+    updateResource(tx, id, { ...end, status: 'failed', charged: Nanos(5_000_000n) });
+    const learned = { upstream: 'mock', upstreamModel: 'chat', basis: '{}', permille: 1500, contextTokens: 0 };
+    const seen = { factorAt: now, overheadTokens: 200, overheadAt: now };
+    keepLearnedBound(tx, { ...learned, ...seen, operationId, learnedAt: now });
+  });
+}
+
+/** A checkout that was paid and disputed, and one that waits: nobody is asked for their sessions. */
+async function payAndDispute(ledger: Ledger, accountId: string, now: number): Promise<void> {
+  const order = { accountId, amountCents: 2000, fingerprint: randomBytes(32), requestId: 'req_1' };
+  const [sessionId, paymentIntent] = ['cs_test_1', 'pi_1'];
+  await writeWith(ledger, (tx) => {
+    openCheckout(tx, { ...order, idempotencyKey: 'waiting', expiresAt: now + 3600 }, now);
+    const { id: checkoutId } = openCheckout(tx, { ...order, idempotencyKey: 'paid', expiresAt: now + 3600 }, now);
+    settleCreation(tx, checkoutId, { kind: 'created', sessionId, url: 'https://pay.example.org/1' }, now);
+    const paid = { outcome: 'paid', currency: 'usd', amountCents: 2000 } as const;
+    reportPayment(tx, { ...paid, sessionId, checkoutId, paymentIntent }, now);
+    noteEvent(tx, { id: 'evt_stripe_1', type: 'checkout.session.completed', subject: sessionId }, now);
+    const dispute = { id: 'dp_1', kind: 'dispute', state: 'taken', amountCents: 2000 } as const;
+    reportReversal(tx, { ...dispute, paymentIntent, asOf: now }, now);
+    setFeed(tx, { readTo: now, dueAt: now + 3600 });
+  });
+}

@@ -1,0 +1,85 @@
+import { once } from 'node:events';
+import { Readable } from 'node:stream';
+import { run } from 'node:test';
+import { spec } from 'node:test/reporters';
+import { missingComponents, openTally, type TestEvent } from './helper/closing.ts';
+import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
+import { allFiles, grouped, hasLength, isFast, layerOf, opensCluster } from './layers.ts';
+
+/** The files that take longest start first, so that none of them is left to run alone at the end. The end of a run names them. */
+const SLOWEST: string[] = [];
+const slowestFirst = (files: readonly string[]) => [
+  ...SLOWEST.filter((it) => files.includes(it)),
+  ...files.filter((it) => !SLOWEST.includes(it)),
+];
+const filesOf = (layer: string) => allFiles().filter((it) => layerOf(it) === layer);
+
+/** Files that run beside those of the other lanes, so many at a time. */
+type Lane = { files: string[]; concurrency: number };
+type Layer = { lanes(directory: string): Lane[]; env?: Record<string, string> };
+const LAYERS: Record<string, Layer> = {
+  gate: {
+    lanes(directory) {
+      const files = filesOf('gate');
+      const all = [...slowestFirst(files.filter((it) => !isFast(it))), ...grouped(files.filter(isFast), directory)];
+      return [{ files: all, concurrency: 4 }]; // For two cores: with three at a time, these were idle for a quarter of the time.
+    },
+  },
+  engines: {
+    lanes() {
+      const files = slowestFirst(filesOf('engine'));
+      // A cluster takes a third of a core while its tests wait: one at a time, and nothing of them is left for the end.
+      return [
+        { files: files.filter(opensCluster), concurrency: 1 },
+        { files: files.filter((it) => !opensCluster(it)), concurrency: 3 },
+      ];
+    },
+  },
+  soak: {
+    lanes: () => [{ files: slowestFirst([...filesOf('soak'), ...filesOf('gate').filter(hasLength)]), concurrency: 4 }],
+    env: { PURSER_TEST_SOAK: '1' },
+  },
+};
+
+/** Runs a layer of the tests. The exit code is 1 if a test fails, or if the gate leaves a process or a mount behind. */
+export async function runLayer(name: string): Promise<void> {
+  const layer = LAYERS[name];
+  if (!layer) throw new Error(`There is no layer ${name}. Layers: ${Object.keys(LAYERS).join(', ')}.`);
+  const began = performance.now();
+  const directory = openRunDirectory();
+  const lanes = layer.lanes(directory.path);
+  Object.assign(process.env, layer.env, {
+    TMPDIR: directory.temporary,
+    PURSER_TEST_LAYER: name,
+    PURSER_TEST_RUN: directory.path,
+  });
+  const tally = openTally();
+  async function* noted(events: AsyncIterable<TestEvent>) {
+    for await (const event of events) {
+      tally.note(event);
+      yield event;
+    }
+  }
+  const runLane = async (lane: Lane) => {
+    const events = run({ ...lane, execArgv: ['--import=./test/helper/loading.mjs'] });
+    const shown = Readable.from(noted(events as AsyncIterable<TestEvent>)).compose(new spec());
+    shown.pipe(process.stdout, { end: false });
+    await once(shown, 'end');
+  };
+  await Promise.all(lanes.map(runLane));
+
+  const left = await directory.close();
+  const { passed, failed, skipped } = tally.counts();
+  const say = (title: string, lines: readonly string[]) =>
+    lines.length && console.log(`\n${title}\n${lines.map((it) => `  ${it}\n`).join('')}`.trimEnd());
+  say('The slowest files:', tally.slowest(directory.processorSeconds()));
+  if (name === 'gate') say('Not on this machine, so `npm run test:engines` would leave out:', missingComponents());
+  say('Skipped, because a component is missing (PURSER_TEST_REQUIRE=all makes that a failure):', tally.missing());
+  // Not every engine takes all of its own away at once, and a tool may leave a cache; a process or a mount of the gate is a fault.
+  const isClean = name !== 'gate' || left.every((it) => it.startsWith('file '));
+  say(isClean ? 'Left behind:' : 'LEFT BEHIND, which is a failure:', left);
+  const wall = (performance.now() - began) / 1000;
+  console.log(`\n${wall.toFixed(0)} s, ${processorSeconds().toFixed(0)} s of a processor`);
+  console.log(`${passed} passed, ${failed} failed, ${skipped} skipped`);
+  if (failed > 0 || !isClean) process.exitCode = 1;
+}

@@ -1,0 +1,48 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { openTestServer, type TestServer } from '../helper/server.ts';
+import { addTenant } from '../helper/tenants.ts';
+import { asOperator, type Browser, openBrowser } from './sample.ts';
+
+const rows = (purser: TestServer) =>
+  Number(purser.app.ledger.client.prepare('select count(*) from browser_session').pluck().get());
+const isIn = async (browser: Browser) => (await browser.get('/')).html.includes('<h1>');
+
+async function signIn(purser: TestServer, key: string): Promise<{ browser: Browser; status: number }> {
+  const browser = openBrowser(purser);
+  const { status } = await browser.post('/sign-in/key', { key });
+  return { browser, status };
+}
+
+test('an account key has twenty sessions, of which the oldest ends for the next', async (t) => {
+  const purser = await openTestServer(t);
+  const operator = await asOperator(purser);
+  const other = await addTenant(purser, 'other');
+  const neighbour = await signIn(purser, other.accountKey);
+  const before = rows(purser);
+  const browsers: Browser[] = [];
+  for (let i = 0; i < 25; i++) {
+    const { browser, status } = await signIn(purser, purser.accountKey);
+    assert.equal(status, 303);
+    browsers.push(browser);
+  }
+  assert.equal(rows(purser), before + 20);
+  const isOpen = await Promise.all(browsers.map(isIn));
+  assert.deepEqual(isOpen, [...Array(5).fill(false), ...Array(20).fill(true)]);
+  for (const browser of [operator, neighbour.browser]) assert(await isIn(browser));
+  const more = await purser.run('key.create', { account: purser.accountId, name: 'more' });
+  assert.equal((await signIn(purser, more.key)).status, 303);
+  assert.equal(rows(purser), before + 21, 'another key has its own');
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('signing in counts against the limit of the account, and leaves nothing beyond it', async (t) => {
+  const limits = { wallet_requests_per_minute: 0, account_requests_per_minute: 3, failed_auth_per_minute: 0 };
+  const purser = await openTestServer(t, { settings: { limits } });
+  const other = await addTenant(purser, 'other');
+  for (let i = 0; i < 3; i++) assert.equal((await signIn(purser, purser.accountKey)).status, 303);
+  const before = rows(purser);
+  for (let i = 0; i < 3; i++) assert.equal((await signIn(purser, purser.accountKey)).status, 429);
+  assert.equal(rows(purser), before);
+  assert.equal((await signIn(purser, other.accountKey)).status, 303);
+});
