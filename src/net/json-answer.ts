@@ -9,8 +9,10 @@ import { turnWhenDue } from './turn.ts';
 
 /** The levels of lists and objects that are opened. What is in them is parsed by itself, as a whole. */
 const OPENED_LEVELS = 4;
-/** The longest value that is parsed as a whole: the worst that is found, names with escapes alone, takes some 30 ms. */
+/** The longest value that is parsed as a whole. */
 const VALUE_BYTES_MAX = 128 * 1024;
+/** The most lists, objects and members in such a value: they are what costs time, and the values of real engines have hundreds. */
+const VALUE_PARTS_MAX = 8_000;
 /** The most members that an opened list or object may have, so that whoever walks through one is done soon. */
 const MEMBER_COUNT_MAX = 10_000;
 /** The most values in all: they bound the memory, which may be twenty times that of the text. */
@@ -95,9 +97,12 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
   let isInString = false;
   let isEscaped = false;
   let depth = 0;
+  let parts = 0;
 
   const counted = () => {
     if (++count > VALUE_COUNT_MAX) throw new Error(`the answer has more than ${VALUE_COUNT_MAX} values`);
+    if (isInside && ++parts > VALUE_PARTS_MAX)
+      throw new Error(`the answer has a value with more than ${VALUE_PARTS_MAX} parts`);
   };
 
   function give(value: unknown): void {
@@ -180,6 +185,7 @@ export function createJsonParser(parse: ParseValue = parseJson): JsonParser {
         if (!isInside) {
           if (!step(code)) continue;
           isInside = true;
+          parts = 0;
           isInString = code === QUOTE;
           depth = code === OPEN_LIST || code === OPEN_OBJECT ? 1 : 0;
           start = at;

@@ -203,7 +203,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     ]);
     const killed = await killProcess(backend, ref, second.id);
     assert.deepEqual([killed.isRunning, killed.exitCode], [false, 137]);
-    assert.equal(await sh(left), '', 'with what it started');
+    await until('what it started is dead', async () => (await sh(left)) === '');
     assert.equal((await killProcess(backend, ref, first.id)).exitCode, 9, 'a kill changes no end');
 
     for (const id of ['proc_01k9v3c2mq8r5t7w1x4z6b0d2f', '../x', '$(id)'])

@@ -1,6 +1,8 @@
 import {
+  accessSync,
   appendFileSync,
   chmodSync,
+  constants,
   existsSync,
   mkdirSync,
   mkdtempSync,
@@ -8,6 +10,7 @@ import {
   readFileSync,
   readlinkSync,
   rmSync,
+  statfsSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -32,8 +35,26 @@ const LOOK_MILLISECONDS = 100;
 
 const timesIn = (directory: string) => join(directory, 'times');
 
-export function openRunDirectory(): RunDirectory {
-  const path = mkdtempSync(join(tmpdir(), PREFIX));
+const MEMORY = '/dev/shm';
+const MEMORY_BYTES_MIN = 2 * 1024 ** 3;
+
+/**
+ * The directory for temporary files of tests of which none cuts the power, and none has to wait for a disk: in memory where there is
+ * room, unless TMPDIR says where.
+ */
+export function memoryDirectory(): string {
+  try {
+    const { bavail, bsize } = statfsSync(MEMORY);
+    accessSync(MEMORY, constants.W_OK);
+    if (process.env.TMPDIR === undefined && bavail * bsize >= MEMORY_BYTES_MIN) return MEMORY;
+  } catch {
+    // A machine without it, or where it is not ours to write.
+  }
+  return tmpdir();
+}
+
+export function openRunDirectory({ isInMemory = false } = {}): RunDirectory {
+  const path = mkdtempSync(join(isInMemory ? memoryDirectory() : tmpdir(), PREFIX));
   const temporary = join(path, 't');
   mkdirSync(temporary);
   // Tests run programs as other users, too.

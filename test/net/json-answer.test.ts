@@ -117,7 +117,9 @@ test('what is more than is read is refused, and not taken for something shorter'
   await assert.rejects(read(`[${'0,'.repeat(10_000)}0]`), /more than 10000 members/);
   const object = Object.fromEntries(Array.from({ length: 10_001 }, (_, i) => [i, 0]));
   await assert.rejects(read(JSON.stringify({ object })), /more than 10000 members/);
-  const items = Array.from({ length: 60 }, () => `[[[[${'0,'.repeat(40_000)}0]]]]`);
+  for (const parts of ['0,'.repeat(8_001), '[],'.repeat(4_001), '['.repeat(8_002)])
+    await assert.rejects(read(`[[[[[${parts}`), /a value with more than 8000 parts/);
+  const items = Array.from({ length: 260 }, () => `[[[[${'0,'.repeat(7_900)}0]]]]`);
   await assert.rejects(read(`[${items}]`), /more than 2000000 values/);
   const broken = async function* () {
     yield Buffer.from('[]');
