@@ -1,5 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { memoryDirectory } from './helper/run-directory.ts';
 import { allFiles, grouped, isFast } from './layers.ts';
@@ -22,7 +23,10 @@ export function runFast(given: readonly string[]): void {
       ...options,
       ...files,
     ],
-    { stdio: 'inherit', env: { ...process.env, TMPDIR: memoryDirectory(), PURSER_TEST_LAYER: 'gate' } },
+    {
+      stdio: 'inherit',
+      env: { ...process.env, TMPDIR: memoryDirectory(), PURSER_TEST_DISK: tmpdir(), PURSER_TEST_LAYER: 'gate' },
+    },
   );
   rmSync(directory, { recursive: true, force: true });
   process.exitCode = status ?? 1;

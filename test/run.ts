@@ -6,8 +6,17 @@ import { missingComponents, openTally, type TestEvent } from './helper/closing.t
 import { openRunDirectory, processorSeconds } from './helper/run-directory.ts';
 import { allFiles, grouped, hasLength, isFast, layerOf, opensCluster } from './layers.ts';
 
-/** The files that take longest start first, so that none of them is left to run alone at the end. The end of a run names them. */
-const SLOWEST: string[] = [];
+/** The files that take longest start first, so that none of them is left to run alone at the end, which names the slowest of a run. */
+const SLOWEST: string[] = [
+  'test/compute/kubernetes.engine.test.ts',
+  'test/executable/kubernetes.engine.test.ts',
+  'test/compute/slurm.engine.test.ts',
+  'test/compute/lxd.engine.test.ts',
+  'test/executable/rent.engine.test.ts',
+  'test/compute/container.engine.test.ts',
+  'test/executable/image.engine.test.ts',
+  'test/compute/container-deadline.engine.test.ts',
+];
 const slowestFirst = (files: readonly string[]) => [
   ...SLOWEST.filter((it) => files.includes(it)),
   ...files.filter((it) => !SLOWEST.includes(it)),
@@ -29,9 +38,9 @@ const LAYERS: Record<string, Layer> = {
   engines: {
     lanes() {
       const files = slowestFirst(filesOf('engine'));
-      // A cluster takes a third of a core while its tests wait: one at a time, and nothing of them is left for the end.
+      // A cluster takes a third of a core while its tests wait: two at a time, and nothing of them is left for the end.
       return [
-        { files: files.filter(opensCluster), concurrency: 1 },
+        { files: files.filter(opensCluster), concurrency: 2 },
         { files: files.filter((it) => !opensCluster(it)), concurrency: 3 },
       ];
     },
@@ -51,6 +60,7 @@ export async function runLayer(name: string): Promise<void> {
   const lanes = layer.lanes(directory.path);
   Object.assign(process.env, layer.env, {
     TMPDIR: directory.temporary,
+    PURSER_TEST_DISK: directory.onDisk,
     PURSER_TEST_LAYER: name,
     PURSER_TEST_RUN: directory.path,
   });

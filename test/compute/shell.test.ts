@@ -38,7 +38,8 @@ function runTooLong(PATH: string) {
   });
   const left = readdirSync('/proc').filter((pid) => {
     try {
-      const isOne = /^\d+$/.test(pid) && readFileSync(join('/proc', pid, 'cmdline'), 'latin1') === `sleep\0${seconds}\0`;
+      const isOne =
+        /^\d+$/.test(pid) && readFileSync(join('/proc', pid, 'cmdline'), 'latin1') === `sleep\0${seconds}\0`;
       return isOne && !isKilled(pid);
     } catch {
       return false; // It has ended.

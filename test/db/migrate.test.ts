@@ -251,7 +251,11 @@ test('the migrations are those that drizzle-kit makes of the schema', (t) => {
   const program = join(ROOT, 'node_modules/drizzle-kit/bin.cjs');
   const options = ['--dialect', 'sqlite', '--schema', 'src/db/schema.ts', '--out', relative(ROOT, folder)];
   const env = { ...process.env, TMPDIR: temporaryDirectory(t) }; // It leaves what it compiled.
-  const output = execFileSync(process.execPath, [program, 'generate', ...options], { cwd: ROOT, env, encoding: 'utf8' });
+  const output = execFileSync(process.execPath, [program, 'generate', ...options], {
+    cwd: ROOT,
+    env,
+    encoding: 'utf8',
+  });
   assert.deepEqual(files(), before, output);
   assert.match(output, /No schema changes/);
 });

@@ -1,3 +1,4 @@
+import '../helper/on-disk.ts';
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { leftOf } from '../demo/left.ts';

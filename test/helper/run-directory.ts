@@ -21,6 +21,8 @@ export type RunDirectory = {
   path: string;
   /** The temporary directory of its tests. */
   temporary: string;
+  /** The one of those that need a disk (test/helper/on-disk.ts). */
+  onDisk: string;
   /** The processor time of each process of it that runs tests, by its file, in seconds. */
   processorSeconds(): Map<string, number>;
   /** Names what the run has left behind, processes, mounts and files, and removes the directory. */
@@ -54,30 +56,35 @@ export function memoryDirectory(): string {
 }
 
 export function openRunDirectory({ isInMemory = false } = {}): RunDirectory {
-  const path = mkdtempSync(join(isInMemory ? memoryDirectory() : tmpdir(), PREFIX));
-  const temporary = join(path, 't');
-  mkdirSync(temporary);
-  // Tests run programs as other users, too.
-  chmodSync(path, 0o755);
-  chmodSync(temporary, 0o1777);
+  const [path, onDisk] = [isInMemory ? memoryDirectory() : tmpdir(), tmpdir()].map((parent) => {
+    const directory = mkdtempSync(join(parent, PREFIX));
+    mkdirSync(join(directory, 't'));
+    // Tests run programs as other users, too.
+    chmodSync(directory, 0o755);
+    chmodSync(join(directory, 't'), 0o1777);
+    return directory;
+  }) as [string, string];
+  const both = [path, onDisk];
   return {
     path,
-    temporary,
+    temporary: join(path, 't'),
+    onDisk: join(onDisk, 't'),
     processorSeconds() {
       const text = existsSync(timesIn(path)) ? readFileSync(timesIn(path), 'utf8') : '';
       const lines = text.split('\n').filter(Boolean);
       return new Map(lines.map((it) => it.split('\t') as [string, string]).map(([file, time]) => [file, Number(time)]));
     },
     async close() {
-      for (let waited = 0; processesOf(path).length && waited < ENDING_MILLISECONDS; waited += LOOK_MILLISECONDS)
+      for (let waited = 0; processesOf(both).length && waited < ENDING_MILLISECONDS; waited += LOOK_MILLISECONDS)
         await pause(LOOK_MILLISECONDS);
       const mounts = readFileSync('/proc/mounts', 'utf8').split('\n');
       const left = [
-        ...processesOf(path),
-        ...mounts.filter((it) => it.includes(`${path}/`)).map((it) => `mount ${it.split(' ')[1]}`),
-        ...readdirSync(temporary).map((it) => `file ${join(temporary, it)}`),
+        ...processesOf(both),
+        ...mounts.filter((it) => both.some((of) => it.includes(`${of}/`))).map((it) => `mount ${it.split(' ')[1]}`),
+        ...both.flatMap((of) => readdirSync(join(of, 't')).map((it) => `file ${join(of, 't', it)}`)),
       ];
-      if (!left.some((it) => it.startsWith('mount'))) rmSync(path, { recursive: true, force: true });
+      if (!left.some((it) => it.startsWith('mount')))
+        for (const it of both) rmSync(it, { recursive: true, force: true });
       return left;
     },
   };
@@ -97,15 +104,16 @@ export function processorSeconds(): number {
   return ticks / TICKS_PER_SECOND;
 }
 
-/** Processes that a run has started: their environment, arguments or directory name its directory. */
-function processesOf(directory: string): string[] {
+/** Processes that a run has started: their environment, arguments or directory name one of its directories. */
+function processesOf(directories: readonly string[]): string[] {
   const pids = readdirSync('/proc').filter((it) => /^\d+$/.test(it) && Number(it) !== process.pid);
   return pids.flatMap((pid) => {
     try {
       const command = readFileSync(`/proc/${pid}/cmdline`, 'utf8').replaceAll('\0', ' ').trim();
       const environment = readFileSync(`/proc/${pid}/environ`, 'utf8');
       const where = readlinkSync(`/proc/${pid}/cwd`);
-      return [command, environment, where].some((it) => it.includes(directory)) ? [`process ${pid}: ${command}`] : [];
+      const isOurs = [command, environment, where].some((it) => directories.some((of) => it.includes(of)));
+      return isOurs ? [`process ${pid}: ${command}`] : [];
     } catch {
       return []; // It has ended, or it is another user's.
     }
