@@ -167,7 +167,7 @@ const absent = {
 
 /**
  * ssh2 recognises a class by its name, and the bundle renames one of two that have the same. Names are kept in that file alone:
- * esbuild keeps them by a call for each function that is made, and a request makes hundreds (docs/decisions/0063).
+ * esbuild keeps them by a call for each function that is made, and a request makes hundreds (docs/decisions/0062).
  */
 const named = {
   name: 'named',
@@ -218,9 +218,8 @@ function asLatin1(bundle) {
 }
 
 /**
- * The young generation in MiB, how the old one grows, that the young one is used up, and how many threads help to collect
- * (docs/decisions/0058); that an idle thread may collect (docs/decisions/0067); that large bodies count like objects, and not by a
- * limit of their own (docs/decisions/0068).
+ * The young generation in MiB, how the old one grows, that the young one is used up, and how many threads help to collect; that
+ * an idle thread may collect; that large bodies count like objects, and not by a limit of their own (docs/decisions/0062).
  */
 const V8_FLAGS = [
   '--max-semi-space-size=32',

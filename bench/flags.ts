@@ -17,7 +17,7 @@ export type Flags = {
   operations: number;
   /** Number of same-key races. */
   races: number;
-  /** Prints the table of docs/performance.md. */
+  /** Prints the rows of docs/performance.md as a Markdown table. */
   markdown: boolean;
   /** Where the data directories are made: on the disk to be measured. */
   dir: string;
@@ -34,7 +34,7 @@ npm run bench -- backends --help
   --operations N  operations before memory is measured again (100000)
   --races N       same-key races (1000)
   --full          1000000 wallets, 10000000 entries, 1000000 operations
-  --markdown      prints the table of docs/performance.md
+  --markdown      prints the rows of docs/performance.md as a Markdown table
   --dir DIR       where the data directories are made (the system's temporary directory)`;
 
 /** Reads the command line. Prints the help and returns undefined for --help. Throws TypeError for an unknown or bad flag. */

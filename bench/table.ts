@@ -3,7 +3,7 @@ export type Line = { letter?: string; what: string; goal: string; measured: stri
 
 const COLUMNS = ['letter', 'what', 'goal', 'measured', 'beside'] as const;
 
-/** Prints the table as it stands in docs/performance.md. */
+/** Prints the lines as a Markdown table: those of docs/performance.md, with more figures beside them. */
 export function printMarkdown(lines: readonly Line[]): void {
   const rows = lines.map(({ what, goal, measured, beside = '' }) => [what, goal, measured, beside]);
   for (const row of [['what', 'goal', 'measured', 'beside it'], ['---', '---', '---', '---'], ...rows])

@@ -15,7 +15,7 @@ type Thread = {
 
 /**
  * Gives memory back to the system, once, when the thread that calls this has been busy and is idle again: by itself V8 keeps much
- * of what a burst has taken (docs/decisions/0067). A collection takes about a millisecond for each MB that is in use, in which the thread does nothing
+ * of what a burst has taken (docs/decisions/0062). A collection takes about a millisecond for each MB that is in use, in which the thread does nothing
  * else; `collected` is told of each. Does nothing where V8 lets nobody call its collector.
  */
 export function collectWhenIdle(

@@ -1,4 +1,4 @@
-// The thread that writes: it owns the writing connection (docs/decisions/0043). A bundle of its own in the executable.
+// The thread that writes: it owns the writing connection (docs/decisions/0002). A bundle of its own in the executable.
 import { parentPort, workerData } from 'node:worker_threads';
 import { collectWhenIdle } from './idle-memory.ts';
 import { serveWrites, type WorkerSettings } from './ledger/writer-worker.ts';

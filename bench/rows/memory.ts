@@ -6,7 +6,7 @@ import { openWallets, startPurser } from '../purser.ts';
 import { figure, type Line } from '../table.ts';
 
 const WALLETS = 1000;
-/** Time after which an idle Purser has given back what it does not need: twice that between its checks, and some (docs/decisions/0067). */
+/** Time after which an idle Purser has given back what it does not need: twice that between its checks, and some (docs/decisions/0062). */
 const REST_MILLISECONDS = 65_000;
 
 /** Measures RssAnon, the private memory. The rest of the resident memory is the executable and SQLite's file. */

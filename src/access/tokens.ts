@@ -17,7 +17,7 @@ export type Tokens = {
 
 /**
  * Creates the look-up of tokens in the books. It remembers what it finds, by the hash of the token, until something is
- * written that is not a paid request, so an agent's chats read no row for their token (docs/decisions/0065).
+ * written that is not a paid request, so an agent's chats read no row for their token (docs/decisions/0062).
  */
 export function createTokens(
   { read, changeCount }: Pick<Ledger, 'read' | 'changeCount'>,

@@ -7,7 +7,7 @@ import * as identities from './identities.ts';
 import * as keys from './keys.ts';
 import * as routerKeys from './router-keys.ts';
 
-/** The writes of keys and identities (docs/decisions/0043). `now` is in Unix seconds; refusals are those of the function. */
+/** The writes of keys and identities (docs/decisions/0002). `now` is in Unix seconds; refusals are those of the function. */
 
 /** Mints a key. Its token is in the result and nowhere else. */
 export const createKey = defineWrite('key.create', (tx, { order, now }: { order: keys.KeyOrder; now: number }) =>

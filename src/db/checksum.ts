@@ -28,7 +28,7 @@ import {
 
 /**
  * The tables whose rows carry a checksum (column `seal`) over the table's name and columns, to detect bits flipped by a
- * disk or memory (docs/decisions/0012). It is no signature: anybody who can write the file can compute it. Journal
+ * disk or memory (docs/decisions/0013). It is no signature: anybody who can write the file can compute it. Journal
  * entries have their hash chain instead.
  */
 const CHECKED_TABLES = [

@@ -27,7 +27,7 @@ import {
 } from './schema.ts';
 
 /**
- * The tables whose rows are counted, so that one that is gone is missed (docs/decisions/0073). A trigger of each counts what is
+ * The tables whose rows are counted, so that one that is gone is missed (docs/decisions/0013). A trigger of each counts what is
  * added. The others: entries are numbered and chained, operations and most answers are counted on their wallets, and sessions of
  * the page may end at any time.
  */

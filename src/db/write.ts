@@ -17,7 +17,7 @@ export type Data =
 
 /**
  * A write by its name: what it changes is decided by its data and the rows alone, so that it can run in another thread
- * than its caller (docs/decisions/0043).
+ * than its caller (docs/decisions/0002).
  */
 export type Write<D, R> = {
   readonly name: string;

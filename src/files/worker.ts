@@ -7,7 +7,7 @@ import { assetText } from './asset.ts';
 /**
  * The threads beside the main one. `module` is the one that each begins with, from `src`: a bundle in the executable.
  * `youngMegabytes` is V8's semi-space. What the writer makes is dead after its batch, so it does with little
- * (docs/decisions/0058).
+ * (docs/decisions/0062).
  */
 const THREADS = {
   'read-bodies': { module: 'http/model-request-worker.ts', youngMegabytes: 8 },

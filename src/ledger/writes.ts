@@ -19,7 +19,7 @@ import { findWallet, type Wallet } from './wallet.ts';
 import * as change from './wallet-change.ts';
 
 /**
- * The writes of the ledger: each runs a function of this folder by its name (docs/decisions/0043). Those that need more
+ * The writes of the ledger: each runs a function of this folder by its name (docs/decisions/0002). Those that need more
  * than the ledger are beside what they need. `now` is in Unix seconds; refusals are those of the function.
  */
 

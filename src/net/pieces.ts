@@ -51,7 +51,7 @@ const GIVEN_BACK_BYTES_MIN = 16 * 1024;
 
 /**
  * Gives the memory of these bytes back at once, where it is theirs alone and worth it: V8 does so with its next collection, which
- * large bodies would cause again and again (docs/decisions/0068). They are empty afterwards.
+ * large bodies would cause again and again (docs/decisions/0062). They are empty afterwards.
  */
 export function giveBack({ length, buffer }: Uint8Array): void {
   if (length >= GIVEN_BACK_BYTES_MIN && length === buffer.byteLength) (buffer as ArrayBuffer).transfer(0);

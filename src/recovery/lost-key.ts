@@ -37,7 +37,7 @@ export type LostKeyReport = {
 };
 
 /**
- * Opens an installation whose master key is lost to a new one (docs/decisions/0048): every open wallet and its gateway keys
+ * Opens an installation whose master key is lost to a new one (docs/decisions/0014): every open wallet and its gateway keys
  * get new tokens, derived under the new key, and the old tokens end. Nothing else was made with the lost key. Without
  * `apply` only says what would happen. Throws `conflict` where the key is not lost, where the configuration gives a key that
  * was used here before, or none, outside the data directory, and for books with lost commits; LockedError while a server runs.

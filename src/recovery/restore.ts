@@ -40,7 +40,7 @@ export type Restored = {
 };
 
 /**
- * Replaces the database with a backup (docs/decisions/0015). All work is done on a copy beside it; the replacement is
+ * Replaces the database with a backup (docs/decisions/0010). All work is done on a copy beside it; the replacement is
  * one rename. The restored books begin a new epoch and are report-only until `resource reconcile --apply`. Throws
  * `not_found` when there is no such file; `conflict` for another master key, a newer or damaged file, a database in
  * use, and, without `force`, a file without a manifest or books of another installation; LockedError while a server

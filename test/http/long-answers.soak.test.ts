@@ -8,7 +8,7 @@ import { length } from '../helper/random.ts';
 import { openTestServer } from '../helper/server.ts';
 import { longestTurn, openClient } from '../helper/turns.ts';
 
-// What a model server answers is read in one turn of the event loop only where it is small (docs/decisions/0070). The limit is that of
+// What a model server answers is read in one turn of the event loop only where it is small (docs/decisions/0072). The limit is that of
 // test/http/long-turns.soak.test.ts; without the thread, each of these takes a second or more.
 const TURN_MILLISECONDS_MAX = 150;
 const MIB = 1024 * 1024;

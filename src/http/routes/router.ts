@@ -199,7 +199,7 @@ export async function paidRequest(
 
 /**
  * Rewrites advice about keys for a caller without an Idempotency-Key, who cannot retry the same attempt. A stream that has begun
- * is charged for what came of it (decision 0025): its retry takes no place.
+ * is charged for what came of it (decision 0075): its retry takes no place.
  */
 export function adviseCaller<T>(isKeyMadeUp: boolean, answer: Promise<T>, hasBegun = () => false): Promise<T> {
   if (!isKeyMadeUp) return answer;

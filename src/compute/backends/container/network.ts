@@ -2,7 +2,7 @@ import { type Engine, statusOf, textOf } from './engine.ts';
 
 /**
  * Leases of different wallets must not reach each other, so no lease is in the network that the operator named: each
- * wallet gets a bridge like it (docs/decisions/0033-what-keeps-leases-apart.md). Engines do not pass packets from one
+ * wallet gets a bridge like it (docs/decisions/0033-isolation-between-leases.md). Engines do not pass packets from one
  * bridge to another; Podman only if it is told so. The operator's own containers in the named network are connected to
  * the wallets' networks as well, since they are what the network is for.
  */

@@ -8,7 +8,7 @@ import { WATCHDOG_USER } from './watchdog-user.ts';
 /**
  * The watchdog (watchdog/watchdog.c) is the first process of every container: a static program that is put into the
  * container before it starts, holds the deadline in memory and exits when it has passed
- * (docs/decisions/0020-deadline-inside.md).
+ * (docs/decisions/0020-deadline-inside-the-machine.md).
  */
 
 /** The program's path inside. A tenant who is root there may remove it; the running process is not affected. */
