@@ -8,7 +8,7 @@ import { join, relative } from 'node:path';
  * The only limit of time of the tests: far above what any file takes, also on a busy machine. What a file that is ended by it
  * waits for is said by waiting.ts.
  */
-const FILE_MINUTES_MAX = process.env.PURSER_TEST_SOAK ? 240 : 15;
+const FILE_MINUTES_MAX = process.env.PURSER_TEST_SOAK ? 240 : 20;
 if (process.env.NODE_TEST_CONTEXT?.startsWith('child'))
   setTimeout(() => process.kill(process.pid, 'SIGTERM'), FILE_MINUTES_MAX * 60_000).unref();
 
