@@ -3,6 +3,7 @@ import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
 import { collect } from '../../src/compute/backends/collect.ts';
+import { until } from '../helper/waiting.ts';
 import { conform, type Subject } from './conformance.ts';
 import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
@@ -53,7 +54,10 @@ for (const name of ['Docker', 'Podman'] as const)
     assert.match(await sh('echo x > /.purser-watchdog'), /Permission denied/);
     assert.equal(await sh('cat /proc/self/oom_score_adj'), '500\n0', 'it is ended before Purser is');
     assert.match(await sh('dd if=/dev/zero of=/dev/null bs=300M count=1'), /137$/, 'more than its memory kills it');
-    assert.match(await sh('for i in $(seq 80); do sleep 1 & done; wait'), /can't fork/);
+    // Each waits until the shell that starts them is gone.
+    const crowd = 'for i in $(seq 80); do { exec </dev/shm/crowd 8>&- 9>&-; read _; } & done; wait';
+    assert.match(await sh(`mkfifo /dev/shm/crowd; exec 9<>/dev/shm/crowd; ${crowd}`), /can't fork/);
+    await until('there is room for processes again', async () => (await sh('true').catch(() => '')) === '0');
     await sh('for i in $(seq 1000); do echo noise > /proc/1/fd/1; done');
     const { HostConfig, LogPath } = await (engines[name === 'Docker' ? 'docker' : 'podman'] as Engine).docker
       .getContainer(tag)
