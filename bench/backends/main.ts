@@ -46,7 +46,7 @@ export async function benchBackends(args: readonly string[]): Promise<void> {
   const only = values.only?.split(',');
   const load = () => figure(loadavg()[0] as number);
   const before = load();
-  const lines: string[] = [];
+  const measured: Record<string, Row[]> = {};
   for (const [name, open] of Object.entries(SUBJECTS)) {
     if (only && !only.includes(name)) continue;
     const from = performance.now();
@@ -57,19 +57,28 @@ export async function benchBackends(args: readonly string[]): Promise<void> {
     };
     const subject = await open(t);
     if (!subject) continue;
-    const measured = await measure(subject, Number(values.rounds), stack);
-    lines.push(...measured.map((it) => `| ${[name, ...it].join(' | ')} |`));
+    measured[name] = await measure(subject, Number(values.rounds), stack);
     process.stderr.write(`${name} took ${Math.round((performance.now() - from) / 1000)} s\n`);
   }
   const [cpu] = cpus();
   console.log(
     `${new Date().toISOString().slice(0, 10)}, ${cpus().length} × ${cpu?.model.trim()}, Node ${process.version}, ${values.rounds} rounds, medians. Load average ${before} before, ${load()} after.\n`,
   );
-  console.log(['| backend | what | Purser | the bare engine | ratio |', '|---|---|---|---|---|', ...lines].join('\n'));
+  console.log(tableOf(measured));
+}
+
+/** A step, and its milliseconds with Purser and on the bare engine. */
+type Row = [what: string, cell: string];
+
+/** Formats one column for each backend; their rows are the same. */
+function tableOf(measured: Record<string, Row[]>): string {
+  const [names, columns] = [Object.keys(measured), Object.values(measured)];
+  const rows = (columns[0] ?? []).map(([what], i) => [what, ...columns.map((it) => it[i]?.[1] ?? '')]);
+  return [['', ...names], ['---', ...names.map(() => '---')], ...rows].map((it) => `| ${it.join(' | ')} |`).join('\n');
 }
 
 /** Rents machines from Purser and from the bare engine in turn, then as many at once as there is room for. */
-async function measure(subject: Subject, rounds: number, stack: AsyncDisposableStack): Promise<string[][]> {
+async function measure(subject: Subject, rounds: number, stack: AsyncDisposableStack): Promise<Row[]> {
   const purser = await openPurser(subject, stack);
   const targets: [Bare, Taken][] = [
     [purser, {}],
@@ -92,8 +101,8 @@ async function measure(subject: Subject, rounds: number, stack: AsyncDisposableS
   const [madeBare, endedBare] = await atOnce(subject.bare);
   return [
     ...rows,
-    row(`${subject.room} made at once`, made, madeBare),
-    row(`${subject.room} ended at once`, ended, endedBare),
+    row('made at once', made, madeBare, `${subject.room}: `),
+    row('ended at once', ended, endedBare, `${subject.room}: `),
   ];
 }
 
@@ -117,10 +126,9 @@ async function live(target: Bare, taken: Taken): Promise<void> {
   await timed('stop', () => target.stop(id));
 }
 
-function row(what: string, ours: readonly number[] | undefined, theirs: readonly number[] | undefined): string[] {
-  const text = (all: readonly number[] | undefined) => (all ? `${figure(median(all))} ms` : '–');
-  const ratio = ours && theirs ? `${figure(median(ours) / median(theirs))}×` : '';
-  return [what, text(ours), text(theirs), ratio];
+function row(what: string, ours?: readonly number[], theirs?: readonly number[], before = ''): Row {
+  const text = (all: readonly number[] | undefined) => (all ? figure(median(all)) : '–');
+  return [what, `${before}${text(ours)} / ${text(theirs)}`];
 }
 
 /** Starts Purser with this backend, and returns it as something that rents machines over HTTP. */

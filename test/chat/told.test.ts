@@ -9,11 +9,12 @@ import { failure } from '../helper/upstream.ts';
 
 // docs/clients.md is what is tested here: each row of its table "What was told is charged as told", in each of its wires.
 
-type Wire = 'chat' | 'messages' | 'responses';
+const WIRES = ['chat', 'messages', 'responses'] as const;
+type Wire = (typeof WIRES)[number];
 /** Counts by the names of the table; -1 is what cannot be read. */
 type Counts = Record<string, number>;
 type Part = { what: string; bytes?: number; counts?: Counts };
-type Row = { what: string; wires: Wire[]; parts: Part[]; prompt: string; answer: string };
+type Row = { what: string; wires: readonly Wire[]; parts: Part[]; prompt: string; answer: string };
 
 const page = readFileSync(join(import.meta.dirname, '../../docs/clients.md'), 'utf8');
 
@@ -30,7 +31,13 @@ function rowsOfPage(): Row[] {
         counts[words[i] as string] = words[i + 1] === '?' ? -1 : Number(words[i + 1]);
       return { what: name, ...(bytes ? { bytes: Number(bytes) } : {}), ...(words.length ? { counts } : {}) };
     });
-    return { what, wires: wires.split(', ') as Wire[], parts, prompt: prompt as string, answer: answer as string };
+    return {
+      what,
+      wires: wires === 'all' ? WIRES : (wires.split(', ') as Wire[]),
+      parts,
+      prompt: prompt as string,
+      answer: answer as string,
+    };
   });
 }
 
@@ -203,7 +210,7 @@ test('each row of the page is charged as it says, in each wire, passed on and tr
   const seen = new Set<string>();
   for (const row of rows)
     for (const wire of row.wires)
-      for (const client of wire === 'chat' ? (['chat', 'messages', 'responses'] as const) : [wire])
+      for (const client of wire === 'chat' ? WIRES : [wire])
         await t.test(`${row.what}: ${client}${client === wire ? '' : ' as a chat'}`, async () => {
           const [first] = row.parts;
           const isWhole = first?.what === 'whole';
@@ -273,7 +280,7 @@ const partsOf = (texts: string[]): Part[] =>
 
 test('an agent’s turn whose end is missing costs at most one and a half of its true price', async (t) => {
   const { purser, gateway } = await open(t, SONNET);
-  for (const wire of ['chat', 'messages', 'responses'] as const)
+  for (const wire of WIRES)
     for (const [what, parts] of Object.entries(ENDS))
       await t.test(`${wire}: ${what}`, async () => {
         purser.upstream.handle = streaming(...streamOf(wire, partsOf(parts)));

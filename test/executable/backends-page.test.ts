@@ -15,7 +15,7 @@ test('the page on backends: every sample is a configuration that can be used, an
   const samples = [...readFileSync(PAGE, 'utf8').matchAll(/^```yaml\n(compute:.*?)^```/gms)].map(
     ([, yaml]) => yaml as string,
   );
-  assert.equal(samples.length, 10);
+  assert.equal(samples.length, 8);
   const env = { VAST_API_KEY: 'no-key-of-anybody' };
   for (const sample of samples) {
     const purser = installation(t, { settings: null, env });
