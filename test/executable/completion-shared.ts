@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import type { TestContext } from 'node:test';
-import { run } from '../helper/executable.ts';
+import { EXECUTABLE, run } from '../helper/executable.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 /** Lines before the cursor, and words that have to be offered there, or must not be. */
@@ -28,9 +28,12 @@ export async function scriptOf(t: TestContext, shell: string) {
   return { directory, script, text: stdout };
 }
 
+/** The scripts ask the executable on the PATH. */
+export const PATH = `${dirname(EXECUTABLE)}:${process.env.PATH}`;
+
 export const ask = (program: string, args: string[], cwd: string) =>
   new Promise<string>((resolve, reject) =>
-    execFile(program, args, { cwd }, (error, stdout, stderr) =>
+    execFile(program, args, { cwd, env: { ...process.env, PATH } }, (error, stdout, stderr) =>
       error || stderr ? reject(error ?? new Error(stderr)) : resolve(stdout),
     ),
   );

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { hasComponent } from '../helper/component.ts';
 import { onTerminal } from '../helper/terminal.ts';
-import { ask, CASES, scriptOf } from './completion-shared.ts';
+import { ask, CASES, PATH, scriptOf } from './completion-shared.ts';
 
 test('fish completes commands, options, choices and files, with their descriptions', async (t) => {
   if (!hasComponent(t, 'fish')) return;
@@ -40,7 +40,10 @@ test('zsh completes what is typed at its prompt', async (t) => {
     ['purser completion fi', 'completion fish'],
     ['purser backup fi', 'backup file.db'],
   ] as const) {
-    const shell = onTerminal(t, ['zsh', '-i'], { columns: 200, env: { HOME: home, ZDOTDIR: home, TERM: 'dumb' } });
+    const shell = onTerminal(t, ['zsh', '-i'], {
+      columns: 200,
+      env: { HOME: home, ZDOTDIR: home, TERM: 'dumb', PATH },
+    });
     await shell.shows(/READY/);
     shell.type(`${typed}\t`);
     shell.type('\n');
