@@ -1,9 +1,10 @@
 import type { Command } from 'commander';
 import type { CommandOutput } from '../src/operator/commands.ts';
+import { duration } from '../src/shown.ts';
 import { example, type Globals } from './context.ts';
 import { print, say, show } from './report.ts';
 import { terminalWidth, toned, wrap } from './terminal.ts';
-import { exact, span } from './time.ts';
+import { exact } from './time.ts';
 
 type Status = CommandOutput<'status'>;
 
@@ -38,20 +39,20 @@ async function status({ watch }: { watch?: boolean }, command: Command): Promise
 }
 
 function screen(it: Status): string {
-  const ago = (at: number | null) => (at === null ? 'never' : `${span(it.clock.now - at)} ago`);
+  const ago = (at: number | null) => (at === null ? 'never' : `${duration(it.clock.now - at, 1)} ago`);
   const holds = ({ count, amount_usd, oldest_at }: Status['uncertain']) =>
     count ? `${count} with ${amount_usd} USD, the oldest ${ago(oldest_at)}` : 'none';
   const upOrDown = (up: boolean, name: string, why: string) =>
     up ? `${name} up` : `${toned('bad', `${name} DOWN`)}${why}`;
   const upstream = ({ up, name, reason, failing_since: since, failure }: Status['upstreams'][0]) => {
-    const why = [up ? failure : reason, since == null ? undefined : `since ${span(it.clock.now - since)}`];
+    const why = [up ? failure : reason, since == null ? undefined : `since ${duration(it.clock.now - since, 1)}`];
     return upOrDown(up && failure == null, name, ` (${why.filter(Boolean).join(', ')})`);
   };
   const rows: [string, string][] = [
     ['version', it.version],
-    ['server', it.uptime_seconds === null ? 'not running' : `up ${span(it.uptime_seconds)}`],
+    ['server', it.uptime_seconds === null ? 'not running' : `up ${duration(it.uptime_seconds, 1)}`],
     ['ready', it.ready ? 'yes' : `${toned('bad', 'NO')}: ${it.reason}`],
-    ['frozen', it.frozen.sentence === null ? 'no' : toned('warning', it.frozen.sentence)],
+    ['frozen', it.frozen.sentence === null ? 'no' : toned('warn', it.frozen.sentence)],
     ['clock', `${exact(it.clock.now)}${it.clock.holds_blocked ? `, ${it.clock.holds_blocked}` : ''}`],
     ['disk', it.disk.shortage ?? `${mebibytes(it.disk.free_bytes)} free`],
     ['backup', it.backup ? `${ago(it.backup.at)}: ${it.backup.file}` : 'none noted'],

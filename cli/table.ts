@@ -1,4 +1,5 @@
 import { centsToNanos, formatUsd, Nanos, parseDecimal } from '../src/money.ts';
+import { toneOf } from '../src/shown.ts';
 import { visible } from '../src/visible.ts';
 import { cut, plain, type Tone, terminalWidth, toned, widthOf, wrap } from './terminal.ts';
 import { exactAndAgo, isTime, relative } from './time.ts';
@@ -14,24 +15,6 @@ const ID = /^[a-z]+_[0-9a-z]{26}$/;
 /** Decimals of a price per token whose last one is a nano-dollar per million tokens. */
 const PER_TOKEN_DECIMALS = 15;
 
-/** The tone of a word in a column of states. */
-const TONES: Record<string, Tone> = {
-  active: 'good',
-  running: 'good',
-  charged: 'good',
-  reserved: 'warning',
-  uncertain: 'warning',
-  unknown: 'warning',
-  provisioning: 'warning',
-  closing: 'warning',
-  stopping: 'warning',
-  expired: 'warning',
-  failed: 'bad',
-  closed: 'quiet',
-  stopped: 'quiet',
-  settled: 'quiet',
-  released: 'quiet',
-};
 const STATES = new Set(['status', 'state', 'what', 'outcome']);
 
 type Column = { name: string; heading: string[]; cells: string[]; isRight: boolean; isText: boolean };
@@ -134,7 +117,7 @@ function draw(columns: Column[]): string {
     ...Array.from({ length: count }, (_, i) =>
       line(
         columns.map(({ cells }) => cells[i] as string),
-        (text, { name }) => (STATES.has(name) ? TONES[text] : undefined),
+        (text, { name }) => (STATES.has(name) ? toneOf(text) : undefined),
       ),
     ),
   ].join('\n');
@@ -159,7 +142,7 @@ export function lines(record: Row, width = terminalWidth()): string {
   const below = `\n${' '.repeat(first)}${GAP}`;
   return flat
     .map(([name, value]) => {
-      const tone = STATES.has(name) ? TONES[value] : undefined;
+      const tone = STATES.has(name) ? toneOf(value) : undefined;
       const text = tone ? toned(tone, value) : wrap(value, room).join(below);
       return `${name.padEnd(first)}${GAP}${text}`;
     })

@@ -1,9 +1,10 @@
 import { styleText } from 'node:util';
+import type { StateTone } from '../src/shown.ts';
 
 /** The meaning of a piece of text, which a terminal shows as a colour. */
-export type Tone = 'heading' | 'good' | 'warning' | 'bad' | 'quiet';
+export type Tone = 'heading' | StateTone;
 
-const FORMATS = { heading: 'bold', good: 'green', warning: 'yellow', bad: 'red', quiet: 'dim' } as const;
+const FORMATS = { heading: 'bold', good: 'green', info: 'cyan', warn: 'yellow', bad: 'red', quiet: 'dim' } as const;
 const TONES = Object.keys(FORMATS) as Tone[];
 
 // Two noncharacters stand around text with a tone until it is written: control sequences would be escaped with those of

@@ -41,8 +41,8 @@ export function welcome(app: Served, { globals, isNew, masterKeyFile, notes }: O
     ...(isNew && masterKeyFile
       ? [`Copy ${masterKeyFile} to where your backups are not: no backup can be restored without it.`]
       : []),
-    ...(missing.length ? [toned('warning', `Nobody can spend yet: ${missing.join(', and ')}.`)] : []),
-    ...notes.map((it) => `${toned('warning', 'note:')} ${it}`),
+    ...(missing.length ? [toned('warn', `Nobody can spend yet: ${missing.join(', and ')}.`)] : []),
+    ...notes.map((it) => `${toned('warn', 'note:')} ${it}`),
     'Next, in another terminal:',
     ...steps.slice(0, 2).map((it) => `  ${it}`),
   ].join('\n');

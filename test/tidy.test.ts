@@ -110,7 +110,7 @@ const LAYERS: RegExp[][] = [
   [/^src\/config\//, /^src\/(clock|health)\.ts$/],
   [/^src\/compute\//],
   [/^src\/(net|files)\//, /^src\/(log|fingerprint|json-text)\.ts$/],
-  [/^src\/(money|calendar|parse-json|fault|refusal|shares|id|idle-memory|ssh-key|visible)\.ts$/],
+  [/^src\/(money|calendar|parse-json|fault|refusal|shares|id|idle-memory|shown|ssh-key|visible)\.ts$/],
 ];
 const layerOf = (name: string) => LAYERS.findIndex((folders) => folders.some((folder) => folder.test(name)));
 const folderOf = (name: string) => name.split('/').slice(0, 2).join('/');

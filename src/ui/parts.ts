@@ -1,5 +1,6 @@
 import type { Nanos } from '../money.ts';
 import { formatUsd } from '../money.ts';
+import { duration, type StateTone, toneOf } from '../shown.ts';
 import { visible } from '../visible.ts';
 import { EMPTY, type Html, html, type Value } from './html.ts';
 
@@ -18,26 +19,6 @@ export function when(at: number | null | undefined, otherwise = '–'): Html | s
   const iso = new Date(at * 1000).toISOString();
   const text = `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
   return html`<time datetime="${iso}">${text}</time>`;
-}
-
-const UNITS: [seconds: number, unit: string][] = [
-  [86_400, 'd'],
-  [3600, 'h'],
-  [60, 'min'],
-  [1, 's'],
-];
-
-/** Writes a length of time with at most two units: "2 d 3 h", "4 min". */
-export function duration(seconds: number): string {
-  const parts: string[] = [];
-  let rest = Math.max(0, Math.round(seconds));
-  for (const [length, unit] of UNITS) {
-    const count = Math.floor(rest / length);
-    rest -= count * length;
-    if (count || parts.length) parts.push(count ? `${count} ${unit}` : '');
-    if (parts.length === 2) break;
-  }
-  return parts.filter(Boolean).join(' ') || '0 s';
 }
 
 /** Writes how long ago something was, with the time itself as a hint. */
@@ -87,29 +68,10 @@ export const cents = (amount: number): string => {
 export const count = (n: number): string => grouped(String(n));
 export const plural = (n: number, one: string, many = `${one}s`): string => `${count(n)} ${n === 1 ? one : many}`;
 
-export type Tone = 'good' | 'warn' | 'bad' | 'quiet' | 'info';
-export const badge = (text: string, tone: Tone = 'quiet'): Html => html`<span class="badge ${tone}">${text}</span>`;
+export const badge = (text: string, tone: StateTone = 'quiet'): Html =>
+  html`<span class="badge ${tone}">${text}</span>`;
 
-const TONES: Record<string, Tone> = {
-  active: 'good',
-  running: 'good',
-  charged: 'good',
-  delivered: 'good',
-  provisioning: 'info',
-  reserved: 'info',
-  waiting: 'info',
-  settled: 'quiet',
-  uncertain: 'bad',
-  unknown: 'bad',
-  failed: 'bad',
-  given_up: 'bad',
-  closing: 'warn',
-  stopping: 'warn',
-  expired: 'warn',
-  frozen: 'warn',
-  suspended: 'warn',
-};
-export const state = (name: string): Html => badge(name.replaceAll('_', ' '), TONES[name] ?? 'quiet');
+export const state = (name: string): Html => badge(name.replaceAll('_', ' '), toneOf(name) ?? 'quiet');
 
 /** An element whose text the stream of the page keeps up to date. */
 export const live = (key: string, value: Value): Html => html`<span data-live="${key}">${value}</span>`;
@@ -152,7 +114,7 @@ export const card = (title: string, body: Value, aside: Value = EMPTY, name?: st
   html`<section class="card"${name !== undefined && html` id="${name}"`}><header><h2>${title}</h2>${aside !== EMPTY && aside !== '' && html`<span>${aside}</span>`}</header>${body}</section>`;
 
 /** One figure with its name. */
-export const figure = (name: string, value: Value, note: Value = EMPTY, tone: Tone | '' = ''): Html =>
+export const figure = (name: string, value: Value, note: Value = EMPTY, tone: StateTone | '' = ''): Html =>
   html`<div class="figure ${tone}"><div class="name">${name}</div><div class="value">${value}</div><div class="note">${note}</div></div>`;
 
 export const link = (to: string, text: Value): Html => html`<a href="${to}">${text}</a>`;

@@ -4,6 +4,7 @@ import { countResources, findResource, pageResources, type Resource } from '../.
 import { findWallet } from '../../ledger/wallet.ts';
 import { parseJson } from '../../parse-json.ts';
 import { Refusal } from '../../refusal.ts';
+import { duration } from '../../shown.ts';
 import { summaryOf } from '../../wire/compute.ts';
 import { type Html, html } from '../html.ts';
 import { below, type Page } from '../layout.ts';
@@ -15,7 +16,6 @@ import {
   card,
   count,
   dollars,
-  duration,
   facts,
   filters,
   form,

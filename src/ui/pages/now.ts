@@ -3,6 +3,7 @@ import { countCheckouts, listCheckouts } from '../../ledger/checkout.ts';
 import { closingSince, endingWallets, findWallet, type Wallet } from '../../ledger/wallet.ts';
 import { Nanos, ZERO } from '../../money.ts';
 import type { CommandOutput } from '../../operator/commands.ts';
+import { duration, type StateTone } from '../../shown.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';
 import type { Figures } from '../live.ts';
@@ -13,7 +14,6 @@ import {
   card,
   cents,
   count,
-  duration,
   figure,
   link,
   live,
@@ -21,7 +21,6 @@ import {
   named,
   outside,
   plural,
-  type Tone,
   table,
 } from '../parts.ts';
 import { spendingOver } from '../pictures.ts';
@@ -30,7 +29,7 @@ import { run, type Visit } from '../visit.ts';
 import { serverTable } from './models.ts';
 
 type Status = CommandOutput<'status'>;
-type Attention = { tone: Tone; what: Value; since?: number | null; to?: string; act?: string };
+type Attention = { tone: StateTone; what: Value; since?: number | null; to?: string; act?: string };
 
 const SPENDER_COUNT = 8;
 const STUCK_COUNT = 5;
@@ -117,7 +116,7 @@ export async function nowFigures({ parts, now }: Pick<Visit, 'parts' | 'now'>): 
 function attentionOf({ app, now }: Visit, status: Status): Attention[] {
   const { read } = app.ledger;
   const list: Attention[] = [];
-  const add = (tone: Tone, what: Value, rest: Omit<Attention, 'tone' | 'what'> = {}) =>
+  const add = (tone: StateTone, what: Value, rest: Omit<Attention, 'tone' | 'what'> = {}) =>
     list.push({ tone, what, ...rest });
   if (!status.ready) add('bad', `Not ready: ${status.reason}`, { to: '/settings', act: 'Settings' });
   const { disk } = status;

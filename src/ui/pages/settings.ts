@@ -1,7 +1,8 @@
 import { installationOf } from '../../ledger/installation.ts';
+import { duration } from '../../shown.ts';
 import { html, type Value } from '../html.ts';
 import { below, type Page } from '../layout.ts';
-import { ago, buttonLink, card, duration, facts, form, id, outside, when } from '../parts.ts';
+import { ago, buttonLink, card, facts, form, id, outside, when } from '../parts.ts';
 import type { Go } from '../sign-in.ts';
 import { run, type Visit } from '../visit.ts';
 
