@@ -111,12 +111,12 @@ test('forms of strangers that never come to their end make room for others', asy
 // Together: each waits until the server's own time for it is over, 20 seconds and a minute.
 test('what is slow on purpose is ended', { concurrency: true }, async (t) => {
   await Promise.all([
-    t.test('headers that never come to their end are answered 400 in the end', async (t) => {
+    t.test('headers that never come to their end are answered 408 in the end', async (t) => {
       await underAttack(t, { growthMib: 200 }, async ({ connect, served }) => {
         const all = await connectAll(connect, 1000);
         for (const { socket } of all) socket.write('GET /v1/budget HTTP/1.1\r\nhost: a\r\nx-slow: ');
         await dripping(all, () => until(served, 'all are closed', () => all.every((it) => it.isClosed)));
-        assert.equal(countOf(all, 400), all.length, tally(all));
+        assert.equal(countOf(all, 408), all.length, tally(all));
         return `${all.length} connections, ${tally(all)}`;
       });
     }),
@@ -208,7 +208,7 @@ test('headers without end are refused, of whatever kind', async (t) => {
     });
     await until(served, 'all are closed', () => all.every((it) => it.isClosed));
     // Where the refusal met what was still on its way, the system has thrown it away.
-    assert.equal(countOf(all, 400) + countOf(all, 0), all.length, tally(all));
+    assert.equal(countOf(all, 431) + countOf(all, 0), all.length, tally(all));
     return `${all.length} heads of a megabyte, ${tally(all)}`;
   });
 });
