@@ -8,6 +8,7 @@ import { recordOf } from './moves-shared.ts';
 
 const changesOf = ({ app }: TestServer, id: string) =>
   app.ledger.read.select().from(walletChanges).where(eq(walletChanges.walletId, id)).all();
+
 for (const carry of ['none', 0])
   test(`a daily refill that carries ${carry} sets what is available back, once a day, however long the server slept`, async (t) => {
     const purser = await openTestServer(t, { creditCents: 3000 });
