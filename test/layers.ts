@@ -57,6 +57,7 @@ const FIRST = [
   'test/recovery/restore.test.ts',
   'test/chat/stream-faults.test.ts',
   'test/tracing/tracing.test.ts',
+  'test/http/ports-deaf.test.ts',
   'test/ui/live.test.ts',
   'test/ui/older.test.ts',
   'test/billing/payment-poller.test.ts',

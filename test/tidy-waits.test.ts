@@ -26,7 +26,7 @@ const TIGHT = 'the limit is what is tested, on the real clock, and what comes be
 const SETTINGS = 'settings that are read, not lived';
 
 const KNOWN: Record<string, [count: number, why: string]> = {
-  'test/chat/funds-wait.test.ts': [1, RACE],
+  'test/chat/funds-wait-walk.test.ts': [1, RACE],
   'test/chat/stream-faults.test.ts': [7, TIGHT],
   'test/chat/stream-memory.test.ts': [1, SPAN],
   'test/chat/stream-replay.test.ts': [1, SPAN],

@@ -2,11 +2,8 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { addTenant } from '../helper/tenants.ts';
-import { asOperator, type Browser, openBrowser } from './sample.ts';
-
-const rows = (purser: TestServer) =>
-  Number(purser.app.ledger.client.prepare('select count(*) from browser_session').pluck().get());
-const isIn = async (browser: Browser) => (await browser.get('/')).html.includes('<h1>');
+import { asAccount, asOperator, type Browser, openBrowser } from './sample.ts';
+import { isIn, rows } from './sessions-shared.ts';
 
 async function signIn(purser: TestServer, key: string): Promise<{ browser: Browser; status: number }> {
   const browser = openBrowser(purser);
@@ -45,4 +42,28 @@ test('signing in counts against the limit of the account, and leaves nothing bey
   for (let i = 0; i < 3; i++) assert.equal((await signIn(purser, purser.accountKey)).status, 429);
   assert.equal(rows(purser), before);
   assert.equal((await signIn(purser, other.accountKey)).status, 303);
+});
+
+test('wrong credentials of one network are limited', async (t) => {
+  const purser = await openTestServer(t, {
+    settings: { limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 0, failed_auth_per_minute: 5 } },
+  });
+  const browser = openBrowser(purser);
+  const statuses: number[] = [];
+  for (let i = 0; i < 4; i++) statuses.push((await browser.post('/sign-in/key', { key: 'cnv_live_x' })).status);
+  for (let i = 0; i < 3; i++) statuses.push((await browser.get('/sign-in/link/guess')).status);
+  assert.deepEqual(statuses, [401, 401, 401, 401, 401, 429, 429]);
+});
+
+test('a page that is refused for a while says for how long', async (t) => {
+  const purser = await openTestServer(t, {
+    settings: { limits: { wallet_requests_per_minute: 0, account_requests_per_minute: 3, failed_auth_per_minute: 2 } },
+  });
+  const [browser, guesser] = [await asAccount(purser), openBrowser(purser)]; // The sign-in is the first of the three.
+  for (let i = 0; i < 2; i++) assert.equal((await browser.get('/wallets')).status, 200);
+  for (let i = 0; i < 2; i++) assert.equal((await guesser.post('/sign-in/key', { key: 'cnv_live_x' })).status, 401);
+  const viewed = await browser.get('/wallets');
+  assert.deepEqual([viewed.status, viewed.headers['retry-after']], [429, '20']);
+  const guessed = await guesser.post('/sign-in/key', { key: 'cnv_live_x' });
+  assert.deepEqual([guessed.status, guessed.headers['retry-after']], [429, '30']);
 });

@@ -1,0 +1,166 @@
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { openTestServer } from '../helper/server.ts';
+import { post, recordOf } from './moves-shared.ts';
+
+test('a child spends its part, and gives back the rest to the nano', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const body = { name: 'sub-agent', budget_usd: '1.000000001', expires_in_seconds: 7200 };
+  const child = await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body });
+  assert.equal(child.status, 201, child.text);
+  const replay = await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body });
+  assert.deepEqual([replay.body.agent_token, replay.body.id], [child.body.agent_token, child.body.id]);
+  const parent = await recordOf(purser, id);
+  assert.deepEqual([parent.delegated_usd, parent.available_usd], ['1.000000001', '3.999999999']);
+  const list = (await purser.ask('GET', '/v1/run/wallets', { token })).body.wallets;
+  assert.deepEqual(
+    list.map((it: any) => [it.id, it.parent_id, it.expires_at]),
+    [[child.body.id, id, parent.expires_at]], // 7,200 s would be past the parent's end
+  );
+  assert.equal((await purser.chat(child.body.agent_token)).status, 200);
+  const spent = (await purser.budget(child.body.agent_token)).used_usd;
+  const seen = (await purser.ask('GET', '/v1/run/operations', { token })).body.operations;
+  assert.deepEqual(
+    seen.map((it: any) => [it.wallet_id, it.kind, it.charge_usd]),
+    [[child.body.id, 'chat', spent]],
+  );
+  const tooMuch = await purser.ask('POST', '/v1/run/wallets', {
+    token,
+    key: 'd',
+    body: { name: 'x', budget_usd: '4' },
+  });
+  assert.equal(tooMuch.body.error.code, 'insufficient_funds');
+  const closed = await purser.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token });
+  assert.deepEqual([closed.status, closed.body.status], [200, 'closed']);
+  const after = await recordOf(purser, id);
+  assert.deepEqual([after.delegated_usd, after.used_usd], ['0.00', spent]);
+  assert.deepEqual(purser.problems(), []);
+  const stranger = await purser.openWallet();
+  const other = await purser.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token: stranger.token });
+  assert.equal(other.status, 404);
+});
+
+test('closing a parent closes its children first, deepest first; the depth has a limit', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  let above = token;
+  const below: string[] = [];
+  for (const dollars of ['4', '3', '2', '1']) {
+    const it = await purser.ask('POST', '/v1/run/wallets', {
+      token: above,
+      key: 'c',
+      body: { name: dollars, budget_usd: dollars },
+    });
+    assert.equal(it.status, 201, it.text);
+    above = it.body.agent_token;
+    below.push(it.body.id);
+    assert.equal((await purser.chat(above)).status, 200);
+  }
+  const tooDeep = await purser.ask('POST', '/v1/run/wallets', {
+    token: above,
+    key: 'c',
+    body: { name: '5', budget_usd: '0.5' },
+  });
+  assert.deepEqual([tooDeep.status, tooDeep.body.error.code], [409, 'wallet_limit_exceeded']);
+  const closed = await post(purser, `/v1/wallets/${id}/close`, {});
+  assert.deepEqual([closed.status, closed.body.status, closed.body.delegated_usd], [200, 'closed', '0.00']);
+  const times = below.map((it) => purser.wallet(it).status);
+  assert.deepEqual(times, ['closed', 'closed', 'closed', 'closed']);
+  const own = below.map((it) => purser.wallet(it).spent);
+  assert.deepEqual(
+    [...own.keys()].map((i) => own[i] === (own[3] as bigint) * BigInt(4 - i)),
+    [true, true, true, true],
+  );
+  assert.equal(purser.wallet(id).spent, own[0]);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('what a wallet has given to its children is once in the figures of the status', async (t) => {
+  const purser = await openTestServer(t, { creditCents: 3000 });
+  const { token } = await purser.openWallet({ budget_cents: 1000 });
+  const body = { name: 'child', budget_usd: '4', expires_in_seconds: 3600 };
+  assert.equal((await purser.ask('POST', '/v1/run/wallets', { token, key: 'c', body })).status, 201);
+  const { accounts, wallets } = await purser.run('status', {});
+  assert.deepEqual([wallets.open, wallets.budget_usd, wallets.available_usd], [2, '10.00', '10.00']);
+  assert.equal(wallets.budget_usd, accounts.reserved_usd);
+});
+
+test('a tree of a thousand spenders never spends a nano more than its root has', async (t) => {
+  const purser = await openTestServer(t);
+  const { id, token } = await purser.openWallet({ budget_cents: 500 });
+  const child = async (above: string, dollars: string, key: string): Promise<string> => {
+    const it = await purser.ask('POST', '/v1/run/wallets', {
+      token: above,
+      key,
+      body: { name: key, budget_usd: dollars },
+    });
+    return it.body.agent_token ?? assert.fail(it.text);
+  };
+  // Ten teams of ten: everything that the root has is handed down, and each agent gets a tenth of a cent over two calls.
+  const teams = await Promise.all(Array.from({ length: 10 }, (_, i) => child(token, '0.5', `team ${i}`)));
+  const agents = (
+    await Promise.all(
+      teams.map((team) => Promise.all(Array.from({ length: 10 }, (_, i) => child(team, '0.021', `${i}`)))),
+    )
+  ).flat();
+  const spenders = Array.from({ length: 1000 }, (_, i) => agents[i % agents.length] as string);
+  const calls = [
+    ...spenders,
+    // Meanwhile the teams spend what they kept, and the root, which kept nothing, nothing.
+    ...teams.flatMap((it) => Array.from({ length: 40 }, () => it)),
+    ...Array.from({ length: 10 }, () => token),
+  ].map((it, i) => ({ it, at: (i * 7919) % 1409 }));
+  calls.sort((a, b) => a.at - b.at); // Everybody at the same time, in the same order every time.
+  const answers: Awaited<ReturnType<typeof purser.chat>>[] = [];
+  // On a busy machine more at once would not all be read before the server's limit for the head of a request.
+  for (let i = 0; i < calls.length; i += 200)
+    answers.push(...(await Promise.all(calls.slice(i, i + 200).map(({ it }) => purser.chat(it, { model: 'flat' })))));
+  const paid = answers.filter(({ status }) => status === 200).length;
+  for (const { status, body } of answers)
+    if (status !== 200) assert(['insufficient_funds', 'funds_held'].includes(body.error.code), body.error.code);
+  // Two calls of a cent each by every agent, and by every team the 29 cents that it kept.
+  assert.equal(paid, 100 * 2 + 10 * 29);
+  assert.equal((await post(purser, `/v1/wallets/${id}/close`, {})).status, 200);
+  assert.equal(purser.wallet(id).spent, BigInt(paid) * 10_000_000n);
+  assert.deepEqual(purser.problems(), []);
+});
+
+test('a child over HTTP: amounts to the nano, and what is no amount is refused by its field', async (t) => {
+  const purser = await openTestServer(t);
+  const { token } = await purser.openWallet();
+  const ask = (budget_usd: unknown, key: string) =>
+    purser.ask('POST', '/v1/run/wallets', { token, key, body: { name: 'child', budget_usd } });
+  assert.equal((await ask(0.25, 'a')).status, 201);
+  assert.equal((await ask('0.000000001', 'b')).status, 201);
+  for (const [i, wrong] of ['0', '-1', '1e3', '0.0000000001', 'much', null, '1000000'].entries()) {
+    const refused = await ask(wrong, `w${i}`);
+    assert.deepEqual([refused.status, refused.body.error.code], [400, 'invalid_request'], String(wrong));
+    assert.match(refused.body.error.message, /budget_usd/);
+  }
+});
+
+test('the timeline of a wallet has the request that opened a child, and none for what a child gave back', async (t) => {
+  const purser = await openTestServer(t);
+  const opened = await purser.ask('POST', '/v1/wallets', {
+    token: purser.accountKey,
+    key: 'parent',
+    body: { name: 'parent', budget_cents: 500 },
+  });
+  const { id, agent_token: token } = opened.body;
+  const child = await purser.ask('POST', '/v1/run/wallets', {
+    token,
+    key: 'child',
+    body: { name: 'child', budget_usd: '1' },
+  });
+  assert.equal((await purser.ask('POST', `/v1/run/wallets/${child.body.id}/close`, { token })).status, 200);
+  const requests = async (wallet: string) =>
+    (await purser.run('wallet.timeline', { id: wallet })).steps.map(({ what, request_id }) => [what, request_id]);
+  const [openedBy, childBy] = [opened, child].map(({ headers }) => headers['x-request-id']);
+  assert.deepEqual(await requests(id), [
+    ['opened', openedBy],
+    ['delegated', childBy],
+    ['recovered', null],
+  ]);
+  assert.deepEqual((await requests(child.body.id))[0], ['opened', childBy]);
+});
