@@ -34,6 +34,27 @@ for (const carry of ['none', 0])
     assert.equal(off.body.refill, null);
   });
 
+test('of what is left over, a refill keeps as much as it carries', async (t) => {
+  const purser = await openTestServer(t);
+  for (const [leftCents, carry, available] of [
+    [100, 300, '6.00'],
+    [299, 300, '7.99'],
+    [300, 300, '8.00'],
+    [301, 300, '8.00'],
+    [2000, 300, '8.00'],
+    [2000, 'all', '25.00'],
+    [100, 'none', '5.00'],
+  ] as const) {
+    const { id } = await purser.openWallet({ budget_cents: leftCents, expires_in_seconds: 0 });
+    await purser.run('wallet.refill', { id, refill: { cents: 500, every: 'day', carry } });
+    purser.clock.advance(86_400);
+    await purser.app.reaper.runOnce();
+    assert.equal((await recordOf(purser, id)).available_usd, available, `${leftCents} left, ${carry} carried`);
+    await purser.run('wallet.close', { id });
+  }
+  assert.deepEqual(purser.problems(), []);
+});
+
 test('a refill that takes back what was left over lowers the wallet, and the timeline says so', async (t) => {
   const purser = await openTestServer(t);
   const { id } = await purser.openWallet({ budget_cents: 1000, expires_in_seconds: 0 });
