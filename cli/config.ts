@@ -64,9 +64,9 @@ export function configCommands(program: Command): void {
     .description('print the configuration in force; secrets are left out')
     .addHelpText('after', example('purser config print'))
     .action(async (_, command: Command) => {
-      const { config, secrets, globals } = await readContext(command);
+      const { config, globals } = await readContext(command);
       const { printable } = await import('../src/config/config.ts');
-      const settings = printable(config, secrets);
+      const settings = printable(config);
       print(globals.json ? JSON.stringify(settings) : JSON.stringify(settings, pricesInUsd, 2));
     });
 }

@@ -3,27 +3,23 @@ import { isIP } from 'node:net';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
-import { Compute, type ComputeSettings, partSecrets, withKeysHidden } from '../compute/settings.ts';
+import { Compute, type ComputeSettings } from '../compute/settings.ts';
 import type { LogLevel } from '../log.ts';
 import { type Address, parseAddress } from '../net/listen.ts';
 import { parseJson } from '../parse-json.ts';
-import { type EventConfig, EventSettings, type ReceiverSecrets, splitReceivers } from './events.ts';
+import { type EventConfig, EventSettings } from './events.ts';
 import { deepestIn, excessIn, lineAt } from './excess.ts';
 import { ConfigurationFault } from './fault.ts';
 import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
-import { OpenTelemetry, type OpenTelemetrySettings, splitOpenTelemetry } from './opentelemetry.ts';
+import { OpenTelemetry, type OpenTelemetrySettings } from './opentelemetry.ts';
 import { baseUrl, Router, type RouterConfig, wholeSeconds } from './router.ts';
+import { Secret } from './secret.ts';
 import {
   Billing,
-  type BillingKeys,
   type BillingSettings,
   Identity,
   type IdentitySettings,
-  splitBilling,
-  splitIdentity,
-  splitTransfer,
   Transfer,
-  type TransferKeys,
   type TransferSettings,
 } from './services.ts';
 import { HIDDEN_VARIABLE, hideVariables } from './variables.ts';
@@ -141,6 +137,7 @@ export type Config = {
   dataDirectory: string;
   /** The YAML file that was read, if any. */
   file: string | undefined;
+  masterKey: MasterKeySource;
   listen: Address;
   /** `{base_url}` of the interface. If undefined, it follows from the address the server listens on. */
   publicUrl: string | undefined;
@@ -171,21 +168,11 @@ export type Config = {
   limits: Parsed['limits'];
 };
 
-/** Values that must never be printed, kept apart from the configuration. */
-export type Secrets = {
-  masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
-  /** API keys by upstream name. */
-  upstreamKeys: ReadonlyMap<string, string>;
-  /** The providers' API keys by the place of their backend (compute/settings.ts). */
-  slotKeys: ReadonlyMap<string, string>;
-  transferKeys: TransferKeys | undefined;
-  billingKeys: BillingKeys | undefined;
-  /** Headers of requests to the collector of spans. */
-  collectorHeaders: Readonly<Record<string, string>>;
-  /** With which the page authenticates at the identity provider. */
-  clientSecret: string | undefined;
-  /** Address and signing secret of each receiver of events, by its name. */
-  receivers: ReadonlyMap<string, ReceiverSecrets>;
+/** Where the master key is: its text, or the path of its file. */
+export type MasterKeySource = {
+  from: 'environment' | 'file' | 'data directory';
+  text: Secret | undefined;
+  path: string | undefined;
 };
 
 export type Flags = {
@@ -224,10 +211,10 @@ const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
   Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
 
 /**
- * Reads flags, environment and YAML into one frozen Config, and the secrets beside it.
+ * Reads flags, environment and YAML into one frozen Config.
  * Throws ConfigurationFault with every fault found, each as `file:line: path: what is wrong`.
  */
-export function readConfig(flags: Flags, env: Environment = process.env): { config: Config; secrets: Secrets } {
+export function readConfig(flags: Flags, env: Environment = process.env): Config {
   const dataDirectory = dataDirectoryOf(flags, env);
   const file = settingsFile(flags, env);
   const faults: string[] = [];
@@ -247,62 +234,42 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
     faults.push(`metrics.listen: ${metrics.host}:${metrics.port} is the address of \`listen\`: give it one of its own`);
   if (faults.length || !settings) throw new ConfigurationFault(faults);
 
-  const { compute, slotKeys } = partSecrets(settings.compute);
-  const { transfer, transferKeys } = splitTransfer(settings.transfer);
-  const { billing, billingKeys } = splitBilling(settings.billing);
-  const { identity, clientSecret } = splitIdentity(settings.identity);
-  const { events, receivers } = splitReceivers(settings.events);
-  const { opentelemetry, collectorHeaders } = splitOpenTelemetry(settings.opentelemetry);
-  const config: Config = {
+  const { router, events } = settings;
+  return Object.freeze({
     dataDirectory,
     file,
+    masterKey: masterKeySource(env, dataDirectory),
     listen: own,
     publicUrl: publicUrl ?? settings.public_url,
     logLevel: logLevel ?? settings.log_level ?? 'info',
     metrics: settings.metrics,
-    opentelemetry,
+    opentelemetry: settings.opentelemetry,
     ui: settings.ui,
     backup: settings.backup,
     trustedProxies: settings.trusted_proxies,
     closeWaitSeconds: settings.close_wait_seconds,
-    drainSeconds: settings.drain_seconds ?? longestAnswer(settings.router.upstreams),
+    drainSeconds: settings.drain_seconds ?? longestAnswer(router.upstreams),
     childWallets: { depth: settings.child_wallets.depth, openChildren: settings.child_wallets.open },
     keep: { cpuPercent: settings.keep.cpu_percent },
-    router: {
-      ...settings.router,
-      upstreams: settings.router.upstreams.map(({ api_key: _, ...upstream }) => upstream),
-    },
+    router,
     ssh: {
       listen: settings.ssh.listen ?? { host: '127.0.0.1', port: 7422 },
       publicHost: settings.ssh.public_host,
       publicPort: settings.ssh.public_port,
     },
     ports: { host: settings.ports.host },
-    compute,
-    identity,
-    billing,
-    transfer,
-    events,
+    compute: settings.compute,
+    identity: settings.identity,
+    billing: settings.billing,
+    transfer: settings.transfer,
+    events: { receivers: events.receivers, accountLowCents: events.account_low_cents },
     limits: settings.limits,
-  };
-  const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
-  return {
-    config: Object.freeze(config),
-    secrets: {
-      masterKey: masterKeySource(env, dataDirectory),
-      upstreamKeys: new Map(keys),
-      slotKeys,
-      transferKeys,
-      billingKeys,
-      collectorHeaders,
-      clientSecret,
-      receivers,
-    },
-  };
+  });
 }
 
-function masterKeySource(env: Environment, dataDirectory: string): Secrets['masterKey'] {
-  if (env.PURSER_MASTER_KEY) return { from: 'environment', text: env.PURSER_MASTER_KEY, path: undefined };
+function masterKeySource(env: Environment, dataDirectory: string): MasterKeySource {
+  if (env.PURSER_MASTER_KEY)
+    return { from: 'environment', text: new Secret(env.PURSER_MASTER_KEY.trim()), path: undefined };
   if (env.PURSER_MASTER_KEY_FILE) return { from: 'file', text: undefined, path: resolve(env.PURSER_MASTER_KEY_FILE) };
   return { from: 'data directory', text: undefined, path: resolve(dataDirectory, 'master.key') };
 }
@@ -495,57 +462,10 @@ function isNear(a: string, b: string): boolean {
   return (row[b.length] as number) <= Math.min(2, Math.floor(Math.max(a.length, b.length) / 3));
 }
 
-/** Returns the configuration in force, as JSON without secrets: `[set]` stands for each of them. */
-export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
-  const { router, compute, ...rest } = config;
+/** Returns the configuration in force, as JSON. Each of its secrets is `[set]`. */
+export function printable(config: Config): Record<string, unknown> {
+  const shown = { ...config, masterKey: config.masterKey.from };
   return parseJson(
-    JSON.stringify(
-      {
-        ...rest,
-        masterKey: secrets.masterKey.from,
-        events: {
-          ...config.events,
-          receivers: config.events.receivers.map((it) => ({
-            ...it,
-            url: '[set]',
-            ...(secrets.receivers.get(it.name)?.secret === undefined ? {} : { secret: '[set]' }),
-          })),
-        },
-        ...(config.opentelemetry
-          ? {
-              opentelemetry: {
-                ...config.opentelemetry,
-                headers: Object.fromEntries(Object.keys(secrets.collectorHeaders).map((name) => [name, '[set]'])),
-              },
-            }
-          : {}),
-        ...(config.identity && secrets.clientSecret
-          ? { identity: { ...config.identity, client_secret: '[set]' } }
-          : {}),
-        ...(config.transfer
-          ? { transfer: { ...config.transfer, access_key_id: '[set]', secret_access_key: '[set]' } }
-          : {}),
-        ...(config.billing
-          ? {
-              billing: {
-                stripe: {
-                  ...config.billing.stripe,
-                  secret_key: '[set]',
-                  webhook_secrets: secrets.billingKeys?.webhook_secrets.map(() => '[set]'),
-                },
-              },
-            }
-          : {}),
-        compute: withKeysHidden(compute, secrets.slotKeys),
-        router: {
-          ...router,
-          upstreams: router.upstreams.map((it) => ({
-            ...it,
-            ...(secrets.upstreamKeys.has(it.name) ? { api_key: '[set]' } : {}),
-          })),
-        },
-      },
-      (_, value) => (typeof value === 'bigint' ? value.toString() : value),
-    ),
+    JSON.stringify(shown, (_, value) => (typeof value === 'bigint' ? value.toString() : value)),
   ) as Record<string, unknown>;
 }

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import { wholeSeconds } from './router.ts';
+import { secret } from './secret.ts';
 
 /** Everything that Purser tells to receivers (docs/events.md). */
 export const EVENT_TYPES = [
@@ -39,19 +40,22 @@ const endpoint = v.pipe(
 
 const Receiver = v.pipe(
   v.strictObject({
-    url: endpoint,
+    /** The path and the query of an address of a chat service are secret: they let anybody post there. */
+    url: secret(endpoint),
     /** Its name in lists, logs and metrics; the host of its address unless given. */
     name: v.optional(v.pipe(v.string(), v.regex(/^[\w.:-]{1,60}$/, 'must be 1 to 60 letters, digits or . : _ -'))),
     secret: v.optional(
-      v.pipe(
-        v.string(),
-        v.check(
-          (text) => !text.startsWith(PREFIX) || BASE64.test(text.slice(PREFIX.length)),
-          'is no base64 after whsec_',
-        ),
-        v.check(
-          (text) => signingKey(text).length >= SECRET_BYTES_MIN,
-          `must stand for ${SECRET_BYTES_MIN} bytes or more`,
+      secret(
+        v.pipe(
+          v.string(),
+          v.check(
+            (text) => !text.startsWith(PREFIX) || BASE64.test(text.slice(PREFIX.length)),
+            'is no base64 after whsec_',
+          ),
+          v.check(
+            (text) => signingKey(text).length >= SECRET_BYTES_MIN,
+            `must stand for ${SECRET_BYTES_MIN} bytes or more`,
+          ),
         ),
       ),
     ),
@@ -70,7 +74,7 @@ const Receiver = v.pipe(
     ),
     ['secret'],
   ),
-  v.transform((it) => ({ ...it, name: it.name ?? new URL(it.url).host })),
+  v.transform((it) => ({ ...it, name: it.name ?? new URL(it.url.reveal()).host })),
 );
 
 /** Receivers of signed events (design, section 13). */
@@ -89,28 +93,5 @@ export const EventSettings = v.strictObject({
   account_low_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(100_000_000_000))),
 });
 type Parsed = v.InferOutput<typeof EventSettings>;
-
-/**
- * A receiver without its secrets. The path and the query of its address are among them: whoever knows those of a chat
- * service may post there. `origin` is the rest.
- */
-export type ReceiverConfig = Omit<Parsed['receivers'][number], 'url' | 'secret'> & { origin: string };
-export type ReceiverSecrets = Pick<Parsed['receivers'][number], 'url' | 'secret'>;
+export type ReceiverConfig = Parsed['receivers'][number];
 export type EventConfig = { receivers: readonly ReceiverConfig[]; accountLowCents: number | undefined };
-
-/** Separates the receivers from their secrets, by name. */
-export function splitReceivers(parsed: Parsed): {
-  events: EventConfig;
-  receivers: ReadonlyMap<string, ReceiverSecrets>;
-} {
-  return {
-    events: {
-      receivers: parsed.receivers.map(({ url, secret: _, ...receiver }) => ({
-        ...receiver,
-        origin: new URL(url).origin,
-      })),
-      accountLowCents: parsed.account_low_cents,
-    },
-    receivers: new Map(parsed.receivers.map(({ name, url, secret }) => [name, { url, secret }])),
-  };
-}

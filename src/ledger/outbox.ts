@@ -1,5 +1,5 @@
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
-import type { EventConfig, EventType } from '../config/events.ts';
+import type { EventConfig, EventType, ReceiverConfig } from '../config/events.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
@@ -19,8 +19,11 @@ export type Delivery = typeof deliveries.$inferSelect;
 /** Seconds for which events are kept. */
 export const EVENT_KEPT_SECONDS = 30 * 86_400;
 
-/** The configured receivers, as the ledger knows them. */
-export type Outbox = EventConfig & {
+/** The settings of events that the ledger needs. */
+export type OutboxSettings = Pick<EventConfig, 'accountLowCents'> & {
+  receivers: readonly Pick<ReceiverConfig, 'name' | 'types'>[];
+};
+export type Outbox = OutboxSettings & {
   /** Called inside the transaction that writes an event: it may still be rolled back. */
   recorded(): void;
 };

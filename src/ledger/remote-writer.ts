@@ -131,7 +131,7 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
     const { receivers, accountLowCents } = outbox;
     if (receivers === sent?.receivers && accountLowCents === sent.accountLowCents) return undefined;
     sent = { receivers, accountLowCents };
-    return sent;
+    return { receivers: receivers.map(({ name, types }) => ({ name, types })), accountLowCents };
   }
 
   return {
