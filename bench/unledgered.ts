@@ -12,7 +12,7 @@ import { createLog } from '../src/log.ts';
 import { serve } from '../src/serve.ts';
 
 const config = readConfig({ data: process.argv[2] }, {});
-const log = createLog(config.logLevel);
+const log = createLog(config.log_level);
 const fatal = (error: unknown) => {
   throw error;
 };

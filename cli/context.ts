@@ -44,7 +44,7 @@ export async function readContext(command: Command, { withoutKey = false } = {})
     import('../src/log.ts'),
   ]);
   const config = readConfig({ ...globals, withoutKey });
-  const log = createLog(config.logLevel === 'info' ? 'warn' : config.logLevel, redactedTexts(config), sayLogLine);
+  const log = createLog(config.log_level === 'info' ? 'warn' : config.log_level, redactedTexts(config), sayLogLine);
   return { config, globals, log };
 }
 

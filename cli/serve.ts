@@ -33,7 +33,7 @@ export function serveCommand(program: Command): void {
         import('../src/serve.ts'),
       ]);
       const hidden = redactedTexts(config);
-      const log = createLog(config.logLevel, hidden);
+      const log = createLog(config.log_level, hidden);
       logConsole(log);
       prepareDirectory(config.dataDirectory, true);
       const isNew = !existsSync(files(config.dataDirectory).database);

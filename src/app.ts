@@ -34,7 +34,7 @@ import { describeReportOnly } from './lease/report-only.ts';
 import { countFrozen, describeFrozen } from './ledger/frozen.ts';
 import { installationOf } from './ledger/installation.ts';
 import { journalHead } from './ledger/journal.ts';
-import type { Outbox } from './ledger/outbox.ts';
+import { type Outbox, outboxSettings } from './ledger/outbox.ts';
 import { createTenantOf } from './ledger/tenant.ts';
 import type { Log } from './log.ts';
 import { createAddressReader } from './net/address.ts';
@@ -100,7 +100,7 @@ export type App = HttpApp &
     connectionCountMax: number;
     state: AppState;
     /**
-     * Waits until all is `answered` and nothing runs any more, at most `drainSeconds`. Then nothing new is driven: what
+     * Waits until all is `answered` and nothing runs any more, at most `drain_seconds`. Then nothing new is driven: what
      * still runs is answered as uncertain, and what is still being read is refused.
      */
     drain(answered: Promise<void>): Promise<void>;
@@ -144,7 +144,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
   const inFlight = createInFlight(inFlightCountMax, (walletId) => tenantOf(walletId).treeId);
   let notifier: Notifier | undefined;
   let fundsQueue: FundsQueue | undefined;
-  const outbox: Outbox = { ...config.events, recorded: () => notifier?.wake() };
+  const outbox: Outbox = { ...outboxSettings(config.events), recorded: () => notifier?.wake() };
   const books = await openBooksForService(
     config,
     { ...options, outbox, committed: () => fundsQueue?.changed(ledger.changeCount()) },
@@ -245,7 +245,7 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     ),
     portHost: config.ports.host,
     authenticated: new WeakSet<Socket>(),
-    addressOf: createAddressReader(config.trustedProxies),
+    addressOf: createAddressReader(config.trusted_proxies),
     connectionCountMax,
     atOnce: createShares({ each: connectionCountMax * CALLER_SHARE, all: connectionCountMax * FREE_SHARE }),
     stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
@@ -254,10 +254,10 @@ export async function openApp(config: Config, options: AppOptions): Promise<App>
     keysWalked: new Map<string, string>(),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),
-    state: { baseUrl: config.publicUrl ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
+    state: { baseUrl: config.public_url ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
     async drain(answered: Promise<void>) {
       fundsQueue.stop();
-      await deadline(answered.then(inFlight.drained), app.config.drainSeconds * 1000, () => {});
+      await deadline(answered.then(inFlight.drained), app.config.drain_seconds * 1000, () => {});
       inFlight.cutOff(() => uncertain());
       app.memory.cutOff();
     },

@@ -5,6 +5,7 @@ import { type Change, changeOf, type Reload } from './config/change.ts';
 import type { Config } from './config/config.ts';
 import { ConfigurationFault } from './config/fault.ts';
 import { OpenToOthersError, refuseOpenToOthers } from './config/strict-modes.ts';
+import { outboxSettings } from './ledger/outbox.ts';
 import { createAddressReader } from './net/address.ts';
 import { Refusal } from './refusal.ts';
 import { createCatalogue } from './router/catalogue.ts';
@@ -79,12 +80,12 @@ export function createReload(app: App, read: () => Config): Reload {
       catalogue,
       upstreams,
       limits: { ...limits, webhook: app.limits.webhook },
-      addressOf: createAddressReader(config.trustedProxies),
+      addressOf: createAddressReader(config.trusted_proxies),
     } satisfies Partial<App>);
-    Object.assign(app.outbox, config.events);
+    Object.assign(app.outbox, outboxSettings(config.events));
     receivers();
     for (const name of change.upstreams.removed) app.upstreamOutages.forget(name);
-    if (change.settings.includes('log_level')) app.log.level = config.logLevel;
+    if (change.settings.includes('log_level')) app.log.level = config.log_level;
     app.wakeAt(app.clock.now()); // The policy for uncertain operations may decide earlier.
     void close(retired).catch((error) => app.events.failed('reload', error));
   }

@@ -87,7 +87,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     metrics?.close();
     await socket?.close();
   });
-  if (config.publicUrl === undefined) app.state.baseUrl = reachableUrl(address);
+  if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address);
 
   if (app.slots.list.length) {
     const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
@@ -97,7 +97,7 @@ export async function serve(config: Config, options: AppOptions): Promise<Served
     const key = hostKey(files(config.dataDirectory).sshHostKey);
     gateway = await openGateway(app, config.ssh.listen, key.privateKey);
     const [type, blob] = key.publicKey.split(' ');
-    const { publicHost, publicPort } = config.ssh;
+    const { public_host: publicHost, public_port: publicPort } = config.ssh;
     app.state.ssh = {
       host: publicHost ?? reachableHost(gateway.address.host),
       port: publicPort ?? gateway.address.port,

@@ -56,17 +56,14 @@ test('without a file and without environment everything has its default', (t) =>
     file: undefined,
     masterKey: { from: 'data directory', text: undefined, path: join(directory, 'master.key') },
     listen: { host: '127.0.0.1', port: 7420 },
-    publicUrl: undefined,
-    logLevel: 'info',
-    metrics: undefined,
-    opentelemetry: undefined,
+    public_url: undefined,
+    log_level: 'info',
     ui: true,
-    backup: undefined,
-    trustedProxies: [],
-    closeWaitSeconds: 10,
-    childWallets: { depth: 4, openChildren: 1000 },
-    keep: { cpuPercent: 5 },
-    drainSeconds: 10,
+    trusted_proxies: [],
+    close_wait_seconds: 10,
+    child_wallets: { depth: 4, open: 1000 },
+    keep: { cpu_percent: 5 },
+    drain_seconds: 10,
     router: {
       upstreams: [],
       models: [],
@@ -74,13 +71,10 @@ test('without a file and without environment everything has its default', (t) =>
       on_cancel: 'stop',
       cancel_grace_seconds: 3,
     },
-    ssh: { listen: { host: '127.0.0.1', port: 7422 }, publicHost: undefined, publicPort: undefined },
-    ports: { host: undefined },
+    ssh: { listen: { host: '127.0.0.1', port: 7422 } },
+    ports: {},
     compute: {},
-    identity: undefined,
-    billing: undefined,
-    transfer: undefined,
-    events: { receivers: [], accountLowCents: undefined },
+    events: { receivers: [] },
     limits: {
       wallet_requests_per_minute: 0,
       account_requests_per_minute: 0,
@@ -100,7 +94,7 @@ for (const yaml of ['', '# nothing but a remark\n', '---\n', '{}\n', 'router: {}
 test('unless it is set, a stop waits as long as the longest answer of an upstream may take', (t) => {
   const upstreams = (...seconds: number[]) =>
     seconds.map((it, i) => `{ name: u${i}, base_url: http://127.0.0.1:1/v1, timeout_seconds: ${it} }`).join();
-  const drainOf = (yaml: string) => write(t, yaml).read().drainSeconds;
+  const drainOf = (yaml: string) => write(t, yaml).read().drain_seconds;
   assert.equal(drainOf('router: { upstreams: [{ name: u, base_url: http://127.0.0.1:1/v1 }] }'), 300);
   assert.equal(drainOf(`router: { upstreams: [${upstreams(20, 700, 1)}] }`), 700);
   assert.equal(drainOf(`router: { upstreams: [${upstreams(2)}] }`), 10);
@@ -111,13 +105,13 @@ test('the environment beats the file, and the file the default', (t) => {
   const { read } = write(t, 'listen: 0.0.0.0:1\npublic_url: http://file\nlog_level: warn\n');
   const fromFile = read();
   assert.deepEqual(
-    [fromFile.listen, fromFile.publicUrl, fromFile.logLevel],
+    [fromFile.listen, fromFile.public_url, fromFile.log_level],
     [{ host: '0.0.0.0', port: 1 }, 'http://file', 'warn'],
   );
   const env = { PURSER_LISTEN: '[::1]:2', PURSER_PUBLIC_URL: 'https://env/', PURSER_LOG_LEVEL: 'debug' };
   const fromEnv = read(env);
   assert.deepEqual(
-    [fromEnv.listen, fromEnv.publicUrl, fromEnv.logLevel],
+    [fromEnv.listen, fromEnv.public_url, fromEnv.log_level],
     [{ host: '::1', port: 2 }, 'https://env', 'debug'],
   );
 });
@@ -145,9 +139,9 @@ test('the flag for the file beats the environment, and that the file in the data
   const [env, flag] = [join(directory, 'env.yaml'), join(directory, 'flag.yaml')];
   writeFileSync(env, 'drain_seconds: 2\n');
   writeFileSync(flag, 'drain_seconds: 3\n');
-  assert.equal(read().drainSeconds, 1);
-  assert.equal(read({ PURSER_CONFIG: env }).drainSeconds, 2);
-  assert.equal(read({ PURSER_CONFIG: env }, { config: flag }).drainSeconds, 3);
+  assert.equal(read().drain_seconds, 1);
+  assert.equal(read({ PURSER_CONFIG: env }).drain_seconds, 2);
+  assert.equal(read({ PURSER_CONFIG: env }, { config: flag }).drain_seconds, 3);
 });
 
 test('a file that was asked for and is not there is a fault, and no default', (t) => {
@@ -329,7 +323,7 @@ router:
 `;
   const config = write(t, yaml).read({ HOST: '10.0.0.1', PORT: '99', ONE_KEY: 'k-1', TWO_KEY: 'k-2' });
   assert.deepEqual(config.listen, { host: '10.0.0.1', port: 99 });
-  assert.equal(config.publicUrl, 'https://10.0.0.1/a');
+  assert.equal(config.public_url, 'https://10.0.0.1/a');
   assert.deepEqual(
     config.router.upstreams.map((it) => it.base_url),
     ['http://10.0.0.1', 'http://10.0.0.1:99'],

@@ -20,7 +20,7 @@ export function adviceOnServices({ identity, billing, transfer, events, opentele
   for (const { name, url, types } of events.receivers) {
     if (isOpen(url.reveal()))
       notes.push(`events.receivers: over http:// what ${name} is told can be read on the network path.`);
-    if (types?.includes('account.low') && events.accountLowCents === undefined)
+    if (types?.includes('account.low') && events.account_low_cents === undefined)
       notes.push(
         `events.account_low_cents is not set: ${name} is told account.low only when an account cannot pay a refill.`,
       );

@@ -1,5 +1,5 @@
 import { Refusal } from '../refusal.ts';
-import type { Config } from './config.ts';
+import { type Config, SETTING_NAMES } from './config.ts';
 import { isSame } from './secret.ts';
 
 /** Reads the settings again and applies them, all or nothing. Throws `conflict`, saying why nothing was changed. */
@@ -9,35 +9,20 @@ export type Reload = () => Promise<Change>;
 export type Change = { models: ListChange; upstreams: ListChange; receivers: ListChange; settings: string[] };
 type ListChange = { added: string[]; removed: string[]; changed: string[] };
 
-/** Settings that a reload changes, beside models, upstreams and receivers of events, with their names in purser.yaml. */
-const CHANGEABLE = {
-  limits: 'limits',
-  backup: 'backup',
-  closeWaitSeconds: 'close_wait_seconds',
-  drainSeconds: 'drain_seconds',
-  childWallets: 'child_wallets',
-  keep: 'keep',
-  trustedProxies: 'trusted_proxies',
-  logLevel: 'log_level',
-} as const satisfies Partial<Record<keyof Config, string>>;
+/** Settings that a reload changes, beside models, upstreams and receivers of events. */
+const CHANGEABLE = [
+  'limits',
+  'backup',
+  'close_wait_seconds',
+  'drain_seconds',
+  'child_wallets',
+  'keep',
+  'trusted_proxies',
+  'log_level',
+] as const satisfies (keyof Config)[];
 
-/** Settings that only a start changes. */
-const FIXED = {
-  listen: 'listen',
-  publicUrl: 'public_url',
-  metrics: 'metrics',
-  opentelemetry: 'opentelemetry',
-  ui: 'ui',
-  ssh: 'ssh',
-  ports: 'ports',
-  compute: 'compute',
-  identity: 'identity',
-  billing: 'billing',
-  transfer: 'transfer',
-} as const satisfies Record<
-  Exclude<keyof Config, keyof typeof CHANGEABLE | 'dataDirectory' | 'file' | 'masterKey' | 'router' | 'events'>,
-  string
->;
+/** Settings that only a start changes: all others. */
+const FIXED = SETTING_NAMES.filter((name) => ![...CHANGEABLE, 'router', 'events'].includes(name));
 
 /** Settings of the router beside its lists. */
 const ROUTER = ['uncertain', 'on_cancel', 'cancel_grace_seconds'] as const;
@@ -45,9 +30,7 @@ const ROUTER = ['uncertain', 'on_cancel', 'cancel_grace_seconds'] as const;
 /** Returns what is different. Throws `conflict` when a setting is that only a start changes, with the names of all such. */
 export function changeOf(before: Config, after: Config): Change {
   const isOther = (read: (it: Config) => unknown) => !isSame(read(before), read(after));
-  const fixed = Object.entries(FIXED).flatMap(([key, name]) =>
-    isOther((it) => it[key as keyof typeof FIXED]) ? [name] : [],
-  );
+  const fixed = FIXED.filter((name) => isOther((it) => it[name]));
   if (fixed.length) {
     const [verb, them] = fixed.length > 1 ? ['need', 'them'] : ['needs', 'it'];
     throw new Refusal(
@@ -58,17 +41,14 @@ export function changeOf(before: Config, after: Config): Change {
   const upstream = ({ router }: Config) => router.upstreams.map((it) => [it.name, it] as const);
   const model = ({ router }: Config) => router.models.map((it) => [it.id, it] as const);
   const receiver = ({ events }: Config) => events.receivers.map((it) => [it.name, it] as const);
-  const settings = Object.entries(CHANGEABLE).flatMap(([key, name]) =>
-    isOther((it) => it[key as keyof typeof CHANGEABLE]) ? [name] : [],
-  );
   return {
     models: listChange(model(before), model(after)),
     upstreams: listChange(upstream(before), upstream(after)),
     receivers: listChange(receiver(before), receiver(after)),
     settings: [
-      ...settings,
+      ...CHANGEABLE.filter((name) => isOther((it) => it[name])),
       ...ROUTER.filter((name) => isOther(({ router }) => router[name])).map((name) => `router.${name}`),
-      ...(isOther(({ events }) => events.accountLowCents) ? ['events.account_low_cents'] : []),
+      ...(isOther(({ events }) => events.account_low_cents) ? ['events.account_low_cents'] : []),
     ],
   };
 }

@@ -3,25 +3,18 @@ import { isIP } from 'node:net';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
 import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
-import { Compute, type ComputeSettings } from '../compute/settings.ts';
+import { Compute } from '../compute/settings.ts';
 import type { LogLevel } from '../log.ts';
-import { type Address, parseAddress } from '../net/listen.ts';
+import { parseAddress } from '../net/listen.ts';
 import { parseJson } from '../parse-json.ts';
-import { type EventConfig, EventSettings } from './events.ts';
+import { EventSettings } from './events.ts';
 import { deepestIn, excessIn, lineAt } from './excess.ts';
 import { ConfigurationFault } from './fault.ts';
 import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
-import { OpenTelemetry, type OpenTelemetrySettings } from './opentelemetry.ts';
-import { baseUrl, Router, type RouterConfig, wholeSeconds } from './router.ts';
+import { OpenTelemetry } from './opentelemetry.ts';
+import { baseUrl, Router, wholeSeconds } from './router.ts';
 import { Secret } from './secret.ts';
-import {
-  Billing,
-  type BillingSettings,
-  Identity,
-  type IdentitySettings,
-  Transfer,
-  type TransferSettings,
-} from './services.ts';
+import { Billing, Identity, Transfer } from './services.ts';
 import { HIDDEN_VARIABLE, hideVariables } from './variables.ts';
 
 /**
@@ -69,103 +62,94 @@ const LOG_LEVELS = [
   'silent',
 ] as const satisfies readonly LogLevel[];
 
-const Settings = v.strictObject({
-  listen: v.optional(address),
-  public_url: v.optional(baseUrl),
-  trusted_proxies: v.optional(v.array(proxy), []),
-  close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
-  drain_seconds: v.optional(wholeSeconds(0, 3600)),
-  child_wallets: v.optional(
-    v.strictObject({ depth: v.optional(counted(0, 16), 4), open: v.optional(counted(0, 100_000), 1000) }),
-    {},
-  ),
-  log_level: v.optional(v.picklist(LOG_LEVELS)),
-  /** Of one processor, in percent: a machine that uses at least that much is busy. */
-  keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
-  ui: v.optional(v.boolean(), true),
-  backup: v.optional(
-    v.strictObject({
-      every: v.pipe(duration, v.minValue(60, 'less than a minute')),
-      keep: v.optional(counted(1, 10_000), 7),
-      directory: v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path')),
-    }),
-  ),
-  metrics: v.optional(v.strictObject({ listen: address })),
-  opentelemetry: v.optional(OpenTelemetry),
-  router: v.optional(Router, {}),
-  ssh: v.optional(
-    v.strictObject({
-      listen: v.optional(address),
-      public_host: v.optional(v.pipe(v.string(), v.minLength(1))),
-      public_port: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535))),
-    }),
-    {},
-  ),
-  /** Host names of the ports of leases, one for each: `*.` and what they have in common. */
-  ports: v.optional(
-    v.strictObject({
-      host: v.optional(
-        v.pipe(
-          v.string(),
-          v.toLowerCase(),
-          v.regex(/^\*\.[0-9a-z-]+(\.[0-9a-z-]+)*(:\d{1,5})?$/, 'not a name such as *.ports.example'),
-          v.transform((text) => text.slice('*.'.length)),
-        ),
-      ),
-    }),
-    {},
-  ),
-  compute: v.optional(Compute, {}),
-  identity: v.optional(Identity),
-  billing: v.optional(Billing),
-  transfer: v.optional(Transfer),
-  events: v.optional(EventSettings, {}),
-  limits: v.optional(
-    v.strictObject({
-      wallet_requests_per_minute: perMinute(0),
-      account_requests_per_minute: perMinute(0),
-      failed_auth_per_minute: perMinute(600),
-      released_per_minute: perMinute(60),
-      funds_wait_seconds: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(600)), 30),
-    }),
-    {},
-  ),
-});
-type Parsed = v.InferOutput<typeof Settings>;
+/** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
+const DRAIN_SECONDS = 10;
 
-export type Config = {
-  dataDirectory: string;
+/** The longest upstream timeout, in seconds. By default a stop waits that long, so that no answer is cut off. */
+const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
+  Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
+
+const Settings = v.pipe(
+  v.strictObject({
+    listen: v.optional(address, '127.0.0.1:7420'),
+    /** `{base_url}` of the interface. If unset, it follows from the address the server listens on. */
+    public_url: v.optional(baseUrl),
+    trusted_proxies: v.optional(v.array(proxy), []),
+    close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
+    /** If unset, the longest upstream timeout: no answer is cut off. */
+    drain_seconds: v.optional(wholeSeconds(0, 3600)),
+    /** How deep wallets may be nested below an account's, and how many open children one may have. */
+    child_wallets: v.optional(
+      v.strictObject({ depth: v.optional(counted(0, 16), 4), open: v.optional(counted(0, 100_000), 1000) }),
+      {},
+    ),
+    log_level: v.optional(v.picklist(LOG_LEVELS), 'info'),
+    /** Of one processor, in percent: a machine that uses at least that much is busy. */
+    keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
+    /** Backups that the server makes: the seconds between two, how many stay, and where. */
+    backup: v.optional(
+      v.strictObject({
+        every: v.pipe(duration, v.minValue(60, 'less than a minute')),
+        keep: v.optional(counted(1, 10_000), 7),
+        directory: v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path')),
+      }),
+    ),
+    metrics: v.optional(v.strictObject({ listen: address })),
+    opentelemetry: v.optional(OpenTelemetry),
+    /** Whether the page is served. */
+    ui: v.optional(v.boolean(), true),
+    router: v.optional(Router, {}),
+    /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
+    ssh: v.optional(
+      v.strictObject({
+        listen: v.optional(address, '127.0.0.1:7422'),
+        public_host: v.optional(v.pipe(v.string(), v.minLength(1))),
+        public_port: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535))),
+      }),
+      {},
+    ),
+    /** Host names of the ports of leases, one for each: `*.` and what they have in common, which is kept. */
+    ports: v.optional(
+      v.strictObject({
+        host: v.optional(
+          v.pipe(
+            v.string(),
+            v.toLowerCase(),
+            v.regex(/^\*\.[0-9a-z-]+(\.[0-9a-z-]+)*(:\d{1,5})?$/, 'not a name such as *.ports.example'),
+            v.transform((text) => text.slice('*.'.length)),
+          ),
+        ),
+      }),
+      {},
+    ),
+    compute: v.optional(Compute, {}),
+    identity: v.optional(Identity),
+    billing: v.optional(Billing),
+    transfer: v.optional(Transfer),
+    events: v.optional(EventSettings, {}),
+    limits: v.optional(
+      v.strictObject({
+        wallet_requests_per_minute: perMinute(0),
+        account_requests_per_minute: perMinute(0),
+        failed_auth_per_minute: perMinute(600),
+        released_per_minute: perMinute(60),
+        funds_wait_seconds: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(600)), 30),
+      }),
+      {},
+    ),
+  }),
+  v.transform((it) => ({ ...it, drain_seconds: it.drain_seconds ?? longestAnswer(it.router.upstreams) })),
+);
+type Parsed = v.InferOutput<typeof Settings>;
+/** The names of the settings at the top of purser.yaml. */
+export const SETTING_NAMES = Object.keys(Settings.entries) as (keyof Parsed)[];
+
+/** The settings in force, by their names in purser.yaml. */
+export type Config = Readonly<Parsed> & {
+  readonly dataDirectory: string;
   /** The YAML file that was read, if any. */
-  file: string | undefined;
-  masterKey: MasterKeySource;
-  listen: Address;
-  /** `{base_url}` of the interface. If undefined, it follows from the address the server listens on. */
-  publicUrl: string | undefined;
-  logLevel: LogLevel;
-  metrics: { listen: Address } | undefined;
-  opentelemetry: OpenTelemetrySettings | undefined;
-  /** Whether the page is served. */
-  ui: boolean;
-  /** Backups that the server makes: the seconds between two, how many stay, and where. */
-  backup: { every: number; keep: number; directory: string } | undefined;
-  trustedProxies: readonly string[];
-  closeWaitSeconds: number;
-  drainSeconds: number;
-  /** How deep wallets may be nested below an account's, and how many open children one may have. */
-  childWallets: { depth: number; openChildren: number };
-  /** From how much of one processor, in percent, a machine counts as busy. */
-  keep: { cpuPercent: number };
-  router: RouterConfig;
-  /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
-  ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
-  /** What follows the first label in the host names of ports. */
-  ports: { host: string | undefined };
-  compute: ComputeSettings;
-  identity: IdentitySettings | undefined;
-  billing: BillingSettings | undefined;
-  transfer: TransferSettings | undefined;
-  events: EventConfig;
-  limits: Parsed['limits'];
+  readonly file: string | undefined;
+  readonly masterKey: MasterKeySource;
 };
 
 /** Where the master key is: its text, or the path of its file. */
@@ -203,13 +187,6 @@ export function searchPath(): string[] {
   return (process.env.PATH ?? '').split(delimiter).filter(isAbsolute);
 }
 
-/** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
-const DRAIN_SECONDS = 10;
-
-/** The longest upstream timeout, in seconds. By default a stop waits that long, so that no answer is cut off. */
-const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
-  Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
-
 /**
  * Reads flags, environment and YAML into one frozen Config.
  * Throws ConfigurationFault with every fault found, each as `file:line: path: what is wrong`.
@@ -228,43 +205,20 @@ export function readConfig(flags: Flags, env: Environment = process.env): Config
   const logLevel = fromEnvironment(env, 'PURSER_LOG_LEVEL', v.picklist(LOG_LEVELS), faults);
   const faultOfKey = faultOfMasterKey(env, flags.withoutKey ?? false);
   if (faultOfKey) faults.push(`environment: ${faultOfKey}`);
-  const own = listen ?? settings?.listen ?? { host: '127.0.0.1', port: 7420 };
-  const metrics = settings?.metrics?.listen;
-  if (metrics?.port && metrics.port === own.port && metrics.host === own.host)
-    faults.push(`metrics.listen: ${metrics.host}:${metrics.port} is the address of \`listen\`: give it one of its own`);
-  if (faults.length || !settings) throw new ConfigurationFault(faults);
-
-  const { router, events } = settings;
-  return Object.freeze({
+  const config = settings && {
+    ...settings,
+    listen: listen ?? settings.listen,
+    public_url: publicUrl ?? settings.public_url,
+    log_level: logLevel ?? settings.log_level,
     dataDirectory,
     file,
     masterKey: masterKeySource(env, dataDirectory),
-    listen: own,
-    publicUrl: publicUrl ?? settings.public_url,
-    logLevel: logLevel ?? settings.log_level ?? 'info',
-    metrics: settings.metrics,
-    opentelemetry: settings.opentelemetry,
-    ui: settings.ui,
-    backup: settings.backup,
-    trustedProxies: settings.trusted_proxies,
-    closeWaitSeconds: settings.close_wait_seconds,
-    drainSeconds: settings.drain_seconds ?? longestAnswer(router.upstreams),
-    childWallets: { depth: settings.child_wallets.depth, openChildren: settings.child_wallets.open },
-    keep: { cpuPercent: settings.keep.cpu_percent },
-    router,
-    ssh: {
-      listen: settings.ssh.listen ?? { host: '127.0.0.1', port: 7422 },
-      publicHost: settings.ssh.public_host,
-      publicPort: settings.ssh.public_port,
-    },
-    ports: { host: settings.ports.host },
-    compute: settings.compute,
-    identity: settings.identity,
-    billing: settings.billing,
-    transfer: settings.transfer,
-    events: { receivers: events.receivers, accountLowCents: events.account_low_cents },
-    limits: settings.limits,
-  });
+  };
+  const metrics = config?.metrics?.listen;
+  if (metrics?.port && metrics.port === config?.listen.port && metrics.host === config.listen.host)
+    faults.push(`metrics.listen: ${metrics.host}:${metrics.port} is the address of \`listen\`: give it one of its own`);
+  if (faults.length || !config) throw new ConfigurationFault(faults);
+  return Object.freeze(config);
 }
 
 function masterKeySource(env: Environment, dataDirectory: string): MasterKeySource {

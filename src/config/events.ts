@@ -92,6 +92,5 @@ export const EventSettings = v.strictObject({
   /** An account whose available credit falls below this is told as `account.low`; never if unset. */
   account_low_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(100_000_000_000))),
 });
-type Parsed = v.InferOutput<typeof EventSettings>;
-export type ReceiverConfig = Parsed['receivers'][number];
-export type EventConfig = { receivers: readonly ReceiverConfig[]; accountLowCents: number | undefined };
+export type EventConfig = v.InferOutput<typeof EventSettings>;
+export type ReceiverConfig = EventConfig['receivers'][number];

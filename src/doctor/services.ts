@@ -9,7 +9,7 @@ import { askSocket } from '../operator/ask.ts';
  * webhooks can reach us, and an object makes the round trip through the transfer storage. `now` is in Unix seconds.
  */
 export async function examineServices(
-  { identity, billing, transfer, publicUrl, dataDirectory }: Config,
+  { identity, billing, transfer, public_url: publicUrl, dataDirectory }: Config,
   installationId: string,
   now: number,
 ): Promise<Finding[]> {

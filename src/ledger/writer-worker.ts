@@ -63,7 +63,7 @@ export function serveWrites(port: MessagePort, { file, reserve }: WorkerSettings
   const answer = reserve && new Int32Array(reserve);
   const outbox: Outbox = {
     receivers: [],
-    accountLowCents: undefined,
+    account_low_cents: undefined,
     recorded() {
       isRecorded = true;
     },
