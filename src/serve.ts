@@ -7,7 +7,7 @@ import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import { hasForbiddenSessions } from './access/browser-sessions.ts';
 import { endForbiddenSessions } from './access/writes.ts';
 import { type App, type AppOptions, openApp } from './app.ts';
-import { type Config, printable } from './config/config.ts';
+import { type Config, printedText } from './config/config.ts';
 import { contained, containProcess, followFaults } from './fault.ts';
 import { files } from './files/data-directory.ts';
 import { limitConnections } from './http/connection-limit.ts';
@@ -149,7 +149,7 @@ async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<
  * of every other refusal.
  */
 function openServer(app: App): { server: Server; close(): Promise<void> } {
-  const pages = app.config.ui ? createUi(app, () => printable(app.config)) : undefined;
+  const pages = app.config.ui ? createUi(app, () => printedText(app.config)) : undefined;
   const hono = createHttpApp(app, pages?.fetch);
   const ports = createPortPages(app);
   const route: typeof hono.fetch = (request, env) => {

@@ -540,7 +540,7 @@ test('the secret of the page’s client is printed as set, and needs the client'
   const yaml = 'identity: { issuer: https://id.example, audience: a, client_id: page, client_secret: "${KEY}" }\n';
   const config = write(t, yaml).read({ KEY: SECRET });
   assert.equal(config.identity?.client_secret?.reveal(), SECRET);
-  const { client_id, client_secret } = printable(config).identity as Record<string, unknown>;
+  const { client_id, client_secret } = printable(config).settings.identity as Record<string, unknown>;
   assert.deepEqual([client_id, client_secret], ['page', '[set]']);
   assert.throws(
     () => write(t, 'identity: { issuer: https://id.example, audience: a, client_secret: x }\n').read(),
@@ -559,8 +559,8 @@ test('what is printed of a configuration has no secret in it', (t) => {
     JSON.stringify([printed, config], (_, it) => (typeof it === 'bigint' ? String(it) : it)),
     /canary/,
   );
-  assert.equal(printed.masterKey, 'environment');
-  const [a, b] = (printed.router as { upstreams: Record<string, unknown>[] }).upstreams;
+  assert.equal(printed.master_key, 'environment');
+  const [a, b] = (printed.settings.router as { upstreams: Record<string, unknown>[] }).upstreams;
   assert.deepEqual([a?.api_key, b?.api_key], ['[set]', undefined]);
 });
 
@@ -580,7 +580,7 @@ transfer: { endpoint: "https://s3.lan", bucket: agents, access_key_id: canary-id
   assert.equal(config.billing && isLive(config.billing.stripe), true);
   const printed = printable(config);
   assert.doesNotMatch(JSON.stringify([printed, config]), /canary/);
-  assert.deepEqual((printed.billing as { stripe: object }).stripe, {
+  assert.deepEqual((printed.settings.billing as { stripe: object }).stripe, {
     success_url: 'https://agents.example/paid',
     api_base: 'https://api.stripe.com',
     secret_key: '[set]',
@@ -709,7 +709,7 @@ test('the addresses and the secrets of receivers of events are secrets', (t) => 
   );
   const printed = JSON.stringify(printable(config));
   for (const canary of ['path-canary', RECEIVER_SECRET]) assert.ok(!printed.includes(canary), canary);
-  assert.match(printed, /"url":"\[set\]","secret":"\[set\]"/);
+  assert.match(printed, /"url":"\[set\]","name":"hooks.example","secret":"\[set\]"/);
   assert.deepEqual(adviceOnServices(config), [
     'events.receivers: over http:// what pager is told can be read on the network path.',
   ]);

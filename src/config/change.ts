@@ -1,5 +1,6 @@
 import { Refusal } from '../refusal.ts';
-import { type Config, SETTING_NAMES } from './config.ts';
+import type { Config } from './config.ts';
+import { SETTING_NAMES } from './schema.ts';
 import { isSame } from './secret.ts';
 
 /** Reads the settings again and applies them, all or nothing. Throws `conflict`, saying why nothing was changed. */

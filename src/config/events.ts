@@ -1,6 +1,7 @@
 import * as v from 'valibot';
 import { wholeSeconds } from './router.ts';
 import { secret } from './secret.ts';
+import { writtenAs } from './written.ts';
 
 /** Everything that Purser tells to receivers (docs/events.md). */
 export const EVENT_TYPES = [
@@ -38,12 +39,21 @@ const endpoint = v.pipe(
   v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password, which would not be sent'),
 );
 
+const NAME = /^[\w.:-]{1,60}$/;
+
 const Receiver = v.pipe(
   v.strictObject({
     /** The path and the query of an address of a chat service are secret: they let anybody post there. */
     url: secret(endpoint),
     /** Its name in lists, logs and metrics; the host of its address unless given. */
-    name: v.optional(v.pipe(v.string(), v.regex(/^[\w.:-]{1,60}$/, 'must be 1 to 60 letters, digits or . : _ -'))),
+    name: v.optional(
+      v.pipe(
+        v.string(),
+        v.regex(NAME, 'must be 1 to 60 letters, digits or . : _ -'),
+        // A host in brackets, or a long one, is a name that only comes from the address.
+        writtenAs((name: string) => (NAME.test(name) ? name : undefined)),
+      ),
+    ),
     secret: v.optional(
       secret(
         v.pipe(

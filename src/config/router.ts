@@ -1,6 +1,7 @@
 import * as v from 'valibot';
-import { formatUsd, Nanos, parseDecimal } from '../money.ts';
+import { formatDecimal, formatUsd, Nanos, parseDecimal } from '../money.ts';
 import { Secret } from './secret.ts';
+import { writtenAs } from './written.ts';
 
 /** Schemas of the router's settings: upstreams, models and their prices (design, sections 4 and 8). */
 
@@ -36,6 +37,7 @@ const price = (decimals: number) =>
       }
       return NEVER;
     }),
+    writtenAs((scaled: bigint) => formatDecimal(scaled, decimals, 2)),
   );
 
 const PER_TOKEN = 'A price of one token belongs under pricing';
