@@ -30,8 +30,8 @@ const [directory = '', walletCount, entryCount, tokenCount] = process.argv
   .slice(2)
   .map((it, i) => (i ? Number(it) : it)) as [string, number, number, number];
 const at = files(directory);
-const { secrets } = readConfig({ data: directory }, {});
-const keyring = createKeyring(readMasterKey(secrets.masterKey, { create: false }));
+const config = readConfig({ data: directory }, {});
+const keyring = createKeyring(readMasterKey(config.masterKey, { create: false }));
 const lock = await takeLock(at.lock, 'the bench');
 const { client, read } = openDatabase(at.database, { migrate: false });
 

@@ -11,12 +11,12 @@ import type { Ledger } from '../src/ledger/ledger.ts';
 import { createLog } from '../src/log.ts';
 import { serve } from '../src/serve.ts';
 
-const { config, secrets } = readConfig({ data: process.argv[2] }, {});
-const log = createLog(config.logLevel);
+const config = readConfig({ data: process.argv[2] }, {});
+const log = createLog(config.log_level);
 const fatal = (error: unknown) => {
   throw error;
 };
-const app = await serve(config, secrets, { log, who: 'the bench', create: true, fatal });
+const app = await serve(config, { log, who: 'the bench', create: true, fatal });
 
 // Each attempt writes twice: the hold, which holds more than any answer costs, and after the call the settlement.
 const HOLD = 10n ** 15n;

@@ -1,23 +1,7 @@
 import type { Command } from 'commander';
 import { ConfigurationFault } from '../src/config/fault.ts';
-import { formatUsd, Nanos } from '../src/money.ts';
 import { example, type Globals, readContext } from './context.ts';
 import { print, say } from './report.ts';
-
-/** Prices are kept in nano-dollars per million tokens, or per request; people read USD. */
-function pricesInUsd(_: string, value: unknown): unknown {
-  if (typeof value !== 'object' || value === null) return value;
-  const { pricing, pricing_per_million: million, ...rest } = value as Record<string, unknown>;
-  const prices = pricing ?? million;
-  return prices === undefined ? value : { ...rest, pricing_per_million: usdOf(prices) };
-}
-
-function usdOf(prices: unknown): unknown {
-  if (Array.isArray(prices)) return prices.map(usdOf);
-  if (typeof prices === 'string') return formatUsd(Nanos(BigInt(prices)));
-  if (typeof prices !== 'object' || prices === null) return prices;
-  return Object.fromEntries(Object.entries(prices).map(([name, it]) => [name, usdOf(it)]));
-}
 
 /** Registers `config`: checks and prints the configuration, without secrets. */
 export function configCommands(program: Command): void {
@@ -61,12 +45,11 @@ export function configCommands(program: Command): void {
     });
   group
     .command('print')
-    .description('print the configuration in force; secrets are left out')
+    .description('print the settings in force as a purser.yaml, with [set] for each secret')
     .addHelpText('after', example('purser config print'))
     .action(async (_, command: Command) => {
-      const { config, secrets, globals } = await readContext(command);
-      const { printable } = await import('../src/config/config.ts');
-      const settings = printable(config, secrets);
-      print(globals.json ? JSON.stringify(settings) : JSON.stringify(settings, pricesInUsd, 2));
+      const { config, globals } = await readContext(command);
+      const { printable, printedText } = await import('../src/config/config.ts');
+      print(globals.json ? JSON.stringify(printable(config)) : printedText(config).trimEnd());
     });
 }

@@ -1,7 +1,8 @@
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { systemTime } from '../src/clock.ts';
-import { type Config, dataDirectoryOf, type Secrets } from '../src/config/config.ts';
+import { type Config, dataDirectoryOf } from '../src/config/config.ts';
+import { redactedTexts } from '../src/config/secret.ts';
 import type { Log } from '../src/log.ts';
 import { nanosToCentsDown, parseUsd } from '../src/money.ts';
 import type { CommandInput, CommandName, CommandOutput } from '../src/operator/commands.ts';
@@ -30,7 +31,7 @@ export function readGiven(path: string): string {
 }
 
 /** The configuration in force, and a log that shows warnings and errors unless the configured level is another than `info`. */
-export type CommandContext = { config: Config; secrets: Secrets; log: Log; globals: Globals };
+export type CommandContext = { config: Config; log: Log; globals: Globals };
 
 /**
  * Reads the configuration from the global options, the environment and purser.yaml; `withoutKey` leaves the master key
@@ -42,9 +43,9 @@ export async function readContext(command: Command, { withoutKey = false } = {})
     import('../src/config/config.ts'),
     import('../src/log.ts'),
   ]);
-  const { config, secrets } = readConfig({ ...globals, withoutKey });
-  const log = createLog(config.logLevel === 'info' ? 'warn' : config.logLevel, secretsOf(secrets), sayLogLine);
-  return { config, secrets, globals, log };
+  const config = readConfig({ ...globals, withoutKey });
+  const log = createLog(config.log_level === 'info' ? 'warn' : config.log_level, redactedTexts(config), sayLogLine);
+  return { config, globals, log };
 }
 
 const WARN = 40;
@@ -55,23 +56,6 @@ function sayLogLine(line: string): void {
   const { level, msg, event } = JSON.parse(line) as { level: number; msg?: string; event?: string };
   say(`${level >= ERROR ? 'error' : level >= WARN ? 'warning' : 'note'}: ${msg ?? event}`);
 }
-
-/** Returns the literal secrets that the log must redact. */
-export function secretsOf(secrets: Secrets): string[] {
-  return [
-    ...secrets.upstreamKeys.values(),
-    ...secrets.slotKeys.values(),
-    ...(secrets.billingKeys ? [secrets.billingKeys.secret_key, ...secrets.billingKeys.webhook_secrets] : []),
-    ...(secrets.clientSecret === undefined ? [] : [secrets.clientSecret]),
-    ...(secrets.transferKeys ? Object.values(secrets.transferKeys) : []),
-    ...Object.values(secrets.collectorHeaders).flatMap(withoutScheme),
-    ...[...secrets.receivers.values()].flatMap(({ url, secret }) => [url, ...(secret === undefined ? [] : [secret])]),
-    ...(secrets.masterKey.text ? [secrets.masterKey.text.trim()] : []),
-  ];
-}
-
-/** A header's value, and what follows the scheme in it: `Bearer …`. */
-const withoutScheme = (value: string) => [value, ...value.split(' ').filter((it) => it.length >= 8)];
 
 /** Prints a result: with --json as one JSON value, else formatted for people. */
 export function output<T>(command: Command, value: T, format: (value: T) => string): void {

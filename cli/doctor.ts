@@ -16,7 +16,7 @@ export function doctorCommand(program: Command): void {
         import('../src/compute/finding.ts'),
       ]);
       const checks = await readContext(command, { withoutKey: true }).then(
-        ({ config, secrets }) => whileWorking('examining', () => examine(config, secrets)),
+        ({ config }) => whileWorking('examining', () => examine(config)),
         (fault: Error) => [{ name: 'configuration', ok: false, detail: fault.message }],
       );
       const ok = checks.every((check) => check.ok);

@@ -32,16 +32,16 @@ export function masterKeyCommands(program: Command): void {
 }
 
 async function replace(options: { dryRun?: boolean }, command: Command): Promise<void> {
-  const { config, secrets, globals } = await readContext(command, { withoutKey: true });
+  const { config, globals } = await readContext(command, { withoutKey: true });
   const { replaceLostKey } = await import('../src/recovery/lost-key.ts');
-  const plan = await replaceLostKey(config, secrets, { apply: false });
+  const plan = await replaceLostKey(config, { apply: false });
   if (!globals.json) show(planned(plan));
   if (options.dryRun) {
     if (globals.json) print(JSON.stringify(plan));
     return say('Nothing was changed.');
   }
   await confirmAlways(command, 'The tokens that are out stop working. Replace the key?');
-  const done = await replaceLostKey(config, secrets, { apply: true });
+  const done = await replaceLostKey(config, { apply: true });
   if (globals.json) print(JSON.stringify(done));
   if (done.kept) say(`The file that was there is ${done.kept}.`);
   say(

@@ -50,7 +50,7 @@ export function modelsCommands(program: Command): void {
     )
     .addHelpText('after', example('purser models check'))
     .action(async (_, command: Command) => {
-      const { config, secrets, globals } = await readContext(command);
+      const { config, globals } = await readContext(command);
       const [{ checkModels, statedModels }, { createCatalogue }, { openUpstream }, { readLearned }, { systemTime }] =
         await Promise.all([
           import('../src/router/check.ts'),
@@ -59,15 +59,14 @@ export function modelsCommands(program: Command): void {
           import('../src/doctor/learned.ts'),
           import('../src/clock.ts'),
         ]);
-      const keyOf = (name: string) => secrets.upstreamKeys.get(name);
       const configs = new Map(config.router.upstreams.map((it) => [it.name, it]));
-      const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it, keyOf(name))]));
+      const upstreams = new Map([...configs].map(([name, it]) => [name, openUpstream(it)]));
       const catalogue = createCatalogue(config);
       const now = Math.floor(systemTime.wall() / 1000);
       readLearned(config.dataDirectory, catalogue, now);
       const statedBy = async (name: string) => {
         const upstream = configs.get(name);
-        return upstream ? statedModels(upstream, keyOf(name)) : new Map();
+        return upstream ? statedModels(upstream) : new Map();
       };
       const checking = checkModels(catalogue, upstreams, statedBy, undefined, now);
       const checks = await whileWaiting('asking the model servers', checking);

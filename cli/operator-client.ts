@@ -58,6 +58,6 @@ async function runHere<N extends CommandName>(
   const fatal = (cause: unknown) => failed.reject(new Refusal('read_only', COMMIT_FAILED, { cause }));
   const { log } = context;
   const options = { log, who: `purser ${name}`, create: false, fatal };
-  await using app = await openApp(context.config, context.secrets, options);
+  await using app = await openApp(context.config, options);
   return (await Promise.race([runCommand(app, name, input), failed.promise])) as CommandOutput<N>;
 }

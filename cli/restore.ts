@@ -20,10 +20,10 @@ export function restoreCommand(program: Command): void {
       const context = await readContext(command, options);
       await confirm(command, `Replace the database of ${context.config.dataDirectory} by ${resolve(file)}?`);
       const { restore } = await import('../src/recovery/restore.ts');
-      const { config, secrets } = context;
+      const { config } = context;
       const { force = false, withoutKey = false } = options;
       const order = { file: resolve(file), force, withoutKey };
-      const restored = await whileWorking('restoring', () => restore(config, secrets, order));
+      const restored = await whileWorking('restoring', () => restore(config, order));
       const reconciled = await compareBackends(command, withoutKey);
       output(command, { ...restored, ...reconciled }, () =>
         [showRestored(restored), ...described(reconciled)].join('\n'),

@@ -1,10 +1,11 @@
 import { existsSync } from 'node:fs';
 import type { Command } from 'commander';
 import { adviceOnStart } from '../src/config/advice-start.ts';
-import { readConfig, type Secrets } from '../src/config/config.ts';
+import { type MasterKeySource, readConfig } from '../src/config/config.ts';
+import { redactedTexts } from '../src/config/secret.ts';
 import { files, prepareDirectory } from '../src/files/data-directory.ts';
 import type { Served } from '../src/serve.ts';
-import { example, type Globals, readContext, repeated, secretsOf } from './context.ts';
+import { example, type Globals, readContext, repeated } from './context.ts';
 import { say } from './report.ts';
 
 /** Registers `serve`: runs the server until SIGTERM or SIGINT. */
@@ -26,28 +27,28 @@ export function serveCommand(program: Command): void {
         isWanted = true;
         reload?.().catch(() => {}); // The log says why it was refused.
       });
-      const { config, secrets } = await readContext(command);
+      const { config } = await readContext(command);
       const [{ createLog, logConsole }, { serve }] = await Promise.all([
         import('../src/log.ts'),
         import('../src/serve.ts'),
       ]);
-      const hidden = secretsOf(secrets);
-      const log = createLog(config.logLevel, hidden);
+      const hidden = redactedTexts(config);
+      const log = createLog(config.log_level, hidden);
       logConsole(log);
       prepareDirectory(config.dataDirectory, true);
       const isNew = !existsSync(files(config.dataDirectory).database);
       if (isNew) {
         say(`Creating a new installation in ${config.dataDirectory}.`);
-        if (!process.stderr.isTTY && secrets.masterKey.from === 'data directory')
+        if (!process.stderr.isTTY && config.masterKey.from === 'data directory')
           // A terminal hears it below.
-          say(`Copy ${secrets.masterKey.path} to another place once it is there: no backup contains it.`);
+          say(`Copy ${config.masterKey.path} to another place once it is there: no backup contains it.`);
       }
       const signalled = untilSignal(); // A signal during the start stops the server as soon as it has opened.
-      const served = await serve(config, secrets, {
+      const served = await serve(config, {
         log,
         reread() {
           const next = readConfig({ ...command.optsWithGlobals<Globals>(), withoutKey: true });
-          hidden.push(...secretsOf(next.secrets).filter((it) => !hidden.includes(it)));
+          hidden.push(...redactedTexts(next).filter((it) => !hidden.includes(it)));
           return next;
         },
         who: 'purser serve',
@@ -59,7 +60,7 @@ export function serveCommand(program: Command): void {
       });
       reload = served.reload;
       if (isWanted) reload?.().catch(() => {}); // The file may have changed after the start had read it.
-      await sayOnStart(served, isNew, secrets.masterKey, command.optsWithGlobals<Globals>());
+      await sayOnStart(served, isNew, config.masterKey, command.optsWithGlobals<Globals>());
       await signalled;
       await served[Symbol.asyncDispose]();
       log.info({ event: 'stopped' }, 'stopped');
@@ -67,7 +68,7 @@ export function serveCommand(program: Command): void {
 }
 
 /** Says what is missing and what to do next: to a person at a terminal in words, else in the log, where it is a warning. */
-async function sayOnStart(served: Served, isNew: boolean, { path }: Secrets['masterKey'], globals: Globals) {
+async function sayOnStart(served: Served, isNew: boolean, { path }: MasterKeySource, globals: Globals) {
   const notes = adviceOnStart({ ...served.config, listen: served.address });
   if (!process.stderr.isTTY) {
     for (const note of notes) served.log.warn({ event: 'settings.advice' }, note);

@@ -17,7 +17,7 @@ import { openSlots } from './compute/open.ts';
 import type { LocalCompute } from './compute/settings.ts';
 import type { ConfiguredBackend } from './compute/slots.ts';
 import type { Reload } from './config/change.ts';
-import type { Config, Secrets } from './config/config.ts';
+import type { Config } from './config/config.ts';
 import { createEvents, type Events } from './events.ts';
 import { fullDisk } from './files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from './http/concurrency.ts';
@@ -34,7 +34,7 @@ import { describeReportOnly } from './lease/report-only.ts';
 import { countFrozen, describeFrozen } from './ledger/frozen.ts';
 import { installationOf } from './ledger/installation.ts';
 import { journalHead } from './ledger/journal.ts';
-import type { Outbox } from './ledger/outbox.ts';
+import { type Outbox, outboxSettings } from './ledger/outbox.ts';
 import { createTenantOf } from './ledger/tenant.ts';
 import type { Log } from './log.ts';
 import { createAddressReader } from './net/address.ts';
@@ -100,7 +100,7 @@ export type App = HttpApp &
     connectionCountMax: number;
     state: AppState;
     /**
-     * Waits until all is `answered` and nothing runs any more, at most `drainSeconds`. Then nothing new is driven: what
+     * Waits until all is `answered` and nothing runs any more, at most `drain_seconds`. Then nothing new is driven: what
      * still runs is answered as uncertain, and what is still being read is refused.
      */
     drain(answered: Promise<void>): Promise<void>;
@@ -111,7 +111,7 @@ type AppState = HttpApp['state'] & ReaperApp['state'];
 
 export type AppOptions = BooksOptions & {
   /** Reads the settings again, for a reload. Throws ConfigurationFault. Without it there is no reload. */
-  reread?: () => { config: Config; secrets: Secrets };
+  reread?: () => Config;
   /** The demo's own backend, in place of the configured ones. Only the demo sets it. */
   local?: LocalCompute;
   /** Milliseconds after which a client that reads nothing of its response is disconnected; a minute unless given. */
@@ -133,7 +133,7 @@ const WEBHOOKS_PER_MINUTE = 600;
  * Opens everything but the listeners, in the order below; it closes in the opposite order. Throws as `openBooksForService`
  * does, and `read_only` where the disk is full.
  */
-export async function openApp(config: Config, secrets: Secrets, options: AppOptions): Promise<App> {
+export async function openApp(config: Config, options: AppOptions): Promise<App> {
   const { log } = options;
   await using opening = new AsyncDisposableStack();
   const events = createEvents(log);
@@ -144,10 +144,9 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const inFlight = createInFlight(inFlightCountMax, (walletId) => tenantOf(walletId).treeId);
   let notifier: Notifier | undefined;
   let fundsQueue: FundsQueue | undefined;
-  const outbox: Outbox = { ...config.events, recorded: () => notifier?.wake() };
+  const outbox: Outbox = { ...outboxSettings(config.events), recorded: () => notifier?.wake() };
   const books = await openBooksForService(
     config,
-    secrets,
     { ...options, outbox, committed: () => fundsQueue?.changed(ledger.changeCount()) },
     events,
     inFlight.count,
@@ -162,7 +161,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
   const waitSeconds = () => app.config.limits.funds_wait_seconds;
   fundsQueue = createFundsQueue(waitSeconds, tenantOf, events.fundsWaited);
   if (config.opentelemetry) {
-    const exporter = createExporter(config.opentelemetry, secrets.collectorHeaders, installationId, events);
+    const exporter = createExporter(config.opentelemetry, installationId, events);
     opening.adopt(exporter, (it) => it.stop());
     events.gauge('spans_waiting', 'Spans that wait for the collector.', exporter.waitingCount);
     const accountOf = (walletId: string) => tenantOf(walletId).accountId || undefined;
@@ -170,19 +169,16 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     events.trace(createOperationSpans(exporter, accountOf, options.time ?? systemTime, failed));
   }
 
-  notifier = opening.adopt(await createNotifier({ ledger, clock, events }, config.events, secrets.receivers), (it) =>
-    it.stop(),
-  );
+  notifier = opening.adopt(await createNotifier({ ledger, clock, events }, config.events), (it) => it.stop());
 
   const thread = opening.adopt(createReadingThread(), (it) => it.close());
-  const upstreams = await openUpstreams(config, secrets);
+  const upstreams = await openUpstreams(config);
   const openedUpstreams = new Set(upstreams.values());
   const catalogue = createCatalogue(config);
   recallBounds(ledger.read, catalogue, clock.now());
   const slots = opening.adopt(
     await openSlots(
       { compute: options.local ?? config.compute },
-      secrets,
       {
         dataDirectory: config.dataDirectory,
         prefix: tagPrefix(installationId),
@@ -194,7 +190,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
       for (const { backend } of it.list) await backend.close();
     },
   );
-  const payments = opening.adopt(await openPayments(config, secrets, installationId), async (it) => it?.close());
+  const payments = opening.adopt(await openPayments(config, installationId), async (it) => it?.close());
   opening.defer(async () => {
     fundsQueue.stop();
     inFlight.cutOff(() => uncertain());
@@ -228,8 +224,8 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     slots,
     payments,
     installationId,
-    signer: await openSigner(config, secrets),
-    ...(await openSignIn(config, secrets, { ledger, clock, events }, (options.time ?? systemTime).monotonic)),
+    signer: await openSigner(config),
+    ...(await openSignIn(config, { ledger, clock, events }, (options.time ?? systemTime).monotonic)),
     leaseMutex: createKeyedMutex(),
     outages: createOutages(),
     leaseChecks: new Map(),
@@ -249,7 +245,7 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     ),
     portHost: config.ports.host,
     authenticated: new WeakSet<Socket>(),
-    addressOf: createAddressReader(config.trustedProxies),
+    addressOf: createAddressReader(config.trusted_proxies),
     connectionCountMax,
     atOnce: createShares({ each: connectionCountMax * CALLER_SHARE, all: connectionCountMax * FREE_SHARE }),
     stallMilliseconds: options.stallMilliseconds ?? STALL_MILLISECONDS,
@@ -258,10 +254,10 @@ export async function openApp(config: Config, secrets: Secrets, options: AppOpti
     keysWalked: new Map<string, string>(),
     used: (keyId: string, now: number) => keysUsed.set(keyId, now),
     wakeAt: (when: number) => reaper.wakeAt(when),
-    state: { baseUrl: config.publicUrl ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
+    state: { baseUrl: config.public_url ?? reachableUrl(config.listen), ssh: undefined, sweepAt: 0 } as AppState,
     async drain(answered: Promise<void>) {
       fundsQueue.stop();
-      await deadline(answered.then(inFlight.drained), app.config.drainSeconds * 1000, () => {});
+      await deadline(answered.then(inFlight.drained), app.config.drain_seconds * 1000, () => {});
       inFlight.cutOff(() => uncertain());
       app.memory.cutOff();
     },
@@ -397,23 +393,16 @@ function addGauges(
  */
 export async function openUpstreams(
   config: Pick<Config, 'router'>,
-  secrets: Pick<Secrets, 'upstreamKeys'>,
   kept: ReadonlyMap<string, Upstream> = new Map(),
 ): Promise<ReadonlyMap<string, Upstream>> {
   if (!config.router.upstreams.length) return new Map();
   const { openUpstream } = await import('./router/upstream.ts');
-  return new Map(
-    config.router.upstreams.map((it) => [
-      it.name,
-      kept.get(it.name) ?? openUpstream(it, secrets.upstreamKeys.get(it.name)),
-    ]),
-  );
+  return new Map(config.router.upstreams.map((it) => [it.name, kept.get(it.name) ?? openUpstream(it)]));
 }
 
 /** Opens the sign-in of people. Its library is loaded only when an identity provider is configured. */
 async function openSignIn(
   { identity }: Config,
-  { clientSecret }: Pick<Secrets, 'clientSecret'>,
   app: SessionsApp & { events: Events },
   milliseconds: () => number,
 ): Promise<{ sessions: Sessions | undefined; codeFlow: CodeFlow | undefined }> {
@@ -428,23 +417,19 @@ async function openSignIn(
   const sessions = createSessions(identity, issuer, app);
   const { client_id: clientId } = identity;
   const settings = clientId === undefined ? undefined : { ...identity, client_id: clientId };
-  return { sessions, codeFlow: settings && createCodeFlow(settings, clientSecret, issuer, sessions) };
+  return { sessions, codeFlow: settings && createCodeFlow(settings, issuer, sessions) };
 }
 
 /** Opens the payment provider. Its library is loaded only when one is configured. */
-async function openPayments(
-  { billing }: Config,
-  { billingKeys }: Secrets,
-  installationId: string,
-): Promise<Provider | undefined> {
-  if (!billing || !billingKeys) return undefined;
+async function openPayments({ billing }: Config, installationId: string): Promise<Provider | undefined> {
+  if (!billing) return undefined;
   const { openStripe } = await import('./billing/stripe.ts');
-  return openStripe(billing, billingKeys, { installationId });
+  return openStripe(billing, { installationId });
 }
 
 /** Opens the signer of object URLs. Its library is loaded only when an object store is configured. */
-async function openSigner(config: Config, secrets: Secrets): Promise<Signer | undefined> {
-  if (!config.transfer || !secrets.transferKeys) return undefined;
+async function openSigner({ transfer }: Config): Promise<Signer | undefined> {
+  if (!transfer) return undefined;
   const { createSigner } = await import('./transfer/object-url.ts');
-  return createSigner(config.transfer, secrets.transferKeys);
+  return createSigner(transfer);
 }

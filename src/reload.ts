@@ -1,10 +1,11 @@
 import { readFileSync } from 'node:fs';
 import { type App, createLimits, openUpstreams } from './app.ts';
 import { recallBounds } from './chat/learn.ts';
-import { type Change, changeOf, type Reload, type Settings } from './config/change.ts';
-import type { Secrets } from './config/config.ts';
+import { type Change, changeOf, type Reload } from './config/change.ts';
+import type { Config } from './config/config.ts';
 import { ConfigurationFault } from './config/fault.ts';
 import { OpenToOthersError, refuseOpenToOthers } from './config/strict-modes.ts';
+import { outboxSettings } from './ledger/outbox.ts';
 import { createAddressReader } from './net/address.ts';
 import { Refusal } from './refusal.ts';
 import { createCatalogue } from './router/catalogue.ts';
@@ -14,9 +15,9 @@ import type { Upstream } from './router/upstream.ts';
  * Throws `conflict` where the settings in force came from a file that is gone or empty now. At a start that means the defaults; while
  * a server runs it is a file that is being moved or written.
  */
-function refuseLost({ config: { file } }: Settings, next: Settings): void {
+function refuseLost({ file }: Config, next: Config): void {
   if (file === undefined) return;
-  const isGone = next.config.file === undefined;
+  const isGone = next.file === undefined;
   if (!isGone && readFileSync(file, 'utf8').trim() !== '') return;
   throw new Refusal(
     'conflict',
@@ -25,13 +26,12 @@ function refuseLost({ config: { file } }: Settings, next: Settings): void {
 }
 
 /**
- * Creates the reload of a running server. `secrets` are those it was opened with, and `read` reads the settings again.
+ * Creates the reload of a running server. `read` reads the settings again.
  * Everything is checked and opened before anything changes. A request that was priced keeps its model, its price and its
  * upstreams; upstreams that did not change keep their connections, limits that did not change keep their counts, and
  * receivers of events that did not change go on.
  */
-export function createReload(app: App, secrets: Secrets, read: () => Settings): Reload {
-  let inForce: Settings = { config: app.config, secrets };
+export function createReload(app: App, read: () => Config): Reload {
   let last: Promise<unknown> = Promise.resolve();
 
   function refuseStopping() {
@@ -42,15 +42,15 @@ export function createReload(app: App, secrets: Secrets, read: () => Settings): 
     try {
       refuseStopping();
       const next = read();
-      refuseLost(inForce, next);
-      refuseOpenToOthers(next.config, next.secrets, () => {});
-      const change = changeOf(inForce, next);
-      const catalogue = createCatalogue(next.config);
+      refuseLost(app.config, next);
+      refuseOpenToOthers(next, () => {});
+      const change = changeOf(app.config, next);
+      const catalogue = createCatalogue(next);
       recallBounds(app.ledger.read, catalogue, app.clock.now());
       const outdated = new Set([...change.upstreams.changed, ...change.upstreams.removed]);
       const kept = new Map([...app.upstreams].filter(([name]) => !outdated.has(name)));
-      const upstreams = await openUpstreams(next.config, next.secrets, kept);
-      const receivers = await app.notifier.prepare(next.config.events, next.secrets.receivers);
+      const upstreams = await openUpstreams(next, kept);
+      const receivers = await app.notifier.prepare(next.events);
       refuseStopping();
       apply(next, change, { catalogue, upstreams, receivers });
       app.events.reloaded(change);
@@ -65,29 +65,27 @@ export function createReload(app: App, secrets: Secrets, read: () => Settings): 
 
   /** In one turn: no request meets half of it. */
   function apply(
-    next: Settings,
+    config: Config,
     change: Change,
     { catalogue, upstreams, receivers }: Pick<App, 'catalogue' | 'upstreams'> & { receivers: () => void },
   ) {
-    const { config } = next;
     const retired = [...app.upstreams.values()].filter((it) => ![...upstreams.values()].includes(it));
     for (const upstream of upstreams.values()) app.openedUpstreams.add(upstream);
     const limits = createLimits(config);
     for (const [name, setting] of Object.entries(LIMITS))
-      if (config.limits[setting] === inForce.config.limits[setting])
+      if (config.limits[setting] === app.config.limits[setting])
         limits[name as keyof typeof LIMITS] = app.limits[name as keyof typeof LIMITS];
     Object.assign(app, {
       config,
       catalogue,
       upstreams,
       limits: { ...limits, webhook: app.limits.webhook },
-      addressOf: createAddressReader(config.trustedProxies),
+      addressOf: createAddressReader(config.trusted_proxies),
     } satisfies Partial<App>);
-    Object.assign(app.outbox, config.events);
+    Object.assign(app.outbox, outboxSettings(config.events));
     receivers();
     for (const name of change.upstreams.removed) app.upstreamOutages.forget(name);
-    if (change.settings.includes('log_level')) app.log.level = config.logLevel;
-    inForce = next;
+    if (change.settings.includes('log_level')) app.log.level = config.log_level;
     app.wakeAt(app.clock.now()); // The policy for uncertain operations may decide earlier.
     void close(retired).catch((error) => app.events.failed('reload', error));
   }

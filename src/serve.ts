@@ -7,7 +7,7 @@ import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response';
 import { hasForbiddenSessions } from './access/browser-sessions.ts';
 import { endForbiddenSessions } from './access/writes.ts';
 import { type App, type AppOptions, openApp } from './app.ts';
-import { type Config, printable, type Secrets } from './config/config.ts';
+import { type Config, printedText } from './config/config.ts';
 import { contained, containProcess, followFaults } from './fault.ts';
 import { files } from './files/data-directory.ts';
 import { limitConnections } from './http/connection-limit.ts';
@@ -61,9 +61,9 @@ export type Served = App & {
  * listeners first: no new connections, what was accepted is answered (at most `drain_seconds`), then the App closes.
  * Throws, with nothing left open, where live resources need what the configuration no longer has.
  */
-export async function serve(config: Config, secrets: Secrets, options: AppOptions): Promise<Served> {
+export async function serve(config: Config, options: AppOptions): Promise<Served> {
   await using opening = new AsyncDisposableStack();
-  const app = opening.use(await openApp(config, secrets, options));
+  const app = opening.use(await openApp(config, options));
   opening.use(followFaults(app.events.faulted));
   if (options.ownsProcess) opening.use(containProcess());
   opening.use(collectWhenIdle(() => app.log.debug({ event: 'memory.collected' }, 'idle: memory is given back')));
@@ -73,7 +73,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     await endForbidden(app);
   }
 
-  const { server, close } = openServer(app, secrets);
+  const { server, close } = openServer(app);
   const failed = (error: Error) => app.events.failed('accept', error);
   const address = await listen(server, config.listen, failed, 'PURSER_LISTEN or `listen`');
   app.health.serving = true;
@@ -87,7 +87,7 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     metrics?.close();
     await socket?.close();
   });
-  if (config.publicUrl === undefined) app.state.baseUrl = reachableUrl(address);
+  if (config.public_url === undefined) app.state.baseUrl = reachableUrl(address);
 
   if (app.slots.list.length) {
     const [{ openSshServer: openGateway }, { hostKey }] = await Promise.all([
@@ -97,14 +97,14 @@ export async function serve(config: Config, secrets: Secrets, options: AppOption
     const key = hostKey(files(config.dataDirectory).sshHostKey);
     gateway = await openGateway(app, config.ssh.listen, key.privateKey);
     const [type, blob] = key.publicKey.split(' ');
-    const { publicHost, publicPort } = config.ssh;
+    const { public_host: publicHost, public_port: publicPort } = config.ssh;
     app.state.ssh = {
       host: publicHost ?? reachableHost(gateway.address.host),
       port: publicPort ?? gateway.address.port,
       hostKey: `${type} ${blob}`,
     };
   }
-  if (options.reread) app.reload = createReload(app, secrets, options.reread);
+  if (options.reread) app.reload = createReload(app, options.reread);
   socket = await listenSocket(app, files(config.dataDirectory).socket);
   if (config.metrics) {
     metrics = openMetrics(app, config.metrics.listen);
@@ -148,8 +148,8 @@ async function endForbidden({ config, codeFlow, ledger, events }: App): Promise<
  * Creates the HTTP server of the API, not yet listening. A request that Node's parser refuses gets an answer in the shape
  * of every other refusal.
  */
-function openServer(app: App, secrets: Secrets): { server: Server; close(): Promise<void> } {
-  const pages = app.config.ui ? createUi(app, () => printable(app.config, secrets)) : undefined;
+function openServer(app: App): { server: Server; close(): Promise<void> } {
+  const pages = app.config.ui ? createUi(app, () => printedText(app.config)) : undefined;
   const hono = createHttpApp(app, pages?.fetch);
   const ports = createPortPages(app);
   const route: typeof hono.fetch = (request, env) => {

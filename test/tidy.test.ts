@@ -107,10 +107,13 @@ const LAYERS: RegExp[][] = [
   [/^src\/(router|access|transfer)\//],
   [/^src\/ledger\//],
   [/^src\/db\//],
-  [/^src\/config\//, /^src\/(clock|health)\.ts$/],
+  [/^src\/config\/(?!secret|written)/, /^src\/(clock|health)\.ts$/],
   [/^src\/compute\//],
   [/^src\/(net|files)\//, /^src\/(log|fingerprint|json-text)\.ts$/],
-  [/^src\/(money|calendar|parse-json|fault|refusal|shares|id|idle-memory|shown|ssh-key|visible)\.ts$/],
+  [
+    /^src\/(money|calendar|parse-json|fault|refusal|shares|id|idle-memory|shown|ssh-key|visible)\.ts$/,
+    /^src\/config\/(secret|written)\.ts$/,
+  ],
 ];
 const layerOf = (name: string) => LAYERS.findIndex((folders) => folders.some((folder) => folder.test(name)));
 const folderOf = (name: string) => name.split('/').slice(0, 2).join('/');

@@ -35,11 +35,11 @@ export type CodeFlow = {
 /** Creates the sign-in of the client `clientId`; without a secret it is a public client. */
 export function createCodeFlow(
   settings: IdentitySettings & { client_id: string },
-  clientSecret: string | undefined,
   issuer: Issuer,
   sessions: Sessions,
 ): CodeFlow {
   const { client_id: clientId } = settings;
+  const clientSecret = settings.client_secret?.reveal();
 
   function endpointOf(document: Discovery, name: 'authorization_endpoint' | 'token_endpoint'): URL {
     const at = addressOf(document[name], settings.issuer);

@@ -1,6 +1,6 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
-import type { Secrets } from '../config/config.ts';
+import type { MasterKeySource } from '../config/config.ts';
 import { decodeMasterKey, KEY_BYTES, MASTER_KEY_RULE } from '../config/master-key.ts';
 import { writeDurably, writeDurablySync } from '../files/durable-file.ts';
 
@@ -26,8 +26,8 @@ const OURS_IS_MISSING =
  * Reads the configured master key. With `create`, a missing key in the data directory is generated, with mode 0600. Throws
  * when the key is missing or malformed; the message never contains the key.
  */
-export function readMasterKey(source: Secrets['masterKey'], options: { create: boolean }): MasterKey {
-  if (source.text !== undefined) return parseMasterKey(source.text, 'PURSER_MASTER_KEY');
+export function readMasterKey(source: MasterKeySource, options: { create: boolean }): MasterKey {
+  if (source.text !== undefined) return parseMasterKey(source.text.reveal(), 'PURSER_MASTER_KEY');
   const path = source.path as string;
   if (!existsSync(path)) {
     if (source.from !== 'data directory' || !options.create)

@@ -1,4 +1,4 @@
-import type { Secrets } from '../config/config.ts';
+import type { MasterKeySource } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { masterKeyRows, walletNeeding } from '../ledger/master-keys.ts';
 import { findWallet } from '../ledger/wallet.ts';
@@ -10,7 +10,7 @@ import { keepOldKey, type MasterKey, replaceMasterKey, textOf } from './master-k
 import { wrapKey } from './wrapped-key.ts';
 
 /** The place that the configuration takes the master key from. Purser writes it only in its own data directory. */
-export type KeyPlace = Pick<Secrets['masterKey'], 'from' | 'path'>;
+export type KeyPlace = Pick<MasterKeySource, 'from' | 'path'>;
 export type RotationApp = { ledger: Ledger; keyring: Keyring; keyPlace: KeyPlace };
 
 /**

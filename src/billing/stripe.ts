@@ -1,6 +1,6 @@
 import Stripe from 'stripe';
 import * as v from 'valibot';
-import type { BillingKeys, BillingSettings } from '../config/services.ts';
+import { type BillingSettings, isLive } from '../config/services.ts';
 import type { Creation } from '../ledger/checkout.ts';
 import { redact } from '../log.ts';
 import { Refusal } from '../refusal.ts';
@@ -18,14 +18,12 @@ const CLOCK_SECONDS = 300;
 const REASON_CHARACTERS_MAX = 300;
 
 /** Opens Stripe as the payment provider. `marks` go into each session's metadata to identify a stray one. */
-export function openStripe(
-  { stripe: settings }: BillingSettings,
-  keys: BillingKeys,
-  marks: { installationId: string },
-): Provider {
+export function openStripe({ stripe: settings }: BillingSettings, marks: { installationId: string }): Provider {
   const api = new URL(settings.api_base);
+  const key = settings.secret_key.reveal();
+  const livemode = isLive(settings);
   const http = openHttp(api.origin);
-  const stripe = new Stripe(keys.secret_key, {
+  const stripe = new Stripe(key, {
     httpClient: http.client,
     maxNetworkRetries: 0,
     telemetry: false,
@@ -35,7 +33,7 @@ export function openStripe(
     const { statusCode, type, code, message, detail } = error as Stripe.errors.StripeError & { detail?: unknown };
     if (detail instanceof CallFailed) return detail.message;
     const text = [statusCode, code ?? type, message].filter(Boolean).join(' ');
-    return redact(text.replaceAll(keys.secret_key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
+    return redact(text.replaceAll(key, '[redacted]')).slice(0, REASON_CHARACTERS_MAX);
   }
 
   function created(value: unknown): Creation {
@@ -45,8 +43,8 @@ export function openStripe(
   }
 
   return {
-    livemode: settings.livemode,
-    takesWebhooks: keys.webhook_secrets.length > 0,
+    livemode,
+    takesWebhooks: settings.webhook_secrets.length > 0,
 
     async create(checkout) {
       const metadata = {
@@ -119,13 +117,13 @@ export function openStripe(
     },
 
     open(message, signature, now) {
-      for (const secret of keys.webhook_secrets) {
+      for (const secret of settings.webhook_secrets) {
         let value: unknown;
         try {
           value = stripe.webhooks.constructEvent(
             message,
             signature ?? '',
-            secret,
+            secret.reveal(),
             TOLERANCE_SECONDS,
             undefined,
             now * 1000,
@@ -134,7 +132,7 @@ export function openStripe(
           continue;
         }
         const event = eventOf(value);
-        if (event.livemode !== settings.livemode)
+        if (event.livemode !== livemode)
           throw new Refusal('invalid_request', `An event in ${event.livemode ? 'live' : 'test'} mode.`);
         return event;
       }
@@ -153,8 +151,8 @@ export function openStripe(
             : 'Can this machine reach it';
           throw new Error(`${settings.api_base} does not let us ${what}: ${error.message}. ${remedy}?`);
         });
-      const mode = settings.livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
-      const updates = keys.webhook_secrets.length ? 'webhooks and polling' : 'polling only: no webhook_secrets';
+      const mode = livemode ? 'live mode' : 'test mode: nobody pays real money, and what is paid is credited';
+      const updates = settings.webhook_secrets.length ? 'webhooks and polling' : 'polling only: no webhook_secrets';
       return `the key is accepted (${mode}); ${updates}`;
     },
 

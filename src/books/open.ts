@@ -2,7 +2,7 @@ import { dirname } from 'node:path';
 import { type Keyring, openKeyring } from '../access/keyring.ts';
 import { readMasterKey } from '../access/master-key.ts';
 import { type Clock, createClock, type KnownTime, type TimeSource } from '../clock.ts';
-import type { Secrets } from '../config/config.ts';
+import type { MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
 import { type Patience, takeLock } from '../db/lock.ts';
 import { openDatabase } from '../db/open.ts';
@@ -73,7 +73,7 @@ export function openBooks(
  * Opens the keyring of these books with the configured master key. Creates no key. Throws when the key is missing or
  * malformed, or is another than theirs.
  */
-export const keyringOf = (read: Reader, source: Secrets['masterKey']): Keyring =>
+export const keyringOf = (read: Reader, source: MasterKeySource): Keyring =>
   openKeyring(read, readMasterKey(source, { create: false }));
 
 /** Returns what these books know of time: their newest time, and when they were last served, by the file of their directory. */

@@ -4,7 +4,7 @@ import { machineHash, readMachineId } from '../access/machine-id.ts';
 import { readMasterKey } from '../access/master-key.ts';
 import { finishRotation, type KeyPlace, warnOfOldKey } from '../access/rotation.ts';
 import { type Clock, systemTime, type TimeSource } from '../clock.ts';
-import type { Config, Secrets } from '../config/config.ts';
+import type { Config } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
 import { findChangedSchema, missingPart } from '../db/damage.ts';
 import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
@@ -76,7 +76,6 @@ const EVENT_SPACE_BYTES = 512 * 1024;
  */
 export async function openBooksForService(
   config: Config,
-  secrets: Secrets,
   options: BooksOptions,
   events: Events,
   inFlight: () => number,
@@ -89,9 +88,9 @@ export async function openBooksForService(
   };
   const lock = { file: 'lock' as const, who: options.who, ...(create ? { patience } : {}) };
   const at = opening.use(await enterDirectory(config.dataDirectory, { create, lock }));
-  refuseOpenToOthers(config, secrets, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
+  refuseOpenToOthers(config, (sentence) => log.warn({ event: 'master_key.open' }, sentence));
   // Before the database: without it no token of this installation could be made again, so nothing may exist first.
-  const masterKey = readMasterKey(secrets.masterKey, { create: create && !existsSync(at.database) });
+  const masterKey = readMasterKey(config.masterKey, { create: create && !existsSync(at.database) });
 
   const health: Health = { fault: 'the database has not been examined yet' };
   const headWriter = createHeadWriter(at, () => ledger, events, health);
@@ -117,7 +116,7 @@ export async function openBooksForService(
   const needs = { migrate: create, migrated, diskReserve, committed, fatal, outbox, writesHere };
   const ledger = opening.use(openBooks(at.database, { access: 'write', ...needs }));
   const keyring = openKeyring(ledger.read, masterKey);
-  const { from, path } = secrets.masterKey;
+  const { from, path } = config.masterKey;
   const keyPlace: KeyPlace = { from, path };
   const time = options.time ?? systemTime;
   const clock = clockOf(ledger.read, at, log, time);

@@ -208,6 +208,4 @@ export type Surroundings = {
   prefix: string;
   /** Unix seconds. */
   now: () => number;
-  /** The provider's key, where the settings have one. */
-  key: string | undefined;
 };

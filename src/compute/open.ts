@@ -9,22 +9,17 @@ import { type ConfiguredBackend, createSlots, type Slots } from './slots.ts';
 
 const BACKENDS = { ...backends, local };
 
-type Keys = { slotKeys: ReadonlyMap<string, string> };
-type Around = Omit<Surroundings, 'key' | 'leases'>;
+type Around = Omit<Surroundings, 'leases'>;
 
-/**
- * Opens the backends of every configured slot. `slotKeys` are the providers' keys, by place. `called` hears of every call
- * of them.
- */
+/** Opens the backends of every configured slot. `called` hears of every call of them. */
 export async function openSlots(
   { compute }: { compute: ComputeSettings | LocalCompute },
-  keys: Keys,
   around: Around,
   called?: (slot: string, backend: string, ...call: Parameters<BackendCalled>) => void,
 ): Promise<Slots> {
   const list: ConfiguredBackend[] = [];
   for (const it of listBackends(compute)) {
-    const opened = await openBackend(it, keys, around);
+    const opened = await openBackend(it, around);
     const { slot, backend } = opened;
     const counted = called ? countedBackend(backend, (...call) => called(slot, backend.name, ...call)) : backend;
     list.push({ ...opened, backend: counted });
@@ -36,7 +31,6 @@ export async function openSlots(
 /** Opens one backend, under the name that it has among those of its slot. */
 export async function openBackend(
   { slot, name, place, settings }: PlacedSettings,
-  { slotKeys }: Keys,
   around: Around,
 ): Promise<ConfiguredBackend> {
   const { backend: kind, provision_seconds: provisionSeconds } = settings;
@@ -44,6 +38,6 @@ export async function openBackend(
   const shared = files(around.dataDirectory).leases;
   // Two of a kind keep their files apart. The one without a name has those of a slot with one backend.
   const leases = name === kind ? shared : join(shared, slot, name);
-  const backend = await open(settings, { ...around, leases, key: slotKeys.get(place) });
+  const backend = await open(settings, { ...around, leases });
   return { slot, place, provisionSeconds, backend: { ...backend, name } };
 }

@@ -96,13 +96,10 @@ export const Compute = v.strictObject({
   provider_three: backendsFor('provider_three'),
 });
 
-type Parsed = v.InferOutput<typeof Compute>;
-type WithoutKey<S> = S extends { api_key: string } ? Omit<S, 'api_key'> : S;
-type Kept<S extends Slot> = WithoutKey<SettingsFor<S>>;
-export type ComputeSettings = { [S in Slot]?: Kept<S> | Several<Kept<S>> | undefined };
+export type ComputeSettings = v.InferOutput<typeof Compute>;
 export type LocalCompute = { [S in Slot]?: LocalSettings | undefined };
 
-type BackendSettings = { [S in Slot]: Kept<S> }[Slot] | LocalSettings;
+type BackendSettings = { [S in Slot]: SettingsFor<S> }[Slot] | LocalSettings;
 /** One backend as configured. `place` names it in logs and files: its slot, and its name where the slot has several. */
 export type PlacedSettings = { slot: Slot; name: string; place: string; settings: BackendSettings };
 
@@ -114,38 +111,9 @@ export function listBackends(compute: ComputeSettings | LocalCompute): PlacedSet
     if (!('backends' in found)) return [{ slot, name: found.backend, place: slot, settings: found }];
     return found.backends.map((settings) => {
       const name = nameOf(settings);
-      return { slot, name, place: placeOf(slot, name), settings };
+      return { slot, name, place: `${slot} ${name}`, settings };
     });
   });
-}
-
-const placeOf = (slot: string, name: string) => `${slot} ${name}`;
-
-/** Separates the settings from their secrets. `slotKeys` are the providers' keys, by the place of their backend. */
-export function partSecrets(parsed: Parsed): { compute: ComputeSettings; slotKeys: ReadonlyMap<string, string> } {
-  const slotKeys = new Map<string, string>();
-  function withoutKey(place: string, settings: object) {
-    if (!('api_key' in settings)) return settings;
-    const { api_key: key, ...rest } = settings;
-    slotKeys.set(place, key as string);
-    return rest;
-  }
-  const plain = Object.entries(parsed).map(([slot, settings]) => {
-    if (!settings || !('backends' in settings)) return [slot, settings && withoutKey(slot, settings)];
-    return [slot, { ...settings, backends: settings.backends.map((it) => withoutKey(placeOf(slot, nameOf(it)), it)) }];
-  });
-  return { compute: Object.fromEntries(plain) as ComputeSettings, slotKeys };
-}
-
-/** Returns the settings of the slots with `[set]` for every key, to be printed. */
-export function withKeysHidden(compute: ComputeSettings, slotKeys: ReadonlyMap<string, string>): object {
-  const hidden = (place: string, it: object) => ({ ...it, ...(slotKeys.has(place) ? { api_key: '[set]' } : {}) });
-  return Object.fromEntries(
-    Object.entries(compute).map(([slot, settings]) => {
-      if (!settings || !('backends' in settings)) return [slot, settings && hidden(slot, settings)];
-      return [slot, { ...settings, backends: settings.backends.map((it) => hidden(placeOf(slot, nameOf(it)), it)) }];
-    }),
-  );
 }
 
 /** Returns notes for the operator, not faults: the limits that a backend does not enforce, as far as the settings tell. */

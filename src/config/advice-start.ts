@@ -6,7 +6,7 @@ import { unreadFiles } from './unread-files.ts';
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|::1)$/;
 
 /** Notes for the operator on the address that Purser listens on. They are not faults. */
-function adviceOnListen({ listen, publicUrl }: Pick<Config, 'listen' | 'publicUrl'>): string[] {
+function adviceOnListen({ listen, public_url: publicUrl }: Pick<Config, 'listen' | 'public_url'>): string[] {
   if (publicUrl !== undefined || LOOPBACK.test(listen.host)) return [];
   const isAll = isEverywhere(listen.host);
   return [

@@ -1,54 +1,37 @@
 import { Refusal } from '../refusal.ts';
-import type { Config, Secrets } from './config.ts';
+import type { Config } from './config.ts';
+import { SETTING_NAMES } from './schema.ts';
+import { isSame } from './secret.ts';
 
 /** Reads the settings again and applies them, all or nothing. Throws `conflict`, saying why nothing was changed. */
 export type Reload = () => Promise<Change>;
 
-export type Settings = { config: Config; secrets: Secrets };
 /** The settings that a reload changes, by name. */
 export type Change = { models: ListChange; upstreams: ListChange; receivers: ListChange; settings: string[] };
 type ListChange = { added: string[]; removed: string[]; changed: string[] };
 
-/** Settings that a reload changes, beside models, upstreams and receivers of events, with their names in purser.yaml. */
-const CHANGEABLE = {
-  limits: 'limits',
-  backup: 'backup',
-  closeWaitSeconds: 'close_wait_seconds',
-  drainSeconds: 'drain_seconds',
-  childWallets: 'child_wallets',
-  keep: 'keep',
-  trustedProxies: 'trusted_proxies',
-  logLevel: 'log_level',
-} as const satisfies Partial<Record<keyof Config, string>>;
+/** Settings that a reload changes, beside models, upstreams and receivers of events. */
+const CHANGEABLE = [
+  'limits',
+  'backup',
+  'close_wait_seconds',
+  'drain_seconds',
+  'child_wallets',
+  'keep',
+  'trusted_proxies',
+  'log_level',
+] as const satisfies (keyof Config)[];
 
-/** Settings that only a start changes. */
-const FIXED = {
-  listen: 'listen',
-  publicUrl: 'public_url',
-  metrics: 'metrics',
-  opentelemetry: 'opentelemetry',
-  ui: 'ui',
-  ssh: 'ssh',
-  ports: 'ports',
-  compute: 'compute',
-  identity: 'identity',
-  billing: 'billing',
-  transfer: 'transfer',
-} as const satisfies Record<
-  Exclude<keyof Config, keyof typeof CHANGEABLE | 'dataDirectory' | 'file' | 'router' | 'events'>,
-  string
->;
+/** Settings that only a start changes: all others. */
+const FIXED = SETTING_NAMES.filter((name) => ![...CHANGEABLE, 'router', 'events'].includes(name));
 
 /** Settings of the router beside its lists. */
 const ROUTER = ['uncertain', 'on_cancel', 'cancel_grace_seconds'] as const;
 
 /** Returns what is different. Throws `conflict` when a setting is that only a start changes, with the names of all such. */
-export function changeOf(before: Settings, after: Settings): Change {
-  const isOther = (read: (it: Settings) => unknown) => !isSame(read(before), read(after));
-  const fixed = Object.entries(FIXED).flatMap(([key, name]) => {
-    const read = (it: Settings) => [it.config[key as keyof typeof FIXED], secretsOf(key as keyof typeof FIXED, it)];
-    return isOther(read) ? [name] : [];
-  });
+export function changeOf(before: Config, after: Config): Change {
+  const isOther = (read: (it: Config) => unknown) => !isSame(read(before), read(after));
+  const fixed = FIXED.filter((name) => isOther((it) => it[name]));
   if (fixed.length) {
     const [verb, them] = fixed.length > 1 ? ['need', 'them'] : ['needs', 'it'];
     throw new Refusal(
@@ -56,32 +39,19 @@ export function changeOf(before: Settings, after: Settings): Change {
       `Nothing was changed: a change of ${fixed.join(', ')} ${verb} a restart. Restart Purser, or put ${them} back and reload.`,
     );
   }
-  const upstream = ({ config, secrets }: Settings) =>
-    config.router.upstreams.map((it) => [it.name, [it, secrets.upstreamKeys.get(it.name)]] as const);
-  const model = ({ config }: Settings) => config.router.models.map((it) => [it.id, it] as const);
-  const receiver = ({ config, secrets }: Settings) =>
-    config.events.receivers.map((it) => [it.name, [it, secrets.receivers.get(it.name)]] as const);
-  const settings = Object.entries(CHANGEABLE).flatMap(([key, name]) =>
-    isOther(({ config }) => config[key as keyof typeof CHANGEABLE]) ? [name] : [],
-  );
+  const upstream = ({ router }: Config) => router.upstreams.map((it) => [it.name, it] as const);
+  const model = ({ router }: Config) => router.models.map((it) => [it.id, it] as const);
+  const receiver = ({ events }: Config) => events.receivers.map((it) => [it.name, it] as const);
   return {
     models: listChange(model(before), model(after)),
     upstreams: listChange(upstream(before), upstream(after)),
     receivers: listChange(receiver(before), receiver(after)),
     settings: [
-      ...settings,
-      ...ROUTER.filter((name) => isOther(({ config }) => config.router[name])).map((name) => `router.${name}`),
-      ...(isOther(({ config }) => config.events.accountLowCents) ? ['events.account_low_cents'] : []),
+      ...CHANGEABLE.filter((name) => isOther((it) => it[name])),
+      ...ROUTER.filter((name) => isOther(({ router }) => router[name])).map((name) => `router.${name}`),
+      ...(isOther(({ events }) => events.account_low_cents) ? ['events.account_low_cents'] : []),
     ],
   };
-}
-
-function secretsOf(key: keyof typeof FIXED, { secrets }: Settings): unknown {
-  if (key === 'compute') return [...secrets.slotKeys];
-  if (key === 'billing') return secrets.billingKeys;
-  if (key === 'opentelemetry') return secrets.collectorHeaders;
-  if (key === 'identity') return secrets.clientSecret;
-  return key === 'transfer' ? secrets.transferKeys : undefined;
 }
 
 function listChange(
@@ -94,9 +64,4 @@ function listChange(
     removed: [...was.keys()].filter((name) => !is.has(name)),
     changed: [...is].filter(([name, value]) => was.has(name) && !isSame(was.get(name), value)).map(([name]) => name),
   };
-}
-
-function isSame(a: unknown, b: unknown): boolean {
-  const text = (it: unknown) => JSON.stringify(it, (_, value) => (typeof value === 'bigint' ? `${value}n` : value));
-  return text(a) === text(b);
 }

@@ -1,191 +1,34 @@
 import { existsSync, readFileSync, statSync } from 'node:fs';
-import { isIP } from 'node:net';
 import { delimiter, isAbsolute, resolve } from 'node:path';
 import * as v from 'valibot';
-import { isPair, isScalar, LineCounter, type Node, parseDocument, visit } from 'yaml';
-import { Compute, type ComputeSettings, partSecrets, withKeysHidden } from '../compute/settings.ts';
-import type { LogLevel } from '../log.ts';
-import { type Address, parseAddress } from '../net/listen.ts';
-import { parseJson } from '../parse-json.ts';
-import { type EventConfig, EventSettings, type ReceiverSecrets, splitReceivers } from './events.ts';
+import { isPair, isScalar, LineCounter, type Node, parseDocument, stringify, visit } from 'yaml';
 import { deepestIn, excessIn, lineAt } from './excess.ts';
 import { ConfigurationFault } from './fault.ts';
 import { decodeMasterKey, MASTER_KEY_RULE } from './master-key.ts';
-import { OpenTelemetry, type OpenTelemetrySettings, splitOpenTelemetry } from './opentelemetry.ts';
-import { baseUrl, Router, type RouterConfig, wholeSeconds } from './router.ts';
-import {
-  Billing,
-  type BillingKeys,
-  type BillingSettings,
-  Identity,
-  type IdentitySettings,
-  splitBilling,
-  splitIdentity,
-  splitTransfer,
-  Transfer,
-  type TransferKeys,
-  type TransferSettings,
-} from './services.ts';
+import { baseUrl } from './router.ts';
+import { address, LOG_LEVELS, type Parsed, Settings } from './schema.ts';
+import { Secret } from './secret.ts';
 import { HIDDEN_VARIABLE, hideVariables } from './variables.ts';
+import { asWritten } from './written.ts';
 
 /**
  * The only reader of the environment and of purser.yaml (design, section 4). A flag overrides the environment, which
  * overrides the file, which overrides the default. All faults are reported at once, with file and line.
  */
 
-const counted = (min: number, max: number) => v.pipe(v.number(), v.integer(), v.minValue(min), v.maxValue(max));
-const perMinute = (standard: number) => v.optional(v.pipe(v.number(), v.integer(), v.minValue(0)), standard);
-
-const address = v.pipe(
-  v.string(),
-  v.rawTransform(({ dataset, addIssue, NEVER }) => {
-    const parsed = parseAddress(dataset.value);
-    if (parsed) return parsed;
-    addIssue({ message: 'not an address of the form host:port, as 127.0.0.1:7420' });
-    return NEVER;
-  }),
-);
-const proxy = v.pipe(
-  v.string(),
-  v.check((text) => {
-    const [ip, bits, ...rest] = text.split('/');
-    const version = isIP(ip ?? '');
-    if (!version || rest.length) return false;
-    return bits === undefined || (/^\d{1,3}$/.test(bits) && Number(bits) <= (version === 4 ? 32 : 128));
-  }, 'not an IP address or a network in CIDR notation'),
-);
-
-const UNIT_SECONDS: Record<string, number> = { s: 1, m: 60, h: 3600, d: 86_400, w: 604_800 };
-/** A duration, as "90s", "30m", "6h", "1d" or "2w", in seconds. */
-const duration = v.pipe(
-  v.string(),
-  v.regex(/^[1-9]\d{0,8}[smhdw]$/, 'not a duration, as 30m, 6h or 1d'),
-  v.transform((text) => Number(text.slice(0, -1)) * (UNIT_SECONDS[text.slice(-1)] as number)),
-);
-
-const LOG_LEVELS = [
-  'fatal',
-  'error',
-  'warn',
-  'info',
-  'debug',
-  'trace',
-  'silent',
-] as const satisfies readonly LogLevel[];
-
-const Settings = v.strictObject({
-  listen: v.optional(address),
-  public_url: v.optional(baseUrl),
-  trusted_proxies: v.optional(v.array(proxy), []),
-  close_wait_seconds: v.optional(wholeSeconds(0, 300), 10),
-  drain_seconds: v.optional(wholeSeconds(0, 3600)),
-  child_wallets: v.optional(
-    v.strictObject({ depth: v.optional(counted(0, 16), 4), open: v.optional(counted(0, 100_000), 1000) }),
-    {},
-  ),
-  log_level: v.optional(v.picklist(LOG_LEVELS)),
-  /** Of one processor, in percent: a machine that uses at least that much is busy. */
-  keep: v.optional(v.strictObject({ cpu_percent: v.optional(counted(1, 100), 5) }), {}),
-  ui: v.optional(v.boolean(), true),
-  backup: v.optional(
-    v.strictObject({
-      every: v.pipe(duration, v.minValue(60, 'less than a minute')),
-      keep: v.optional(counted(1, 10_000), 7),
-      directory: v.pipe(v.string(), v.check(isAbsolute, 'not an absolute path')),
-    }),
-  ),
-  metrics: v.optional(v.strictObject({ listen: address })),
-  opentelemetry: v.optional(OpenTelemetry),
-  router: v.optional(Router, {}),
-  ssh: v.optional(
-    v.strictObject({
-      listen: v.optional(address),
-      public_host: v.optional(v.pipe(v.string(), v.minLength(1))),
-      public_port: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(65535))),
-    }),
-    {},
-  ),
-  /** Host names of the ports of leases, one for each: `*.` and what they have in common. */
-  ports: v.optional(
-    v.strictObject({
-      host: v.optional(
-        v.pipe(
-          v.string(),
-          v.toLowerCase(),
-          v.regex(/^\*\.[0-9a-z-]+(\.[0-9a-z-]+)*(:\d{1,5})?$/, 'not a name such as *.ports.example'),
-          v.transform((text) => text.slice('*.'.length)),
-        ),
-      ),
-    }),
-    {},
-  ),
-  compute: v.optional(Compute, {}),
-  identity: v.optional(Identity),
-  billing: v.optional(Billing),
-  transfer: v.optional(Transfer),
-  events: v.optional(EventSettings, {}),
-  limits: v.optional(
-    v.strictObject({
-      wallet_requests_per_minute: perMinute(0),
-      account_requests_per_minute: perMinute(0),
-      failed_auth_per_minute: perMinute(600),
-      released_per_minute: perMinute(60),
-      funds_wait_seconds: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(600)), 30),
-    }),
-    {},
-  ),
-});
-type Parsed = v.InferOutput<typeof Settings>;
-
-export type Config = {
-  dataDirectory: string;
+/** The settings in force, by their names in purser.yaml. */
+export type Config = Readonly<Parsed> & {
+  readonly dataDirectory: string;
   /** The YAML file that was read, if any. */
-  file: string | undefined;
-  listen: Address;
-  /** `{base_url}` of the interface. If undefined, it follows from the address the server listens on. */
-  publicUrl: string | undefined;
-  logLevel: LogLevel;
-  metrics: { listen: Address } | undefined;
-  opentelemetry: OpenTelemetrySettings | undefined;
-  /** Whether the page is served. */
-  ui: boolean;
-  /** Backups that the server makes: the seconds between two, how many stay, and where. */
-  backup: { every: number; keep: number; directory: string } | undefined;
-  trustedProxies: readonly string[];
-  closeWaitSeconds: number;
-  drainSeconds: number;
-  /** How deep wallets may be nested below an account's, and how many open children one may have. */
-  childWallets: { depth: number; openChildren: number };
-  /** From how much of one processor, in percent, a machine counts as busy. */
-  keep: { cpuPercent: number };
-  router: RouterConfig;
-  /** The SSH server, opened only when a slot is configured. The public host and port default to the address it listens on. */
-  ssh: { listen: Address; publicHost: string | undefined; publicPort: number | undefined };
-  /** What follows the first label in the host names of ports. */
-  ports: { host: string | undefined };
-  compute: ComputeSettings;
-  identity: IdentitySettings | undefined;
-  billing: BillingSettings | undefined;
-  transfer: TransferSettings | undefined;
-  events: EventConfig;
-  limits: Parsed['limits'];
+  readonly file: string | undefined;
+  readonly masterKey: MasterKeySource;
 };
 
-/** Values that must never be printed, kept apart from the configuration. */
-export type Secrets = {
-  masterKey: { from: 'environment' | 'file' | 'data directory'; text: string | undefined; path: string | undefined };
-  /** API keys by upstream name. */
-  upstreamKeys: ReadonlyMap<string, string>;
-  /** The providers' API keys by the place of their backend (compute/settings.ts). */
-  slotKeys: ReadonlyMap<string, string>;
-  transferKeys: TransferKeys | undefined;
-  billingKeys: BillingKeys | undefined;
-  /** Headers of requests to the collector of spans. */
-  collectorHeaders: Readonly<Record<string, string>>;
-  /** With which the page authenticates at the identity provider. */
-  clientSecret: string | undefined;
-  /** Address and signing secret of each receiver of events, by its name. */
-  receivers: ReadonlyMap<string, ReceiverSecrets>;
+/** Where the master key is: its text, or the path of its file. */
+export type MasterKeySource = {
+  from: 'environment' | 'file' | 'data directory';
+  text: Secret | undefined;
+  path: string | undefined;
 };
 
 export type Flags = {
@@ -216,18 +59,11 @@ export function searchPath(): string[] {
   return (process.env.PATH ?? '').split(delimiter).filter(isAbsolute);
 }
 
-/** Default of `drain_seconds` without an upstream: how long requests in flight may take at a stop. */
-const DRAIN_SECONDS = 10;
-
-/** The longest upstream timeout, in seconds. By default a stop waits that long, so that no answer is cut off. */
-const longestAnswer = (upstreams: readonly { timeout_seconds: number }[]) =>
-  Math.max(DRAIN_SECONDS, ...upstreams.map((it) => it.timeout_seconds));
-
 /**
- * Reads flags, environment and YAML into one frozen Config, and the secrets beside it.
+ * Reads flags, environment and YAML into one frozen Config.
  * Throws ConfigurationFault with every fault found, each as `file:line: path: what is wrong`.
  */
-export function readConfig(flags: Flags, env: Environment = process.env): { config: Config; secrets: Secrets } {
+export function readConfig(flags: Flags, env: Environment = process.env): Config {
   const dataDirectory = dataDirectoryOf(flags, env);
   const file = settingsFile(flags, env);
   const faults: string[] = [];
@@ -241,68 +77,25 @@ export function readConfig(flags: Flags, env: Environment = process.env): { conf
   const logLevel = fromEnvironment(env, 'PURSER_LOG_LEVEL', v.picklist(LOG_LEVELS), faults);
   const faultOfKey = faultOfMasterKey(env, flags.withoutKey ?? false);
   if (faultOfKey) faults.push(`environment: ${faultOfKey}`);
-  const own = listen ?? settings?.listen ?? { host: '127.0.0.1', port: 7420 };
-  const metrics = settings?.metrics?.listen;
-  if (metrics?.port && metrics.port === own.port && metrics.host === own.host)
-    faults.push(`metrics.listen: ${metrics.host}:${metrics.port} is the address of \`listen\`: give it one of its own`);
-  if (faults.length || !settings) throw new ConfigurationFault(faults);
-
-  const { compute, slotKeys } = partSecrets(settings.compute);
-  const { transfer, transferKeys } = splitTransfer(settings.transfer);
-  const { billing, billingKeys } = splitBilling(settings.billing);
-  const { identity, clientSecret } = splitIdentity(settings.identity);
-  const { events, receivers } = splitReceivers(settings.events);
-  const { opentelemetry, collectorHeaders } = splitOpenTelemetry(settings.opentelemetry);
-  const config: Config = {
+  const config = settings && {
+    ...settings,
+    listen: listen ?? settings.listen,
+    public_url: publicUrl ?? settings.public_url,
+    log_level: logLevel ?? settings.log_level,
     dataDirectory,
     file,
-    listen: own,
-    publicUrl: publicUrl ?? settings.public_url,
-    logLevel: logLevel ?? settings.log_level ?? 'info',
-    metrics: settings.metrics,
-    opentelemetry,
-    ui: settings.ui,
-    backup: settings.backup,
-    trustedProxies: settings.trusted_proxies,
-    closeWaitSeconds: settings.close_wait_seconds,
-    drainSeconds: settings.drain_seconds ?? longestAnswer(settings.router.upstreams),
-    childWallets: { depth: settings.child_wallets.depth, openChildren: settings.child_wallets.open },
-    keep: { cpuPercent: settings.keep.cpu_percent },
-    router: {
-      ...settings.router,
-      upstreams: settings.router.upstreams.map(({ api_key: _, ...upstream }) => upstream),
-    },
-    ssh: {
-      listen: settings.ssh.listen ?? { host: '127.0.0.1', port: 7422 },
-      publicHost: settings.ssh.public_host,
-      publicPort: settings.ssh.public_port,
-    },
-    ports: { host: settings.ports.host },
-    compute,
-    identity,
-    billing,
-    transfer,
-    events,
-    limits: settings.limits,
+    masterKey: masterKeySource(env, dataDirectory),
   };
-  const keys = settings.router.upstreams.flatMap((it) => (it.api_key ? [[it.name, it.api_key] as const] : []));
-  return {
-    config: Object.freeze(config),
-    secrets: {
-      masterKey: masterKeySource(env, dataDirectory),
-      upstreamKeys: new Map(keys),
-      slotKeys,
-      transferKeys,
-      billingKeys,
-      collectorHeaders,
-      clientSecret,
-      receivers,
-    },
-  };
+  const metrics = config?.metrics?.listen;
+  if (metrics?.port && metrics.port === config?.listen.port && metrics.host === config.listen.host)
+    faults.push(`metrics.listen: ${metrics.host}:${metrics.port} is the address of \`listen\`: give it one of its own`);
+  if (faults.length || !config) throw new ConfigurationFault(faults);
+  return Object.freeze(config);
 }
 
-function masterKeySource(env: Environment, dataDirectory: string): Secrets['masterKey'] {
-  if (env.PURSER_MASTER_KEY) return { from: 'environment', text: env.PURSER_MASTER_KEY, path: undefined };
+function masterKeySource(env: Environment, dataDirectory: string): MasterKeySource {
+  if (env.PURSER_MASTER_KEY)
+    return { from: 'environment', text: new Secret(env.PURSER_MASTER_KEY.trim()), path: undefined };
   if (env.PURSER_MASTER_KEY_FILE) return { from: 'file', text: undefined, path: resolve(env.PURSER_MASTER_KEY_FILE) };
   return { from: 'data directory', text: undefined, path: resolve(dataDirectory, 'master.key') };
 }
@@ -495,57 +288,29 @@ function isNear(a: string, b: string): boolean {
   return (row[b.length] as number) <= Math.min(2, Math.floor(Math.max(a.length, b.length) / 3));
 }
 
-/** Returns the configuration in force, as JSON without secrets: `[set]` stands for each of them. */
-export function printable(config: Config, secrets: Secrets): Record<string, unknown> {
-  const { router, compute, ...rest } = config;
-  return parseJson(
-    JSON.stringify(
-      {
-        ...rest,
-        masterKey: secrets.masterKey.from,
-        events: {
-          ...config.events,
-          receivers: config.events.receivers.map((it) => ({
-            ...it,
-            url: '[set]',
-            ...(secrets.receivers.get(it.name)?.secret === undefined ? {} : { secret: '[set]' }),
-          })),
-        },
-        ...(config.opentelemetry
-          ? {
-              opentelemetry: {
-                ...config.opentelemetry,
-                headers: Object.fromEntries(Object.keys(secrets.collectorHeaders).map((name) => [name, '[set]'])),
-              },
-            }
-          : {}),
-        ...(config.identity && secrets.clientSecret
-          ? { identity: { ...config.identity, client_secret: '[set]' } }
-          : {}),
-        ...(config.transfer
-          ? { transfer: { ...config.transfer, access_key_id: '[set]', secret_access_key: '[set]' } }
-          : {}),
-        ...(config.billing
-          ? {
-              billing: {
-                stripe: {
-                  ...config.billing.stripe,
-                  secret_key: '[set]',
-                  webhook_secrets: secrets.billingKeys?.webhook_secrets.map(() => '[set]'),
-                },
-              },
-            }
-          : {}),
-        compute: withKeysHidden(compute, secrets.slotKeys),
-        router: {
-          ...router,
-          upstreams: router.upstreams.map((it) => ({
-            ...it,
-            ...(secrets.upstreamKeys.has(it.name) ? { api_key: '[set]' } : {}),
-          })),
-        },
-      },
-      (_, value) => (typeof value === 'bigint' ? value.toString() : value),
-    ),
-  ) as Record<string, unknown>;
+/** The settings in force, without the text of a secret. */
+export type PrintedConfig = {
+  data_directory: string;
+  file: string | null;
+  /** Where the master key comes from. */
+  master_key: MasterKeySource['from'];
+  /** In the names and units of purser.yaml, with `[set]` for each secret. */
+  settings: Record<string, unknown>;
+};
+
+/** Returns the settings in force, to be printed. */
+export const printable = (config: Config): PrintedConfig => ({
+  data_directory: config.dataDirectory,
+  file: config.file ?? null,
+  master_key: config.masterKey.from,
+  settings: asWritten(Settings, config) as Record<string, unknown>,
+});
+
+/** Returns the settings in force as the text of a purser.yaml: with `[set]` replaced, it gives the same settings. */
+export function printedText(config: Config): string {
+  const { data_directory, file, master_key, settings } = printable(config);
+  return `# file: ${file ?? 'none'}
+# data directory: ${data_directory}
+# master key: from the ${master_key}
+${stringify(settings, { lineWidth: 0 })}`;
 }

@@ -1,5 +1,7 @@
 import * as v from 'valibot';
 import { wholeSeconds } from './router.ts';
+import { secret } from './secret.ts';
+import { writtenAs } from './written.ts';
 
 /** Everything that Purser tells to receivers (docs/events.md). */
 export const EVENT_TYPES = [
@@ -37,21 +39,33 @@ const endpoint = v.pipe(
   v.check((text) => !/^\w+:\/\/[^/?#]*@/.test(text), 'holds a user name or a password, which would not be sent'),
 );
 
+const NAME = /^[\w.:-]{1,60}$/;
+
 const Receiver = v.pipe(
   v.strictObject({
-    url: endpoint,
+    /** The path and the query of an address of a chat service are secret: they let anybody post there. */
+    url: secret(endpoint),
     /** Its name in lists, logs and metrics; the host of its address unless given. */
-    name: v.optional(v.pipe(v.string(), v.regex(/^[\w.:-]{1,60}$/, 'must be 1 to 60 letters, digits or . : _ -'))),
-    secret: v.optional(
+    name: v.optional(
       v.pipe(
         v.string(),
-        v.check(
-          (text) => !text.startsWith(PREFIX) || BASE64.test(text.slice(PREFIX.length)),
-          'is no base64 after whsec_',
-        ),
-        v.check(
-          (text) => signingKey(text).length >= SECRET_BYTES_MIN,
-          `must stand for ${SECRET_BYTES_MIN} bytes or more`,
+        v.regex(NAME, 'must be 1 to 60 letters, digits or . : _ -'),
+        // A host in brackets, or a long one, is a name that only comes from the address.
+        writtenAs((name: string) => (NAME.test(name) ? name : undefined)),
+      ),
+    ),
+    secret: v.optional(
+      secret(
+        v.pipe(
+          v.string(),
+          v.check(
+            (text) => !text.startsWith(PREFIX) || BASE64.test(text.slice(PREFIX.length)),
+            'is no base64 after whsec_',
+          ),
+          v.check(
+            (text) => signingKey(text).length >= SECRET_BYTES_MIN,
+            `must stand for ${SECRET_BYTES_MIN} bytes or more`,
+          ),
         ),
       ),
     ),
@@ -70,7 +84,7 @@ const Receiver = v.pipe(
     ),
     ['secret'],
   ),
-  v.transform((it) => ({ ...it, name: it.name ?? new URL(it.url).host })),
+  v.transform((it) => ({ ...it, name: it.name ?? new URL(it.url.reveal()).host })),
 );
 
 /** Receivers of signed events (design, section 13). */
@@ -88,29 +102,5 @@ export const EventSettings = v.strictObject({
   /** An account whose available credit falls below this is told as `account.low`; never if unset. */
   account_low_cents: v.optional(v.pipe(v.number(), v.integer(), v.minValue(1), v.maxValue(100_000_000_000))),
 });
-type Parsed = v.InferOutput<typeof EventSettings>;
-
-/**
- * A receiver without its secrets. The path and the query of its address are among them: whoever knows those of a chat
- * service may post there. `origin` is the rest.
- */
-export type ReceiverConfig = Omit<Parsed['receivers'][number], 'url' | 'secret'> & { origin: string };
-export type ReceiverSecrets = Pick<Parsed['receivers'][number], 'url' | 'secret'>;
-export type EventConfig = { receivers: readonly ReceiverConfig[]; accountLowCents: number | undefined };
-
-/** Separates the receivers from their secrets, by name. */
-export function splitReceivers(parsed: Parsed): {
-  events: EventConfig;
-  receivers: ReadonlyMap<string, ReceiverSecrets>;
-} {
-  return {
-    events: {
-      receivers: parsed.receivers.map(({ url, secret: _, ...receiver }) => ({
-        ...receiver,
-        origin: new URL(url).origin,
-      })),
-      accountLowCents: parsed.account_low_cents,
-    },
-    receivers: new Map(parsed.receivers.map(({ name, url, secret }) => [name, { url, secret }])),
-  };
-}
+export type EventConfig = v.InferOutput<typeof EventSettings>;
+export type ReceiverConfig = EventConfig['receivers'][number];

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import { url, wholeSeconds } from './router.ts';
+import { secret } from './secret.ts';
 
 /** The collector that gets a span of every operation: OTLP over HTTP (docs/decisions/0050). Off unless it is configured. */
 export const OpenTelemetry = v.strictObject({
@@ -8,11 +9,11 @@ export const OpenTelemetry = v.strictObject({
     url,
     v.check((text) => !/[?#]/.test(text), 'holds a query or a fragment: give a key in headers'),
   ),
-  /** Sent with every request; kept as secrets. */
+  /** Sent with every request. */
   headers: v.optional(
     v.record(
       v.pipe(v.string(), v.regex(/^[\w-]{1,100}$/, 'is not the name of a header')),
-      v.pipe(v.string(), v.regex(/^[\x20-\x7e]{1,4096}$/, 'must be 1 to 4096 printable ASCII characters')),
+      secret(v.pipe(v.string(), v.regex(/^[\x20-\x7e]{1,4096}$/, 'must be 1 to 4096 printable ASCII characters'))),
     ),
     {},
   ),
@@ -21,15 +22,4 @@ export const OpenTelemetry = v.strictObject({
   /** The time that the collector may take to answer. */
   timeout_seconds: v.optional(wholeSeconds(1, 60), 10),
 });
-type Parsed = v.InferOutput<typeof OpenTelemetry>;
-export type OpenTelemetrySettings = Omit<Parsed, 'headers'>;
-
-/** Separates the settings from their headers, which are secret. */
-export function splitOpenTelemetry(parsed: Parsed | undefined): {
-  opentelemetry: OpenTelemetrySettings | undefined;
-  collectorHeaders: Readonly<Record<string, string>>;
-} {
-  if (!parsed) return { opentelemetry: undefined, collectorHeaders: {} };
-  const { headers, ...opentelemetry } = parsed;
-  return { opentelemetry, collectorHeaders: headers };
-}
+export type OpenTelemetrySettings = v.InferOutput<typeof OpenTelemetry>;

@@ -1,5 +1,7 @@
 import * as v from 'valibot';
-import { formatUsd, Nanos, parseDecimal } from '../money.ts';
+import { formatDecimal, formatUsd, Nanos, parseDecimal } from '../money.ts';
+import { Secret } from './secret.ts';
+import { writtenAs } from './written.ts';
 
 /** Schemas of the router's settings: upstreams, models and their prices (design, sections 4 and 8). */
 
@@ -35,6 +37,7 @@ const price = (decimals: number) =>
       }
       return NEVER;
     }),
+    writtenAs((scaled: bigint) => formatDecimal(scaled, decimals, 2)),
   );
 
 const PER_TOKEN = 'A price of one token belongs under pricing';
@@ -197,7 +200,14 @@ const Upstream = v.pipe(
   v.strictObject({
     name: v.pipe(v.string(), v.minLength(1)),
     base_url: baseUrl,
-    api_key: v.optional(v.pipe(v.string(), v.trim(), v.regex(/^[\x20-\x7e]*$/, 'must be printable ASCII'))),
+    api_key: v.optional(
+      v.pipe(
+        v.string(),
+        v.trim(),
+        v.regex(/^[\x20-\x7e]*$/, 'must be printable ASCII'),
+        v.transform((text) => (text === '' ? undefined : new Secret(text))),
+      ),
+    ),
     /** Time limits of the whole call, of its first byte (default: the same) and of connecting. */
     timeout_seconds: v.optional(whole(1, 3600), 300),
     first_byte_timeout_seconds: v.optional(whole(1, 3600)),
@@ -282,9 +292,8 @@ export const Router = v.pipe(
   }),
 );
 
-type Parsed = v.InferOutput<typeof Router>;
-export type ModelConfig = Parsed['models'][number];
+export type RouterConfig = v.InferOutput<typeof Router>;
+export type ModelConfig = RouterConfig['models'][number];
 export type PricingConfig = NonNullable<ModelConfig['pricing']>;
-export type UpstreamConfig = Omit<Parsed['upstreams'][number], 'api_key'>;
-export type UncertainPolicy = Parsed['uncertain'];
-export type RouterConfig = Omit<Parsed, 'upstreams'> & { upstreams: readonly UpstreamConfig[] };
+export type UpstreamConfig = RouterConfig['upstreams'][number];
+export type UncertainPolicy = RouterConfig['uncertain'];

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
 import { url } from './router.ts';
+import { type Secret, secret } from './secret.ts';
 
 /** Schemas of the settings for third-party services (design, section 4): sign-in, checkout and transfer storage. */
 
@@ -25,7 +26,7 @@ export const Identity = v.pipe(
     client_ids: v.optional(v.pipe(v.array(word(500)), v.minLength(1, 'must name at least one client'))),
     /** With it the page has "Sign in": its own registration at the issuer, and the secret where the issuer gave one. */
     client_id: v.optional(word(500)),
-    client_secret: v.optional(word(500)),
+    client_secret: v.optional(secret(word(500))),
     /** Requires the claim email_verified. If unset, the claim may be missing, but not false. */
     require_verified_email: v.optional(v.boolean(), false),
     required_claim: v.optional(v.strictObject({ name: word(200), value: word(500) })),
@@ -48,57 +49,39 @@ export const Identity = v.pipe(
     ['client_secret'],
   ),
 );
-type ParsedIdentity = v.InferOutput<typeof Identity>;
-export type IdentitySettings = Omit<ParsedIdentity, 'client_secret'>;
-
-/** Separates the identity settings from their secret. */
-export function splitIdentity(parsed: ParsedIdentity | undefined): {
-  identity: IdentitySettings | undefined;
-  clientSecret: string | undefined;
-} {
-  if (!parsed) return { identity: undefined, clientSecret: undefined };
-  const { client_secret: clientSecret, ...identity } = parsed;
-  return { identity, clientSecret };
-}
+export type IdentitySettings = v.InferOutput<typeof Identity>;
 
 /** S3-compatible object storage. `endpoint` is the address at which a sandbox reaches it: it is part of the signature. */
 export const Transfer = v.strictObject({
   endpoint: origin,
   region: v.optional(word(100), 'us-east-1'),
   bucket: v.pipe(word(63), v.regex(/^[a-z0-9][a-z0-9.-]+$/i, 'is not a valid bucket name')),
-  access_key_id: word(200),
-  secret_access_key: word(500),
+  access_key_id: secret(word(200)),
+  secret_access_key: secret(word(500)),
   /** True: https://host/bucket/object, as self-hosted servers expect. False: https://bucket.host/object. */
   path_style: v.optional(v.boolean(), true),
 });
-type Keys = 'access_key_id' | 'secret_access_key';
-type Parsed = v.InferOutput<typeof Transfer>;
-export type TransferSettings = Omit<Parsed, Keys>;
-export type TransferKeys = Pick<Parsed, Keys>;
-
-/** Separates the transfer settings from their secrets. */
-export function splitTransfer(
-  parsed: Parsed | undefined,
-): { transfer: TransferSettings; transferKeys: TransferKeys } | { transfer: undefined; transferKeys: undefined } {
-  if (!parsed) return { transfer: undefined, transferKeys: undefined };
-  const { access_key_id, secret_access_key, ...transfer } = parsed;
-  return { transfer, transferKeys: { access_key_id, secret_access_key } };
-}
+export type TransferSettings = v.InferOutput<typeof Transfer>;
 
 const landing = v.pipe(
   v.string(),
   v.check((text) => /^https?:\/\/\S+$/.test(text) && URL.canParse(text), 'not an http:// or https:// address'),
 );
+/** Returns whether the money is real, as the key says. */
+export const isLive = ({ secret_key: key }: { secret_key: Secret }): boolean => key.reveal().includes('_live_');
+
 /** Hosted checkout by Stripe. */
 export const Billing = v.strictObject({
   stripe: v.pipe(
     v.strictObject({
-      secret_key: v.pipe(
-        v.string(),
-        v.regex(/^[rs]k_(test|live)_\w+$/, 'must begin with sk_live_, sk_test_, rk_live_ or rk_test_'),
+      secret_key: secret(
+        v.pipe(
+          v.string(),
+          v.regex(/^[rs]k_(test|live)_\w+$/, 'must begin with sk_live_, sk_test_, rk_live_ or rk_test_'),
+        ),
       ),
       /** Signing secrets of the webhook endpoint; several while one is being replaced. If empty, Stripe is only polled. */
-      webhook_secrets: v.optional(v.array(v.pipe(v.string(), v.trim(), v.minLength(8), v.maxLength(500))), []),
+      webhook_secrets: v.optional(v.array(secret(v.pipe(v.string(), v.trim(), v.minLength(8), v.maxLength(500)))), []),
       /** The pages that the browser goes to after paying, and after cancelling. */
       success_url: landing,
       cancel_url: v.optional(landing),
@@ -107,25 +90,11 @@ export const Billing = v.strictObject({
     v.forward(
       v.partialCheck(
         [['secret_key'], ['success_url']],
-        ({ secret_key: key, success_url: at }) => !key.includes('_live_') || at.startsWith('https:'),
+        ({ success_url: at, ...it }) => !isLive(it) || at.startsWith('https:'),
         'must be https:// in live mode',
       ),
       ['success_url'],
     ),
   ),
 });
-type ParsedBilling = v.InferOutput<typeof Billing>;
-type StripeKeys = 'secret_key' | 'webhook_secrets';
-export type BillingKeys = Pick<ParsedBilling['stripe'], StripeKeys>;
-/** `livemode` follows from the key: whether the money is real. */
-export type BillingSettings = { stripe: Omit<ParsedBilling['stripe'], StripeKeys> & { livemode: boolean } };
-
-/** Separates the billing settings from their secrets. */
-export function splitBilling(
-  parsed: ParsedBilling | undefined,
-): { billing: BillingSettings; billingKeys: BillingKeys } | { billing: undefined; billingKeys: undefined } {
-  if (!parsed) return { billing: undefined, billingKeys: undefined };
-  const { secret_key, webhook_secrets, ...stripe } = parsed.stripe;
-  const livemode = secret_key.includes('_live_');
-  return { billing: { stripe: { ...stripe, livemode } }, billingKeys: { secret_key, webhook_secrets } };
-}
+export type BillingSettings = v.InferOutput<typeof Billing>;

@@ -1,5 +1,5 @@
 import { existsSync, type Stats, statSync } from 'node:fs';
-import type { Config, Secrets } from './config.ts';
+import type { Config } from './config.ts';
 
 /** Thrown when other users of this machine could change Purser's files, or read its master key. */
 export class OpenToOthersError extends Error {}
@@ -13,8 +13,7 @@ const isWritable = ({ mode }: Stats) => (mode & 0o022) !== 0;
  * data directory: container runtimes mount secrets like that.
  */
 export function refuseOpenToOthers(
-  { dataDirectory, file }: Pick<Config, 'dataDirectory' | 'file'>,
-  { masterKey }: Pick<Secrets, 'masterKey'>,
+  { dataDirectory, file, masterKey }: Pick<Config, 'dataDirectory' | 'file' | 'masterKey'>,
   warn: (sentence: string) => void,
 ): void {
   const faults: string[] = [];

@@ -51,11 +51,11 @@ export async function runDemo(options: DemoOptions): Promise<number | undefined>
     },
   };
   writeFileSync(file, stringify(settings));
-  const { config, secrets } = readConfig({ data: directory, config: file }, {}); // Without the environment of an installation on this machine.
+  const config = readConfig({ data: directory, config: file }, {}); // Without the environment of an installation on this machine.
   const rents = canRent();
   const local = rents ? DEMO_COMPUTE : {};
   const app = open.use(
-    await serve(config, secrets, {
+    await serve(config, {
       local,
       log: options.log,
       who: 'purser demo',

@@ -4,7 +4,7 @@ import { openBackend } from '../compute/open.ts';
 import { selfTest } from '../compute/self-test.ts';
 import { listBackends, type PlacedSettings } from '../compute/settings.ts';
 import type { ConfiguredBackend } from '../compute/slots.ts';
-import type { Config, Secrets } from '../config/config.ts';
+import type { Config } from '../config/config.ts';
 import { inTime } from '../net/deadline.ts';
 
 /** Time limits for a backend that does not keep its own. */
@@ -18,12 +18,11 @@ const TRIAL_MILLISECONDS = 240_000;
  */
 export async function examineSlots(
   config: Config,
-  secrets: Secrets,
   installationId: string | undefined,
   now: () => number,
 ): Promise<Finding[]> {
   const found = await Promise.all(
-    listBackends(config.compute).map((it) => examineBackend(it, config, secrets, installationId, now)),
+    listBackends(config.compute).map((it) => examineBackend(it, config, installationId, now)),
   );
   return found.flat();
 }
@@ -32,7 +31,6 @@ export async function examineSlots(
 async function examineBackend(
   placed: PlacedSettings,
   config: Config,
-  secrets: Secrets,
   installationId: string | undefined,
   now: () => number,
 ): Promise<Finding[]> {
@@ -42,7 +40,7 @@ async function examineBackend(
   const named = (it: Finding) => ({ ...it, name: `${placed.slot} ${placed.name}: ${it.name}` });
   let configured: ConfiguredBackend | undefined;
   const opened = await finding('settings', async () => {
-    configured = await openBackend(placed, secrets, around);
+    configured = await openBackend(placed, around);
     return 'the backend can be opened';
   });
   if (!configured) return [named(opened)];

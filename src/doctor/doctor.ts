@@ -7,7 +7,7 @@ import { findLeap, systemTime } from '../clock.ts';
 import type { Finding } from '../compute/backend.ts';
 import { finding, warning } from '../compute/finding.ts';
 import { adviceOnStart } from '../config/advice-start.ts';
-import { type Config, type Secrets, searchPath } from '../config/config.ts';
+import { type Config, searchPath } from '../config/config.ts';
 import type { Files } from '../files/data-directory.ts';
 import { findPrograms } from '../files/programs.ts';
 import { describeReportOnly } from '../lease/report-only.ts';
@@ -48,7 +48,7 @@ type RunCheck = (name: string, check: () => string | Promise<string>) => Promise
  * Checks an installation, and returns every finding with its remedy. Changes nothing, and may run beside the server. Calls
  * only what is configured. Each backend where that costs nothing makes one machine and destroys it.
  */
-export async function examine(config: Config, secrets: Secrets): Promise<Check[]> {
+export async function examine(config: Config): Promise<Check[]> {
   const checks: Check[] = [];
   /** Runs one check. An error that it throws is its finding. */
   const check: RunCheck = async (name, run) => {
@@ -61,13 +61,14 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
     const notes = adviceOnStart(config);
     return notes.length ? warning([`${file}.`, ...notes].join(' ')) : file;
   });
-  const installationId = await examineDirectory(check, config, secrets);
+  const installationId = await examineDirectory(check, config);
   await check('tools', () => judgeTools(find));
   const catalogue = createCatalogue(config);
-  for (const { name, base_url } of config.router.upstreams) {
+  for (const upstream of config.router.upstreams) {
     let models: ReturnType<typeof readStatedModels> = new Map();
+    const { name } = upstream;
     await check(`upstream ${name}`, () =>
-      tryUpstream(base_url, secrets.upstreamKeys.get(name), (answer) => {
+      tryUpstream(upstream, (answer) => {
         models = readStatedModels(answer);
       }),
     );
@@ -79,12 +80,12 @@ export async function examine(config: Config, secrets: Secrets): Promise<Check[]
         });
   }
   const now = () => Math.floor(Date.now() / 1000);
-  checks.push(...(await examineServices(config, secrets, installationId ?? 'inst_none', now())));
-  return [...checks, ...(await examineSlots(config, secrets, installationId, now))];
+  checks.push(...(await examineServices(config, installationId ?? 'inst_none', now())));
+  return [...checks, ...(await examineSlots(config, installationId, now))];
 }
 
 /** Checks the data directory and its files. Returns the installation's id, if a database has it. */
-async function examineDirectory(check: RunCheck, config: Config, secrets: Secrets): Promise<string | undefined> {
+async function examineDirectory(check: RunCheck, config: Config): Promise<string | undefined> {
   const directory = config.dataDirectory;
   let entered: Files | undefined;
   await check('data directory', async () => {
@@ -119,7 +120,7 @@ async function examineDirectory(check: RunCheck, config: Config, secrets: Secret
   });
   if (!opened) return undefined;
   using books = opened;
-  return await examineBooks(check, books, at, config, secrets);
+  return await examineBooks(check, books, at, config);
 }
 
 const WHAT_NOW = 'Restore the newest good backup, or accept the loss: purser serve --accept-loss';
@@ -131,7 +132,6 @@ async function examineBooks(
   books: ReadableBooks,
   at: Files,
   config: Config,
-  secrets: Secrets,
 ): Promise<string | undefined> {
   const { client, read } = books;
   await check('journal', async () => {
@@ -167,14 +167,14 @@ async function examineBooks(
     return text;
   });
   await check('master key', () => {
-    const { given, current } = keyringOf(read, secrets.masterKey);
-    const from = `from the ${secrets.masterKey.from}`;
+    const { given, current } = keyringOf(read, config.masterKey);
+    const from = `from the ${config.masterKey.from}`;
     if (current.id === given.id) return `${given.id}, ${from}`;
     return warning(
       `${given.id}, ${from}, which has been rotated since: anybody who has it can open the new one, ${current.id}. Put the new key in its place, or run \`purser master-key rotate\` again if it was lost.`,
     );
   });
-  await check('secrets', () => judgeSecrets(config, secrets));
+  await check('secrets', () => judgeSecrets(config));
   await check('leases', () => {
     const reportOnly = describeReportOnly(read);
     if (reportOnly) throw new Error(`${reportOnly.sentence}. Review it with: purser resource reconcile`);

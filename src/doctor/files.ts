@@ -11,7 +11,8 @@ import {
 import { dirname, join, resolve } from 'node:path';
 import { warning } from '../compute/finding.ts';
 import { listBackends } from '../compute/settings.ts';
-import type { Config, Secrets } from '../config/config.ts';
+import type { Config } from '../config/config.ts';
+import { secretsIn } from '../config/secret.ts';
 import { files } from '../files/data-directory.ts';
 
 /** The doctor's checks of file owners and modes. A check returns its finding, and throws an Error for a fault. */
@@ -79,8 +80,8 @@ export function judgeFiles(directory: string): string {
 }
 
 /** Checks every file that holds a secret, inside or outside the data directory, and the configuration, which decides where secrets go. */
-export function judgeSecrets(config: Config, secrets: Secrets): string {
-  const holding = secretFiles(config, secrets).filter((it) => existsSync(it));
+export function judgeSecrets(config: Config): string {
+  const holding = secretFiles(config).filter((it) => existsSync(it));
   for (const file of holding) {
     const { mode, uid, gid } = statSync(file);
     const self = process.getuid?.() ?? uid;
@@ -102,27 +103,19 @@ export function judgeSecrets(config: Config, secrets: Secrets): string {
   return holding.length ? `${holding.join(', ')}: closed to others` : 'no file holds one';
 }
 
-function secretFiles(config: Config, secrets: Secrets): string[] {
-  const { masterKey, ...others } = secrets;
+function secretFiles(config: Config): string[] {
   const backends = listBackends(config.compute).map(({ settings }) => settings);
   const hosts = backends.flatMap((it) => (it.backend === 'ssh' ? it.hosts : []));
   const engines = backends.flatMap((it) => (it.backend === 'container' ? [it] : []));
   const keys = [...hosts, ...engines].map((it) => it.identity_file).concat(engines.map((it) => it.tls?.key));
   const text = config.file ? readFileSync(config.file, 'utf8') : '';
   // The configuration holds no secret if it only refers to them (`${NAME}`).
-  const isInFile = [masterKey.text, ...textsOf(others)].some((it) => it && text.includes(it));
+  const isInFile = secretsIn(config).some((it) => it.reveal() !== '' && text.includes(it.reveal()));
   return [
-    ...(masterKey.path ? [masterKey.path] : []),
+    ...(config.masterKey.path ? [config.masterKey.path] : []),
     ...new Set(keys.filter((it) => it !== undefined)),
     ...(config.file && isInFile ? [config.file] : []),
   ];
-}
-
-/** Returns every string in a value, at any depth. */
-function textsOf(value: unknown): string[] {
-  if (typeof value === 'string') return [value];
-  if (value instanceof Map) return [...value.values()].flatMap(textsOf);
-  return typeof value === 'object' && value !== null ? Object.values(value).flatMap(textsOf) : [];
 }
 
 const listed = (names: readonly string[]) =>

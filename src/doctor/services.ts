@@ -1,6 +1,6 @@
 import type { Finding } from '../compute/backend.ts';
 import { finding } from '../compute/finding.ts';
-import type { Config, Secrets } from '../config/config.ts';
+import type { Config } from '../config/config.ts';
 import { files } from '../files/data-directory.ts';
 import { askSocket } from '../operator/ask.ts';
 
@@ -9,8 +9,7 @@ import { askSocket } from '../operator/ask.ts';
  * webhooks can reach us, and an object makes the round trip through the transfer storage. `now` is in Unix seconds.
  */
 export async function examineServices(
-  { identity, billing, transfer, publicUrl, dataDirectory }: Config,
-  { billingKeys, transferKeys }: Secrets,
+  { identity, billing, transfer, public_url: publicUrl, dataDirectory }: Config,
   installationId: string,
   now: number,
 ): Promise<Finding[]> {
@@ -22,11 +21,11 @@ export async function examineServices(
         return tryIssuer(identity.issuer);
       }),
     );
-  if (billing && billingKeys)
+  if (billing)
     checks.push(
       finding('payment provider', async () => {
         const { openStripe } = await import('../billing/stripe.ts');
-        const stripe = openStripe(billing, billingKeys, { installationId });
+        const stripe = openStripe(billing, { installationId });
         try {
           return await stripe.check();
         } finally {
@@ -34,16 +33,16 @@ export async function examineServices(
         }
       }),
     );
-  if (billing && billingKeys && billingKeys.webhook_secrets.length > 0)
+  if (billing?.stripe.webhook_secrets.length)
     checks.push(finding('payment webhook', () => tryWebhook(publicUrl, files(dataDirectory).socket)));
-  if (transfer && transferKeys)
+  if (transfer)
     checks.push(
       finding('transfer storage', async () => {
         const [{ createSigner }, { tryTransfer }] = await Promise.all([
           import('../transfer/object-url.ts'),
           import('../transfer/check.ts'),
         ]);
-        return tryTransfer(transfer, createSigner(transfer, transferKeys), now);
+        return tryTransfer(transfer, createSigner(transfer), now);
       }),
     );
   return Promise.all(checks);

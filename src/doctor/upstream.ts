@@ -1,4 +1,5 @@
 import { warning } from '../compute/finding.ts';
+import type { UpstreamConfig } from '../config/router.ts';
 import { readAnswerText } from '../net/read-bounded.ts';
 import { parseJson } from '../parse-json.ts';
 
@@ -21,14 +22,13 @@ class BadAnswer extends Error {}
 
 /** Asks an upstream for its models and passes its answer on. Throws if it cannot be reached, fails or refuses our key. */
 export async function tryUpstream(
-  baseUrl: string,
-  apiKey: string | undefined,
+  { base_url: baseUrl, api_key: apiKey }: Pick<UpstreamConfig, 'base_url' | 'api_key'>,
   onModels: (models: unknown) => void,
 ): Promise<string> {
   const { request } = await import('../net/request.ts');
   try {
     const response = await request(`${baseUrl}/models`, {
-      headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
+      headers: apiKey ? { authorization: `Bearer ${apiKey.reveal()}` } : {},
       headersTimeout: UPSTREAM_MILLISECONDS,
       bodyTimeout: UPSTREAM_MILLISECONDS,
       signal: AbortSignal.timeout(UPSTREAM_MILLISECONDS),

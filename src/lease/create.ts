@@ -32,7 +32,7 @@ import type { Outages } from './outages.ts';
 import { advance, markAbandoned } from './step.ts';
 
 export type LeaseApp = PaidApp & {
-  config: Pick<Config, 'closeWaitSeconds'>;
+  config: Pick<Config, 'close_wait_seconds'>;
   slots: Slots;
   leaseMutex: KeyedMutex;
   outages: Outages;
@@ -419,7 +419,7 @@ export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
   const row = await app.ledger.write(writes.changeResource, { id, values });
   if (row.endedAt !== null) return row;
   app.wakeAt(now);
-  const stepped = await app.inFlight.waitFor(advance(app, id), app.config.closeWaitSeconds);
+  const stepped = await app.inFlight.waitFor(advance(app, id), app.config.close_wait_seconds);
   return stepped ?? (findResource(app.ledger.read, id) as Resource);
 }
 

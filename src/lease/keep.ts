@@ -165,7 +165,7 @@ async function checkOnce(app: KeepApp, id: string): Promise<void> {
   if (!isDue) return keep.waiting === null ? undefined : wait(app, keep, null); // Another extension has moved the end.
   const isComparable = before !== undefined && before.at >= momentsOf(keep, row).measureAt;
   const share = isComparable && before.cpu && cpu ? cpuShare(before.cpu, cpu) : undefined;
-  if (app.activity.sinceAsked(row.id) || (share !== undefined && share * 100 >= app.config.keep.cpuPercent))
+  if (app.activity.sinceAsked(row.id) || (share !== undefined && share * 100 >= app.config.keep.cpu_percent))
     return buy(app, keep, row);
   // Without an earlier reading to compare with, nothing is known yet.
   if (isComparable || cpu?.source === 'none') await wait(app, keep, 'idle');

@@ -1,5 +1,5 @@
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
-import type { EventConfig, EventType } from '../config/events.ts';
+import type { EventConfig, EventType, ReceiverConfig } from '../config/events.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
@@ -19,8 +19,19 @@ export type Delivery = typeof deliveries.$inferSelect;
 /** Seconds for which events are kept. */
 export const EVENT_KEPT_SECONDS = 30 * 86_400;
 
-/** The configured receivers, as the ledger knows them. */
-export type Outbox = EventConfig & {
+/** The settings of events that the ledger needs. */
+export type OutboxSettings = {
+  receivers: readonly Pick<ReceiverConfig, 'name' | 'types'>[];
+  account_low_cents: number | undefined;
+};
+
+/** Returns the settings of events that the ledger needs: without the secrets of receivers. */
+export const outboxSettings = ({ receivers, account_low_cents }: EventConfig): OutboxSettings => ({
+  receivers: receivers.map(({ name, types }) => ({ name, types })),
+  account_low_cents,
+});
+
+export type Outbox = OutboxSettings & {
   /** Called inside the transaction that writes an event: it may still be rolled back. */
   recorded(): void;
 };
@@ -33,7 +44,7 @@ export function attachOutbox(tx: Tx, outbox: Outbox): void {
 }
 
 /** Returns the cents below which the available credit of an account is low; undefined where nobody asked. */
-export const accountLowCents = (tx: Tx): number | undefined => outboxes.get(tx)?.accountLowCents;
+export const accountLowCents = (tx: Tx): number | undefined => outboxes.get(tx)?.account_low_cents;
 
 const WAITING = sql`${deliveries.deliveredAt} is null and ${deliveries.gaveUpAt} is null`;
 /** No earlier event of the same subject waits for the same receiver. */

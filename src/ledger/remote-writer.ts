@@ -128,9 +128,9 @@ export function startWriter(file: string, options: RemoteOptions): RemoteWriter 
   /** Returns the settings of the outbox; undefined where they are those of the message before. */
   function changedOutbox(): Order['outbox'] {
     if (!outbox) return undefined;
-    const { receivers, accountLowCents } = outbox;
-    if (receivers === sent?.receivers && accountLowCents === sent.accountLowCents) return undefined;
-    sent = { receivers, accountLowCents };
+    const { receivers, account_low_cents } = outbox;
+    if (receivers === sent?.receivers && account_low_cents === sent.account_low_cents) return undefined;
+    sent = { receivers, account_low_cents };
     return sent;
   }
 

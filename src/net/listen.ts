@@ -13,10 +13,11 @@ export function parseAddress(text: string): Address | undefined {
   return host && port <= 65535 ? { host, port } : undefined;
 }
 
+/** Returns an address as text, as `parseAddress` takes it. */
+export const formatAddress = ({ host, port }: Address): string => `${host.includes(':') ? `[${host}]` : host}:${port}`;
+
 /** Returns the `http://` URL of an address. */
-export function urlOf({ host, port }: Address): string {
-  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`;
-}
+export const urlOf = (address: Address): string => `http://${formatAddress(address)}`;
 
 /** Whether a host stands for all addresses of the machine. */
 export const isEverywhere = (host: string): boolean => /^(0\.0\.0\.0|[0:]*::[0:]*)$/.test(host);

@@ -22,8 +22,7 @@ const TYPES = { json: 'application/json', slack: 'application/json', text: 'text
  */
 export function messageOf(
   event: Event,
-  { format }: Pick<ReceiverConfig, 'format'>,
-  secret: string | undefined,
+  { format, secret }: Pick<ReceiverConfig, 'format' | 'secret'>,
   now: number,
 ): Message {
   const body = Buffer.from(bodyOf(event, format));
@@ -37,7 +36,9 @@ export function messageOf(
       'webhook-timestamp': String(now),
       ...(secret === undefined
         ? {}
-        : { 'webhook-signature': `v1,${createHmac('sha256', signingKey(secret)).update(signed).digest('base64')}` }),
+        : {
+            'webhook-signature': `v1,${createHmac('sha256', signingKey(secret.reveal())).update(signed).digest('base64')}`,
+          }),
     },
   };
 }

@@ -1,5 +1,6 @@
 import type { Clock } from '../clock.ts';
-import type { EventConfig, ReceiverConfig, ReceiverSecrets } from '../config/events.ts';
+import type { EventConfig, ReceiverConfig } from '../config/events.ts';
+import { isSame } from '../config/secret.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
@@ -39,19 +40,15 @@ export type Notifier = {
    * Opens what other receivers need, and returns what puts them in force, in one turn. A receiver that did not change goes
    * on; one that changed or went first has the answer to what it is being sent.
    */
-  prepare(config: EventConfig, secrets: ReadonlyMap<string, ReceiverSecrets>): Promise<() => void>;
+  prepare(config: EventConfig): Promise<() => void>;
 };
 
 /**
  * Creates what sends the events of the outbox: one queue for each receiver, so that one which is slow or down delays no
  * other. A delivery is recorded after the receiver has accepted it, so a crash in between sends it again.
  */
-export async function createNotifier(
-  app: NotifierApp,
-  config: EventConfig,
-  secrets: ReadonlyMap<string, ReceiverSecrets>,
-): Promise<Notifier> {
-  let opened = new Map<string, { queue: Queue; settings: string }>();
+export async function createNotifier(app: NotifierApp, config: EventConfig): Promise<Notifier> {
+  let opened = new Map<string, { queue: Queue; receiver: ReceiverConfig }>();
   /** Queues that end once what they are sending is answered. */
   const retiring = new Set<Queue>();
   /** By the name of a receiver: resolves once every queue that it has had has ended. */
@@ -69,7 +66,7 @@ export async function createNotifier(
     ended.set(name, over);
   }
 
-  async function prepare({ receivers }: EventConfig, secrets: ReadonlyMap<string, ReceiverSecrets>) {
+  async function prepare({ receivers }: EventConfig) {
     // The HTTP client is loaded only when there is somebody to tell.
     const { openSender } = receivers.length ? await import('./sender.ts') : { openSender: undefined };
     return () => {
@@ -77,16 +74,14 @@ export async function createNotifier(
       const former = opened;
       opened = new Map();
       for (const receiver of receivers) {
-        const own = secrets.get(receiver.name) as ReceiverSecrets;
-        const settings = JSON.stringify([receiver, own]);
         const before = former.get(receiver.name);
         former.delete(receiver.name);
-        if (before?.settings === settings) {
+        if (before && isSame(before.receiver, receiver)) {
           opened.set(receiver.name, before);
           continue;
         }
-        const queue = createQueue(app, receiver, own.secret, (openSender as OpenSender)(receiver, own));
-        opened.set(receiver.name, { queue, settings });
+        const queue = createQueue(app, receiver, (openSender as OpenSender)(receiver));
+        opened.set(receiver.name, { queue, receiver });
         if (before) retire(receiver.name, before.queue);
         // Not before the former ones have their answers: nothing is sent twice at a time, and the order stays.
         if (isStarted) void (ended.get(receiver.name) ?? Promise.resolve()).then(queue.start);
@@ -111,7 +106,7 @@ export async function createNotifier(
     waiting: () => [...opened.keys()].reduce((sum, name) => sum + waitingCount(app.ledger.read, name), 0),
     prepare,
   };
-  const apply = await prepare(config, secrets);
+  const apply = await prepare(config);
   apply();
   return notifier;
 }
@@ -125,7 +120,7 @@ type OpenSender = typeof import('./sender.ts').openSender;
 const doubled = ({ min, max }: { min: number; max: number }, times: number) => Math.min(max, min * 2 ** times);
 
 /** Sends one delivery after the other to one receiver. */
-function createQueue(app: NotifierApp, receiver: ReceiverConfig, secret: string | undefined, sender: Sender): Queue {
+function createQueue(app: NotifierApp, receiver: ReceiverConfig, sender: Sender): Queue {
   const { name } = receiver;
   const stopping = Promise.withResolvers<void>();
   let isStarted = false;
@@ -150,7 +145,7 @@ function createQueue(app: NotifierApp, receiver: ReceiverConfig, secret: string 
   }
 
   async function deliver({ event, delivery }: { event: Event; delivery: Delivery }): Promise<void> {
-    const sent = await sender.send(messageOf(event, receiver, secret, app.clock.now()));
+    const sent = await sender.send(messageOf(event, receiver, app.clock.now()));
     if (isStopped && sent.kind === 'failed') return; // The stop ended it: no fault of the receiver.
     const now = app.clock.now();
     const attempt = attemptOf(sent, delivery, now);

@@ -1,5 +1,5 @@
 import { Pool } from 'undici';
-import type { ReceiverConfig, ReceiverSecrets } from '../config/events.ts';
+import type { ReceiverConfig } from '../config/events.ts';
 import { containedConnector } from '../net/contained-connector.ts';
 import type { Message } from './message.ts';
 
@@ -20,8 +20,8 @@ export type Sender = {
 };
 
 /** Opens the connection to one receiver. It follows no redirect and asks nobody else. */
-export function openSender({ timeout_seconds: seconds }: ReceiverConfig, { url }: ReceiverSecrets): Sender {
-  const { origin, pathname, search } = new URL(url);
+export function openSender({ url, timeout_seconds: seconds }: ReceiverConfig): Sender {
+  const { origin, pathname, search } = new URL(url.reveal());
   const pool = new Pool(origin, {
     connections: 1,
     pipelining: 1,

@@ -24,7 +24,7 @@ export async function reconcile(app: OperatorApp, apply: boolean) {
     await app.ledger.write(endReportOnly, { now });
     app.events.trusted(leases.length);
     const steps = quarantined.map(({ id }) => advance(app, id));
-    await app.inFlight.waitFor(Promise.allSettled(steps), app.config.closeWaitSeconds);
+    await app.inFlight.waitFor(Promise.allSettled(steps), app.config.close_wait_seconds);
     app.wakeAt(now);
   }
   const pass = newPass({ report: !apply, showAll: true });

@@ -12,7 +12,7 @@ import * as writes from '../access/writes.ts';
 import { gapOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, openBooks } from '../books/open.ts';
 import { systemTime } from '../clock.ts';
-import type { Config, Secrets } from '../config/config.ts';
+import type { Config, MasterKeySource } from '../config/config.ts';
 import type { Reader } from '../db/handle.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
 import { installationOf } from '../ledger/installation.ts';
@@ -24,7 +24,7 @@ export type LostKeyReport = {
   lost_master_key_id: string;
   /** The new key; null in a plan where it will be generated. */
   master_key_id: string | null;
-  from: Secrets['masterKey']['from'];
+  from: MasterKeySource['from'];
   file: string | null;
   /** The new name of the unusable key file that was there, if any. */
   kept: string | null;
@@ -42,12 +42,8 @@ export type LostKeyReport = {
  * `apply` only says what would happen. Throws `conflict` where the key is not lost, where the configuration gives a key that
  * was used here before, or none, outside the data directory, and for books with lost commits; LockedError while a server runs.
  */
-export async function replaceLostKey(
-  config: Config,
-  secrets: Secrets,
-  { apply }: { apply: boolean },
-): Promise<LostKeyReport> {
-  const source = secrets.masterKey;
+export async function replaceLostKey(config: Config, { apply }: { apply: boolean }): Promise<LostKeyReport> {
+  const source = config.masterKey;
   using at = await enterDirectory(config.dataDirectory, { lock: { file: 'lock', who: 'purser master-key replace' } });
   const marks = await readMarks(at);
   const failed = Promise.withResolvers<never>();
@@ -91,7 +87,7 @@ export async function replaceLostKey(
 }
 
 /** Throws `conflict` where the configured key opens these books: it is not lost. */
-function refuseKnownKey(read: Reader, source: Secrets['masterKey']): void {
+function refuseKnownKey(read: Reader, source: MasterKeySource): void {
   try {
     openKeyring(read, readMasterKey(source, { create: false }));
   } catch {
@@ -107,7 +103,7 @@ function refuseKnownKey(read: Reader, source: Secrets['masterKey']): void {
  * Returns the key that the configuration gives in place of the lost one; undefined where one is generated into the data
  * directory.
  */
-function givenKey(read: Reader, source: Secrets['masterKey']): MasterKey | undefined {
+function givenKey(read: Reader, source: MasterKeySource): MasterKey | undefined {
   const isOurs = source.from === 'data directory';
   let given: MasterKey;
   try {

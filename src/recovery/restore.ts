@@ -4,7 +4,7 @@ import { NoMasterKeyError } from '../access/master-key.ts';
 import { damageOf, newestOf, readMarks } from '../books/examine.ts';
 import { enterDirectory, keyringOf, openBooks, type WritableBooks } from '../books/open.ts';
 import { systemTime } from '../clock.ts';
-import type { Config, Secrets } from '../config/config.ts';
+import type { Config, MasterKeySource } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
 import { findForeignObject } from '../db/damage.ts';
 import { migrate, pendingMigrations } from '../db/migrate.ts';
@@ -48,7 +48,6 @@ export type Restored = {
  */
 export async function restore(
   config: Config,
-  secrets: Secrets,
   options: { file: string; force: boolean; withoutKey?: boolean },
 ): Promise<Restored> {
   const { file, force } = options;
@@ -71,7 +70,7 @@ export async function restore(
   chmodSync(fresh, 0o600);
   const manifest = bringUpToDate(file, fresh, force);
   const before = await remember(at);
-  const head = await begin(fresh, before, secrets, manifest, options);
+  const head = await begin(fresh, before, config.masterKey, manifest, options);
   if (endingsBeside(fresh).length)
     throw new Error(
       `Nothing was restored: the write-ahead log of ${fresh} could not be written back. Look for a full or failing disk.`,
@@ -177,7 +176,7 @@ async function remember(at: Files): Promise<Before> {
 async function begin(
   fresh: string,
   before: Before,
-  secrets: Secrets,
+  masterKey: MasterKeySource,
   manifest: Manifest | undefined,
   { file, force, withoutKey }: { file: string; force: boolean; withoutKey?: boolean },
 ): Promise<CommitMark & { installationId: string; carriedOver: CarriedOver | null }> {
@@ -185,7 +184,7 @@ async function begin(
   await using books = readable(file, () => openBooks(fresh, { access: 'write', migrate: false, fatal: failed.reject }));
   const fault = readable(file, () => damageOf(books));
   if (fault) throw refused(file, fault);
-  if (!withoutKey) refuseOtherKey(books, secrets, file);
+  if (!withoutKey) refuseOtherKey(books, masterKey, file);
   const { installationId } = installationOf(books.read);
   if (!force && before.installationId !== undefined && before.installationId !== installationId)
     throw refused(
@@ -216,9 +215,9 @@ const WHERE_KEY =
   'The key before a rotation is kept as master.key.before-<time> beside the new one; if nobody has it any more, restore with --without-key';
 
 /** Throws `conflict` when the configured master key does not fit these books: every wallet would lose its token. */
-function refuseOtherKey({ read }: WritableBooks, secrets: Secrets, file: string): void {
+function refuseOtherKey({ read }: WritableBooks, masterKey: MasterKeySource, file: string): void {
   try {
-    keyringOf(read, secrets.masterKey);
+    keyringOf(read, masterKey);
   } catch (error) {
     const { masterKeyId } = installationOf(read);
     const fault = error instanceof NoMasterKeyError ? error.fault : (error as Error).message.replace(/\.$/, '');

@@ -196,13 +196,10 @@ export function describeLearned({ learned, contextLength }: Route, now = 0): str
 const CONTEXT_NAMES = ['context_length', 'max_model_len', 'context_window', 'max_context_length', 'n_ctx'];
 
 /** Fetches what an upstream states about its models, by their names there; empty when it states nothing or fails. */
-export async function statedModels(
-  config: UpstreamConfig,
-  apiKey: string | undefined,
-): Promise<Map<string, StatedModel>> {
+export async function statedModels(config: UpstreamConfig): Promise<Map<string, StatedModel>> {
   try {
     const response = await request(`${config.base_url}/models`, {
-      headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
+      headers: config.api_key ? { authorization: `Bearer ${config.api_key.reveal()}` } : {},
       signal: AbortSignal.timeout(LIST_MILLISECONDS),
     });
     return readStatedModels(parseJson(await response.body.text()));

@@ -95,8 +95,9 @@ export type Upstream = {
 /** Statuses that say a time-out somewhere on the way: nobody knows whether anything was generated (design, section 8). */
 const TIME_OUTS = new Set([408, 425, 499, 504, 522, 524]);
 
-/** Opens the connections to one model server. `apiKey` is sent as a bearer token; to Messages as Anthropic wants it. */
-export function openUpstream(config: UpstreamConfig, apiKey: string | undefined): Upstream {
+/** Opens the connections to one model server. Its key is sent as a bearer token; to Messages as Anthropic wants it. */
+export function openUpstream(config: UpstreamConfig): Upstream {
+  const apiKey = config.api_key?.reveal();
   const { origin, pathname } = new URL(config.base_url);
   const base = pathname.replace(/\/$/, '');
   const {

@@ -23,17 +23,15 @@ export type Collector = {
 };
 
 /** Opens the connection to a collector. It follows no redirect. */
-export function openCollector(
-  { endpoint, timeout_seconds: seconds }: OpenTelemetrySettings,
-  headers: Readonly<Record<string, string>>,
-): Collector {
+export function openCollector({ endpoint, headers, timeout_seconds: seconds }: OpenTelemetrySettings): Collector {
   const { origin, pathname } = new URL(`${endpoint}/v1/traces`);
   const pool = new Pool(origin, {
     connections: 1,
     pipelining: 1,
     connect: containedConnector(Math.min(CONNECT_MILLISECONDS, seconds * 1000)),
   });
-  const sent = { ...headers, 'content-type': 'application/json', 'user-agent': 'purser' };
+  const own = Object.entries(headers).map(([name, value]) => [name, value.reveal()] as const);
+  const sent = { ...Object.fromEntries(own), 'content-type': 'application/json', 'user-agent': 'purser' };
   return {
     async send(body) {
       const signal = AbortSignal.timeout(seconds * 1000);

@@ -40,7 +40,6 @@ export type Exporter = {
  */
 export function createExporter(
   settings: OpenTelemetrySettings,
-  headers: Readonly<Record<string, string>>,
   installationId: string,
   events: ExporterEvents,
 ): Exporter {
@@ -83,7 +82,7 @@ export function createExporter(
 
   async function sendAll(): Promise<void> {
     // Loaded only when there is something to send: commands and idle starts stay quick.
-    collector ??= (await import('./collector.ts')).openCollector(settings, headers);
+    collector ??= (await import('./collector.ts')).openCollector(settings);
     while (waiting.length) {
       const batch = waiting.slice(0, BATCH_COUNT_MAX);
       const sent = await collector.send(exportRequest(batch, resource, VERSION));

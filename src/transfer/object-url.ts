@@ -1,5 +1,5 @@
 import { AwsV4Signer } from 'aws4fetch';
-import type { TransferKeys, TransferSettings } from '../config/services.ts';
+import type { TransferSettings } from '../config/services.ts';
 import { Refusal } from '../refusal.ts';
 
 /** The longest object key that S3 accepts, in bytes of UTF-8 (docs.aws.amazon.com, object keys). */
@@ -32,7 +32,7 @@ export function keyOfObject(walletId: string, object: string): string {
 }
 
 /** Creates a signer of URLs by AWS Signature Version 4 (docs.aws.amazon.com, sigv4-query-string-auth). */
-export function createSigner(settings: TransferSettings, keys: TransferKeys): Signer {
+export function createSigner(settings: TransferSettings): Signer {
   const cache = new Map<string, ArrayBuffer>(); // The derived key of the day.
   return {
     async sign(method, key, at, seconds) {
@@ -41,8 +41,8 @@ export function createSigner(settings: TransferSettings, keys: TransferKeys): Si
       const signer = new AwsV4Signer({
         method,
         url: target.href,
-        accessKeyId: keys.access_key_id,
-        secretAccessKey: keys.secret_access_key,
+        accessKeyId: settings.access_key_id.reveal(),
+        secretAccessKey: settings.secret_access_key.reveal(),
         service: 's3',
         region: settings.region,
         datetime: amzDate(at),

@@ -18,7 +18,7 @@ export type UiApp = HttpApp &
   };
 
 /** What the page has beside the App: the settings without secrets, the spending of the last hour, and forms that were sent. */
-export type UiParts = { settings: () => Record<string, unknown>; pulse: Pulse; once: Once };
+export type UiParts = { settings: () => string; pulse: Pulse; once: Once };
 
 /** Who looks at the page. */
 export type Viewer =

@@ -12,7 +12,7 @@ import { ZERO } from '../money.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 
 export type CloseApp = LeaseApp & {
-  config: Pick<Config, 'closeWaitSeconds' | 'router'>;
+  config: Pick<Config, 'close_wait_seconds' | 'router'>;
 };
 
 /** Interval between attempts: a backend needs a moment to confirm that a machine is destroyed. */
@@ -28,7 +28,7 @@ export async function close(app: CloseApp, walletId: string, reason: CloseReason
   const now = app.clock.now();
   const ending = await app.ledger.write(endSpending, { id: walletId, reason, now });
   if (ending.status === 'closed') return ending;
-  const deadline = performance.now() + app.config.closeWaitSeconds * 1000;
+  const deadline = performance.now() + app.config.close_wait_seconds * 1000;
   const secondsLeft = () => Math.max(0, (deadline - performance.now()) / 1000);
   await endLeases(app, walletId, secondsLeft());
   const wallet = await tryClose(app, walletId);

@@ -15,7 +15,7 @@ export type OpenApp = {
   clock: Clock;
   events: Events;
   keyring: Keyring;
-  config: Pick<Config, 'childWallets'>;
+  config: Pick<Config, 'child_wallets'>;
   limits: { released: Limit };
   tenantOf: TenantOf;
   /** Wakes the reaper by this time (Unix seconds). */
@@ -36,10 +36,16 @@ export async function open(
   const { row, token: fresh } = walletCredential(app.keyring, id);
   const now = app.clock.now();
   const order = { ...request, id, ...row };
-  const limits = app.config.childWallets;
+  const { depth, open: openChildren } = app.config.child_wallets;
   const limited =
     request.parentId === null ? undefined : refusalOfLimit(app.limits.released, app.tenantOf(request.parentId).treeId);
-  const { wallet, isNew } = await app.ledger.write(openWallet, { order, now, blocked, limits, limited });
+  const { wallet, isNew } = await app.ledger.write(openWallet, {
+    order,
+    now,
+    blocked,
+    limits: { depth, openChildren },
+    limited,
+  });
   if (isNew) {
     app.events.walletOpened(wallet);
     if (wallet.expiresAt !== null) app.wakeAt(wallet.expiresAt);

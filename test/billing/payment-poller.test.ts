@@ -237,8 +237,8 @@ test('books that are restored from before a payment and a refund learn of both b
   assert.deepEqual(await figures(purser), [2 * CENTS - 700, 0]);
 
   await purser.close();
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  await restore(config, secrets, { file: backup, force: false });
+  const config = readConfig({ data: purser.directory }, {});
+  await restore(config, { file: backup, force: false });
   await purser.reopen();
   await purser.app.reaper.stop();
   assert.deepEqual(await figures(purser), [CENTS, 0]);

@@ -65,8 +65,8 @@ test('Docker: doctor says what check finds, and tries a lease', async (t) => {
   const offers = [{ id: 'small', cpus: 0.1, memory_gib: 0.05, max_disk_gb: 1, price_hourly_usd: '0.01' }];
   const provider_three = { backend: 'container', socket: engine.socket, image: IMAGE, offers };
   const purser = await openTestServer(t, { settings: { compute: { provider_three } } });
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  const found = new Map((await examine(config, secrets)).map((it) => [it.name, it]));
+  const config = readConfig({ data: purser.directory }, {});
+  const found = new Map((await examine(config)).map((it) => [it.name, it]));
   const detail = (name: string) => {
     const it = found.get(`provider_three container: ${name}`);
     assert.equal(it?.ok, true, JSON.stringify(it));

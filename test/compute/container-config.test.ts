@@ -23,7 +23,7 @@ function read(t: TestContext, lines: string): SizedSettings | string[] {
     `compute:\n  provider_one:\n    backend: container\n    image: debian:12\n${lines.replace(/^/gm, '    ')}`,
   );
   try {
-    return readConfig({ data }, {}).config.compute.provider_one as SizedSettings;
+    return readConfig({ data }, {}).compute.provider_one as SizedSettings;
   } catch (error) {
     assert.ok(error instanceof ConfigurationFault);
     return error.faults.map((it) => it.slice(`${file}:`.length));

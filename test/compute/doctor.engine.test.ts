@@ -21,8 +21,8 @@ function poolOf(hosts: Sshd[], over: Partial<Sshd['host']> = {}) {
 
 /** What `purser doctor` finds of the backends of a server, by name. */
 async function findingsOf(directory: string): Promise<Map<string, Check>> {
-  const { config, secrets } = readConfig({ data: directory }, {});
-  const checks = await examine(config, secrets);
+  const config = readConfig({ data: directory }, {});
+  const checks = await examine(config);
   assert.equal(new Set(checks.map((it) => it.name)).size, checks.length, 'every name is there once');
   return new Map(checks.filter((it) => it.name.startsWith('provider_')).map((it) => [it.name, it]));
 }

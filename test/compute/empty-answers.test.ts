@@ -10,6 +10,7 @@ import type { Backend } from '../../src/compute/backend.ts';
 import { jobName, LEASE_LABEL } from '../../src/compute/backends/kubernetes/describe.ts';
 import type { VastSettings } from '../../src/compute/backends/vast/settings.ts';
 import { openVastBackend } from '../../src/compute/backends/vast/vast.ts';
+import { Secret } from '../../src/config/secret.ts';
 import { CONTAINER_PREFIX, containerAt, kubernetesAt } from './engines/hostile.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 
@@ -69,11 +70,12 @@ async function listen(t: TestContext, say: (path: string) => string, at: string 
 
 function vastAt(port: number, leases: string): Backend {
   const settings: VastSettings = {
+    api_key: new Secret('key'),
     ...{ backend: 'vast', base_url: `http://127.0.0.1:${port}`, markup_percent: 0, image: 'x' },
     ...{ runtype: 'ssh_direct', provision_seconds: 600 },
   };
   const spacing = { search: 0, create: 0, show: 0, list: 0, attach: 0, destroy: 0, account: 0 };
-  return openVastBackend(settings, 'key', { leases, now: () => 0, spacing });
+  return openVastBackend(settings, { leases, now: () => 0, spacing });
 }
 
 const ENGINES: Record<string, Engine> = {

@@ -13,6 +13,7 @@ import type { Spacing } from '../../src/compute/backends/vast/api.ts';
 import type { VastSettings } from '../../src/compute/backends/vast/settings.ts';
 import { openVastBackend } from '../../src/compute/backends/vast/vast.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
+import { Secret } from '../../src/config/secret.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, type Subject } from './conformance.ts';
@@ -25,6 +26,7 @@ const freshTag = () => tagOf(INSTALLATION, `res_${randomBytes(13).toString('hex'
 const now = () => Math.floor(Date.now() / 1000);
 const settingsOf = (url: string, over: Partial<VastSettings> = {}): VastSettings => ({
   backend: 'vast',
+  api_key: new Secret(VAST_KEY),
   base_url: url,
   markup_percent: 0,
   image: 'busybox',
@@ -46,7 +48,7 @@ after(async () => {
 conform('vast', async (t): Promise<Subject | undefined> => {
   shared ??= await openFakeVast(t, { shared: true });
   if (!shared) return undefined;
-  const backend = openVastBackend(settingsOf(shared.url), VAST_KEY, { leases, now, spacing: QUICK });
+  const backend = openVastBackend(settingsOf(shared.url), { leases, now, spacing: QUICK });
   t.after(() => backend.close());
   const spec = { offer_id: String(shared.offer()), disk_gb: 16, max_seconds: 600 };
   return {
@@ -76,7 +78,7 @@ async function openBench(
   const vast = await openFakeVast(t);
   if (!vast) return undefined;
   const clock = { ahead: 0 };
-  const backend = openVastBackend(settingsOf(vast.url, over), VAST_KEY, {
+  const backend = openVastBackend(settingsOf(vast.url, over), {
     leases,
     now: () => now() + clock.ahead,
     spacing,
@@ -235,7 +237,7 @@ test('a create is refused only where not a byte of it was sent, whatever the err
   await once(deaf, 'listening');
   t.after(() => deaf.close());
   const { port } = deaf.address() as AddressInfo;
-  const other = openVastBackend(settingsOf(`https://127.0.0.1:${port}`), VAST_KEY, { leases, now, spacing: QUICK });
+  const other = openVastBackend(settingsOf(`https://127.0.0.1:${port}`), { leases, now, spacing: QUICK });
   t.after(() => other.close());
   const quote = { spec: { offer_id: '1', disk_gb: 16, max_seconds: 600 }, priceHourly: 1n, maxSeconds: 600 };
   const refused = await other.create({ tag: freshTag(), quote, deadline: now() + 60 });
@@ -489,7 +491,7 @@ test('another process of ours finds the machine again: its key, its host key and
   await backend.extend(ref, deadline);
   const order = { command: 'echo hi', timeoutSeconds: 5, streamBytesMax: 10 };
   for (const directory of [leases, mkdtempSync(join(tmpdir(), 'purser-leases-'))]) {
-    const next = openVastBackend(settingsOf(vast.url), VAST_KEY, { leases: directory, now, spacing: QUICK });
+    const next = openVastBackend(settingsOf(vast.url), { leases: directory, now, spacing: QUICK });
     const machine = await next.inspect(ref);
     assert.deepEqual([machine?.state, machine?.deadline], ['running', deadline]);
     assert.equal((await next.exec(ref, order)).stdout.toString(), 'hi\n');
@@ -504,7 +506,7 @@ test('a provider that does not answer in time is waited for no longer, and what 
   const { vast } = bench;
   const quote = await bench.backend.quote({ offer_id: String(vast.offer()), disk_gb: 16, max_seconds: 600 });
   const patience = { create: 150, other: 150 };
-  const hasty = openVastBackend(settingsOf(vast.url), VAST_KEY, { leases, now, spacing: QUICK, patience });
+  const hasty = openVastBackend(settingsOf(vast.url), { leases, now, spacing: QUICK, patience });
   t.after(() => hasty.close());
   vast.faults.createThen = ['hang'];
   const tag = freshTag();
@@ -549,7 +551,12 @@ test('a check says what the account can do, and buys nothing', async (t) => {
     assert.ok(!JSON.stringify(found).includes(VAST_KEY));
   };
   const other = (key: string, patience = { create: 5000, other: 150 }) => {
-    const it = openVastBackend(settingsOf(vast.url), key, { leases, now, spacing: QUICK, patience });
+    const it = openVastBackend(settingsOf(vast.url, { api_key: new Secret(key) }), {
+      leases,
+      now,
+      spacing: QUICK,
+      patience,
+    });
     t.after(() => it.close());
     return it;
   };
@@ -591,7 +598,7 @@ async function openVastServer(t: TestContext): Promise<VastServer | undefined> {
   const offer = vast.offer();
   // The configured backend keeps to Vast's spacing: here it is asked more quickly.
   const [slot] = purser.app.slots.list;
-  const quick = openVastBackend(settingsOf(vast.url), VAST_KEY, {
+  const quick = openVastBackend(settingsOf(vast.url), {
     leases: join(purser.directory, 'leases'),
     now: () => purser.app.clock.now(),
     spacing: QUICK,
@@ -619,8 +626,8 @@ test('the settings of vast: defaults, no secret in what is printed, and every fa
     return readConfig({ data: directory }, { VAST_API_KEY: VAST_KEY });
   };
   // biome-ignore lint/suspicious/noTemplateCurlyInString: the configuration reads it from the environment.
-  const { config, secrets } = read('{ backend: vast, api_key: "${VAST_API_KEY}" }');
-  const { image, ...rest } = config.compute.provider_three as VastSettings;
+  const config = read('{ backend: vast, api_key: "${VAST_API_KEY}" }');
+  const { image, api_key: key, ...rest } = config.compute.provider_three as VastSettings;
   assert.match(image, /:/);
   assert.deepEqual(rest, {
     backend: 'vast',
@@ -629,8 +636,8 @@ test('the settings of vast: defaults, no secret in what is printed, and every fa
     runtype: 'ssh_direct',
     provision_seconds: 900,
   });
-  assert.equal(secrets.slotKeys.get('provider_three'), VAST_KEY);
-  assert.ok(!JSON.stringify(printable(config, secrets)).includes(VAST_KEY));
+  assert.equal(key.reveal(), VAST_KEY);
+  assert.ok(!JSON.stringify(printable(config)).includes(VAST_KEY));
   for (const [settings, fault] of [
     ['{ backend: vast }', /api_key: is required/],
     ['{ backend: vast, api_key: canary-0123, markup_percent: 0.123 }', /markup_percent: has more than two decimals/],

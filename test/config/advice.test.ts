@@ -14,7 +14,7 @@ function settings(t: TestContext, text: string, others: Record<string, string> =
   mkdirSync(data);
   if (text) writeFileSync(join(data, 'purser.yaml'), text);
   for (const [name, content] of Object.entries(others)) writeFileSync(join(parent, name), content);
-  return { parent, data, advice: () => adviceOnStart(readConfig({ data }, {}).config) };
+  return { parent, data, advice: () => adviceOnStart(readConfig({ data }, {})) };
 }
 const priced = (price: string) => `router:
   upstreams: [{ name: u, base_url: http://127.0.0.1:1/v1 }]
@@ -38,7 +38,7 @@ test('settings under a wrong name or in a wrong place are noticed; files of othe
   writeFileSync(join(data, 'purser.yaml'), '');
   assert.deepEqual(advice()[0], `${data}/purser.yml is not read: the settings are those of ${data}/purser.yaml.`);
   const named = readConfig({ data, config: join(parent, 'purser.yaml') }, {});
-  assert.ok(!adviceOnStart(named.config).some((it) => it.startsWith(`${parent}/purser.yaml`)), 'this one is read');
+  assert.ok(!adviceOnStart(named).some((it) => it.startsWith(`${parent}/purser.yaml`)), 'this one is read');
 });
 
 test('an address that stands for all is no address for agents', (t) => {

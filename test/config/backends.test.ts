@@ -8,6 +8,7 @@ import { adviceOn, listBackends } from '../../src/compute/settings.ts';
 import { changeOf } from '../../src/config/change.ts';
 import { printable, readConfig } from '../../src/config/config.ts';
 import { ConfigurationFault } from '../../src/config/fault.ts';
+import { secretsIn } from '../../src/config/secret.ts';
 
 const CANARIES = ['vast-canary-0123456789', 'vast-canary-9876543210'] as const;
 const container = (more: object = {}) => ({
@@ -55,7 +56,7 @@ function faultsOf(t: TestContext, compute: object): string[] {
 }
 
 test('backends of a slot are named, by default by their kind, and a slot with one is as it was', (t) => {
-  const { config } = read(t, {
+  const config = read(t, {
     provider_one: { fill: 'most_free', backends: [container(), container({ name: 'gpu-2' })] },
     provider_two: slurm('2'),
     provider_three: { backends: [offers(), offers({ count: 3 }, { name: 'b' })] },
@@ -168,19 +169,18 @@ for (const [what, compute, said] of [
 test('keys of several backends are kept apart and never printed, and a new key needs a restart', (t) => {
   const vast = (name: string, key: string) => ({ name, backend: 'vast', api_key: key });
   const [one, two] = CANARIES;
-  const settings = read(t, { provider_three: { backends: [vast('x', one), vast('y', two), offers()] } });
-  const { config, secrets } = settings;
+  const config = read(t, { provider_three: { backends: [vast('x', one), vast('y', two), offers()] } });
   assert.deepEqual(
-    [...secrets.slotKeys],
+    listBackends(config.compute).map(({ name, settings }) => [name, secretsIn(settings).map((it) => it.reveal())]),
     [
-      ['provider_three x', one],
-      ['provider_three y', two],
+      ['x', [one]],
+      ['y', [two]],
+      ['container', []],
     ],
   );
-  const printed = JSON.stringify(printable(config, secrets));
+  const printed = JSON.stringify(printable(config));
   assert.ok(!printed.includes('canary') && printed.includes('"api_key":"[set]"'));
   assert.ok(!JSON.stringify(config, (_, it) => (typeof it === 'bigint' ? `${it}` : it)).includes('canary'));
   const other = read(t, { provider_three: { backends: [vast('x', one), vast('y', one), offers()] } });
-  const same = { ...other, config: { ...other.config, dataDirectory: config.dataDirectory, file: config.file } };
-  assert.throws(() => changeOf(settings, same), /a change of compute needs a restart/);
+  assert.throws(() => changeOf(config, other), /a change of compute needs a restart/);
 });

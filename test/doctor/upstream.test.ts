@@ -7,7 +7,7 @@ import { openReceiver, status } from '../helper/receiver.ts';
 test('a model server that answers is healthy only when its answer says so', async (t) => {
   const server = await openReceiver(t);
   const models: unknown[] = [];
-  const look = () => tryUpstream(`${server.url}/v1`, undefined, (it) => models.push(it));
+  const look = () => tryUpstream({ base_url: `${server.url}/v1` }, (it) => models.push(it));
   server.reply = (_, response) => response.end('{"data":[]}');
   assert.match(await look(), /\/v1 answers \(GET \/models: 200\)$/);
   assert.deepEqual(models, [{ data: [] }]);
@@ -26,7 +26,7 @@ test('a model server that answers is healthy only when its answer says so', asyn
   await is(503, /^fault: .* answers 503 to GET \/models/);
 
   await assert.rejects(
-    tryUpstream(`http://127.0.0.1:${await freePort()}/v1`, undefined, () => {}),
+    tryUpstream({ base_url: `http://127.0.0.1:${await freePort()}/v1` }, () => {}),
     /cannot be reached \(ECONNREFUSED\)\. Nothing listens there\./,
   );
 });

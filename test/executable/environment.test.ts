@@ -16,20 +16,24 @@ test('PURSER_DATA, PURSER_CONFIG, PURSER_LISTEN and PURSER_PUBLIC_URL are obeyed
       cwd: other,
     });
     assert.equal(code, 0, stderr);
-    return JSON.parse(stdout);
+    const { settings, ...found } = JSON.parse(stdout);
+    return { ...settings, ...found };
   };
   const file = join(purser.directory, 'purser.yaml');
   const found = await print([]);
-  assert.deepEqual([found.dataDirectory, found.file, found.closeWaitSeconds], [purser.directory, file, 7]);
-  assert.deepEqual(found.listen, { host: '192.0.2.1', port: 1 });
-  assert.deepEqual((await print([], { PURSER_LISTEN: '[::1]:7421' })).listen, { host: '::1', port: 7421 });
-  assert.equal((await print([], { PURSER_PUBLIC_URL: 'https://purser.example/' })).publicUrl, 'https://purser.example');
+  assert.deepEqual([found.data_directory, found.file, found.close_wait_seconds], [purser.directory, file, 7]);
+  assert.equal(found.listen, '192.0.2.1:1');
+  assert.equal((await print([], { PURSER_LISTEN: '[::1]:7421' })).listen, '[::1]:7421');
+  assert.equal(
+    (await print([], { PURSER_PUBLIC_URL: 'https://purser.example/' })).public_url,
+    'https://purser.example',
+  );
   const flagged = await print(['--data', other]);
-  assert.deepEqual([flagged.dataDirectory, flagged.file, flagged.closeWaitSeconds], [other, undefined, 10]);
+  assert.deepEqual([flagged.data_directory, flagged.file, flagged.close_wait_seconds], [other, null, 10]);
   const elsewhere = join(other, 'elsewhere.yaml');
   writeFileSync(elsewhere, 'close_wait_seconds: 3\n');
-  assert.equal((await print([], { PURSER_CONFIG: elsewhere })).closeWaitSeconds, 3);
-  assert.equal((await print(['--config', file], { PURSER_CONFIG: elsewhere })).closeWaitSeconds, 7);
+  assert.equal((await print([], { PURSER_CONFIG: elsewhere })).close_wait_seconds, 3);
+  assert.equal((await print(['--config', file], { PURSER_CONFIG: elsewhere })).close_wait_seconds, 7);
 
   const faults: [Record<string, string>, RegExp][] = [
     [{ PURSER_LISTEN: '7420' }, /environment: PURSER_LISTEN: not an address/],

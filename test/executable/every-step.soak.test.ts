@@ -42,8 +42,8 @@ async function openClosed(t: TestContext) {
 
 /** The purser of a directory, opened in this process for a moment: as the next command would find it. */
 async function inside<T>(directory: string, inspect: (app: App) => T | Promise<T>): Promise<T> {
-  const { config, secrets } = readConfig({ data: directory }, ENV);
-  await using app = await openApp(config, secrets, {
+  const config = readConfig({ data: directory }, ENV);
+  await using app = await openApp(config, {
     log: createLog('error', [], () => {}),
     who: 'a test',
     create: false,
@@ -57,8 +57,8 @@ const tokenIn = (directory: string, id: string) => inside(directory, (app) => to
 const tokenOf = (app: App, id: string) => walletToken(app.keyring, findWallet(app.ledger.read, id) as Wallet);
 
 function restoreIn(directory: string, file: string) {
-  const { config, secrets } = readConfig({ data: directory }, ENV);
-  return restore(config, secrets, { file, force: false });
+  const config = readConfig({ data: directory }, ENV);
+  return restore(config, { file, force: false });
 }
 
 /** Previous keys that a rotation keeps, on purpose. */
@@ -106,8 +106,8 @@ test('the replacement of a lost master key that dies at any step can be done aga
   const died = await atEveryMoment(moments, async (moment) => {
     const directory = keyless();
     const said = await dieAt(moment, argv(directory), ENV);
-    const { config, secrets } = readConfig({ data: directory }, ENV);
-    const again = await replaceLostKey(config, secrets, { apply: true }).catch((error: Refusal) => error.code);
+    const config = readConfig({ data: directory }, ENV);
+    const again = await replaceLostKey(config, { apply: true }).catch((error: Refusal) => error.code);
     outcomes.add(typeof again === 'string' ? again : String(again.wallets.length));
     await inside(directory, (app) => {
       const { tokenHash } = findWallet(app.ledger.read, wallet.id) as Wallet;

@@ -116,8 +116,12 @@ test('models import shows the differences first, writes with --yes, and a reload
   assert.equal(await asked.ended, 0, asked.screen());
   assert.match(asked.screen(), /Next: purser reload/);
   assert.equal(readFileSync(file, 'utf8'), text.replace('prompt: 1,', 'prompt: "1.50",'));
-  const printed = JSON.parse((await purser.cli('config', 'print')).stdout);
-  assert.deepEqual(printed.router.models[0].pricing_per_million, { prompt: '1.50', completion: '2.00', tiers: [] });
+  const printed = await purser.json('config', 'print');
+  assert.deepEqual(printed.settings.router.models[0].pricing_per_million, {
+    prompt: '1.50',
+    completion: '2.00',
+    tiers: [],
+  });
   assert.deepEqual((await purser.json('reload')).models.changed, ['m']);
   assert.match((await purser.cli('models', 'list')).stdout, /PROMPT USD\/M .*\nm .* 1\.50 /);
   assert.deepEqual(await purser.json('models', 'import', list, '--yes'), {

@@ -8,7 +8,8 @@ import { Agent, request as send } from 'undici';
 import { stringify } from 'yaml';
 import { readMasterKey } from '../../src/access/master-key.ts';
 import type { TimeSource } from '../../src/clock.ts';
-import { readConfig, type Secrets } from '../../src/config/config.ts';
+import { type Config, readConfig } from '../../src/config/config.ts';
+import { redactedTexts } from '../../src/config/secret.ts';
 import { reserveOn } from '../../src/db/disk-reserve.ts';
 import { openDatabase } from '../../src/db/open.ts';
 import { files } from '../../src/files/data-directory.ts';
@@ -154,8 +155,8 @@ function makeReserve(directory: string): void {
  * Gives a new installation its master key and an empty database, as a first start leaves them if it ends right after that. The
  * database is made once in a test file.
  */
-function prepareDatabase(directory: string, secrets: Secrets): void {
-  readMasterKey(secrets.masterKey, { create: true });
+function prepareDatabase(directory: string, { masterKey }: Config): void {
+  readMasterKey(masterKey, { create: true });
   const { database } = files(directory);
   makeReserve(directory);
   if (template) writeFileSync(database, template);
@@ -196,20 +197,11 @@ export async function openTestServer(
   writeFileSync(join(directory, 'purser.yaml'), stringify(options.change?.(settings) ?? settings));
 
   async function start({ acceptLoss = false, acceptClock = false, isNew = false } = {}): Promise<Served> {
-    const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
-    if (isNew) prepareDatabase(directory, secrets);
-    const hidden = [
-      ...secrets.upstreamKeys.values(),
-      ...secrets.slotKeys.values(),
-      ...Object.values(secrets.transferKeys ?? {}),
-      ...Object.values(secrets.collectorHeaders),
-      ...(secrets.clientSecret === undefined ? [] : [secrets.clientSecret]),
-      ...(secrets.billingKeys ? [secrets.billingKeys.secret_key, ...secrets.billingKeys.webhook_secrets] : []),
-      ...[...secrets.receivers.values()].flatMap(({ url, secret }) => [url, ...(secret === undefined ? [] : [secret])]),
-    ];
+    const config = readConfig({ data: directory }, options.env ?? {});
+    if (isNew) prepareDatabase(directory, config);
     const writesHere = options.writesHere ?? true;
-    const served = await serve(config, secrets, {
-      log: createLog('debug', hidden, (line) => log.push(line)),
+    const served = await serve(config, {
+      log: createLog('debug', redactedTexts(config), (line) => log.push(line)),
       who: 'a test',
       create: true,
       acceptLoss,

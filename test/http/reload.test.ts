@@ -347,3 +347,25 @@ test('a reload that is refused leaves the receivers as they are', async (t) => {
   await purser.run('wallet.close', { id });
   await receiver.until(() => receiver.accepted().length === 1);
 });
+
+test('a reload takes back what an account counts as low', async (t) => {
+  const receiver = await openReceiver(t);
+  const purser = await openTestServer(t, {
+    creditCents: 2000,
+    settings: {
+      events: {
+        account_low_cents: 1500,
+        receivers: [{ name: 'it', url: receiver.url, secret: SECRET, types: ['account.low', 'wallet.closed'] }],
+      },
+    },
+  });
+  rewrite(purser, ({ events }) => void delete events.account_low_cents);
+  assert.deepEqual((await purser.run('reload', {})).settings, ['events.account_low_cents']);
+  const { id } = await purser.openWallet();
+  await purser.run('wallet.close', { id });
+  await receiver.until(() => receiver.accepted().length === 1);
+  assert.deepEqual(
+    receiver.accepted().map(({ type }) => type),
+    ['wallet.closed'],
+  );
+});

@@ -127,8 +127,8 @@ test('two engines: with most_free the larger one is filled first, and doctor tri
     seen.push((await counts()).join());
   }
   assert.deepEqual(seen, ['0,1', '0,2', '1,2'], 'of two that are equal the first');
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  const found = (await examine(config, secrets)).filter((it) => it.name.startsWith('provider_one '));
+  const config = readConfig({ data: purser.directory }, {});
+  const found = (await examine(config)).filter((it) => it.name.startsWith('provider_one '));
   const trials = found.filter((it) => it.name.endsWith(': trial')).map((it) => [it.name, it.ok]);
   assert.deepEqual(trials, [
     ['provider_one a: trial', true],

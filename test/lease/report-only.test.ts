@@ -171,8 +171,8 @@ test('an accepted loss puts what lives into question; a machine without an id, o
   assert.match((await ready()).report_only, AWAITED, 'a start does not end it');
   assert.deepEqual(await purser.machines(), ['m1']);
 
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  const check = async () => (await examine(config, secrets)).find((it) => it.name === 'leases');
+  const config = readConfig({ data: purser.directory }, {});
+  const check = async () => (await examine(config)).find((it) => it.name === 'leases');
   const bad = await check();
   assert.deepEqual([bad?.ok, AWAITED.test(bad?.detail ?? '')], [false, true]);
   await purser.run('resource.reconcile', { apply: true });

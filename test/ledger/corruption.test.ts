@@ -53,9 +53,9 @@ function rowsOf(directory: string): string {
 
 /** Why a start would not serve this, if it would not. */
 async function startFault(directory: string): Promise<string | undefined> {
-  const { config, secrets } = readConfig({ data: directory }, {});
+  const config = readConfig({ data: directory }, {});
   try {
-    await using app = await openApp(config, secrets, {
+    await using app = await openApp(config, {
       log: createLog('error', [], () => {}),
       who: 'a test',
       create: true,

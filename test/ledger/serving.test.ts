@@ -18,8 +18,8 @@ import { until } from '../helper/waiting.ts';
 
 /** Serves the closed purser once more, as `purser serve` or `purser serve --accept-loss` would. */
 async function serveAgain(purser: TestServer, options: { acceptLoss?: boolean } = {}): Promise<void> {
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  purser.app = await serve(config, secrets, {
+  const config = readConfig({ data: purser.directory }, {});
+  purser.app = await serve(config, {
     log: createLog('debug', [], (line) => purser.log.push(line)),
     who: 'a test',
     create: true,

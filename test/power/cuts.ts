@@ -37,11 +37,11 @@ export function layDown(t: Pick<TestContext, 'after'>, from: string, image: Imag
 
 /** Opens a directory as `serve` opens it. */
 export function reopen(directory: string): Promise<App> {
-  const { config, secrets } = readConfig({ data: directory }, {});
+  const config = readConfig({ data: directory }, {});
   const fatal = (error: unknown) => {
     throw error;
   };
-  return openApp(config, secrets, { log: createLog('silent'), who: 'a test', create: true, fatal });
+  return openApp(config, { log: createLog('silent'), who: 'a test', create: true, fatal });
 }
 
 /** Which installation this directory is, and what is wrong with it. */

@@ -53,8 +53,8 @@ async function openReaper(t: TestContext) {
       () => {},
     ),
     config: {
-      closeWaitSeconds: 0,
-      keep: { cpuPercent: 5 },
+      close_wait_seconds: 0,
+      keep: { cpu_percent: 5 },
       router: {
         upstreams: [],
         models: [],

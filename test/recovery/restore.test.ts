@@ -30,8 +30,8 @@ import { temporaryDirectory } from '../ledger/books.ts';
 
 /** What `purser restore` does in a data directory, without what it prints. */
 function restoreIn(directory: string, file: string, options: { force?: boolean; env?: Record<string, string> } = {}) {
-  const { config, secrets } = readConfig({ data: directory }, options.env ?? {});
-  return restore(config, secrets, { file, force: options.force ?? false });
+  const config = readConfig({ data: directory }, options.env ?? {});
+  return restore(config, { file, force: options.force ?? false });
 }
 
 /** A purser with a backup of its first half, still open. */

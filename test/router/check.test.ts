@@ -8,7 +8,7 @@ import { completion, failure, hang } from '../helper/upstream.ts';
 
 test('an upstream that hangs is a fault after the time of its route, and hides no other', async (t) => {
   const purser = await openTestServer(t);
-  const { config } = readConfig({ data: purser.directory }, {});
+  const config = readConfig({ data: purser.directory }, {});
   purser.upstream.handle = (call, response) => (call.body.model === 'flat' ? hang : completion())(call, response);
   const checks = await checkModels(createCatalogue(config), purser.app.upstreams, async () => new Map(), 1);
   const details = Object.fromEntries(checks.map(({ name, ok, detail }) => [name, `${ok} ${detail}`]));
@@ -28,7 +28,7 @@ test('an upstream is asked in each API that it is said to speak', async (t) => {
       return { ...all, router: { upstreams, models: all.router.models.slice(0, 1) } };
     },
   });
-  const { config } = readConfig({ data: purser.directory }, {});
+  const config = readConfig({ data: purser.directory }, {});
   const usage = { input_tokens: 5, output_tokens: 1 };
   purser.upstream.handle = (call, response) => {
     if (call.path.endsWith('/responses')) return failure(404)(call, response);

@@ -55,10 +55,12 @@ test('three requests that outlast their time together close a model for nobody w
 
 test('a call whose time is over is told from one that was cut off', async (t) => {
   const upstream = await openUpstream(t);
-  const client = openClient(
-    { name: 'local', base_url: upstream.url, timeout_seconds: 1, connect_timeout_seconds: 1 },
-    undefined,
-  );
+  const client = openClient({
+    name: 'local',
+    base_url: upstream.url,
+    timeout_seconds: 1,
+    connect_timeout_seconds: 1,
+  });
   t.after(() => client.close());
   const outcome = async (stream: boolean) => {
     const reply = await client.ask({ api: 'chat', body: Buffer.from('{}') }, 'op_test', stream);

@@ -34,7 +34,7 @@ const LIMITS = [
 ];
 eachWay('a connection that does not come in the shortest of the time limits is a clear no', async (t, stream) => {
   const url = await silent(t);
-  const patient = openUpstream({ ...settings, base_url: url }, undefined); // For longer than any test takes.
+  const patient = openUpstream({ ...settings, base_url: url }); // For longer than any test takes.
   t.after(() => patient.close());
   let isGivenUp = false;
   void patient.ask({ api: 'chat', body: BODY }, 'op_0').then(() => {
@@ -42,7 +42,7 @@ eachWay('a connection that does not come in the shortest of the time limits is a
   });
   await Promise.all(
     LIMITS.map(async (limits) => {
-      const upstream = openUpstream({ ...settings, base_url: url, ...limits }, undefined);
+      const upstream = openUpstream({ ...settings, base_url: url, ...limits });
       t.after(() => upstream.close());
       const reply = await upstream.ask({ api: 'chat', body: BODY }, 'op_1', stream);
       assert(reply.kind === 'refused', `${JSON.stringify(limits)}: ${JSON.stringify(reply)}`);
@@ -53,7 +53,7 @@ eachWay('a connection that does not come in the shortest of the time limits is a
 });
 
 eachWay('a server that stops while it connects has asked nobody', async (t, stream) => {
-  const upstream = openUpstream({ ...settings, base_url: await silent(t) }, undefined);
+  const upstream = openUpstream({ ...settings, base_url: await silent(t) });
   const asked = upstream.ask({ api: 'chat', body: BODY }, 'op_1', stream);
   await new Promise((resolve) => setImmediate(resolve));
   await upstream.close();
@@ -70,7 +70,7 @@ eachWay('a request that was written and not answered is unknown, however it ende
   ];
   for (const [what, end] of ends) {
     const limits = what === 'never' ? { timeout_seconds: 3 } : {};
-    const upstream = openUpstream({ ...settings, base_url: fake.url, ...limits }, undefined);
+    const upstream = openUpstream({ ...settings, base_url: fake.url, ...limits });
     t.after(() => upstream.close());
     fake.handle = (_, response) => end(response);
     assert.equal((await upstream.ask({ api: 'chat', body: BODY }, 'op_1', stream)).kind, 'unknown', what);
@@ -89,7 +89,7 @@ eachWay(
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
     t.after(() => server.close());
     const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;
-    const upstream = openUpstream({ ...settings, base_url: url }, undefined);
+    const upstream = openUpstream({ ...settings, base_url: url });
     t.after(() => upstream.close());
     assert.equal((await upstream.ask({ api: 'chat', body: BODY }, 'op_1', stream)).kind, 'answered');
     assert.equal((await upstream.ask({ api: 'chat', body: BODY }, 'op_2', stream)).kind, 'unknown');
@@ -102,7 +102,7 @@ const LONG = Buffer.from(JSON.stringify({ model: 'm', text: 'x'.repeat(8 * 1024 
 
 eachWay('a long request arrives as it is, with its length, and can be asked again', async (t, stream) => {
   const fake = await openFake(t);
-  const upstream = openUpstream({ ...settings, base_url: fake.url }, undefined);
+  const upstream = openUpstream({ ...settings, base_url: fake.url });
   t.after(() => upstream.close());
   for (let i = 0; i < 2; i++) {
     assert.equal((await upstream.ask({ api: 'chat', body: LONG }, 'op_1', stream)).kind, 'answered');
@@ -121,7 +121,7 @@ eachWay(
     });
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
     const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;
-    const upstream = openUpstream({ ...settings, base_url: url }, undefined);
+    const upstream = openUpstream({ ...settings, base_url: url });
     t.after(() => upstream.close());
     assert.equal((await upstream.ask({ api: 'chat', body: LONG }, 'op_1', stream)).kind, 'unknown');
     await new Promise((resolve) => server.close(resolve));
@@ -137,7 +137,7 @@ eachWay('a long request that is refused before it was read is a clear no', async
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   t.after(() => server.close());
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`;
-  const upstream = openUpstream({ ...settings, base_url: url }, undefined);
+  const upstream = openUpstream({ ...settings, base_url: url });
   t.after(() => upstream.close());
   const replies = [];
   for (let i = 0; i < 10; i++) replies.push(await upstream.ask({ api: 'chat', body: LONG }, 'op_1', stream));

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
 import test from 'node:test';
+import { Secret } from '../../src/config/secret.ts';
 import { followFaults } from '../../src/fault.ts';
 import { openUpstream } from '../../src/router/upstream.ts';
 import { createRandom, length, type Random, SEED } from '../helper/random.ts';
@@ -104,8 +105,9 @@ test(`hostile answers of a model server fail their calls only (seed ${SEED})`, a
     base_url: `http://127.0.0.1:${port}/v1`,
     timeout_seconds: 20,
     connect_timeout_seconds: 20,
+    api_key: new Secret('key'),
   };
-  const upstream = openUpstream(settings as never, 'key');
+  const upstream = openUpstream(settings as never);
   const faults: string[] = [];
   using _ = followFaults((where, error) => void faults.push(`${where}: ${(error as Error).stack}`));
   const outcomes: Record<string, number> = {};

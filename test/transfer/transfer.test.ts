@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import http from 'node:http';
 import test, { type TestContext } from 'node:test';
 import { request } from 'undici';
+import { Secret } from '../../src/config/secret.ts';
 import { tryTransfer } from '../../src/transfer/check.ts';
 import { createSigner } from '../../src/transfer/object-url.ts';
 import { handClock, openTestServer, type TestServer } from '../helper/server.ts';
@@ -33,10 +34,14 @@ async function send(method: string, url: string, body?: Buffer) {
 }
 
 test('the vector that AWS publishes for a signed URL comes out to the last digit', async () => {
-  const signer = createSigner(
-    { endpoint: 'https://s3.amazonaws.com', region: 'us-east-1', bucket: 'examplebucket', path_style: false },
-    { access_key_id: 'AKIAIOSFODNN7EXAMPLE', secret_access_key: 'wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY' },
-  );
+  const signer = createSigner({
+    endpoint: 'https://s3.amazonaws.com',
+    region: 'us-east-1',
+    bucket: 'examplebucket',
+    path_style: false,
+    access_key_id: new Secret('AKIAIOSFODNN7EXAMPLE'),
+    secret_access_key: new Secret('wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY'),
+  });
   const url = new URL(await signer.sign('GET', 'test.txt', Date.UTC(2013, 4, 24) / 1000, DAY));
   assert.equal(url.origin + url.pathname, 'https://examplebucket.s3.amazonaws.com/test.txt');
   assert.equal(
@@ -188,21 +193,26 @@ test('object names that would leave the wallet, and times beyond the limits, are
 test('doctor moves a real object, and says what is wrong', async (t) => {
   const now = Math.floor(Date.now() / 1000);
   const store = await openObjectStore(t, () => now);
-  const settings = settingsOf(store);
-  assert.match(await tryTransfer(settings, createSigner(settings, KEYS), now), /PUT, GET and DELETE.*agents work/);
+  const { access_key_id, secret_access_key } = KEYS;
+  const settings = {
+    ...settingsOf(store),
+    access_key_id: new Secret(access_key_id),
+    secret_access_key: new Secret(secret_access_key),
+  };
+  assert.match(await tryTransfer(settings, createSigner(settings), now), /PUT, GET and DELETE.*agents work/);
   assert.equal(store.objects.size, 0, 'nothing is left');
   assert.deepEqual(store.refused, ['AuthorizationQueryParametersError'], 'the one that nobody signed');
   store.isPublic = true;
-  await assert.rejects(tryTransfer(settings, createSigner(settings, KEYS), now), /Anybody may read agents/);
+  await assert.rejects(tryTransfer(settings, createSigner(settings), now), /Anybody may read agents/);
   assert.equal(store.objects.size, 0);
   store.isPublic = false;
-  const wrong = createSigner(settings, { ...KEYS, secret_access_key: 'wrong' });
+  const wrong = createSigner({ ...settings, secret_access_key: new Secret('wrong') });
   await assert.rejects(
     tryTransfer(settings, wrong, now),
     /PUT answered 403: SignatureDoesNotMatch.*Check access_key_id/,
   );
   const gone = { ...settings, endpoint: 'http://127.0.0.1:1' };
-  await assert.rejects(tryTransfer(gone, createSigner(gone, KEYS), now), /cannot be reached \(ECONNREFUSED\)/);
+  await assert.rejects(tryTransfer(gone, createSigner(gone), now), /cannot be reached \(ECONNREFUSED\)/);
 });
 
 test('a wallet that was closed while its request came slowly gets no URL', async (t) => {

@@ -198,8 +198,8 @@ test('a session that was signed out does not come back with a backup in which it
   await backUp(purser.directory, file, '1.2.3', purser.app.clock.now());
   await browser.post('/sign-out');
   await purser.close();
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  await restore(config, secrets, { file, force: false });
+  const config = readConfig({ data: purser.directory }, {});
+  await restore(config, { file, force: false });
   await purser.reopen();
   browser.cookies.set(SESSION, token);
   assert.equal(await isIn(browser), false);
@@ -237,8 +237,8 @@ test('a session that was open when the master key was lost is over with the new 
   const browser = await asOperator(purser);
   await purser.close();
   rmSync(join(purser.directory, 'master.key'));
-  const { config, secrets } = readConfig({ data: purser.directory }, {});
-  assert.equal((await replaceLostKey(config, secrets, { apply: true })).is_done, true);
+  const config = readConfig({ data: purser.directory }, {});
+  assert.equal((await replaceLostKey(config, { apply: true })).is_done, true);
   await purser.reopen();
   assert.equal(await isIn(browser), false);
   assert.equal(rows(purser), 0);

@@ -1,5 +1,6 @@
 import * as v from 'valibot';
-import { parseDecimal } from '../../money.ts';
+import { writtenAs } from '../../config/written.ts';
+import { formatUsd, Nanos, parseDecimal } from '../../money.ts';
 
 /** Settings that several backends have. */
 
@@ -20,6 +21,7 @@ export const hourly = v.pipe(
     }
     return NEVER;
   }),
+  writtenAs((nanos: bigint) => formatUsd(Nanos(nanos))),
 );
 
 /** The path of a file that is read when it is needed. */

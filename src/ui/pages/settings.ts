@@ -35,7 +35,7 @@ export async function settingsPage(visit: Visit): Promise<Page> {
       ${card(isFrozen ? 'Everything is frozen' : 'Emergency', freezing)}
     </div>
     ${card('Your sessions', html`<p>Ends every session of the operator, this one included, and unused links.</p>${form({ action: '/sign-out/everywhere', submit: 'Sign out everywhere' })}`)}
-    ${card('Settings in force', html`<pre>${settingsText(parts.settings())}</pre>${app.reload !== undefined && form({ action: '/settings/reload', submit: 'Read purser.yaml again' })}`, 'without secrets')}`;
+    ${card('Settings in force', html`<pre>${outside(parts.settings())}</pre>${app.reload !== undefined && form({ action: '/settings/reload', submit: 'Read purser.yaml again' })}`, 'without secrets')}`;
   return { title: 'Settings', body, section: '/settings' };
 }
 
@@ -51,8 +51,6 @@ function backupFacts(
     : html`none: set <code>backup</code> in purser.yaml, or run <code>purser backup FILE</code>`;
   return facts([['Newest', latest], newest !== null && ['File', html`<code>${newest.file}</code>`], ['Plan', every]]);
 }
-
-const settingsText = (settings: Record<string, unknown>): string => outside(JSON.stringify(settings, null, 2));
 
 /** Asks before everything is frozen. */
 export function confirmFreeze(): Page {

@@ -1,4 +1,5 @@
 import * as v from 'valibot';
+import { secret } from '../../../config/secret.ts';
 import type { Backend, Surroundings } from '../../backend.ts';
 import { CLOUD_PROVISION_SECONDS, whole } from '../fields.ts';
 
@@ -9,7 +10,7 @@ const VAST_IMAGE = 'pytorch/pytorch:2.4.1-cuda12.4-cudnn9-runtime';
 
 const Vast = v.strictObject({
   backend: v.literal('vast'),
-  api_key: v.pipe(v.string(), v.minLength(8)),
+  api_key: secret(v.pipe(v.string(), v.minLength(8))),
   base_url: v.optional(
     v.pipe(
       v.string(),
@@ -35,7 +36,7 @@ const Vast = v.strictObject({
 });
 
 export const slots = { provider_three: Vast };
-export type VastSettings = Omit<v.InferOutput<typeof Vast>, 'api_key'>;
+export type VastSettings = v.InferOutput<typeof Vast>;
 
 export function notes({ markup_percent: markup }: VastSettings): string[] {
   return [
@@ -44,7 +45,7 @@ export function notes({ markup_percent: markup }: VastSettings): string[] {
   ];
 }
 
-export async function open(settings: VastSettings, { key, leases, now }: Surroundings): Promise<Backend> {
+export async function open(settings: VastSettings, { leases, now }: Surroundings): Promise<Backend> {
   const { openVastBackend } = await import('./vast.ts');
-  return openVastBackend(settings, key as string, { leases, now });
+  return openVastBackend(settings, { leases, now });
 }

@@ -63,10 +63,9 @@ export type VastOptions = {
  */
 export function openVastBackend(
   settings: VastSettings,
-  apiKey: string,
   { leases, now, spacing = VAST_SPACING, patience = VAST_PATIENCE }: VastOptions,
 ): Backend {
-  const api = openVastApi(settings.base_url, apiKey, { spacing, patience });
+  const api = openVastApi(settings.base_url, settings.api_key.reveal(), { spacing, patience });
   const catalogue = createVastOffers(settings, api, now);
   const records = createVastRecords(leases);
   /** Offers being bought at this moment. Vast may sell one offer twice and let the second buyer fail silently. */

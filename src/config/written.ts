@@ -1,0 +1,41 @@
+import * as v from 'valibot';
+import { Secret } from './secret.ts';
+
+/** How settings are written in purser.yaml, as the other way round of what their schema makes of them. */
+
+/** Ends a pipe that transforms: `write` undoes the transformation, and returns what the file has to say. */
+export const writtenAs = <T>(write: (value: T) => unknown) => v.metadata<T, { write: typeof write }>({ write });
+
+/** The members by which a schema holds others. */
+type Schema = v.GenericSchema & {
+  wrapped?: Schema;
+  getter?: (value: unknown) => Schema;
+  item?: Schema;
+  value?: Schema;
+  entries?: Record<string, Schema & { literal?: unknown }>;
+  key?: string;
+  options?: Schema[];
+};
+type Members = Readonly<Record<string, unknown>>;
+
+/** Returns what the file has to say for `schema` to make `value` of it, with `[set]` for each secret. */
+export function asWritten(schema: v.GenericSchema, value: unknown): unknown {
+  const { type, wrapped, getter, item, value: each, entries, key = '', options } = schema as Schema;
+  if (wrapped) return asWritten(wrapped, value);
+  if (getter) return asWritten(getter(value), value);
+  if (type === 'variant') {
+    const one = options?.find((it) => it.entries?.[key]?.literal === (value as Members)[key]);
+    return asWritten(one as Schema, value);
+  }
+  const { write } = v.getMetadata(schema) as { write?: (value: unknown) => unknown };
+  const own = write ? write(value) : value;
+  if (own instanceof Secret) return own.toString();
+  if (typeof own !== 'object' || own === null) return own;
+  if (item) return (own as unknown[]).map((it) => asWritten(item, it));
+  // In the order of the schema, and without what the file does not have.
+  const members = Object.keys(entries ?? own).map((name) => {
+    const member = (own as Members)[name];
+    return [name, member === undefined ? undefined : asWritten((entries?.[name] ?? each) as Schema, member)] as const;
+  });
+  return Object.fromEntries(members.filter(([, it]) => it !== undefined));
+}
