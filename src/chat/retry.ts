@@ -2,16 +2,17 @@ import type { Clock } from '../clock.ts';
 import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  dropAnswer,
   findAnswer,
   findOperationByKey,
   isUnanswered,
+  keepAnswer,
   type Operation,
   operationsWithAnswers,
   type UncertainCursor,
   uncertainOperations,
 } from '../ledger/operation.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
-import { dropAnswer, keepAnswer } from '../ledger/writes.ts';
 import { Refusal } from '../refusal.ts';
 import { createKept } from '../shares.ts';
 import type { WhenOver } from '../spend/audience.ts';

@@ -4,6 +4,7 @@ import type { Slot } from '../compute/backend.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { type END_REASONS, resources, wallets } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { Refusal } from '../refusal.ts';
 import { type Page, TREE } from './wallet.ts';
 
@@ -202,6 +203,19 @@ export function updateIfLive(tx: Tx, id: string, change: ResourceChange): Resour
   const status = endWanted === null || change.endedAt != null ? (change.status ?? row.status) : 'stopping';
   return updateResource(tx, id, { ...change, endWanted, status });
 }
+
+type ChangeResource = { id: string; values: ResourceChange };
+export const changeResource = defineWrite('resource.change', (tx, { id, values }: ChangeResource) =>
+  updateIfLive(tx, id, values),
+);
+
+/** Makes leases due at `dueAt`. */
+export const wakeResources = defineWrite(
+  'resource.wake',
+  (tx, { ids, dueAt }: { ids: readonly string[]; dueAt: number }) => {
+    for (const id of ids) updateIfLive(tx, id, { dueAt });
+  },
+);
 
 /** Marks every live lease of a wallet to be ended. */
 export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {

@@ -8,9 +8,9 @@ import {
   type Event,
   nextDelivery,
   nextDeliveryAt,
+  recordAttempt,
   waitingCount,
 } from '../ledger/outbox.ts';
-import { recordAttempt } from '../ledger/writes.ts';
 import { messageOf } from './message.ts';
 import type { Sender, Sent } from './sender.ts';
 

@@ -8,8 +8,9 @@ import {
   eventOf,
   latestEventOf,
   listEvents,
+  recordTest,
+  resendEvent,
 } from '../ledger/outbox.ts';
-import { recordTest, resendEvent } from '../ledger/writes.ts';
 import { eventRecord } from '../notify/message.ts';
 import { Refusal } from '../refusal.ts';
 import { command, Id, NOTHING, type OperatorApp, PAGE } from './command.ts';
