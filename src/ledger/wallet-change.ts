@@ -41,8 +41,8 @@ export type Changed = { wallet: Wallet; change: WalletChange; isNew: boolean };
 type ChangeBudget = { order: ChangeOrder & { cents: number }; now: number; blocked: string | undefined };
 /**
  * Raises a wallet's budget by whole cents, out of its account or its parent, or lowers it by negative ones. Lowering
- * stops at what is spent, held and delegated (design, section 13). Refills that are owed come first. Throws `wallet_closed`, `wallet_expired`,
- * `idempotency_conflict`, and for a raise what `refuseNewBudget` and `move` throw.
+ * stops at what is spent, held and delegated (design, section 13). Refills that are owed come first. Throws
+ * `wallet_closed`, `wallet_expired`, `idempotency_conflict`, and for a raise what `refuseNewBudget` and `move` throw.
  */
 export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget): Changed => {
   const before = findWallet(tx, order.walletId);
