@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, isNull, sql } from 'drizzle-orm';
-import type { CpuSource } from '../compute/cpu-time.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keeps } from '../db/schema.ts';
@@ -138,7 +137,7 @@ export const endKeep = defineWrite('keep.end', (tx, { id, reason, message, now }
   return updateKeep(tx, keep, { endedAt: now, endReason: reason, endMessage: message });
 });
 
-type NoteKeep = { id: string; change: { cpuSource?: CpuSource; waiting?: string | null } };
+type NoteKeep = { id: string; change: Partial<Pick<Keep, 'cpuSource' | 'waiting'>> };
 /** Notes where the processor time was read, or why no step is bought. */
 export const noteKeep = defineWrite('keep.note', (tx, { id, change }: NoteKeep) => {
   const keep = keepWith(tx, id);

@@ -1,6 +1,6 @@
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
-import type { EventConfig, EventType } from '../config/events.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import type { EventType } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
 import { deleteRows } from '../db/tally.ts';
@@ -21,7 +21,14 @@ export type Delivery = typeof deliveries.$inferSelect;
 export const EVENT_KEPT_SECONDS = 30 * 86_400;
 
 /** The configured receivers, as the ledger knows them. */
-export type Outbox = EventConfig & {
+export type OutboxSettings = {
+  /** `types` are those that it gets; all unless given. */
+  receivers: readonly { name: string; types?: readonly EventType[] | undefined }[];
+  /** An account whose available credit falls below this is low; undefined where nobody asked. */
+  accountLowCents: number | undefined;
+};
+
+export type Outbox = OutboxSettings & {
   /** Called inside the transaction that writes an event: it may still be rolled back. */
   recorded(): void;
 };

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
-import type { Slot } from '../compute/backend.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import type { END_REASONS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { type END_REASONS, resources, wallets } from '../db/schema.ts';
+import { resources, wallets } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
 import { Refusal } from '../refusal.ts';
 import { type Page, TREE } from './wallet.ts';
@@ -107,7 +107,7 @@ export function allLiveResources(read: Reader): Resource[] {
 }
 
 /** Returns the live resources of one slot. */
-export function liveResourcesOfSlot(read: Reader, slot: Slot): Resource[] {
+export function liveResourcesOfSlot(read: Reader, slot: string): Resource[] {
   return reads(read).liveOfSlot.all({ slot });
 }
 

@@ -1,7 +1,8 @@
 import { and, eq, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import type { REVERSAL_STATES } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { checkouts, type REVERSAL_STATES, reversals } from '../db/schema.ts';
+import { checkouts, reversals } from '../db/schema.ts';
 import { defineWrite } from '../db/write.ts';
 import { accountOf, clawBack, fundAccount, setDisputed } from './account.ts';
 import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';

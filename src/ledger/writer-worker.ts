@@ -1,13 +1,12 @@
 import { dirname } from 'node:path';
 import type { MessagePort } from 'node:worker_threads';
-import type { EventConfig } from '../config/events.ts';
 import { openDatabase } from '../db/open.ts';
 import { writeOf } from '../db/write.ts';
 import { isReadOnly } from '../files/data-directory.ts';
 import { openWriter } from './batches.ts';
 import { pack, type Thrown, thrownFrom, unpack } from './crossing.ts';
 import type { CommitMark } from './head.ts';
-import type { Outbox } from './outbox.ts';
+import type { Outbox, OutboxSettings } from './outbox.ts';
 
 /** Settings of the thread that writes, from its start on. */
 export type WorkerSettings = {
@@ -22,7 +21,7 @@ export type Order = {
   /** Why no new work may be started. */
   shortage: string | undefined;
   /** The receivers of events, with the first order and where a reload has changed them since the last one. */
-  outbox: EventConfig | undefined;
+  outbox: OutboxSettings | undefined;
 };
 export type Result = readonly [id: number, value: unknown, thrown?: Thrown];
 export type Report =

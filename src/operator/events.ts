@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { EVENT_TYPES } from '../config/events.ts';
+import { EVENT_TYPES } from '../db/enums.ts';
 import {
   countEvents,
   type Delivery,
