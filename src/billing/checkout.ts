@@ -1,5 +1,4 @@
 import type { Clock } from '../clock.ts';
-import type { Events } from '../events.ts';
 import {
   type Checkout,
   type CheckoutOrder,
@@ -11,6 +10,7 @@ import type { Ledger } from '../ledger/ledger.ts';
 import { Refusal } from '../refusal.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import { inProgress, JOIN_SECONDS, uncertain } from '../spend/spend.ts';
+import type { Events } from '../telemetry/events.ts';
 import type { Provider } from './provider.ts';
 
 export type BillingApp = {

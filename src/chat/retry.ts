@@ -1,5 +1,4 @@
 import type { Clock } from '../clock.ts';
-import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   dropAnswer,
@@ -18,6 +17,7 @@ import { createKept } from '../shares.ts';
 import type { WhenOver } from '../spend/audience.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import type { Answered, PaidRequest } from '../spend/spend.ts';
+import type { Events } from '../telemetry/events.ts';
 import type { KeptAnswers } from './kept-answers.ts';
 
 /** Seconds for which an answer that was paid and not delivered waits for the retry of its request. */

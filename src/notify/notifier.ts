@@ -1,6 +1,5 @@
 import type { Clock } from '../clock.ts';
 import type { EventConfig, ReceiverConfig, ReceiverSecrets } from '../config/events.ts';
-import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   type Attempt,
@@ -11,6 +10,7 @@ import {
   recordAttempt,
   waitingCount,
 } from '../ledger/outbox.ts';
+import type { Events } from '../telemetry/events.ts';
 import { messageOf } from './message.ts';
 import type { Sender, Sent } from './sender.ts';
 

@@ -1,13 +1,13 @@
 import { setPriority } from 'node:os';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
-import type { Events } from '../events.ts';
 import { startProgram } from '../files/programs.ts';
 import type { Health } from '../health.ts';
 import { newFault } from '../ledger/audit.ts';
 import { currentEpoch, lowerAcceptedFaults } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { readVerdict, type Verdict } from '../ledger/verify.ts';
+import type { Events } from '../telemetry/events.ts';
 
 /**
  * Delay of the first examination. Small books are examined completely at the start; large ones soon after, and all of
