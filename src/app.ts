@@ -18,7 +18,6 @@ import type { LocalCompute } from './compute/settings.ts';
 import type { ConfiguredBackend } from './compute/slots.ts';
 import type { Reload } from './config/change.ts';
 import type { Config } from './config/config.ts';
-import { createEvents, type Events } from './events.ts';
 import { fullDisk } from './files/full-disk.ts';
 import { createConcurrency, PORT_COUNT_MAX } from './http/concurrency.ts';
 import type { HttpApp } from './http/endpoint.ts';
@@ -55,8 +54,9 @@ import { createInFlight } from './spend/in-flight.ts';
 import { createKeyedMutex } from './spend/keyed-mutex.ts';
 import { recover } from './spend/recover.ts';
 import { uncertain } from './spend/spend.ts';
-import { createExporter } from './tracing/exporter.ts';
-import { createOperationSpans } from './tracing/operation-spans.ts';
+import { createEvents, type Events } from './telemetry/events.ts';
+import { createExporter } from './telemetry/spans/exporter.ts';
+import { createOperationSpans } from './telemetry/spans/operation-spans.ts';
 import type { Signer } from './transfer/object-url.ts';
 
 /**

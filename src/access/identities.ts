@@ -42,7 +42,7 @@ export function admitIdentity(
 ): { account: Account; isNew: boolean } {
   const known = findIdentity(tx, identity);
   if (known !== undefined) return { account: accountOf(tx, known), isNew: false };
-  const { id } = openAccount(tx, nameOf(identity), now);
+  const { id } = openAccount.run(tx, { name: nameOf(identity), creditCents: 0, now });
   linkIdentity(tx, id, identity, now);
   if (welcomeCents === 0) return { account: accountOf(tx, id), isNew: true };
   const order = {
@@ -52,7 +52,7 @@ export function admitIdentity(
     reason: 'first sign-in',
     key: null,
   };
-  return { account: fundAccount(tx, order, now), isNew: true };
+  return { account: fundAccount.run(tx, { order, now }), isNew: true };
 }
 
 /** Builds a readable and unique account name. It is for display only. */

@@ -1,8 +1,13 @@
 import type { MasterKeySource } from '../config/config.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { masterKeyRows, walletNeeding } from '../ledger/master-keys.ts';
+import {
+  dropRetiredKey,
+  dropWrappedKey,
+  masterKeyRows,
+  rotateMasterKey,
+  walletNeeding,
+} from '../ledger/master-keys.ts';
 import { findWallet } from '../ledger/wallet.ts';
-import { dropRetiredKey, dropWrappedKey, rotateMasterKey } from '../ledger/writes.ts';
 import type { Log } from '../log.ts';
 import { Refusal } from '../refusal.ts';
 import type { Keyring } from './keyring.ts';

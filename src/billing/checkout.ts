@@ -1,11 +1,16 @@
 import type { Clock } from '../clock.ts';
-import type { Events } from '../events.ts';
-import { type Checkout, type CheckoutOrder, findCheckoutByKey } from '../ledger/checkout.ts';
+import {
+  type Checkout,
+  type CheckoutOrder,
+  findCheckoutByKey,
+  openCheckout,
+  settleCreation,
+} from '../ledger/checkout.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { openCheckout, settleCreation } from '../ledger/writes.ts';
 import { Refusal } from '../refusal.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import { inProgress, JOIN_SECONDS, uncertain } from '../spend/spend.ts';
+import type { Events } from '../telemetry/events.ts';
 import type { Provider } from './provider.ts';
 
 export type BillingApp = {

@@ -1,7 +1,6 @@
-import { type Checkout, type CheckoutCursor, dueCheckouts, nextDueCheckout } from '../ledger/checkout.ts';
-import { findFeed, firstCheckoutAt, hasPaymentsSince } from '../ledger/payment-events.ts';
+import { type Checkout, type CheckoutCursor, dueCheckouts, nextDueCheckout, recordPoll } from '../ledger/checkout.ts';
+import { findFeed, firstCheckoutAt, hasPaymentsSince, setFeed } from '../ledger/payment-events.ts';
 import { LIST_COUNT_MAX } from '../ledger/wallet.ts';
-import { recordPoll, setFeed } from '../ledger/writes.ts';
 import type { BillingApp } from './checkout.ts';
 import { type Provider, ProviderDown } from './provider.ts';
 import { receive, takePayment } from './receive.ts';

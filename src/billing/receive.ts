@@ -1,6 +1,6 @@
-import type { PaymentReport } from '../ledger/checkout.ts';
+import { type PaymentReport, reportPayment } from '../ledger/checkout.ts';
 import { isKnownEvent, type PaymentEvent } from '../ledger/payment-events.ts';
-import { reportPayment, reversePayment } from '../ledger/writes.ts';
+import { reversePayment } from '../ledger/reversal.ts';
 import type { BillingApp } from './checkout.ts';
 import type { MarkedPayment, ProviderEvent } from './provider.ts';
 

@@ -1,7 +1,7 @@
-import type { Events } from '../events.ts';
 import type { Health } from '../health.ts';
 import { type CommitMark, headOf, openTipFile, writeHeadFile } from '../ledger/head.ts';
 import type { Ledger } from '../ledger/ledger.ts';
+import type { Events } from '../telemetry/events.ts';
 
 const HEAD_MILLISECONDS = 1000;
 

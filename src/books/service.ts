@@ -8,18 +8,25 @@ import type { Config } from '../config/config.ts';
 import { refuseOpenToOthers } from '../config/strict-modes.ts';
 import { findChangedSchema, missingPart } from '../db/damage.ts';
 import { createDiskReserve, type DiskReserve } from '../db/disk-reserve.ts';
-import type { Events } from '../events.ts';
 import type { Files } from '../files/data-directory.ts';
 import type { Health } from '../health.ts';
 import { beginNewEpoch, recogniseMachine } from '../lease/report-only.ts';
 import { newestTime } from '../ledger/accepted-clock.ts';
+import { openDefaultAccount } from '../ledger/account.ts';
 import { audit, newFault } from '../ledger/audit.ts';
-import { currentEpoch, findInstallation, installationOf } from '../ledger/installation.ts';
+import {
+  currentEpoch,
+  findInstallation,
+  install,
+  installationOf,
+  lowerAcceptedFaults,
+} from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
+import { tellDiskLow } from '../ledger/notices.ts';
 import type { Outbox } from '../ledger/outbox.ts';
 import { faultsOf, type Verdict } from '../ledger/verify.ts';
-import * as writes from '../ledger/writes.ts';
 import type { Log } from '../log.ts';
+import type { Events } from '../telemetry/events.ts';
 import { type ClockWatch, watchClock } from './clock-watch.ts';
 import { gapOf, newestOf, readMarks } from './examine.ts';
 import { createHeadWriter } from './head-writer.ts';
@@ -98,7 +105,7 @@ export async function openBooksForService(
     events.diskLow(reason);
     // Not at the cost of the reserve; and books with a fault are not written.
     if (health.fault || diskReserve.isReadOnly() || diskReserve.freeBytes() < EVENT_SPACE_BYTES) return;
-    const told = ledger.write(writes.tellDiskLow, { reason, now: clock.now() });
+    const told = ledger.write(tellDiskLow, { reason, now: clock.now() });
     told.catch((error) => events.failed('disk_event', error));
   }
   const reserveEvents = { ...events, diskLow };
@@ -161,7 +168,7 @@ async function examine(
   options: BooksOptions,
 ): Promise<string | undefined> {
   const now = clock.now();
-  if (!findInstallation(ledger.read)) await ledger.write(writes.install, { masterKeyId, now });
+  if (!findInstallation(ledger.read)) await ledger.write(install, { masterKeyId, now });
 
   const marks = await readMarks(at);
   const isExamined = options.acceptLoss || (options.create && isSmall(ledger.client));
@@ -188,9 +195,9 @@ async function examine(
     );
   else {
     if (isExamined && found.faults < currentEpoch(ledger.read).acceptedFaults)
-      await ledger.write(writes.lowerAcceptedFaults, { left: found.faults });
+      await ledger.write(lowerAcceptedFaults, { left: found.faults });
     if (options.create && installationOf(ledger.read).defaultAccountId === null)
-      await ledger.write(writes.openDefaultAccount, { now });
+      await ledger.write(openDefaultAccount, { now });
     await recognise(ledger, (options.machineId ?? readMachineId)(), now);
   }
   return fault;

@@ -1,13 +1,12 @@
 import type { Clock } from '../clock.ts';
 import type { Reader } from '../db/handle.ts';
-import type { Events } from '../events.ts';
-import { type LearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
+import { keepLearnedBound, type LearnedBound, listLearnedBounds } from '../ledger/learned-bound.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { type Operation, operationOf } from '../ledger/operation.ts';
-import { keepLearnedBound } from '../ledger/writes.ts';
 import { parseJson } from '../parse-json.ts';
 import type { Bounded } from '../router/bound.ts';
 import { type Catalogue, fadedAt, type Learned, type Model, NOTHING_LEARNED, type Route } from '../router/catalogue.ts';
+import type { Events } from '../telemetry/events.ts';
 
 /** A prompt of fewer tokens, by its bound, teaches what is added to each; a longer one a factor. */
 const SHORT_TOKENS = 2000;

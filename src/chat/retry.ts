@@ -1,22 +1,23 @@
 import type { Clock } from '../clock.ts';
-import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
+  dropAnswer,
   findAnswer,
   findOperationByKey,
   isUnanswered,
+  keepAnswer,
   type Operation,
   operationsWithAnswers,
   type UncertainCursor,
   uncertainOperations,
 } from '../ledger/operation.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
-import { dropAnswer, keepAnswer } from '../ledger/writes.ts';
 import { Refusal } from '../refusal.ts';
 import { createKept } from '../shares.ts';
 import type { WhenOver } from '../spend/audience.ts';
 import type { InFlight } from '../spend/in-flight.ts';
 import type { Answered, PaidRequest } from '../spend/spend.ts';
+import type { Events } from '../telemetry/events.ts';
 import type { KeptAnswers } from './kept-answers.ts';
 
 /** Seconds for which an answer that was paid and not delivered waits for the retry of its request. */

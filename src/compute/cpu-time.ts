@@ -1,15 +1,12 @@
 import type { Backend, Ref } from './backend.ts';
 
 /**
- * Where a machine's processor time can be read: its control group, or its own processes one by one; `none` where neither
- * can be told from what else runs on the host.
+ * The processor time that a machine has used, and when, by the machine's own clock since its host was booted. It is read
+ * from the machine's control group, or from its own processes one by one; `none` where neither can be told from what else
+ * runs on the host.
  */
-export const CPU_SOURCES = ['cgroup', 'processes', 'none'] as const;
-export type CpuSource = (typeof CPU_SOURCES)[number];
-
-/** The processor time that a machine has used, and when, by the machine's own clock since its host was booted. */
 export type CpuTime =
-  | { source: Exclude<CpuSource, 'none'>; usedSeconds: number; uptimeSeconds: number }
+  | { source: 'cgroup' | 'processes'; usedSeconds: number; uptimeSeconds: number }
   | { source: 'none' };
 
 const READ_SECONDS = 10;

@@ -1,24 +1,8 @@
 import * as v from 'valibot';
+import { EVENT_TYPES } from '../db/enums.ts';
 import { wholeSeconds } from './router.ts';
 import { secret } from './secret.ts';
 import { writtenAs } from './written.ts';
-
-/** Everything that Purser tells to receivers (docs/events.md). */
-export const EVENT_TYPES = [
-  'wallet.threshold',
-  'wallet.closed',
-  'wallet.refilled',
-  'account.low',
-  'operation.uncertain',
-  'lease.ended',
-  'lease.trouble',
-  'upstream.down',
-  'upstream.up',
-  'disk.low',
-  'frozen',
-  'test',
-] as const;
-export type EventType = (typeof EVENT_TYPES)[number];
 
 /** The shortest signing secret, in bytes. */
 const SECRET_BYTES_MIN = 16;

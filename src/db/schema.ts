@@ -10,9 +10,26 @@ import {
   text,
   uniqueIndex,
 } from 'drizzle-orm/sqlite-core';
-import { CPU_SOURCES } from '../compute/cpu-time.ts';
-import { EVENT_TYPES } from '../config/events.ts';
 import { Nanos } from '../money.ts';
+import {
+  CHANGE_KINDS,
+  CHECKOUT_STATUSES,
+  CLOSE_REASONS,
+  CPU_SOURCES,
+  END_REASONS,
+  EVENT_TYPES,
+  FUNDING_KINDS,
+  KEY_KINDS,
+  OPERATION_KINDS,
+  OPERATION_OUTCOMES,
+  OPERATION_STATES,
+  RESOURCE_STATUSES,
+  REVERSAL_KINDS,
+  REVERSAL_STATES,
+  SESSION_KINDS,
+  SETTLED_BY,
+  WALLET_STATUSES,
+} from './enums.ts';
 
 /** A whole number of nano-dollars. Only Nanos goes in, only Nanos comes out. */
 export const nanos = customType<{ data: Nanos; driverData: bigint }>({
@@ -35,6 +52,10 @@ export const count = customType<{ data: number; driverData: bigint }>({
     return BigInt(value);
   },
 });
+
+/** The condition that a column has one of these values. */
+const oneOf = (column: AnySQLiteColumn, values: readonly string[]) =>
+  sql`${column} in (${sql.raw(values.map((it) => `'${it}'`).join(', '))})`;
 
 const hash = (name: string) => blob(name, { mode: 'buffer' });
 
@@ -135,7 +156,7 @@ export const keys = sqliteTable(
   'key',
   {
     id: text().primaryKey(),
-    kind: text({ enum: ['account', 'operator'] }).notNull(),
+    kind: text({ enum: KEY_KINDS }).notNull(),
     accountId: text('account_id')
       .notNull()
       .references(() => accounts.id),
@@ -151,7 +172,7 @@ export const keys = sqliteTable(
   (t) => [
     uniqueIndex('key_token').on(t.tokenHash),
     index('key_account').on(t.accountId, t.id),
-    check('key_kind', sql`${t.kind} in ('account', 'operator')`),
+    check('key_kind', oneOf(t.kind, KEY_KINDS)),
     check('key_name', sql`length(${t.name}) between 1 and 80`),
   ],
 );
@@ -161,8 +182,7 @@ export const browserSessions = sqliteTable(
   'browser_session',
   {
     id: text().primaryKey(),
-    /** `link` is a one-time link, which becomes a session of the operator. */
-    kind: text({ enum: ['link', 'operator', 'account'] }).notNull(),
+    kind: text({ enum: SESSION_KINDS }).notNull(),
     /** Whose session it is; null for the operator's. */
     accountId: text('account_id').references(() => accounts.id),
     /** The account key that opened it: the session ends with the key. */
@@ -177,12 +197,10 @@ export const browserSessions = sqliteTable(
   (t) => [
     uniqueIndex('browser_session_token').on(t.tokenHash),
     index('browser_session_expiry').on(t.expiresAt),
-    check('browser_session_kind', sql`${t.kind} in ('link', 'operator', 'account')`),
+    check('browser_session_kind', oneOf(t.kind, SESSION_KINDS)),
     check('browser_session_account', sql`(${t.kind} = 'account') = (${t.accountId} is not null)`),
   ],
 );
-
-const FUNDING_KINDS = ['credit', 'debit', 'welcome', 'checkout', 'clawback', 'reinstatement'] as const;
 
 /** Money that came to an account or left it, other than into wallets. */
 export const fundings = sqliteTable(
@@ -207,7 +225,7 @@ export const fundings = sqliteTable(
     uniqueIndex('funding_checkout').on(t.sessionId).where(sql`${t.kind} = 'checkout'`),
     index('funding_session').on(t.sessionId).where(sql`${t.sessionId} is not null`),
     index('funding_account').on(t.accountId, t.id),
-    check('funding_kind', sql`${t.kind} in ('credit', 'debit', 'welcome', 'checkout', 'clawback', 'reinstatement')`),
+    check('funding_kind', oneOf(t.kind, FUNDING_KINDS)),
     check('funding_amount', sql`${t.amountCents} > 0`),
     check(
       'funding_source',
@@ -215,18 +233,6 @@ export const fundings = sqliteTable(
     ),
   ],
 );
-
-export const CHECKOUT_STATUSES = [
-  'creating',
-  'open',
-  'pending',
-  'paid',
-  'expired',
-  'failed',
-  'refused',
-  'mismatch',
-  'abandoned',
-] as const;
 
 /** Hosted checkouts. The row is written before the payment provider hears of it; its amount is what is credited. */
 export const checkouts = sqliteTable(
@@ -265,10 +271,7 @@ export const checkouts = sqliteTable(
     index('checkout_due').on(t.dueAt).where(sql`${t.dueAt} is not null`),
     index('checkout_paid').on(t.paidAt).where(sql`${t.paidAt} is not null`),
     index('checkout_trouble').on(t.id).where(sql`${t.status} in ('mismatch', 'abandoned')`),
-    check(
-      'checkout_status',
-      sql`${t.status} in ('creating', 'open', 'pending', 'paid', 'expired', 'failed', 'refused', 'mismatch', 'abandoned')`,
-    ),
+    check('checkout_status', oneOf(t.status, CHECKOUT_STATUSES)),
     check('checkout_amount', sql`${t.amountCents} > 0`),
     check('checkout_taken', sql`${t.takenCents} between 0 and ${t.amountCents}`),
     check('checkout_taken_back', sql`${t.takenCents} = 0 or ${t.status} = 'paid'`),
@@ -279,15 +282,13 @@ export const checkouts = sqliteTable(
   ],
 );
 
-export const REVERSAL_STATES = ['inquiry', 'taken', 'lost', 'returned'] as const;
-
 /** Refunds and disputes of payments, as last reported by the payment provider. */
 export const reversals = sqliteTable(
   'reversal',
   {
     /** The provider's id of the refund or dispute. */
     id: text().primaryKey(),
-    kind: text({ enum: ['refund', 'dispute'] }).notNull(),
+    kind: text({ enum: REVERSAL_KINDS }).notNull(),
     paymentIntent: text('payment_intent').notNull(),
     /**
      * Null while no checkout is known to have been paid by it: it may be reported before the payment, or not be ours.
@@ -305,8 +306,8 @@ export const reversals = sqliteTable(
     index('reversal_undecided')
       .on(t.checkoutId)
       .where(sql`${t.kind} = 'dispute' and ${t.state} in ('inquiry', 'taken')`),
-    check('reversal_kind', sql`${t.kind} in ('refund', 'dispute')`),
-    check('reversal_state', sql`${t.state} in ('inquiry', 'taken', 'lost', 'returned')`),
+    check('reversal_kind', oneOf(t.kind, REVERSAL_KINDS)),
+    check('reversal_state', oneOf(t.state, REVERSAL_STATES)),
     check('reversal_amount', sql`${t.amountCents} >= 0`),
   ],
 );
@@ -332,9 +333,6 @@ export const paymentFeed = sqliteTable(
   },
   (t) => [check('payment_feed_one', sql`${t.id} = 1`)],
 );
-
-export const WALLET_STATUSES = ['active', 'closing', 'expired', 'closed'] as const;
-export const CLOSE_REASONS = ['account_request', 'agent_request', 'expired', 'operator'] as const;
 
 export const wallets = sqliteTable(
   'wallet',
@@ -394,7 +392,7 @@ export const wallets = sqliteTable(
     index('wallet_parent').on(t.parentId, t.id).where(sql`${t.parentId} is not null`),
     index('wallet_frozen').on(t.id).where(sql`${t.frozenAt} is not null and ${t.status} = 'active'`),
     index('wallet_refill').on(t.refillAt).where(sql`${t.status} = 'active' and ${t.refillAt} is not null`),
-    check('wallet_status', sql`${t.status} in ('active', 'closing', 'expired', 'closed')`),
+    check('wallet_status', oneOf(t.status, WALLET_STATUSES)),
     check('wallet_name', sql`length(${t.name}) between 1 and 80`),
     check('wallet_held', sql`${t.held} >= 0`),
     check('wallet_spent', sql`${t.spent} >= 0`),
@@ -410,8 +408,6 @@ export const wallets = sqliteTable(
     check('wallet_reason', sql`(${t.status} = 'active') = (${t.closeReason} is null)`),
   ],
 );
-
-const CHANGE_KINDS = ['raise', 'lower', 'extend', 'refill'] as const;
 
 /** What was changed of an open wallet: its budget, by a movement of the journal with this id as its cause, or its expiry. */
 export const walletChanges = sqliteTable(
@@ -442,7 +438,7 @@ export const walletChanges = sqliteTable(
     uniqueIndex('wallet_change_key').on(t.walletId, t.idempotencyKey).where(sql`${t.idempotencyKey} is not null`),
     uniqueIndex('wallet_change_period').on(t.walletId, t.period).where(sql`${t.period} is not null`),
     index('wallet_change_wallet').on(t.walletId, t.id),
-    check('wallet_change_kind', sql`${t.kind} in ('raise', 'lower', 'extend', 'refill')`),
+    check('wallet_change_kind', oneOf(t.kind, CHANGE_KINDS)),
     check('wallet_change_period', sql`(${t.kind} = 'refill') = (${t.period} is not null)`),
     check('wallet_change_expiry', sql`(${t.kind} = 'extend') = (${t.expiresAt} is not null)`),
     check('wallet_change_raise', sql`${t.kind} <> 'raise' or ${t.amount} > 0`),
@@ -476,12 +472,6 @@ export const routerKeys = sqliteTable(
     uniqueIndex('router_key_options').on(t.walletId, t.options).where(sql`${t.revokedAt} is null`),
   ],
 );
-
-export const OPERATION_KINDS = ['chat', 'compute_create', 'compute_extend'] as const;
-export const OPERATION_STATES = ['reserved', 'uncertain', 'settled'] as const;
-export const OPERATION_OUTCOMES = ['charged', 'released'] as const;
-/** The source of an outcome: the answer to its call, its clients that went away and ended the call, the policy, or the operator. */
-export const SETTLED_BY = ['answer', 'cancelled', 'policy', 'operator'] as const;
 
 /** Paid operations: the idempotency key, hold and outcome of one attempt in one row. */
 export const operations = sqliteTable(
@@ -534,9 +524,9 @@ export const operations = sqliteTable(
     index('operation_open').on(t.walletId, t.state).where(sql`${t.state} <> 'settled'`),
     index('operation_charged').on(t.settledAt, t.id).where(sql`${t.outcome} = 'charged'`),
     index('operation_uncertain').on(t.uncertainAt).where(sql`${t.state} = 'uncertain'`),
-    check('operation_kind', sql`${t.kind} in ('chat', 'compute_create', 'compute_extend')`),
-    check('operation_state', sql`${t.state} in ('reserved', 'uncertain', 'settled')`),
-    check('operation_outcome', sql`${t.outcome} is null or ${t.outcome} in ('charged', 'released')`),
+    check('operation_kind', oneOf(t.kind, OPERATION_KINDS)),
+    check('operation_state', oneOf(t.state, OPERATION_STATES)),
+    check('operation_outcome', sql`${t.outcome} is null or ${oneOf(t.outcome, OPERATION_OUTCOMES)}`),
     check('operation_settled', sql`(${t.state} = 'settled') = (${t.outcome} is not null)`),
     check('operation_charge', sql`(${t.state} = 'settled') = (${t.charge} is not null)`),
     check('operation_decided', sql`(${t.state} = 'settled') = (${t.settledBy} is not null)`),
@@ -595,16 +585,6 @@ export const learnedBounds = sqliteTable(
   ],
 );
 
-export const RESOURCE_STATUSES = ['provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown'] as const;
-export const END_REASONS = [
-  'requested',
-  'lease_expired',
-  'wallet_closed',
-  'provider_ended',
-  'create_failed',
-  'disk_exceeded',
-] as const;
-
 /** Leases made by compute/create: a machine at a backend and the time it was paid for. */
 export const resources = sqliteTable(
   'resource',
@@ -658,10 +638,7 @@ export const resources = sqliteTable(
     index('resource_wallet').on(t.walletId, t.id),
     index('resource_live').on(t.dueAt).where(sql`${t.endedAt} is null`),
     index('resource_live_wallet').on(t.walletId).where(sql`${t.endedAt} is null`),
-    check(
-      'resource_status',
-      sql`${t.status} in ('provisioning', 'running', 'stopping', 'stopped', 'failed', 'unknown')`,
-    ),
+    check('resource_status', oneOf(t.status, RESOURCE_STATUSES)),
     check('resource_ended', sql`(${t.endedAt} is not null) = (${t.status} in ('stopped', 'failed'))`),
     check('resource_reason', sql`(${t.endedAt} is not null) = (${t.endReason} is not null)`),
     check('resource_ready', sql`${t.status} <> 'running' or (${t.readyAt} is not null and ${t.ref} is not null)`),

@@ -1,7 +1,7 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
-import type { Events } from '../events.ts';
 import { networkOf } from '../net/address.ts';
+import type { Events } from '../telemetry/events.ts';
 
 /** The most pipelined requests that may wait on one connection behind the one being answered. */
 const WAITING_COUNT_MAX = 32;

@@ -9,10 +9,16 @@ import type { Tx } from '../db/handle.ts';
 import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { tellLeaseEnded } from '../ledger/notices.ts';
-import { type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
-import { findResource, insertResource, type Resource, resourceOfOperation, updateIfLive } from '../ledger/resource.ts';
+import { keepKey, type Operation, type Outcome, operationOf } from '../ledger/operation.ts';
+import {
+  changeResource,
+  findResource,
+  insertResource,
+  type Resource,
+  resourceOfOperation,
+  updateIfLive,
+} from '../ledger/resource.ts';
 import { findWallet, refuseInactive, type Wallet } from '../ledger/wallet.ts';
-import * as writes from '../ledger/writes.ts';
 import { Nanos, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import type { KeyedMutex } from '../spend/keyed-mutex.ts';
@@ -258,7 +264,7 @@ async function startLease(
       const made = await askInTurn(app, operation, candidates, reject);
       if (made.kind !== 'created') return made;
       const values = { ref: made.ref, dueAt: app.clock.now() };
-      await writeOutcome(app, writes.changeResource, { id, values }, reject);
+      await writeOutcome(app, changeResource, { id, values }, reject);
       return made;
     });
     if (created.kind === 'created') return { pending: untilAnswered };
@@ -374,7 +380,7 @@ async function answered(app: LeaseApp, { id, operationId }: Resource): Promise<R
   const isKept =
     outcome === 'charged' ||
     answeredAt !== null ||
-    (await app.ledger.write(writes.keepKey, { id: operationId, now: app.clock.now() }).catch(unwritten));
+    (await app.ledger.write(keepKey, { id: operationId, now: app.clock.now() }).catch(unwritten));
   const resource = findResource(app.ledger.read, id) as Resource;
   if (!isKept) throw neverReady(resource);
   return resource;
@@ -416,7 +422,7 @@ async function replayCreate(app: LeaseApp, operation: Operation): Promise<Resour
 export async function stopLease(app: LeaseApp, id: string): Promise<Resource> {
   const now = app.clock.now();
   const values = { endWanted: 'requested', dueAt: now, attempts: 0 } as const;
-  const row = await app.ledger.write(writes.changeResource, { id, values });
+  const row = await app.ledger.write(changeResource, { id, values });
   if (row.endedAt !== null) return row;
   app.wakeAt(now);
   const stepped = await app.inFlight.waitFor(advance(app, id), app.config.close_wait_seconds);

@@ -3,11 +3,20 @@ import { canExtend } from '../compute/slots.ts';
 import type { Config } from '../config/config.ts';
 import { fingerprint } from '../fingerprint.ts';
 import { isFrozen } from '../ledger/installation.ts';
-import { activeKeeps, findKeep, KEEP_ROUTE, type Keep, type KeepEnd, type KeepOrder } from '../ledger/keep.ts';
+import {
+  activeKeeps,
+  changeKeep,
+  endKeep,
+  findKeep,
+  KEEP_ROUTE,
+  type Keep,
+  type KeepEnd,
+  type KeepOrder,
+  noteKeep,
+} from '../ledger/keep.ts';
 import { openOperations, operationOf } from '../ledger/operation.ts';
 import { findResource, PAGE_COUNT, type Resource } from '../ledger/resource.ts';
 import { findWallet, type Wallet } from '../ledger/wallet.ts';
-import * as writes from '../ledger/writes.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import type { LeaseApp } from './create.ts';
 import { extendLease } from './extend.ts';
@@ -51,7 +60,7 @@ export async function keepLease(app: LeaseApp, resource: Resource, order: KeepOr
   if (!canExtend(resource.slot)) throw new Refusal('extension_not_supported');
   if (order.extendSeconds > 0 && !app.slots.backendOf(resource)) throw new Refusal('provider_not_configured');
   const now = app.clock.now();
-  const { keep, ended, isNew } = await app.ledger.write(writes.changeKeep, { order, now });
+  const { keep, ended, isNew } = await app.ledger.write(changeKeep, { order, now });
   if (ended) app.events.keepEnded(ended);
   if (keep && isNew && keep.endedAt === null) app.events.keepBegun(keep);
   app.wakeAt(now);
@@ -178,7 +187,7 @@ async function measure(app: KeepApp, keep: Keep, row: Resource): Promise<CpuTime
   if (app.inFlight.isCutOff()) return cpu;
   app.keeps.readings.set(keep.id, { at: app.clock.now(), cpu });
   if (cpu && cpu.source !== keep.cpuSource)
-    await app.ledger.write(writes.noteKeep, { id: keep.id, change: { cpuSource: cpu.source } });
+    await app.ledger.write(noteKeep, { id: keep.id, change: { cpuSource: cpu.source } });
   return cpu;
 }
 
@@ -220,11 +229,11 @@ async function wait(app: KeepApp, keep: Keep, waiting: string | null): Promise<v
   const { cpu } = app.keeps.readings.get(keep.id) ?? {};
   app.keeps.readings.set(keep.id, { at: app.clock.now(), cpu });
   if (findKeep(app.ledger.read, keep.id)?.waiting !== waiting)
-    await app.ledger.write(writes.noteKeep, { id: keep.id, change: { waiting } });
+    await app.ledger.write(noteKeep, { id: keep.id, change: { waiting } });
 }
 
 async function end(app: KeepApp, keep: Keep, { reason, message }: End): Promise<void> {
-  const ended = await app.ledger.write(writes.endKeep, { id: keep.id, reason, message, now: app.clock.now() });
+  const ended = await app.ledger.write(endKeep, { id: keep.id, reason, message, now: app.clock.now() });
   app.keeps.readings.delete(keep.id);
   if (ended) app.events.keepEnded(ended);
 }

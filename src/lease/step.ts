@@ -13,15 +13,16 @@ import {
   settle,
 } from '../ledger/operation.ts';
 import {
+  changeResource,
   type EndReason,
   findResource,
   liveResourcesOfSlot,
   type Resource,
   type ResourceChange,
   updateIfLive,
+  wakeResources,
 } from '../ledger/resource.ts';
 import { findWallet, statusAt } from '../ledger/wallet.ts';
-import * as writes from '../ledger/writes.ts';
 import { ZERO } from '../money.ts';
 import type { LeaseApp } from './create.ts';
 import {
@@ -183,7 +184,7 @@ async function noteAnswer(app: LeaseApp, row: Resource): Promise<void> {
     (it) => it.attempts > 0 && it.dueAt > now && it.id !== id && placeOf(app, it) === place,
   );
   if (!waiting.length) return;
-  await app.ledger.write(writes.wakeResources, { ids: waiting.map((it) => it.id), dueAt: now });
+  await app.ledger.write(wakeResources, { ids: waiting.map((it) => it.id), dueAt: now });
   app.wakeAt(now);
 }
 
@@ -298,7 +299,7 @@ const always = () => true;
 
 /** A change of the row alone. */
 function change({ id }: Resource, values: ResourceChange): Transition {
-  return { write: (ledger) => ledger.write(writes.changeResource, { id, values }) };
+  return { write: (ledger) => ledger.write(changeResource, { id, values }) };
 }
 
 /** Nothing was found, which proves nothing yet, so the search is repeated. Evidence decides, never a timer. */

@@ -110,5 +110,5 @@ export function goBackTo(tx: Tx, reason: string, now: number): void {
   }
   tx.update(deliveries).set({ dueAt: now }).where(gt(deliveries.dueAt, now)).run();
   const feed = findFeed(tx);
-  if (feed) setFeed(tx, { readTo: Math.min(feed.readTo, now), dueAt: Math.min(feed.dueAt, now) });
+  if (feed) setFeed.run(tx, { readTo: Math.min(feed.readTo, now), dueAt: Math.min(feed.dueAt, now) });
 }

@@ -4,9 +4,11 @@ import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, fundings } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { centsToNanos } from '../money.ts';
 import { Refusal } from '../refusal.ts';
+import { refuseFrozenInstallation, setDefaultAccount } from './installation.ts';
 import { book, post } from './journal.ts';
 import { tellFrozen, tellIfLow } from './notices.ts';
 
@@ -48,11 +50,12 @@ export function listAccounts(read: Reader): Account[] {
   return reads(read).all.all();
 }
 
+type OpenAccount = { name: string; creditCents: number; now: number };
 /**
- * Opens an account without credit. Throws `invalid_request` for a bad name, `conflict` for one that is taken, and
- * `read_only` on a full disk.
+ * Opens an account, with an opening credit unless that is 0. Throws `invalid_request` for a bad name, `conflict` for one
+ * that is taken, and `read_only` on a full disk; for the credit also what `fundAccount` throws.
  */
-export function openAccount(tx: Tx, name: string, now: number): Account {
+export const openAccount = defineWrite('account.open', (tx, { name, creditCents, now }: OpenAccount): Account => {
   if (!name || [...name].length > 80) throw new Refusal('invalid_request', 'An account name has 1 to 80 characters.');
   const taken = reads(tx).byName.get({ name });
   if (taken) throw new Refusal('conflict', `The account ${taken.id} is already named ${JSON.stringify(name)}.`);
@@ -71,8 +74,15 @@ export function openAccount(tx: Tx, name: string, now: number): Account {
     disputedAt: null,
   });
   tx.insert(accounts).values(account).run();
-  return account;
-}
+  if (creditCents === 0) return account;
+  const credit = { kind: 'credit' as const, amountCents: creditCents, reason: 'opening credit', key: null };
+  return fundAccount.run(tx, { order: { accountId: account.id, ...credit }, now });
+});
+
+/** Opens the account that a new account key belongs to unless another is named. */
+export const openDefaultAccount = defineWrite('account.open_default', (tx, { now }: { now: number }) =>
+  setDefaultAccount(tx, openAccount.run(tx, { name: 'default', creditCents: 0, now }).id),
+);
 
 export type Funding = typeof fundings.$inferSelect;
 
@@ -95,13 +105,14 @@ export type FundingOrder = {
 
 const CENTS_MAX = 100_000_000_000; // USD 1,000,000,000: nanos of a few such sums still fit an INTEGER
 
+type FundAccount = { order: FundingOrder; now: number };
 /**
  * Credits or debits an account. A credit pays off what the account owes first. Repeating an order with the same key has no
  * further effect; reusing the key for a different order throws `conflict`. Throws `invalid_request` for a bad amount,
  * `insufficient_funds` for a debit above the available credit, and `conflict` above the lifetime limit of an account. Also
  * throws `not_found`, and `read_only` for an operator's or welcome credit on a full disk.
  */
-export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
+export const fundAccount = defineWrite('account.fund', (tx, { order, now }: FundAccount): Account => {
   const account = accountOf(tx, order.accountId);
   if (!Number.isSafeInteger(order.amountCents) || order.amountCents < 1 || order.amountCents > CENTS_MAX)
     throw new Refusal('invalid_request', `The amount must be a whole number of cents from 1 to ${CENTS_MAX}.`);
@@ -146,6 +157,28 @@ export function fundAccount(tx: Tx, order: FundingOrder, now: number): Account {
       { ...line, debit: book.funding, credit: own, amount: centsToNanos(order.amountCents - debtCents) },
     ]);
   return { ...account, ...change };
+});
+
+/**
+ * Throws what forbids an account to give budget to a wallet, whatever it has: `account_suspended`, `read_only`,
+ * `insufficient_funds` while it owes money, and `not_found`.
+ */
+export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): void {
+  const account = accountOf(tx, accountId);
+  if (account.suspendedAt !== null) throw new Refusal('account_suspended');
+  if (account.disputedAt !== null)
+    throw new Refusal(
+      'account_suspended',
+      'A payment of this account is disputed: no new wallets until that is decided, or the operator resumes it.',
+    );
+  refuseFrozenInstallation(tx);
+  refuseOnLowDisk(tx);
+  if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
+  if (account.owedCents > 0)
+    throw new Refusal(
+      'insufficient_funds',
+      `The account owes ${account.owedCents} cents of reversed payments; no new wallets until they are paid.`,
+    );
 }
 
 /**
@@ -178,21 +211,22 @@ export function clawBack(
   return { ...account, ...change };
 }
 
+type SuspendAccount = { id: string; at: number | null };
 /**
- * Suspends or resumes an account. A suspended account gets no new wallets, holds or keys; cleanup continues. Resuming
- * also lifts the block that an open dispute puts on the account; money taken by that dispute stays taken until it is
- * decided. Throws `not_found`.
+ * Suspends an account since `at` (Unix seconds), or resumes it with null. A suspended account gets no new wallets, holds
+ * or keys; cleanup continues. Resuming also lifts the block that an open dispute puts on the account; money taken by that
+ * dispute stays taken until it is decided. Throws `not_found`.
  */
-export function setSuspended(tx: Tx, accountId: string, suspendedAt: number | null): Account {
-  const account = accountOf(tx, accountId);
-  const disputedAt = suspendedAt === null ? null : account.disputedAt;
-  const isSame = (account.suspendedAt === null) === (suspendedAt === null) && account.disputedAt === disputedAt;
+export const suspendAccount = defineWrite('account.suspend', (tx, { id, at }: SuspendAccount): Account => {
+  const account = accountOf(tx, id);
+  const disputedAt = at === null ? null : account.disputedAt;
+  const isSame = (account.suspendedAt === null) === (at === null) && account.disputedAt === disputedAt;
   if (isSame) return account;
-  const change = withNewChecksum(accounts, account, { suspendedAt, disputedAt });
-  tx.update(accounts).set(change).where(eq(accounts.id, accountId)).run();
-  if (suspendedAt !== null) tellFrozen(tx, { account }, 'suspended', suspendedAt);
+  const change = withNewChecksum(accounts, account, { suspendedAt: at, disputedAt });
+  tx.update(accounts).set(change).where(eq(accounts.id, id)).run();
+  if (at !== null) tellFrozen(tx, { account }, 'suspended', at);
   return { ...account, ...change };
-}
+});
 
 /**
  * Records that a payment of the account is disputed (since `disputedAt`, Unix seconds), or with null that none is any

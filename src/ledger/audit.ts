@@ -102,7 +102,7 @@ export async function auditInThreads(file: string, client: Client): Promise<Verd
 
 /**
  * Returns why books with these faults may not be served, or undefined. Faults that the operator accepted with a loss
- * are still listed by `ledger verify`; only faults beyond that number count, which `writes.lowerAcceptedFaults` keeps to those
+ * are still listed by `ledger verify`; only faults beyond that number count, which `lowerAcceptedFaults` keeps to those
  * that are left.
  */
 export function newFault(read: Reader, { problems, faults }: Pick<Verdict, 'problems' | 'faults'>): string | undefined {

@@ -2,11 +2,14 @@ import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, lt, lte, or, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
+import type { CHECKOUT_STATUSES } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { type CHECKOUT_STATUSES, checkouts } from '../db/schema.ts';
+import { checkouts } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
 import { fundAccount } from './account.ts';
+import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';
 import { settleReversals } from './reversal.ts';
 import { LIST_COUNT_MAX, type Page } from './wallet.ts';
 
@@ -128,11 +131,12 @@ export type CheckoutOrder = Pick<Checkout, 'accountId' | 'amountCents' | 'finger
   idempotencyKey: string;
 };
 
+type OpenCheckout = { order: CheckoutOrder; now: number };
 /**
  * Records a checkout before the provider hears of it. Throws `rate_limited` when too many checkouts of the account are
  * unpaid. A suspended account may pay.
  */
-export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkout {
+export const openCheckout = defineWrite('checkout.open', (tx, { order, now }: OpenCheckout): Checkout => {
   refuseOnLowDisk(tx);
   if (reads(tx).waiting.all({ accountId: order.accountId }).length >= WAITING_COUNT_MAX)
     throw new Refusal(
@@ -155,7 +159,7 @@ export function openCheckout(tx: Tx, order: CheckoutOrder, now: number): Checkou
   });
   tx.insert(checkouts).values(checkout).run();
   return checkout;
-}
+});
 
 /** The outcome of asking the provider for a session. */
 export type Creation =
@@ -163,11 +167,13 @@ export type Creation =
   | { kind: 'refused'; reason: string }
   | { kind: 'unknown'; reason: string };
 
+type SettleCreation = { id: string; creation: Creation; now: number };
 /**
  * Records the outcome of asking for a session. A refusal frees the idempotency key; an unknown outcome leaves the
  * checkout `creating`. If the provider has reported the session in the meantime, that report stands.
  */
-export function settleCreation(tx: Tx, id: string, creation: Creation, now: number): Checkout {
+export const settleCreation = defineWrite('checkout.settle_creation', (tx, data: SettleCreation): Checkout => {
+  const { id, creation, now } = data;
   const checkout = findCheckout(tx, id);
   assert(checkout, 'checkouts are kept');
   if (checkout.status !== 'creating') return checkout;
@@ -189,7 +195,7 @@ export function settleCreation(tx: Tx, id: string, creation: Creation, now: numb
   };
   const change: Partial<Checkout> = changes[creation.kind](creation as never);
   return changeCheckout(tx, checkout, change);
-}
+});
 
 function changeCheckout(tx: Tx, checkout: Checkout, change: Partial<Checkout>): Checkout {
   const after = withNewChecksum(checkouts, checkout, change);
@@ -267,12 +273,21 @@ type Reported =
   | { kind: 'stray'; checkout: Checkout }
   | { kind: 'not_ours' };
 
+type Report = { report: PaymentReport; event: PaymentEvent | undefined; now: number };
+/** Applies a report on a session; returns undefined where its event had been applied before. */
+export const reportPayment = defineWrite('payment.report', (tx, { report, event, now }: Report) => {
+  if (event && isKnownEvent(tx, event.id)) return undefined;
+  const done = applyReport(tx, report, now);
+  if (event && done.kind === 'known') noteEvent(tx, event, now);
+  return done;
+});
+
 /**
  * Applies a report on a session. If it was paid in USD with exactly the amount in our row, the account is credited once
  * per session, however often or in whatever order it is reported. Any other payment is a `mismatch`, and nothing is
  * credited.
  */
-export function reportPayment(tx: Tx, report: PaymentReport, now: number): Reported {
+function applyReport(tx: Tx, report: PaymentReport, now: number): Reported {
   const { sessionId } = report;
   const known =
     reads(tx).bySession.get({ sessionId }) ?? (report.checkoutId ? findCheckout(tx, report.checkoutId) : undefined);
@@ -300,7 +315,8 @@ export function reportPayment(tx: Tx, report: PaymentReport, now: number): Repor
   });
   if (status !== 'paid') return { kind: 'known', before: known.status, checkout, movedCents: 0 };
   const { accountId, amountCents } = known;
-  fundAccount(tx, { accountId, kind: 'checkout', amountCents, reason: known.id, key: null, sessionId }, now);
+  const order = { accountId, kind: 'checkout' as const, amountCents, reason: known.id, key: null, sessionId };
+  fundAccount.run(tx, { order, now });
   return { kind: 'known', before: known.status, ...settleReversals(tx, checkout, now) };
 }
 
@@ -321,11 +337,12 @@ function nextPollAt(status: CheckoutStatus, it: Pick<Checkout, 'createdAt' | 'ex
   return status === 'open' && !isLate ? Math.min(next, it.expiresAt + POLL_SECONDS.min) : next;
 }
 
+type RecordPoll = { id: string; error: string | null; now: number };
 /**
  * Records a poll, or with `error` a failed one, and schedules the next. A checkout with no final report for too long is
  * given up: `expired` if its URL was never handed out, else `abandoned`, which needs the operator.
  */
-export function recordPoll(tx: Tx, id: string, error: string | null, now: number): Checkout {
+export const recordPoll = defineWrite('checkout.record_poll', (tx, { id, error, now }: RecordPoll): Checkout => {
   const checkout = findCheckout(tx, id);
   assert(checkout, 'checkouts are kept');
   if (checkout.dueAt === null) return checkout; // It was reported in the meantime.
@@ -337,4 +354,4 @@ export function recordPoll(tx: Tx, id: string, error: string | null, now: number
     dueAt: nextPollAt(status, checkout, now),
     lastError: error ?? checkout.lastError,
   });
-}
+});

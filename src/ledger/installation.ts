@@ -3,6 +3,7 @@ import { desc, eq } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { epochs, installation, masterKeys } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
 import { tellFrozen } from './notices.ts';
@@ -26,8 +27,9 @@ export function installationOf(read: Reader): Installation {
   return found;
 }
 
+type Install = { masterKeyId: string; now: number };
 /** Writes the row of a new installation, with its master key and first epoch. */
-export function install(tx: Tx, masterKeyId: string, now: number): Installation {
+export const install = defineWrite('installation.install', (tx, { masterKeyId, now }: Install): Installation => {
   const first = { number: 1, afterSeq: 0, startedAt: now, reason: 'installed', acceptedFaults: 0 };
   const row = { id: 1, installationId: newId('inst'), createdAt: now, masterKeyId, quietCommits: 0 };
   tx.insert(masterKeys)
@@ -36,7 +38,7 @@ export function install(tx: Tx, masterKeyId: string, now: number): Installation 
   tx.insert(epochs).values(withChecksum(epochs, first)).run();
   tx.insert(installation).values(withChecksum(installation, row)).run();
   return installationOf(tx);
-}
+});
 
 function change(tx: Tx, what: Partial<Omit<Installation, 'id' | 'seal'>>): Installation {
   const before = installationOf(tx);
@@ -80,15 +82,15 @@ export function freezeAfter(before: Freeze, frozenAt: number | null, reason: str
   return { frozenAt: isSame ? before.frozenAt : frozenAt, freezeReason: reason };
 }
 
-/** Stops new holds from `frozenAt` on (Unix seconds), for this reason; null allows them again. */
-export function setFrozen(tx: Tx, frozenAt: number | null, freezeReason: string | null = null): Installation {
+type FreezeOrder = { at: number | null; reason: string | null };
+/** Stops new holds from `at` on (Unix seconds), for this reason; null allows them again. */
+export const freeze = defineWrite('installation.freeze', (tx, { at, reason }: FreezeOrder): Installation => {
   const before = installationOf(tx);
-  const freeze = freezeAfter(before, frozenAt, freezeReason);
-  if (!freeze) return before;
-  if (frozenAt !== null && before.frozenAt === null)
-    tellFrozen(tx, { installation: before.installationId }, freezeReason, frozenAt);
-  return change(tx, freeze);
-}
+  const after = freezeAfter(before, at, reason);
+  if (!after) return before;
+  if (at !== null && before.frozenAt === null) tellFrozen(tx, { installation: before.installationId }, reason, at);
+  return change(tx, after);
+});
 
 export type Epoch = typeof epochs.$inferSelect;
 
@@ -117,14 +119,14 @@ export function beginEpoch(
  * Lowers the number of faults that the operator has accepted to those that are left: one that is gone, with the row that had it,
  * makes no room for another.
  */
-export function lowerAcceptedFaults(tx: Tx, left: number): void {
+export const lowerAcceptedFaults = defineWrite('faults.lower', (tx, { left }: { left: number }) => {
   const epoch = currentEpoch(tx);
   if (left >= epoch.acceptedFaults) return;
   tx.update(epochs)
     .set(withNewChecksum(epochs, epoch, { acceptedFaults: left }))
     .where(eq(epochs.number, epoch.number))
     .run();
-}
+});
 
 /** Counts a commit that posts no entry, so that the loss of any commit can be detected (docs/decisions/0013). */
 export function countQuietCommit(tx: Tx): void {

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { and, asc, desc, eq, gt, isNull, sql } from 'drizzle-orm';
-import type { CpuSource } from '../compute/cpu-time.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { keeps } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { findResource, PAGE_COUNT } from './resource.ts';
@@ -73,12 +73,13 @@ export type KeepOrder = Pick<
 /** `ended` is the keep that this one replaced or ended. */
 type KeepChange = { keep: Keep | undefined; ended: Keep | undefined; isNew: boolean };
 
+type ChangeKeep = { order: KeepOrder; now: number };
 /**
  * Begins to keep a lease and ends its earlier keep, if any; with `extendSeconds` 0 it only ends that one. A repetition with
  * the same key and body changes nothing. Throws `idempotency_conflict`, `wallet_closed`, `wallet_expired`,
  * `resource_not_active` and `read_only`.
  */
-export function changeKeep(tx: Tx, order: KeepOrder, now: number): KeepChange {
+export const changeKeep = defineWrite('keep.change', (tx, { order, now }: ChangeKeep): KeepChange => {
   const earlier = reads(tx).byKey.get({ walletId: order.walletId, key: order.idempotencyKey });
   if (earlier) {
     if (!earlier.fingerprint.equals(order.fingerprint)) throw new Refusal('idempotency_conflict');
@@ -88,7 +89,9 @@ export function changeKeep(tx: Tx, order: KeepOrder, now: number): KeepChange {
   const isEnd = order.extendSeconds === 0;
   if (!isEnd) refuseToKeep(tx, order, now);
   const ended =
-    active?.endedAt === null ? endKeep(tx, active.id, isEnd ? 'requested' : 'replaced', null, now) : undefined;
+    active?.endedAt === null
+      ? endKeep.run(tx, { id: active.id, reason: isEnd ? 'requested' : 'replaced', message: null, now })
+      : undefined;
   if (isEnd) return { keep: ended, ended, isNew: ended !== undefined };
   const row = withChecksum(keeps, {
     ...order,
@@ -104,7 +107,7 @@ export function changeKeep(tx: Tx, order: KeepOrder, now: number): KeepChange {
   });
   tx.insert(keeps).values(row).run();
   return { keep: row, ended, isNew: true };
-}
+});
 
 function refuseToKeep(tx: Tx, { walletId, resourceId }: KeepOrder, now: number): void {
   refuseInactive(findWallet(tx, walletId) as Wallet, now);
@@ -126,18 +129,20 @@ function keepWith(read: Reader, id: string): Keep {
   return keep;
 }
 
+type EndKeep = { id: string; reason: KeepEnd; message: string | null; now: number };
 /** Ends a keep; returns undefined where it had ended before. */
-export function endKeep(tx: Tx, id: string, reason: KeepEnd, message: string | null, now: number): Keep | undefined {
+export const endKeep = defineWrite('keep.end', (tx, { id, reason, message, now }: EndKeep): Keep | undefined => {
   const keep = keepWith(tx, id);
   if (keep.endedAt !== null) return undefined;
   return updateKeep(tx, keep, { endedAt: now, endReason: reason, endMessage: message });
-}
+});
 
+type NoteKeep = { id: string; change: Partial<Pick<Keep, 'cpuSource' | 'waiting'>> };
 /** Notes where the processor time was read, or why no step is bought. */
-export function noteKeep(tx: Tx, id: string, change: { cpuSource?: CpuSource; waiting?: string | null }): void {
+export const noteKeep = defineWrite('keep.note', (tx, { id, change }: NoteKeep) => {
   const keep = keepWith(tx, id);
   if (keep.endedAt === null) updateKeep(tx, keep, change);
-}
+});
 
 /**
  * Throws `conflict` unless this keep may buy so many seconds now: it has not ended, nothing else of it is being bought,

@@ -2,6 +2,8 @@ import { eq, gte, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { masterKeys, wallets } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
+import { Refusal } from '../refusal.ts';
 import { setMasterKey } from './installation.ts';
 import { findWallet, type Wallet } from './wallet.ts';
 
@@ -53,22 +55,37 @@ export type Rotation = {
   kept: readonly { id: string; wrapped: Buffer }[];
 };
 
-/** Makes `next` the master key. The whole rotation is one commit. */
-export function rotateMasterKey(tx: Tx, { next, kept }: Rotation, now: number): void {
+type Rotate = { rotation: Rotation; now: number };
+/** Makes `next` the master key. The whole rotation is one commit. Throws `conflict` for a key that was used before. */
+export const rotateMasterKey = defineWrite('master_key.rotate', (tx, { rotation: { next, kept }, now }: Rotate) => {
+  if (masterKeyRows(tx).some(({ id }) => id === next.id))
+    throw new Refusal('conflict', `The master key ${next.id} has been used here before. Rotate to a fresh one.`);
   tx.insert(masterKeys)
     .values(withChecksum(masterKeys, { ...next, createdAt: now }))
     .run();
   for (const key of kept) change(tx, key.id, { wrapped: key.wrapped, wrappedBy: next.id, retiredAt: now });
   setMasterKey(tx, next.id);
-}
+});
 
 /**
  * Deletes the wrapped copy of a key: of a retired key that no open wallet needs, or of the current key once the
  * configuration gives it.
  */
-export function dropWrappedKey(tx: Tx, id: string): void {
-  change(tx, id, { wrapped: null, wrappedBy: null });
-}
+export const dropWrappedKey = defineWrite('master_key.drop_wrapped', (tx, { id }: { id: string }) =>
+  change(tx, id, { wrapped: null, wrappedBy: null }),
+);
+
+type DropRetired = { id: string; walletId: string };
+/**
+ * Drops a retired key unless a wallet from `walletId` on needs it: one of the previous key may have been waiting for its
+ * commit. Returns whether it was dropped.
+ */
+export const dropRetiredKey = defineWrite('master_key.drop_retired', (tx, { id, walletId }: DropRetired): boolean => {
+  const { needed, next } = walletNeeding(tx, id, walletId);
+  if (needed !== undefined || next !== undefined) return false;
+  dropWrappedKey.run(tx, { id });
+  return true;
+});
 
 /** Makes `nextId` the master key of books whose key is lost. No other key can be unwrapped any more, so none is kept. */
 export function replaceLostMasterKey(tx: Tx, nextId: string, now: number): void {

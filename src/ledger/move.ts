@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
 import { eq, sql } from 'drizzle-orm';
-import { withNewChecksum } from '../db/checksum.ts';
+import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Tx } from '../db/handle.ts';
-import { wallets } from '../db/schema.ts';
+import { walletChanges, wallets } from '../db/schema.ts';
+import { newId } from '../id.ts';
 import { centsToNanos, formatUsd, Nanos, nanosToCentsDown } from '../money.ts';
 import { Refusal } from '../refusal.ts';
 import { accountOf, reserveBudget, settleBudget } from './account.ts';
@@ -93,6 +94,37 @@ function pass(tx: Tx, { amount, causeId, at }: Move, fromId: string, toId: strin
 /** Changes what a wallet has given to its open children. The caller has checked that it fits and posts the entry. */
 function delegate(tx: Tx, walletId: string, amount: Nanos): void {
   writes(tx).delegate.run({ id: walletId, amount });
+}
+
+export type WalletChange = typeof walletChanges.$inferSelect;
+type NewChange = Pick<WalletChange, 'walletId' | 'kind' | 'amount'> & Partial<WalletChange>;
+
+/** Records a change of a wallet. The caller makes it. */
+export function insertChange(tx: Tx, change: NewChange, now: number): WalletChange {
+  const { walletId, kind, amount } = change;
+  const row = withChecksum(walletChanges, {
+    id: change.id ?? newId('chg'),
+    walletId,
+    kind,
+    amount,
+    expiresAt: change.expiresAt ?? null,
+    period: change.period ?? null,
+    idempotencyKey: change.idempotencyKey ?? null,
+    fingerprint: change.fingerprint ?? null,
+    requestId: change.requestId ?? null,
+    reason: change.reason ?? null,
+    createdAt: now,
+  });
+  tx.insert(walletChanges).values(row).run();
+  return row;
+}
+
+/** Moves what a change records: from the wallet's purse, or back to it where the amount is negative. */
+export function moveBudget(tx: Tx, wallet: Wallet, { id, amount }: Pick<WalletChange, 'id' | 'amount'>, at: number) {
+  if (amount === 0n) return;
+  const [purse, own] = [purseOf(wallet), { wallet: wallet.id }];
+  const [from, to] = amount > 0n ? [purse, own] : [own, purse];
+  move(tx, { from, to, amount: Nanos(amount < 0n ? -amount : amount), causeId: id, at });
 }
 
 /** Returns where the budget of a wallet comes from. */

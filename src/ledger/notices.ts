@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { accounts, events, type operations, type resources, wallets } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { centsToNanos, formatUsd, Nanos } from '../money.ts';
 import { accountLowCents, record } from './outbox.ts';
 import { available, findWallet, type Wallet } from './wallet.ts';
@@ -204,13 +205,14 @@ export function tellLeaseTrouble(tx: Tx, resource: Resource, now: number): void 
 /** The subject of the events about an upstream. */
 export const upstreamSubject = (name: string) => `upstream:${name}`;
 
-export function tellUpstream(tx: Tx, name: string, down: { reason: string } | undefined, now: number): void {
-  record(tx, down ? 'upstream.down' : 'upstream.up', upstreamSubject(name), { upstream: name, ...down }, now);
-}
+type TellUpstream = { name: string; down: { reason: string } | undefined; now: number };
+export const tellUpstream = defineWrite('event.upstream', (tx, { name, down, now }: TellUpstream) =>
+  record(tx, down ? 'upstream.down' : 'upstream.up', upstreamSubject(name), { upstream: name, ...down }, now),
+);
 
-export function tellDiskLow(tx: Tx, reason: string, now: number): void {
-  record(tx, 'disk.low', 'disk', { reason }, now);
-}
+export const tellDiskLow = defineWrite('event.disk_low', (tx, { reason, now }: { reason: string; now: number }) =>
+  record(tx, 'disk.low', 'disk', { reason }, now),
+);
 
 /** Tells that the installation, an account or a wallet takes no new holds any more. */
 export function tellFrozen(

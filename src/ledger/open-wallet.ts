@@ -1,15 +1,15 @@
 import assert from 'node:assert/strict';
 import { sql } from 'drizzle-orm';
 import { withChecksum } from '../db/checksum.ts';
-import { refuseOnLowDisk } from '../db/disk-reserve.ts';
 import { prepare, type Tx } from '../db/handle.ts';
 import { wallets } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { type Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalData, refusalOf } from '../refusal.ts';
-import { accountOf } from './account.ts';
-import { refuseFrozenInstallation } from './installation.ts';
+import { refuseNewBudget } from './account.ts';
 import { move, purseOf } from './move.ts';
 import { nextThreshold } from './notices.ts';
+import { refillParent } from './refill.ts';
 import {
   findWallet,
   findWalletByKey,
@@ -66,25 +66,26 @@ export type WalletOrder = {
   requestId: string;
 };
 
-/**
- * Limits of child wallets (design, section 13): the depth of the tree below an account's wallet, and open children of one. `limited`
- * is the refusal for a tree in which too many have spent nothing.
- */
-export type ChildLimits = { depth: number; openChildren: number; limited?: RefusalData | undefined };
+/** Limits of child wallets (design, section 13): the depth of the tree below an account's wallet, and open children of one. */
+type ChildLimits = { depth: number; openChildren: number };
 
+type OpenWallet = {
+  order: WalletOrder;
+  now: number;
+  blocked: string | undefined;
+  limits: ChildLimits;
+  /** The refusal for a tree with too many children that spent nothing; thrown unless the order is a repetition. */
+  limited?: RefusalData | undefined;
+};
 /**
- * Opens a wallet: reserves part of an account's credit, or of its parent's budget, as its budget. Repeating the order
- * with the same key and body returns the same wallet; the caller decides what a replay may show. Throws
- * `idempotency_conflict`, `account_suspended`, `read_only`, `insufficient_funds` and `not_found`; for a child also
- * `wallet_closed`, `wallet_expired`, `wallet_frozen`, `funds_held`, `wallet_limit_exceeded` and `limits.limited`.
+ * Opens a wallet, after a refill that its parent is owed: reserves part of an account's credit, or of its parent's
+ * budget, as its budget. Repeating the order with the same key and body returns the same wallet; the caller decides what a
+ * replay may show. Throws `idempotency_conflict`, `account_suspended`, `read_only`, `insufficient_funds` and `not_found`; for a child also
+ * `wallet_closed`, `wallet_expired`, `wallet_frozen`, `funds_held`, `wallet_limit_exceeded` and `limited`.
  */
-export function openWallet(
-  tx: Tx,
-  order: WalletOrder,
-  now: number,
-  blocked?: string,
-  limits?: ChildLimits,
-): { wallet: Wallet; isNew: boolean } {
+export const openWallet = defineWrite('wallet.open', (tx, data: OpenWallet): { wallet: Wallet; isNew: boolean } => {
+  const { order, now, blocked } = data;
+  refillParent(tx, order, now, blocked);
   // Keys are the caller's: two parents of one account may use the same. A header cannot hold a line feed.
   const idempotencyKey = order.parentId === null ? order.idempotencyKey : `${order.parentId}\n${order.idempotencyKey}`;
   const earlier = findWalletByKey(tx, order.accountId, idempotencyKey);
@@ -95,7 +96,7 @@ export function openWallet(
   const parent = order.parentId === null ? undefined : findWallet(tx, order.parentId);
   if (parent) refuseInactive(parent, now);
   refuseNewBudget(tx, order.accountId, blocked);
-  if (parent) refuseAnotherChild(tx, parent, limits);
+  if (parent) refuseAnotherChild(tx, parent, data);
 
   const { expiresInSeconds, ...row } = { ...order, idempotencyKey };
   const wanted = expiresInSeconds === 0 ? null : now + expiresInSeconds;
@@ -119,33 +120,11 @@ export function openWallet(
   const wallet = findWallet(tx, order.id);
   assert(wallet, 'it has just been inserted');
   return { wallet, isNew: true };
-}
+});
 
-/**
- * Throws what forbids an account to give budget to a wallet, whatever it has: `account_suspended`, `read_only`,
- * `insufficient_funds` while it owes money, and `not_found`.
- */
-export function refuseNewBudget(tx: Tx, accountId: string, blocked?: string): void {
-  const account = accountOf(tx, accountId);
-  if (account.suspendedAt !== null) throw new Refusal('account_suspended');
-  if (account.disputedAt !== null)
-    throw new Refusal(
-      'account_suspended',
-      'A payment of this account is disputed: no new wallets until that is decided, or the operator resumes it.',
-    );
-  refuseFrozenInstallation(tx);
-  refuseOnLowDisk(tx);
-  if (blocked) throw new Refusal('read_only', `No new wallets: ${blocked}. Retry later.`, { retryAfterSeconds: 60 });
-  if (account.owedCents > 0)
-    throw new Refusal(
-      'insufficient_funds',
-      `The account owes ${account.owedCents} cents of reversed payments; no new wallets until they are paid.`,
-    );
-}
-
-function refuseAnotherChild(tx: Tx, parent: Wallet, limits: ChildLimits = { depth: 4, openChildren: 1000 }): void {
+function refuseAnotherChild(tx: Tx, parent: Wallet, { limits, limited }: Pick<OpenWallet, 'limits' | 'limited'>): void {
   refuseFrozen(tx, parent);
-  if (limits.limited) throw refusalOf(limits.limited);
+  if (limited) throw refusalOf(limited);
   const depth = [...lineage(tx, parent)].length;
   if (depth > limits.depth)
     throw new Refusal(

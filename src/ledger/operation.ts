@@ -2,9 +2,11 @@ import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, type SQL, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
 import { refuseOnLowDisk } from '../db/disk-reserve.ts';
+import type { OPERATION_KINDS, SETTLED_BY } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { answers, type OPERATION_KINDS, operations, type SETTLED_BY } from '../db/schema.ts';
+import { answers, operations } from '../db/schema.ts';
 import { countAnswer, deleteRows } from '../db/tally.ts';
+import { defineWrite } from '../db/write.ts';
 import { formatUsd, Nanos, ZERO } from '../money.ts';
 import { Refusal, type RefusalCode } from '../refusal.ts';
 import { accountOf } from './account.ts';
@@ -615,7 +617,7 @@ export function settle(tx: Tx, id: string, outcome: Outcome<Buffer | null>, by: 
  * Records that an operation is being answered 200 while its outcome is still open: from then on its key is never free
  * again. Returns false if the operation was already released; its key is free then, and a 200 would be wrong.
  */
-export function keepKey(tx: Tx, id: string, now: number): boolean {
+export const keepKey = defineWrite('operation.keep_key', (tx, { id, now }: { id: string; now: number }): boolean => {
   const operation = operationOf(tx, id);
   if (operation.outcome === 'charged' || operation.answeredAt !== null) return true;
   if (operation.state === 'settled') return false;
@@ -624,7 +626,7 @@ export function keepKey(tx: Tx, id: string, now: number): boolean {
     .where(eq(operations.id, id))
     .run();
   return true;
-}
+});
 
 /**
  * Resolves an operation without an answer, by policy or by the operator's decision. Charges the whole hold or releases
@@ -647,18 +649,24 @@ export function resolveOperation(
   return { operation: operationOf(tx, id), moved };
 }
 
+type Resolve = { id: string; decision: 'charge' | 'release'; reason: string; now: number };
+export const resolveByPolicy = defineWrite('operation.resolve', (tx, { id, decision, reason, now }: Resolve) =>
+  resolveOperation(tx, id, decision, 'policy', reason, now),
+);
+
+type KeepAnswer = { id: string; body: Buffer; keptUntil: number };
 /** Stores the answer of a charged operation until `keptUntil`, unless one is stored. */
-export function keepAnswer(tx: Tx, operationId: string, body: Buffer, keptUntil: number): void {
-  assert(operationOf(tx, operationId).outcome === 'charged', 'what nobody paid has no answer');
-  if (reads(tx).hasAnswer.get({ id: operationId })) return;
-  writes(tx).answer.run(withChecksum(answers, { operationId, body, keptUntil }));
+export const keepAnswer = defineWrite('answer.keep', (tx, { id, body, keptUntil }: KeepAnswer) => {
+  assert(operationOf(tx, id).outcome === 'charged', 'what nobody paid has no answer');
+  if (reads(tx).hasAnswer.get({ id })) return;
+  writes(tx).answer.run(withChecksum(answers, { operationId: id, body, keptUntil }));
   countAnswer(tx);
-}
+});
 
 /** Deletes the stored answer of an operation, if there is one. */
-export function dropAnswer(tx: Tx, operationId: string): void {
-  deleteRows(tx, answers, eq(answers.operationId, operationId));
-}
+export const dropAnswer = defineWrite('answer.drop', (tx, { id }: { id: string }) => {
+  deleteRows(tx, answers, eq(answers.operationId, id));
+});
 
 /** Returns the operations whose stored answers expire from `after` to `until`, Unix seconds. */
 export function operationsWithAnswers(read: Reader, after: number, until: number): Operation[] {
@@ -668,11 +676,11 @@ export function operationsWithAnswers(read: Reader, after: number, until: number
 }
 
 /** Deletes expired stored answers, at most 100. Returns how many were deleted. */
-export function pruneAnswers(tx: Tx, now: number): number {
+export const pruneAnswers = defineWrite('answer.prune', (tx, { now }: { now: number }): number => {
   const stale = reads(tx).stale.all({ now });
   const ids = stale.map(({ operationId }) => operationId);
   return ids.length ? deleteRows(tx, answers, inArray(answers.operationId, ids)) : 0;
-}
+});
 
 /** Returns the Unix seconds at which the oldest stored answer expires. */
 export function nextStaleAnswer(read: Reader): number | undefined {

@@ -1,9 +1,10 @@
 import { and, asc, count, desc, eq, gt, gte, inArray, lt, lte, or, sql } from 'drizzle-orm';
-import type { EventConfig, EventType, ReceiverConfig } from '../config/events.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import type { EventType } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { deliveries, events } from '../db/schema.ts';
 import { deleteRows } from '../db/tally.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { Refusal } from '../refusal.ts';
 import { LIST_COUNT_MAX, type Page, type Wallet } from './wallet.ts';
@@ -21,12 +22,17 @@ export const EVENT_KEPT_SECONDS = 30 * 86_400;
 
 /** The settings of events that the ledger needs. */
 export type OutboxSettings = {
-  receivers: readonly Pick<ReceiverConfig, 'name' | 'types'>[];
+  /** `types` are those that a receiver gets; all unless given. */
+  receivers: readonly { name: string; types?: readonly EventType[] | undefined }[];
+  /** An account whose available credit falls below this is low; undefined where no limit is set. */
   account_low_cents: number | undefined;
 };
 
 /** Returns the settings of events that the ledger needs: without the secrets of receivers. */
-export const outboxSettings = ({ receivers, account_low_cents }: EventConfig): OutboxSettings => ({
+export const outboxSettings = ({
+  receivers,
+  account_low_cents,
+}: Pick<OutboxSettings, 'receivers'> & { account_low_cents?: number | undefined }): OutboxSettings => ({
   receivers: receivers.map(({ name, types }) => ({ name, types })),
   account_low_cents,
 });
@@ -128,6 +134,11 @@ export function record(tx: Tx, type: EventType, subject: string, data: Record<st
   outbox?.recorded();
 }
 
+/** Writes an event that every receiver gets. */
+export const recordTest = defineWrite('event.test', (tx, { now }: { now: number }) =>
+  record(tx, 'test', 'test', {}, now),
+);
+
 /** Returns the receivers that want events of a type. Every one wants a test. */
 const wanting = (tx: Tx, type: EventType) =>
   (outboxes.get(tx)?.receivers ?? []).filter(({ types }) => type === 'test' || (types?.includes(type) ?? true));
@@ -199,14 +210,14 @@ export const deliveriesOf = (read: Reader, { seq }: Event): Delivery[] => reads(
  * Queues an event again, with its id, for every configured receiver that wants its type. It is sent before what waits of
  * the same subject and is younger. Returns how many receivers get it. Throws `not_found`.
  */
-export function resend(tx: Tx, id: string, now: number): number {
+export const resendEvent = defineWrite('event.resend', (tx, { id, now }: { id: string; now: number }): number => {
   const event = eventOf(tx, id);
   const outbox = outboxes.get(tx);
   const receivers = wanting(tx, event.type);
   for (const { name } of receivers) enqueue(tx, event, name, now);
   if (receivers.length) outbox?.recorded();
   return receivers.length;
-}
+});
 
 /** Returns the next delivery to a receiver: the oldest that is due and has nothing of its subject before it. */
 export function nextDelivery(
@@ -236,17 +247,25 @@ export type Attempt =
   | { kind: 'failed'; error: string; dueAt: number }
   | { kind: 'gave_up'; error: string };
 
-/** Records how an attempt ended. Returns false where the delivery was queued again meanwhile, or is gone. */
-export function recordAttempt(
-  tx: Tx,
-  { eventSeq, receiver, queuedAt }: Delivery,
-  attempt: Attempt,
-  now: number,
-): boolean {
+type RecordAttempt = {
+  delivery: Delivery;
+  attempt: Attempt;
+  /** The receiver had been down: everything that waits for it is due. */
+  isBack: boolean;
+  now: number;
+};
+/** Records how an attempt ended. */
+export const recordAttempt = defineWrite('event.attempt', (tx, { delivery, attempt, isBack, now }: RecordAttempt) => {
+  noteAttempt(tx, delivery, attempt, now);
+  if (isBack) hurry(tx, delivery.receiver, now);
+});
+
+/** Changes the row of a delivery, unless it was queued again during the attempt, or is gone. */
+function noteAttempt(tx: Tx, { eventSeq, receiver, queuedAt }: Delivery, attempt: Attempt, now: number): void {
   const row = reads(tx)
     .deliveries.all({ seq: eventSeq })
     .find((it) => it.receiver === receiver);
-  if (row?.queuedAt !== queuedAt || row.deliveredAt !== null || row.gaveUpAt !== null) return false;
+  if (row?.queuedAt !== queuedAt || row.deliveredAt !== null || row.gaveUpAt !== null) return;
   const attempts = row.attempts + (attempt.kind === 'delivered' ? 0 : 1);
   const change = {
     delivered: { deliveredAt: now, lastError: null },
@@ -258,11 +277,10 @@ export function recordAttempt(
     .set(withNewChecksum(deliveries, row, { ...change, lastError }))
     .where(and(eq(deliveries.eventSeq, eventSeq), eq(deliveries.receiver, receiver)))
     .run();
-  return true;
 }
 
-/** Makes everything due that waits for a receiver: it is back. */
-export function hurry(tx: Tx, receiver: string, now: number): void {
+/** Makes everything due that waits for a receiver. */
+function hurry(tx: Tx, receiver: string, now: number): void {
   tx.update(deliveries)
     .set({ dueAt: now })
     .where(and(eq(deliveries.receiver, receiver), WAITING))
@@ -270,13 +288,13 @@ export function hurry(tx: Tx, receiver: string, now: number): void {
 }
 
 /** Deletes events older than 30 days, at most 100. Returns how many were deleted. */
-export function pruneEvents(tx: Tx, now: number): number {
+export const pruneEvents = defineWrite('event.prune', (tx, { now }: { now: number }): number => {
   const stale = reads(tx).stale.all({ until: now - EVENT_KEPT_SECONDS });
   const numbers = stale.map(({ seq }) => seq);
   if (!numbers.length) return 0;
   deleteRows(tx, deliveries, inArray(deliveries.eventSeq, numbers));
   return deleteRows(tx, events, inArray(events.seq, numbers));
-}
+});
 
 /** Returns the Unix seconds at which the oldest event is pruned. */
 export function nextStaleEvent(read: Reader): number | undefined {

@@ -2,6 +2,7 @@ import { eq, gt, isNotNull, min, sql } from 'drizzle-orm';
 import { withChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { checkouts, paymentEvents, paymentFeed } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 
 const reads = prepare((read: Reader) => ({
   event: read
@@ -46,10 +47,10 @@ export function findFeed(read: Reader): Feed | undefined {
 }
 
 /** Records the progress through the provider's event list. */
-export function setFeed(tx: Tx, feed: Feed): void {
+export const setFeed = defineWrite('payment.set_feed', (tx, feed: Feed) => {
   const row = withChecksum(paymentFeed, { id: 1, ...feed });
   tx.insert(paymentFeed).values(row).onConflictDoUpdate({ target: paymentFeed.id, set: row }).run();
-}
+});
 
 /** Returns when the oldest checkout that could be paid was opened, in Unix seconds; undefined where there is none. */
 export function firstCheckoutAt(read: Reader): number | undefined {

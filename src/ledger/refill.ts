@@ -3,14 +3,15 @@ import { type Period, periodAt } from '../calendar.ts';
 import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { newId } from '../id.ts';
 import { centsToNanos, Nanos, nanosToCentsDown, nanosToCentsUp } from '../money.ts';
 import { parseJson } from '../parse-json.ts';
 import { Refusal } from '../refusal.ts';
+import { refuseNewBudget } from './account.ts';
+import { insertChange, moveBudget, type WalletChange } from './move.ts';
 import { tellRefilled, tellRefillShort } from './notices.ts';
-import { refuseNewBudget } from './open-wallet.ts';
-import { available, LIST_COUNT_MAX, refuseInactive, statusAt, type Wallet } from './wallet.ts';
-import { insertChange, moveBudget, type WalletChange } from './wallet-change.ts';
+import { available, findWallet, LIST_COUNT_MAX, refuseInactive, statusAt, type Wallet } from './wallet.ts';
 
 /** What a wallet gets at each boundary of its period (design, section 13). */
 export type Refill = {
@@ -91,12 +92,15 @@ export function nextRefill(read: Reader): number | undefined {
   return reads(read).next.get()?.at ?? undefined;
 }
 
+type SetRefill = { id: string; refill: Refill | null; now: number; blocked: string | undefined };
 /**
- * Sets the refill of a wallet, whose first one happens at the next boundary, or ends it with null. One that is owed stays
- * owed where rhythm and zone remain. Throws `wallet_closed`, `wallet_expired`, and `invalid_request` for a child, whose budget
- * comes from its parent.
+ * Sets the refill of a wallet, or ends it with null, after one that is owed under the terms before. The first one happens
+ * at the next boundary. One that is still owed stays owed where rhythm and zone remain. Throws `wallet_closed`,
+ * `wallet_expired`, and `invalid_request` for a child, whose budget comes from its parent.
  */
-export function setRefill(tx: Tx, wallet: Wallet, refill: Refill | null, now: number): Wallet {
+export const setRefill = defineWrite('wallet.set_refill', (tx, { id, refill, now, blocked }: SetRefill): Wallet => {
+  const found = findWallet(tx, id) as Wallet;
+  const wallet = refillIfOwed(tx, found, now, blocked)?.wallet ?? found;
   refuseInactive(wallet, now);
   if (refill && wallet.parentId !== null)
     throw new Refusal('invalid_request', 'A child wallet has no refill: its budget comes from its parent.');
@@ -107,7 +111,7 @@ export function setRefill(tx: Tx, wallet: Wallet, refill: Refill | null, now: nu
     refill: refill && JSON.stringify(refill),
     refillAt: next && staysOwed ? Math.min(next, wallet.refillAt as number) : next,
   });
-}
+});
 
 const isDue = ({ refillAt }: Wallet, now: number): boolean => refillAt !== null && refillAt <= now;
 
@@ -135,6 +139,20 @@ export function refillIfDue(tx: Tx, wallet: Wallet, now: number, blocked?: strin
 /** Refills as `refillIfDue`, and at once where it fell short before: for a request that needs the money. */
 export function refillIfOwed(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {
   return isOwed(wallet, now) ? refillNow(tx, wallet, now, blocked) : undefined;
+}
+
+/** Refills a wallet that is due. Throws no refusal. */
+export const refillWallet = defineWrite('wallet.refill', (tx, { id, now }: { id: string; now: number }) =>
+  refillIfDue(tx, findWallet(tx, id) as Wallet, now),
+);
+
+/**
+ * Refills a wallet that is owed a refill before it gives to a child: the request that needs a refill brings it (design,
+ * section 13).
+ */
+export function refillParent(tx: Tx, child: Pick<Wallet, 'parentId'> | undefined, now: number, blocked?: string): void {
+  const parent = child?.parentId ? findWallet(tx, child.parentId) : undefined;
+  if (parent) refillIfOwed(tx, parent, now, blocked);
 }
 
 function refillNow(tx: Tx, wallet: Wallet, now: number, blocked?: string): Refilled | undefined {

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
 import { and, asc, count, desc, eq, gt, gte, isNull, lt, lte, or, type SQL, sql } from 'drizzle-orm';
-import type { Slot } from '../compute/backend.ts';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import type { END_REASONS } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { type END_REASONS, resources, wallets } from '../db/schema.ts';
+import { resources, wallets } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { Refusal } from '../refusal.ts';
 import { type Page, TREE } from './wallet.ts';
 
@@ -106,7 +107,7 @@ export function allLiveResources(read: Reader): Resource[] {
 }
 
 /** Returns the live resources of one slot. */
-export function liveResourcesOfSlot(read: Reader, slot: Slot): Resource[] {
+export function liveResourcesOfSlot(read: Reader, slot: string): Resource[] {
   return reads(read).liveOfSlot.all({ slot });
 }
 
@@ -202,6 +203,19 @@ export function updateIfLive(tx: Tx, id: string, change: ResourceChange): Resour
   const status = endWanted === null || change.endedAt != null ? (change.status ?? row.status) : 'stopping';
   return updateResource(tx, id, { ...change, endWanted, status });
 }
+
+type ChangeResource = { id: string; values: ResourceChange };
+export const changeResource = defineWrite('resource.change', (tx, { id, values }: ChangeResource) =>
+  updateIfLive(tx, id, values),
+);
+
+/** Makes leases due at `dueAt`. */
+export const wakeResources = defineWrite(
+  'resource.wake',
+  (tx, { ids, dueAt }: { ids: readonly string[]; dueAt: number }) => {
+    for (const id of ids) updateIfLive(tx, id, { dueAt });
+  },
+);
 
 /** Marks every live lease of a wallet to be ended. */
 export function endResourcesOfWallet(tx: Tx, walletId: string, reason: EndReason, now: number): void {

@@ -1,8 +1,11 @@
 import { and, eq, sql } from 'drizzle-orm';
 import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import type { REVERSAL_STATES } from '../db/enums.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
-import { checkouts, type REVERSAL_STATES, reversals } from '../db/schema.ts';
+import { checkouts, reversals } from '../db/schema.ts';
+import { defineWrite } from '../db/write.ts';
 import { accountOf, clawBack, fundAccount, setDisputed } from './account.ts';
+import { isKnownEvent, noteEvent, type PaymentEvent } from './payment-events.ts';
 
 type Checkout = typeof checkouts.$inferSelect;
 export type Reversal = typeof reversals.$inferSelect;
@@ -76,7 +79,7 @@ export type Reversed = {
  * from everything known about the payment. Returns undefined when the report is no news, or when no checkout is known
  * to have been paid by that payment; the report is then kept until one is.
  */
-export function reportReversal(tx: Tx, report: ReversalReport, now: number): Reversed | undefined {
+function reportReversal(tx: Tx, report: ReversalReport, now: number): Reversed | undefined {
   const known = reads(tx).byId.get({ id: report.id });
   if (known && !isNews(known, report)) return undefined;
   const checkout = reads(tx).paidBy.get({ paymentIntent: report.paymentIntent });
@@ -88,6 +91,14 @@ export function reportReversal(tx: Tx, report: ReversalReport, now: number): Rev
       .run();
   return checkout && settleReversals(tx, checkout, now, `${report.kind} ${report.id}`);
 }
+
+type Reverse = { reversal: ReversalReport; event: PaymentEvent; now: number };
+/** Applies a refund or a dispute; returns undefined where its event had been applied before. */
+export const reversePayment = defineWrite('payment.reverse', (tx, { reversal, event, now }: Reverse) => {
+  if (isKnownEvent(tx, event.id)) return undefined;
+  noteEvent(tx, event, now);
+  return reportReversal(tx, reversal, now);
+});
 
 function changeReversal(tx: Tx, reversal: Reversal, change: Partial<Reversal>): void {
   tx.update(reversals)
@@ -119,8 +130,10 @@ export function settleReversals(
   );
   const movedCents = takenCents - before;
   if (movedCents > 0) clawBack(tx, { accountId, cents: movedCents, sessionId, reason }, now);
-  if (movedCents < 0)
-    fundAccount(tx, { accountId, kind: 'reinstatement', amountCents: -movedCents, reason, key: null, sessionId }, now);
+  if (movedCents < 0) {
+    const order = { accountId, kind: 'reinstatement' as const, amountCents: -movedCents, reason, key: null, sessionId };
+    fundAccount.run(tx, { order, now });
+  }
   const settled = withNewChecksum(checkouts, checkout, { takenCents });
   if (movedCents !== 0) tx.update(checkouts).set(settled).where(eq(checkouts.id, id)).run();
 

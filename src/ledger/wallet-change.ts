@@ -1,18 +1,17 @@
 import assert from 'node:assert/strict';
 import { and, eq, sql } from 'drizzle-orm';
-import { withChecksum, withNewChecksum } from '../db/checksum.ts';
+import { withNewChecksum } from '../db/checksum.ts';
 import { prepare, type Reader, type Tx } from '../db/handle.ts';
 import { walletChanges, wallets } from '../db/schema.ts';
-import { newId } from '../id.ts';
-import { centsToNanos, Nanos, nanosToCentsDown, ZERO } from '../money.ts';
+import { defineWrite } from '../db/write.ts';
+import { centsToNanos, nanosToCentsDown, ZERO } from '../money.ts';
 import { Refusal } from '../refusal.ts';
+import { refuseNewBudget } from './account.ts';
 import { freezeAfter } from './installation.ts';
-import { move, purseOf } from './move.ts';
+import { insertChange, moveBudget, type WalletChange } from './move.ts';
 import { tellBudgetChanged, tellFrozen } from './notices.ts';
-import { refuseNewBudget } from './open-wallet.ts';
+import { refillIfOwed, refillParent } from './refill.ts';
 import { available, findWallet, refuseInactive, type Wallet } from './wallet.ts';
-
-export type WalletChange = typeof walletChanges.$inferSelect;
 
 const reads = prepare((read: Reader) => ({
   byKey: read
@@ -39,12 +38,16 @@ export type ChangeOrder = {
 
 export type Changed = { wallet: Wallet; change: WalletChange; isNew: boolean };
 
+type ChangeBudget = { order: ChangeOrder & { cents: number }; now: number; blocked: string | undefined };
 /**
  * Raises a wallet's budget by whole cents, out of its account or its parent, or lowers it by negative ones. Lowering
- * stops at what is spent, held and delegated (design, section 13). Throws `wallet_closed`, `wallet_expired`,
- * `idempotency_conflict`, and for a raise what `refuseNewBudget` and `move` throw.
+ * stops at what is spent, held and delegated (design, section 13). Refills that are owed come first. Throws
+ * `wallet_closed`, `wallet_expired`, `idempotency_conflict`, and for a raise what `refuseNewBudget` and `move` throw.
  */
-export function changeBudget(tx: Tx, order: ChangeOrder & { cents: number }, now: number, blocked?: string): Changed {
+export const changeBudget = defineWrite('wallet.budget', (tx, { order, now, blocked }: ChangeBudget): Changed => {
+  const before = findWallet(tx, order.walletId);
+  if (before) refillIfOwed(tx, before, now, blocked); // Later it would take back what is added now, or give back what is taken.
+  refillParent(tx, before, now, blocked);
   const earlier = repeated(tx, order);
   if (earlier) return earlier;
   const wallet = walletOf(tx, order.walletId);
@@ -56,22 +59,15 @@ export function changeBudget(tx: Tx, order: ChangeOrder & { cents: number }, now
   moveBudget(tx, wallet, change, now);
   tellBudgetChanged(tx, wallet, now);
   return { wallet: walletOf(tx, wallet.id), change, isNew: true };
-}
+});
 
-/** Moves what a change records: from the wallet's purse, or back to it where the amount is negative. */
-export function moveBudget(tx: Tx, wallet: Wallet, { id, amount }: Pick<WalletChange, 'id' | 'amount'>, at: number) {
-  if (amount === 0n) return;
-  const [purse, own] = [purseOf(wallet), { wallet: wallet.id }];
-  const [from, to] = amount > 0n ? [purse, own] : [own, purse];
-  move(tx, { from, to, amount: Nanos(amount < 0n ? -amount : amount), causeId: id, at });
-}
-
+type ExtendWallet = { order: ChangeOrder & { seconds: number }; now: number };
 /**
  * Moves a wallet's expiry `seconds` further. Its keys are apart from those of budget changes (design 2.7), and a header
  * cannot hold the line feed that tells them apart. Throws `wallet_closed`, `wallet_expired`, `idempotency_conflict`,
  * `invalid_request` for a wallet that never expires, and `wallet_limit_exceeded` beyond the expiry of its parent.
  */
-export function extendWallet(tx: Tx, order: ChangeOrder & { seconds: number }, now: number): Changed {
+export const extendWallet = defineWrite('wallet.extend', (tx, { order, now }: ExtendWallet): Changed => {
   const idempotencyKey = order.idempotencyKey === null ? null : `extend\n${order.idempotencyKey}`;
   // Older versions kept the key of an extension as it came.
   const earlier = repeated(tx, { ...order, idempotencyKey }) ?? repeated(tx, order, 'extend');
@@ -90,19 +86,14 @@ export function extendWallet(tx: Tx, order: ChangeOrder & { seconds: number }, n
   const extended = withNewChecksum(wallets, wallet, { expiresAt });
   tx.update(wallets).set(extended).where(eq(wallets.id, wallet.id)).run();
   return { wallet: { ...wallet, ...extended }, change, isNew: true };
-}
+});
 
+type FreezeWallet = { id: string; frozenAt: number | null; reason: string | null; now: number };
 /**
  * Freezes a wallet, with everything below it, or unfreezes it with null: no new holds, while stops and settlements go
  * on. Idempotent; a wallet that is frozen already takes a new reason. Throws `wallet_closed` and `wallet_expired`.
  */
-export function setWalletFrozen(
-  tx: Tx,
-  id: string,
-  frozenAt: number | null,
-  reason: string | null,
-  now: number,
-): Wallet {
+export const freezeWallet = defineWrite('wallet.freeze', (tx, { id, frozenAt, reason, now }: FreezeWallet): Wallet => {
   const wallet = walletOf(tx, id);
   refuseInactive(wallet, now);
   const freeze = freezeAfter(wallet, frozenAt, reason);
@@ -111,29 +102,7 @@ export function setWalletFrozen(
   tx.update(wallets).set(change).where(eq(wallets.id, id)).run();
   if (frozenAt !== null && wallet.frozenAt === null) tellFrozen(tx, { wallet }, reason, now);
   return { ...wallet, ...change };
-}
-
-type NewChange = Pick<WalletChange, 'walletId' | 'kind' | 'amount'> & Partial<WalletChange>;
-
-/** Records a change of a wallet. The caller makes it. */
-export function insertChange(tx: Tx, change: NewChange, now: number): WalletChange {
-  const { walletId, kind, amount } = change;
-  const row = withChecksum(walletChanges, {
-    id: change.id ?? newId('chg'),
-    walletId,
-    kind,
-    amount,
-    expiresAt: change.expiresAt ?? null,
-    period: change.period ?? null,
-    idempotencyKey: change.idempotencyKey ?? null,
-    fingerprint: change.fingerprint ?? null,
-    requestId: change.requestId ?? null,
-    reason: change.reason ?? null,
-    createdAt: now,
-  });
-  tx.insert(walletChanges).values(row).run();
-  return row;
-}
+});
 
 /** Returns what an earlier order with this key has changed, of this kind alone if one is named. */
 function repeated(

@@ -1,7 +1,6 @@
 import type { Clock } from '../clock.ts';
 import type { EventConfig, ReceiverConfig } from '../config/events.ts';
 import { isSame } from '../config/secret.ts';
-import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
   type Attempt,
@@ -9,9 +8,10 @@ import {
   type Event,
   nextDelivery,
   nextDeliveryAt,
+  recordAttempt,
   waitingCount,
 } from '../ledger/outbox.ts';
-import { recordAttempt } from '../ledger/writes.ts';
+import type { Events } from '../telemetry/events.ts';
 import { messageOf } from './message.ts';
 import type { Sender, Sent } from './sender.ts';
 

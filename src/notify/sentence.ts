@@ -1,4 +1,4 @@
-import type { EventType } from '../config/events.ts';
+import type { EventType } from '../db/enums.ts';
 
 type Data = Record<string, unknown>;
 

@@ -1,8 +1,16 @@
 import * as v from 'valibot';
 import { endBrowserSessionsOf, linkIdentity } from '../access/writes.ts';
-import { type Account, type Funding, type FundingOrder, listAccounts, listFundings } from '../ledger/account.ts';
+import {
+  type Account,
+  type Funding,
+  type FundingOrder,
+  fundAccount,
+  listAccounts,
+  listFundings,
+  openAccount,
+  suspendAccount,
+} from '../ledger/account.ts';
 import { spentByOpenWallets } from '../ledger/figures.ts';
-import * as writes from '../ledger/writes.ts';
 import { formatUsd, ZERO } from '../money.ts';
 import { accountBody } from '../wire/account.ts';
 import { command, Id, NOTHING, type OperatorApp } from './command.ts';
@@ -37,7 +45,7 @@ const fundingLine = (it: Funding) => ({
 
 async function fund(app: OperatorApp, order: FundingOrder): Promise<Account> {
   const now = app.clock.now();
-  const account = await app.ledger.write(writes.fundAccount, { order, now });
+  const account = await app.ledger.write(fundAccount, { order, now });
   app.events.funded(account, order.kind, order.amountCents);
   return account;
 }
@@ -46,7 +54,7 @@ export const accounts = {
   'account.create': command(
     v.strictObject({ name: v.string(), creditCents: v.optional(cents) }),
     async (app, { name, creditCents = 0 }) =>
-      record(await app.ledger.write(writes.openAccount, { name, creditCents, now: app.clock.now() })),
+      record(await app.ledger.write(openAccount, { name, creditCents, now: app.clock.now() })),
   ),
   /** Lists all accounts. `open_used_usd` is what their wallets that are not closed have spent: `spent_cents` has it later. */
   'account.list': command(NOTHING, (app) => {
@@ -83,7 +91,7 @@ export const accounts = {
   }),
   'account.suspend': command(v.strictObject({ id: Id }), async (app, { id }) => {
     const at = app.clock.now();
-    return record(await app.ledger.write(writes.suspendAccount, { id: accountWith(app.ledger.read, id).id, at }));
+    return record(await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at }));
   }),
   /** Ends every session of the account on the page. Its keys stay, and whoever signs in again gets a new one. */
   'account.sign-out': command(v.strictObject({ id: Id }), async (app, { id }) => {
@@ -91,6 +99,6 @@ export const accounts = {
     return { id: accountId, sessions_ended: await app.ledger.write(endBrowserSessionsOf, { accountId }) };
   }),
   'account.resume': command(v.strictObject({ id: Id }), async (app, { id }) =>
-    record(await app.ledger.write(writes.suspendAccount, { id: accountWith(app.ledger.read, id).id, at: null })),
+    record(await app.ledger.write(suspendAccount, { id: accountWith(app.ledger.read, id).id, at: null })),
   ),
 };

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { CHECKOUT_STATUSES } from '../db/schema.ts';
+import { CHECKOUT_STATUSES } from '../db/enums.ts';
 import { type Checkout, countCheckouts, listCheckouts } from '../ledger/checkout.ts';
 import { command, Id, PAGE } from './command.ts';
 import { accountWith, checkoutWith, pageAfter } from './find.ts';

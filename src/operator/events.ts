@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { EVENT_TYPES } from '../config/events.ts';
+import { EVENT_TYPES } from '../db/enums.ts';
 import {
   countEvents,
   type Delivery,
@@ -8,8 +8,9 @@ import {
   eventOf,
   latestEventOf,
   listEvents,
+  recordTest,
+  resendEvent,
 } from '../ledger/outbox.ts';
-import { recordTest, resendEvent } from '../ledger/writes.ts';
 import { eventRecord } from '../notify/message.ts';
 import { Refusal } from '../refusal.ts';
 import { command, Id, NOTHING, type OperatorApp, PAGE } from './command.ts';

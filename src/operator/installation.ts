@@ -1,7 +1,6 @@
 import * as v from 'valibot';
 import { headOf } from '../ledger/head.ts';
-import type { Installation } from '../ledger/installation.ts';
-import * as writes from '../ledger/writes.ts';
+import { freeze, type Installation } from '../ledger/installation.ts';
 import { Refusal } from '../refusal.ts';
 import { command, NOTHING, Reason } from './command.ts';
 
@@ -15,9 +14,9 @@ const record = (it: Installation) => ({
 export const installation = {
   freeze: command(v.strictObject({ reason: v.optional(Reason) }), async (app, { reason }) => {
     const at = app.clock.now();
-    return record(await app.ledger.write(writes.freeze, { at, reason: reason ?? null }));
+    return record(await app.ledger.write(freeze, { at, reason: reason ?? null }));
   }),
-  unfreeze: command(NOTHING, async (app) => record(await app.ledger.write(writes.freeze, { at: null, reason: null }))),
+  unfreeze: command(NOTHING, async (app) => record(await app.ledger.write(freeze, { at: null, reason: null }))),
   reload: command(NOTHING, (app) => {
     if (!app.reload) throw new Refusal('read_only', 'This process does not serve: there is nothing to reload.');
     return app.reload();

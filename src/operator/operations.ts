@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { OPERATION_STATES } from '../db/schema.ts';
+import { OPERATION_STATES } from '../db/enums.ts';
 import { decideOperation } from '../lease/extension.ts';
 import { countOperations, listOperations } from '../ledger/operation.ts';
 import { operationRecord } from '../wire/operation.ts';

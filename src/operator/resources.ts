@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { RESOURCE_STATUSES } from '../db/schema.ts';
+import { RESOURCE_STATUSES } from '../db/enums.ts';
 import { abandonLease, stopLease } from '../lease/create.ts';
 import { countResources, pageResources, type Resource } from '../ledger/resource.ts';
 import { Refusal } from '../refusal.ts';

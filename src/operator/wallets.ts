@@ -2,7 +2,7 @@ import * as v from 'valibot';
 import { routerCredential, routerToken, walletToken } from '../access/keyring.ts';
 import { listRouterKeys } from '../access/router-keys.ts';
 import { openRouterKey } from '../access/writes.ts';
-import { WALLET_STATUSES } from '../db/schema.ts';
+import { WALLET_STATUSES } from '../db/enums.ts';
 import { fingerprint } from '../fingerprint.ts';
 import { newId } from '../id.ts';
 import { openOperations } from '../ledger/operation.ts';

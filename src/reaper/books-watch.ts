@@ -1,14 +1,13 @@
 import { setPriority } from 'node:os';
 import sea from 'node:sea';
 import { fileURLToPath } from 'node:url';
-import type { Events } from '../events.ts';
 import { startProgram } from '../files/programs.ts';
 import type { Health } from '../health.ts';
 import { newFault } from '../ledger/audit.ts';
-import { currentEpoch } from '../ledger/installation.ts';
+import { currentEpoch, lowerAcceptedFaults } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { readVerdict, type Verdict } from '../ledger/verify.ts';
-import * as writes from '../ledger/writes.ts';
+import type { Events } from '../telemetry/events.ts';
 
 /**
  * Delay of the first examination. Small books are examined completely at the start; large ones soon after, and all of
@@ -53,7 +52,7 @@ export function watchBooks(
       health.fault ??= fault;
       events.failed('books', new Error(fault));
     } else if (!health.fault && verdict.faults < currentEpoch(read).acceptedFaults)
-      await write(writes.lowerAcceptedFaults, { left: verdict.faults });
+      await write(lowerAcceptedFaults, { left: verdict.faults });
     return verdict;
   }
 

@@ -1,8 +1,8 @@
 import type { Reader } from '../db/handle.ts';
-import type { Events } from '../events.ts';
 import type { Health } from '../health.ts';
 import { findBreak } from '../ledger/head.ts';
 import { currentEpoch } from '../ledger/installation.ts';
+import type { Events } from '../telemetry/events.ts';
 
 /**
  * A slice takes less than a millisecond and a pause twenty times as long: requests do not notice, and a million entries

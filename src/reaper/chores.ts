@@ -4,12 +4,17 @@ import type { ConfiguredBackend } from '../compute/slots.ts';
 import { checkKeeps, nextKeep } from '../lease/keep.ts';
 import { advance } from '../lease/step.ts';
 import { newPass, type Pass, sweep } from '../lease/sweep.ts';
-import { nextStaleAnswer, type UncertainCursor, uncertainOperations } from '../ledger/operation.ts';
-import { nextStaleEvent } from '../ledger/outbox.ts';
-import { dueRefills, nextRefill } from '../ledger/refill.ts';
+import {
+  nextStaleAnswer,
+  pruneAnswers,
+  resolveByPolicy,
+  type UncertainCursor,
+  uncertainOperations,
+} from '../ledger/operation.ts';
+import { nextStaleEvent, pruneEvents } from '../ledger/outbox.ts';
+import { dueRefills, nextRefill, refillWallet } from '../ledger/refill.ts';
 import { type DueResource, dueResources, nextDueResource, PAGE_COUNT } from '../ledger/resource.ts';
 import { type DueCursor, dueWallets, endingWallets, LIST_COUNT_MAX, nextExpiry } from '../ledger/wallet.ts';
-import * as writes from '../ledger/writes.ts';
 import { shortestUncertain, uncertainPolicyOf } from '../router/uncertain.ts';
 import { recover } from '../spend/recover.ts';
 import { endSpending, tryClose } from '../wallet/close.ts';
@@ -56,7 +61,7 @@ export async function refillWallets(app: ReaperApp, reaped: Reaped): Promise<voi
   const now = app.clock.now();
   for (;;) {
     const page = dueRefills(app.ledger.read, now);
-    const refilled = await Promise.allSettled(page.map(({ id }) => app.ledger.write(writes.refillWallet, { id, now })));
+    const refilled = await Promise.allSettled(page.map(({ id }) => app.ledger.write(refillWallet, { id, now })));
     for (const it of refilled) {
       tally(app, reaped, it, 'refilled');
       if (it.status === 'fulfilled' && it.value) app.events.refilled(it.value);
@@ -150,7 +155,7 @@ export async function resolveUncertain(app: ReaperApp, reaped: Reaped): Promise<
     const decided = await Promise.allSettled(
       due.map(({ id, after_seconds: seconds, policy }) => {
         const reason = `no answer after ${seconds} s; policy ${policy}`;
-        return app.ledger.write(writes.resolveByPolicy, { id, decision: policy, reason, now });
+        return app.ledger.write(resolveByPolicy, { id, decision: policy, reason, now });
       }),
     );
     for (const it of decided) {
@@ -176,7 +181,7 @@ export async function pruneReplays(app: ReaperApp, reaped: Reaped): Promise<void
   const now = app.clock.now();
   for (;;) {
     if ((nextStaleAnswer(app.ledger.read) ?? Number.POSITIVE_INFINITY) > now) return;
-    reaped.pruned += await app.ledger.write(writes.pruneAnswers, { now });
+    reaped.pruned += await app.ledger.write(pruneAnswers, { now });
   }
 }
 
@@ -186,7 +191,7 @@ export async function pruneOutbox(app: ReaperApp, reaped: Reaped): Promise<void>
   const now = app.clock.now();
   for (;;) {
     if ((nextStaleEvent(app.ledger.read) ?? Number.POSITIVE_INFINITY) > now) return;
-    reaped.pruned += await app.ledger.write(writes.pruneEvents, { now });
+    reaped.pruned += await app.ledger.write(pruneEvents, { now });
   }
 }
 

@@ -2,10 +2,10 @@ import { findKey, type Key, revokeKey } from '../access/keys.ts';
 import { findRouterKey, revokeRouterKey } from '../access/router-keys.ts';
 import type { Tx } from '../db/handle.ts';
 import type { Database } from '../db/open.ts';
-import { findAccount, setSuspended } from '../ledger/account.ts';
-import { isFrozen, setFrozen } from '../ledger/installation.ts';
+import { findAccount, suspendAccount } from '../ledger/account.ts';
+import { freeze, isFrozen } from '../ledger/installation.ts';
 import { findWallet } from '../ledger/wallet.ts';
-import { setWalletFrozen } from '../ledger/wallet-change.ts';
+import { freezeWallet } from '../ledger/wallet-change.ts';
 
 /** The ids of all that somebody has stopped in the books that a restore replaces. A backup of before would let it go on. */
 export type Restrictions = {
@@ -57,15 +57,16 @@ export function carryOver(tx: Tx, from: Restrictions, now: number): CarriedOver 
   const routerKeys = from.routerKeys.filter(({ id }) => findRouterKey(tx, id)?.revokedAt === null);
   for (const { id } of routerKeys) revokeRouterKey(tx, id, now);
   const accounts = from.accounts.filter(({ id }) => findAccount(tx, id)?.suspendedAt === null);
-  for (const { id } of accounts) setSuspended(tx, id, now);
+  for (const { id } of accounts) suspendAccount.run(tx, { id, at: now });
   const wallets = from.wallets.filter(({ id }) => {
     const known = findWallet(tx, id);
     return known?.status === 'active' && known.frozenAt === null && (known.expiresAt ?? now + 1) > now;
   });
-  for (const { id, reason, isOver } of wallets) setWalletFrozen(tx, id, now, isOver ? CLOSED_SINCE : reason, now);
+  for (const { id, reason, isOver } of wallets)
+    freezeWallet.run(tx, { id, frozenAt: now, reason: isOver ? CLOSED_SINCE : reason, now });
   const { installation } = from;
   const freezes = installation.isFrozen === 1 && !isFrozen(tx);
-  if (freezes) setFrozen(tx, now, installation.reason);
+  if (freezes) freeze.run(tx, { at: now, reason: installation.reason });
   return {
     revoked_keys: keys.length + routerKeys.length,
     suspended_accounts: accounts.length,

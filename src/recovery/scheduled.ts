@@ -6,11 +6,11 @@ import { fileURLToPath } from 'node:url';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/config.ts';
 import { connect } from '../db/addon.ts';
-import type { Events } from '../events.ts';
 import { contained } from '../fault.ts';
 import { reportOnlyOf } from '../ledger/installation.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { parseJson } from '../parse-json.ts';
+import type { Events } from '../telemetry/events.ts';
 import { readManifest } from './manifest.ts';
 
 /** Interval of the check whether a backup is due. */

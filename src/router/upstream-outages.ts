@@ -1,8 +1,7 @@
 import type { Clock } from '../clock.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import { upstreamSubject } from '../ledger/notices.ts';
+import { tellUpstream, upstreamSubject } from '../ledger/notices.ts';
 import { latestEventOf } from '../ledger/outbox.ts';
-import { tellUpstream } from '../ledger/writes.ts';
 import { parseJson } from '../parse-json.ts';
 import type { Reply } from './upstream.ts';
 

@@ -1,8 +1,8 @@
 import type { Clock } from '../clock.ts';
-import type { Events } from '../events.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import { findOperation, reservedOperations } from '../ledger/operation.ts';
 import { resourceOfOperation } from '../ledger/resource.ts';
+import type { Events } from '../telemetry/events.ts';
 import type { InFlight } from './in-flight.ts';
 import { recoverOperation } from './writes.ts';
 

@@ -1,7 +1,6 @@
 import { type Limit, refusalOfLimit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
 import type { Data, Write } from '../db/write.ts';
-import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
 import {
@@ -20,6 +19,7 @@ import {
 import type { TenantOf } from '../ledger/tenant.ts';
 import type { Nanos } from '../money.ts';
 import { Refusal, type RefusalCode, type RefusalData, refusalOf as refusalFrom, refusedFrom } from '../refusal.ts';
+import type { Events } from '../telemetry/events.ts';
 import { type Audience, COME_BACK_SECONDS, type WhenOver } from './audience.ts';
 import type { FundsQueue, WaitEnd } from './funds-queue.ts';
 import { type InFlight, type RegisterId, type RejectWaiters, type RespondEarly, stopping } from './in-flight.ts';

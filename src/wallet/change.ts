@@ -1,19 +1,18 @@
-import type { Refill } from '../ledger/refill.ts';
+import { type Refill, setRefill } from '../ledger/refill.ts';
 import type { Wallet } from '../ledger/wallet.ts';
-import type { Changed, ChangeOrder } from '../ledger/wallet-change.ts';
-import * as writes from '../ledger/writes.ts';
+import { type Changed, type ChangeOrder, changeBudget, extendWallet, freezeWallet } from '../ledger/wallet-change.ts';
 import type { OpenApp } from './open.ts';
 
 /** Raises a wallet's budget by whole cents or lowers it by negative ones. Throws what `changeBudget` throws. */
 export async function changeWalletBudget(app: OpenApp, order: ChangeOrder & { cents: number }): Promise<Changed> {
   const [now, blocked] = [app.clock.now(), app.clock.holdsBlocked()];
-  return announced(app, await app.ledger.write(writes.changeBudget, { order, now, blocked }));
+  return announced(app, await app.ledger.write(changeBudget, { order, now, blocked }));
 }
 
 /** Moves a wallet's expiry further. Throws what `extendWallet` throws. */
 export async function extend(app: OpenApp, order: ChangeOrder & { seconds: number }): Promise<Changed> {
   const now = app.clock.now();
-  return announced(app, await app.ledger.write(writes.extendWallet, { order, now }));
+  return announced(app, await app.ledger.write(extendWallet, { order, now }));
 }
 
 function announced(app: OpenApp, changed: Changed): Changed {
@@ -29,7 +28,7 @@ export async function freeze(
   reason: string | null = null,
 ): Promise<Wallet> {
   const now = app.clock.now();
-  const wallet = await app.ledger.write(writes.freezeWallet, { id, frozenAt: isFrozen ? now : null, reason, now });
+  const wallet = await app.ledger.write(freezeWallet, { id, frozenAt: isFrozen ? now : null, reason, now });
   app.events.walletFrozen(wallet);
   return wallet;
 }
@@ -37,7 +36,7 @@ export async function freeze(
 /** Sets the refill of a wallet, or ends it with null. Throws what `setRefill` throws. */
 export async function refill(app: OpenApp, id: string, order: Refill | null): Promise<Wallet> {
   const [now, blocked] = [app.clock.now(), app.clock.holdsBlocked()];
-  const wallet = await app.ledger.write(writes.setRefill, { id, refill: order, now, blocked });
+  const wallet = await app.ledger.write(setRefill, { id, refill: order, now, blocked });
   app.events.refillSet(wallet);
   if (wallet.refillAt !== null) app.wakeAt(wallet.refillAt);
   return wallet;

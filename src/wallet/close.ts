@@ -4,10 +4,9 @@ import type { LeaseApp } from '../lease/create.ts';
 import { REPORT_ONLY } from '../lease/report-only.ts';
 import { advance } from '../lease/step.ts';
 import { beginClosing, type CloseReason, closeWallet, noteCleanup } from '../ledger/closing.ts';
-import { hasOpenOperations, openOperations } from '../ledger/operation.ts';
+import { hasOpenOperations, openOperations, resolveByPolicy } from '../ledger/operation.ts';
 import { endResourcesOfWallet, liveResources, type Resource } from '../ledger/resource.ts';
 import { findWallet, openChildren, openDescendants, statusAt, type Wallet } from '../ledger/wallet.ts';
-import { resolveByPolicy } from '../ledger/writes.ts';
 import { ZERO } from '../money.ts';
 import { uncertainPolicyOf } from '../router/uncertain.ts';
 

@@ -2,13 +2,12 @@ import { type Keyring, walletCredential, walletToken } from '../access/keyring.t
 import { type Limit, refusalOfLimit } from '../access/limits.ts';
 import type { Clock } from '../clock.ts';
 import type { Config } from '../config/config.ts';
-import type { Events } from '../events.ts';
 import { newId } from '../id.ts';
 import type { Ledger } from '../ledger/ledger.ts';
-import type { WalletOrder } from '../ledger/open-wallet.ts';
+import { openWallet, type WalletOrder } from '../ledger/open-wallet.ts';
 import type { TenantOf } from '../ledger/tenant.ts';
 import { refuseInactive, type Wallet } from '../ledger/wallet.ts';
-import { openWallet } from '../ledger/writes.ts';
+import type { Events } from '../telemetry/events.ts';
 
 export type OpenApp = {
   ledger: Ledger;

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
+import { OPERATION_KINDS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
-import { OPERATION_KINDS, WALLET_STATUSES } from '../db/schema.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Wallet } from '../ledger/wallet.ts';
 import { formatUsd } from '../money.ts';

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/schema.ts';
+import { OPERATION_KINDS, OPERATION_OUTCOMES, OPERATION_STATES, SETTLED_BY } from '../db/enums.ts';
 import type { Operation } from '../ledger/operation.ts';
 import type { Step } from '../ledger/timeline.ts';
 import { formatUsd } from '../money.ts';

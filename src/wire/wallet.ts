@@ -1,7 +1,7 @@
 import * as v from 'valibot';
 import { isZone, PERIODS } from '../calendar.ts';
+import { CLOSE_REASONS, WALLET_STATUSES } from '../db/enums.ts';
 import type { Reader } from '../db/handle.ts';
-import { CLOSE_REASONS, WALLET_STATUSES } from '../db/schema.ts';
 import { type Refill, refillOf } from '../ledger/refill.ts';
 import { frozenOver, shownAvailable, statusAt, type Wallet } from '../ledger/wallet.ts';
 import { centsToNanos, formatUsd, type Nanos, nanosToCentsDown, nanosToCentsUp, parseUsd } from '../money.ts';

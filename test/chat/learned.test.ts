@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
 import { readLearned } from '../../src/doctor/learned.ts';
-import { type LearnedBound, listLearnedBounds } from '../../src/ledger/learned-bound.ts';
-import { keepLearnedBound } from '../../src/ledger/writes.ts';
+import { keepLearnedBound, type LearnedBound, listLearnedBounds } from '../../src/ledger/learned-bound.ts';
 import { createCatalogue } from '../../src/router/catalogue.ts';
 import { describeLearned } from '../../src/router/check.ts';
 import { openGateway } from '../helper/gateway.ts';

@@ -9,7 +9,7 @@ import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
 import { openKubernetesBackend } from '../../src/compute/backends/kubernetes/kubernetes.ts';
 import { type KubernetesSettings, slots } from '../../src/compute/backends/kubernetes/settings.ts';
-import * as writes from '../../src/ledger/writes.ts';
+import { changeResource } from '../../src/ledger/resource.ts';
 import { LONG, openWith } from '../lease/leases.ts';
 import {
   doneBut,
@@ -337,7 +337,7 @@ test('kubernetes: reconcile only looks, and leaves a deadline that is to be set 
   const { token } = await purser.openWallet(LONG);
   const { id } = (await purser.lease(token)).body;
   const { ledger, clock } = purser.app;
-  await ledger.write(writes.changeResource, { id, values: { quarantinedAt: clock.now() } });
+  await ledger.write(changeResource, { id, values: { quarantinedAt: clock.now() } });
   makeRearmDue(fake);
   const patches = () => fake.count('PATCH', /jobs/);
   const before = patches();
@@ -347,7 +347,7 @@ test('kubernetes: reconcile only looks, and leaves a deadline that is to be set 
     [['running', null]],
   );
   assert.equal(patches(), before);
-  await ledger.write(writes.changeResource, { id, values: { quarantinedAt: null } });
+  await ledger.write(changeResource, { id, values: { quarantinedAt: null } });
   purser.clock.advance(61);
   await purser.app.reaper.runOnce();
   assert.equal(patches(), before + 1);

@@ -46,9 +46,8 @@ test('every page, test and metric that the page names is there', () => {
   for (const [, name] of PAGE.matchAll(/\]\(([\w./-]+)\)/g))
     assert(existsSync(join(ROOT, 'docs', name as string)), `docs/${name}`);
   for (const [name] of PAGE.matchAll(/\btest\/[\w/-]+\.test\.ts/g)) assert(existsSync(join(ROOT, name)), name);
-  const events = readFileSync(join(ROOT, 'src/events.ts'), 'utf8');
-  for (const [, name] of PAGE.matchAll(/`purser_(\w+?)(?:\{[^`]*\})?`/g))
-    assert(events.includes(`'${name}'`) || /connections/.test(name as string), name);
+  const metrics = readFileSync(join(ROOT, 'src/telemetry/metrics.ts'), 'utf8');
+  for (const [, name] of PAGE.matchAll(/`purser_(\w+?)(?:\{[^`]*\})?`/g)) assert(metrics.includes(`'${name}'`), name);
 });
 
 test('the bounds that the page states are those of the source', () => {

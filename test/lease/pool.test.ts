@@ -3,8 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { parse, stringify } from 'yaml';
-import { findResource, type Resource } from '../../src/ledger/resource.ts';
-import * as writes from '../../src/ledger/writes.ts';
+import { changeResource, findResource, type Resource } from '../../src/ledger/resource.ts';
 import { until } from '../helper/waiting.ts';
 import { LONG, openMemoryPool, PRICE } from './leases.ts';
 
@@ -155,14 +154,14 @@ test('a machine on another backend than its row names is found by its tag, while
   const [{ id }] = rows(purser as never) as [Resource];
   // As a backup from before the second was asked has it.
   const values = { backend: 'a', quarantinedAt: purser.app.clock.now() };
-  await purser.app.ledger.write(writes.changeResource, { id, values });
+  await purser.app.ledger.write(changeResource, { id, values });
   const { leases } = await purser.run('resource.reconcile', {});
   assert.deepEqual(
     leases.map((it) => [it.machine, it.would_end]),
     [['running', null]],
     'what would be done is what is reported',
   );
-  await purser.app.ledger.write(writes.changeResource, { id, values: { quarantinedAt: null } });
+  await purser.app.ledger.write(changeResource, { id, values: { quarantinedAt: null } });
   const found = await purser.lease(token, 'k');
   assert.deepEqual([found.status, found.body.status], [200, 'running']);
   assert.deepEqual(backendsOf(purser as never), ['b']);

@@ -62,6 +62,14 @@ export function walletOrder(accountId: string, order: Partial<WalletOrder> = {})
   };
 }
 
+/** The data of the write that opens a wallet. */
+export const opening = (order: WalletOrder, now: number) => ({
+  order,
+  now,
+  blocked: undefined,
+  limits: { depth: 4, openChildren: 1000 },
+});
+
 export function holdOrder(walletId: string, nanos: bigint, order: Partial<HoldOrder> = {}): HoldOrder {
   return {
     id: newId('op'),
@@ -93,18 +101,18 @@ export async function openBooks(t: After): Promise<Books> {
   const file = join(temporaryDirectory(t), 'purser.db');
   const ledger = openBooksAt(file);
   t.after(() => ledger.close());
-  await ledger.write((tx) => install(tx, MASTER_KEY_ID, 1));
+  await ledger.write(install, { masterKeyId: MASTER_KEY_ID, now: 1 });
   const books: Books = {
     file,
     ledger,
     async account(creditCents = 100_000, now = 1) {
-      const { id } = await ledger.write((tx) => openAccount(tx, randomUUID(), now));
+      const { id } = await ledger.write(openAccount, { name: randomUUID(), creditCents: 0, now });
       if (creditCents) await books.fund({ accountId: id, kind: 'credit', amountCents: creditCents }, now);
       return id;
     },
-    fund: (order, now = 1) => ledger.write((tx) => fundAccount(tx, { reason: null, key: null, ...order }, now)),
-    wallet: (accountId, order, now = 1) =>
-      ledger.write((tx) => openWallet(tx, walletOrder(accountId, order), now).wallet),
+    fund: (order, now = 1) => ledger.write(fundAccount, { order: { reason: null, key: null, ...order }, now }),
+    wallet: async (accountId, order, now = 1) =>
+      (await ledger.write(openWallet, opening(walletOrder(accountId, order), now))).wallet,
     hold: (walletId, nanos, order, now = 1) =>
       ledger.write((tx) => placeHold(tx, holdOrder(walletId, nanos, order), now)),
     settle: (id, outcome, now = 1) => ledger.write((tx) => settle(tx, id, outcome, 'answer', now).moved),

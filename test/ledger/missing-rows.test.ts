@@ -5,7 +5,7 @@ import { auditFiles } from '../../src/books/examine.ts';
 import { files } from '../../src/files/data-directory.ts';
 import { audit } from '../../src/ledger/audit.ts';
 import { dropAnswer, keepAnswer, pruneAnswers, resolveOperation } from '../../src/ledger/operation.ts';
-import { EVENT_KEPT_SECONDS, pruneEvents, record } from '../../src/ledger/outbox.ts';
+import { EVENT_KEPT_SECONDS, pruneEvents, recordTest } from '../../src/ledger/outbox.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
 import { done, openBooks } from './books.ts';
 import { NOTES, openStory } from './story.ts';
@@ -141,15 +141,19 @@ test('a chat writes no count beside its wallet, and what is deleted when its tim
   await books.settle(free, done(0n));
   await ledger.write((tx) => resolveOperation(tx, late, 'charge', 'policy', 'nobody knows', 1));
   assert.deepEqual(tally(), before);
-  await ledger.write((tx) => keepAnswer(tx, late, Buffer.from('{}'), 10));
+  await ledger.write(keepAnswer, { id: late, body: Buffer.from('{}'), keptUntil: 10 });
   const answers = () => ledger.client.prepare('select count(*) from answer').pluck().get();
   assert.deepEqual([answers(), verifyLedger(ledger.client).problems], [3n, []]);
-  await ledger.write((tx) => dropAnswer(tx, late));
-  await ledger.write((tx) => dropAnswer(tx, late)); // There is none any more.
+  await ledger.write(dropAnswer, { id: late });
+  await ledger.write(dropAnswer, { id: late }); // There is none any more.
   assert.deepEqual([answers(), verifyLedger(ledger.client).problems], [2n, []]);
-  await ledger.write((tx) => record(tx, 'test', 'test', {}, 1));
-  const later = 1 + EVENT_KEPT_SECONDS;
-  const pruned = await ledger.write((tx) => [pruneAnswers(tx, later), pruneEvents(tx, later), pruneEvents(tx, later)]);
+  await ledger.write(recordTest, { now: 1 });
+  const later = { now: 1 + EVENT_KEPT_SECONDS };
+  const pruned = await ledger.write((tx) => [
+    pruneAnswers.run(tx, later),
+    pruneEvents.run(tx, later),
+    pruneEvents.run(tx, later),
+  ]);
   assert.deepEqual(pruned, [2, 1, 0]);
   assert.deepEqual([answers(), verifyLedger(ledger.client).problems], [0n, []]);
 });

@@ -3,20 +3,19 @@ import { randomUUID } from 'node:crypto';
 import { copyFileSync, existsSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import type { Tx } from '../../src/db/handle.ts';
 import { newId } from '../../src/id.ts';
-import { fundAccount, openAccount, setSuspended } from '../../src/ledger/account.ts';
+import { fundAccount, openAccount, suspendAccount } from '../../src/ledger/account.ts';
 import { openCheckout, reportPayment } from '../../src/ledger/checkout.ts';
 import { beginClosing, closeWallet } from '../../src/ledger/closing.ts';
 import { findGap, headOf } from '../../src/ledger/head.ts';
-import { install, setFrozen } from '../../src/ledger/installation.ts';
+import { freeze, install } from '../../src/ledger/installation.ts';
 import { openWallet } from '../../src/ledger/open-wallet.ts';
 import { type Outcome, placeHold, resolveOperation, settle, takeOverHold } from '../../src/ledger/operation.ts';
-import { refillIfDue, setRefill } from '../../src/ledger/refill.ts';
-import { reportReversal } from '../../src/ledger/reversal.ts';
+import { refillWallet, setRefill } from '../../src/ledger/refill.ts';
+import { reversePayment } from '../../src/ledger/reversal.ts';
 import { verifyLedger } from '../../src/ledger/verify.ts';
-import { dueWallets, findWallet, type Wallet } from '../../src/ledger/wallet.ts';
-import { changeBudget, extendWallet, setWalletFrozen } from '../../src/ledger/wallet-change.ts';
+import { dueWallets } from '../../src/ledger/wallet.ts';
+import { changeBudget, extendWallet, freezeWallet } from '../../src/ledger/wallet-change.ts';
 import { centsToNanos, Nanos } from '../../src/money.ts';
 import { Refusal } from '../../src/refusal.ts';
 import { createInFlight } from '../../src/spend/in-flight.ts';
@@ -28,6 +27,7 @@ import {
   holdOrder,
   MASTER_KEY_ID,
   openBooksAt,
+  opening,
   refused,
   temporaryDirectory,
   unknown,
@@ -47,8 +47,6 @@ async function ending(result: Promise<unknown>): Promise<string> {
     throw error;
   }
 }
-
-const walletIn = (tx: Tx, id: string) => findWallet(tx, id) as Wallet;
 
 /** Every balance on file, in the shape of the model. */
 function balances({ client }: OpenLedger) {
@@ -114,9 +112,9 @@ for (const seed of [SEED, SEED + 1, 1])
     const model = new Model();
     let ledger = openBooksAt(join(directory, '0.db'));
     t.after(() => ledger.close());
-    await ledger.write((tx) => install(tx, MASTER_KEY_ID, model.now));
+    await ledger.write(install, { masterKeyId: MASTER_KEY_ID, now: model.now });
     for (let i = 0; i < 3; i++) {
-      const { id } = await ledger.write((tx) => openAccount(tx, `account ${i}`, model.now));
+      const { id } = await ledger.write(openAccount, { name: `account ${i}`, creditCents: 0, now: model.now });
       model.accounts.set(id, { ...NEW_ACCOUNT });
     }
     const accountIds = [...model.accounts.keys()];
@@ -128,7 +126,7 @@ for (const seed of [SEED, SEED + 1, 1])
         const kind = random.pick(['credit', 'credit', 'debit'] as const);
         const order = { accountId, kind, amountCents: cents, reason: null, key: null };
         return {
-          write: (it) => it.write((tx) => fundAccount(tx, order, model.now)),
+          write: (it) => it.write(fundAccount, { order, now: model.now }),
           model: () => model.fund(accountId, kind === 'credit' ? cents : -cents),
         };
       },
@@ -140,9 +138,11 @@ for (const seed of [SEED, SEED + 1, 1])
         return {
           write: (it) =>
             it.write((tx) => {
-              const expiresAt = model.now + 3600;
-              const checkout = openCheckout(tx, { ...order, idempotencyKey: id, expiresAt }, model.now);
-              return reportPayment(tx, { sessionId: `cs_${id}`, checkoutId: checkout.id, ...paid }, model.now);
+              const { now } = model;
+              const opened = { ...order, idempotencyKey: id, expiresAt: now + 3600 };
+              const { id: checkoutId } = openCheckout.run(tx, { order: opened, now });
+              const report = { sessionId: `cs_${id}`, checkoutId, ...paid };
+              return reportPayment.run(tx, { report, event: undefined, now });
             }),
           model: () => model.pay(payment, accountId, cents),
         };
@@ -159,8 +159,9 @@ for (const seed of [SEED, SEED + 1, 1])
             : random.pick(['inquiry', 'taken', 'lost', 'returned'] as const);
         const told = { kind, cents: random.pick([cents, random.whole(0, cents)]), state };
         const report = { id, kind, paymentIntent, amountCents: told.cents, state, asOf: ++toldAt };
+        const event = { id: randomUUID(), type: 'told', subject: id };
         return {
-          write: (it) => it.write((tx) => reportReversal(tx, report, model.now)),
+          write: (it) => it.write(reversePayment, { reversal: report, event, now: model.now }),
           model: () => model.reverse(paymentIntent, id, told),
         };
       },
@@ -169,7 +170,7 @@ for (const seed of [SEED, SEED + 1, 1])
         const seconds = random.pick([0, random.whole(1, 600)]);
         const order = walletOrder(accountId, { id, budget: centsToNanos(cents), expiresInSeconds: seconds });
         return {
-          write: (it) => it.write((tx) => openWallet(tx, order, model.now)),
+          write: (it) => it.write(openWallet, opening(order, model.now)),
           model: () => model.open(id, accountId, cents, seconds),
         };
       },
@@ -245,7 +246,7 @@ for (const seed of [SEED, SEED + 1, 1])
         const seconds = random.pick([0, random.whole(1, 600)]);
         const order = walletOrder(account, { id, parentId, budget, expiresInSeconds: seconds });
         return {
-          write: (it) => it.write((tx) => openWallet(tx, order, model.now)),
+          write: (it) => it.write(openWallet, opening(order, model.now)),
           model: () => model.delegate(id, parentId, budget, seconds),
         };
       },
@@ -255,7 +256,7 @@ for (const seed of [SEED, SEED + 1, 1])
         const cents = random.pick([1, -1]) * random.whole(1, 900);
         const order = { walletId, cents, idempotencyKey: null, fingerprint: Buffer.alloc(32), requestId: 'req_test' };
         return {
-          write: (it) => it.write((tx) => changeBudget(tx, order, model.now)),
+          write: (it) => it.write(changeBudget, { order, now: model.now, blocked: undefined }),
           model: () => model.changeBudget(walletId, cents),
         };
       },
@@ -265,7 +266,7 @@ for (const seed of [SEED, SEED + 1, 1])
         const seconds = random.whole(1, 300);
         const order = { walletId, seconds, idempotencyKey: null, fingerprint: Buffer.alloc(32), requestId: 'req_test' };
         return {
-          write: (it) => it.write((tx) => extendWallet(tx, order, model.now)),
+          write: (it) => it.write(extendWallet, { order, now: model.now }),
           model: () => model.extend(walletId, seconds),
         };
       },
@@ -273,7 +274,8 @@ for (const seed of [SEED, SEED + 1, 1])
         const [id, paused] = [anyWallet(), random.whole(0, 3) === 0];
         if (!id) return;
         return {
-          write: (it) => it.write((tx) => setWalletFrozen(tx, id, paused ? model.now : null, null, model.now)),
+          write: (it) =>
+            it.write(freezeWallet, { id, frozenAt: paused ? model.now : null, reason: null, now: model.now }),
           model: () => model.pause(id, paused),
         };
       },
@@ -284,7 +286,12 @@ for (const seed of [SEED, SEED + 1, 1])
         const order = { cents: random.whole(1, 400), carry };
         return {
           write: (it) =>
-            it.write((tx) => setRefill(tx, walletIn(tx, id), { ...order, every: 'day', zone: 'UTC' }, model.now)),
+            it.write(setRefill, {
+              id,
+              refill: { ...order, every: 'day', zone: 'UTC' },
+              now: model.now,
+              blocked: undefined,
+            }),
           model: () => model.setRefill(id, order),
         };
       },
@@ -293,21 +300,21 @@ for (const seed of [SEED, SEED + 1, 1])
         const id = due.length ? random.pick(due) : anyWallet();
         if (!id) return;
         return {
-          write: (it) => it.write((tx) => refillIfDue(tx, walletIn(tx, id), model.now)),
+          write: (it) => it.write(refillWallet, { id, now: model.now }),
           model: () => model.refill(id),
         };
       },
       suspend() {
         const [id, suspended] = [random.pick(accountIds), random.whole(0, 4) === 0];
         return {
-          write: (it) => it.write((tx) => setSuspended(tx, id, suspended ? model.now : null)),
+          write: (it) => it.write(suspendAccount, { id, at: suspended ? model.now : null }),
           model: () => model.suspend(id, suspended),
         };
       },
       freeze() {
         const frozen = random.whole(0, 9) === 0;
         return {
-          write: (it) => it.write((tx) => setFrozen(tx, frozen ? model.now : null)),
+          write: (it) => it.write(freeze, { at: frozen ? model.now : null, reason: null }),
           model: () => model.freezeAll(frozen),
         };
       },

@@ -167,6 +167,10 @@ export class Model {
   }
 
   delegate(id: string, parentId: string, budget: bigint, seconds: number): string {
+    return this.#afterRefill(parentId, () => this.#delegate(id, parentId, budget, seconds));
+  }
+
+  #delegate(id: string, parentId: string, budget: bigint, seconds: number): string {
     const parent = this.wallet(parentId);
     const refused = this.#inactive(parentId) ?? this.#refusesBudget(parent.account) ?? this.#paused(parentId);
     if (refused) return refused;
@@ -182,6 +186,12 @@ export class Model {
 
   /** Raises, or with negative cents lowers: to no less than what is spent, held and delegated. */
   changeBudget(id: string, cents: number): string {
+    const change = () => this.#changeBudget(id, cents);
+    const { parent } = this.wallet(id);
+    return this.#afterRefill(id, () => (parent === null ? change() : this.#afterRefill(parent, change)));
+  }
+
+  #changeBudget(id: string, cents: number): string {
     const refused = this.#inactive(id) ?? (cents > 0 ? this.#refusesBudget(this.wallet(id).account) : undefined);
     if (refused) return refused;
     const amount = cents > 0 ? BigInt(cents) * CENT : -BigInt(Math.min(-cents, Number(this.left(id) / CENT))) * CENT;
@@ -226,6 +236,10 @@ export class Model {
   }
 
   setRefill(id: string, order: Omit<Refill, 'days'>): string {
+    return this.#afterRefill(id, () => this.#setRefill(id, order));
+  }
+
+  #setRefill(id: string, order: Omit<Refill, 'days'>): string {
     const refused = this.#inactive(id) ?? (this.wallet(id).parent === null ? undefined : 'invalid_request');
     if (refused) return refused;
     const days = this.refills.get(id)?.days ?? new Set();
@@ -270,6 +284,20 @@ export class Model {
     return 'ok';
   }
 
+  /** Does something after a refill that is owed. What was refused has not happened, and neither has the refill. */
+  #afterRefill(id: string, act: () => string, isNeeded = true): string {
+    const [wallet, refill] = [this.wallet(id), this.refills.get(id)];
+    const account = this.account(wallet.account);
+    const before = [{ ...wallet }, { ...account }, new Set(refill?.days)] as const;
+    this.refill(id, isNeeded);
+    const end = act();
+    if (end === 'ok') return end;
+    Object.assign(wallet, before[0]);
+    Object.assign(account, before[1]);
+    if (refill) refill.days = before[2];
+    return end;
+  }
+
   hold(id: string, walletId: string, hold: bigint): string {
     const wallet = this.wallet(walletId);
     const refused = this.#inactive(walletId) ?? this.#paused(walletId);
@@ -277,19 +305,14 @@ export class Model {
     const account = this.account(wallet.account);
     if (account.suspended) return 'account_suspended';
     if (this.frozen) return 'read_only';
-    const refill = this.refills.get(walletId);
-    const before = [{ ...wallet }, { ...account }, new Set(refill?.days)] as const;
-    this.refill(walletId, this.left(walletId) < hold);
-    const left = this.left(walletId);
-    if (left < hold) {
-      const [later, isHeld] = [left + wallet.held, left + wallet.held >= hold];
-      assert(later >= 0n);
-      // What was refused has not happened, its refill included.
-      Object.assign(wallet, before[0]);
-      Object.assign(account, before[1]);
-      if (refill) refill.days = before[2];
-      return isHeld ? 'funds_held' : 'insufficient_funds';
-    }
+    return this.#afterRefill(walletId, () => this.#hold(id, walletId, hold), this.left(walletId) < hold);
+  }
+
+  #hold(id: string, walletId: string, hold: bigint): string {
+    const [wallet, left] = [this.wallet(walletId), this.left(walletId)];
+    const later = left + wallet.held;
+    assert(later >= 0n);
+    if (left < hold) return later >= hold ? 'funds_held' : 'insufficient_funds';
     wallet.held += hold;
     this.operations.set(id, {
       wallet: walletId,

@@ -50,8 +50,8 @@ test('what the reaper and the budget ask walks what is due, never what exists', 
   nextStaleEvent(read);
   const report = { sessionId: 'cs_x', checkoutId: null, outcome: 'open', currency: null, amountCents: null } as const;
   const order = { accountId, amountCents: 1, fingerprint: Buffer.alloc(32), requestId: 'req_1', expiresAt: 9 };
-  await ledger.write((tx) => void openCheckout(tx, { ...order, idempotencyKey: 'one' }, 1));
-  reportPayment(read as unknown as Tx, { ...report, paymentIntent: null }, 1);
+  await ledger.write(openCheckout, { order: { ...order, idempotencyKey: 'one' }, now: 1 });
+  reportPayment.run(read as unknown as Tx, { report: { ...report, paymentIntent: null }, event: undefined, now: 1 });
   client.prepare = prepare as typeof client.prepare;
 
   const planned = (part: RegExp) => {

@@ -5,15 +5,15 @@ import test, { type TestContext } from 'node:test';
 import type { Worker } from 'node:worker_threads';
 import { type ChatTerms, chatWrites } from '../../src/chat/terms.ts';
 import { defineWrite } from '../../src/db/write.ts';
-import { findAccount, listAccounts } from '../../src/ledger/account.ts';
+import { findAccount, listAccounts, openAccount, suspendAccount } from '../../src/ledger/account.ts';
 import { headOf } from '../../src/ledger/head.ts';
-import { installationOf } from '../../src/ledger/installation.ts';
+import { install, installationOf } from '../../src/ledger/installation.ts';
 import { openLedger } from '../../src/ledger/ledger.ts';
+import { openWallet } from '../../src/ledger/open-wallet.ts';
 import { findOperation, operationFrom } from '../../src/ledger/operation.ts';
 import { available, findWallet, type Wallet } from '../../src/ledger/wallet.ts';
-import * as writes from '../../src/ledger/writes.ts';
 import { Refusal } from '../../src/refusal.ts';
-import { done, holdOrder, MASTER_KEY_ID, temporaryDirectory, walletOrder } from './books.ts';
+import { done, holdOrder, MASTER_KEY_ID, opening, temporaryDirectory, walletOrder } from './books.ts';
 
 /** A ledger that is written by its thread. */
 async function openRemote(t: TestContext) {
@@ -33,21 +33,19 @@ async function openRemote(t: TestContext) {
     isClosed = true;
   };
   t.after(close);
-  await ledger.write(writes.install, { masterKeyId: MASTER_KEY_ID, now: 1 });
+  await ledger.write(install, { masterKeyId: MASTER_KEY_ID, now: 1 });
   return { file, ledger, fatal: fatal.promise, thread: await thread.promise, marks, close };
 }
 
 const account = (name: string) => ({ name, creditCents: 5000, now: 1 });
-const LIMITS = { depth: 4, openChildren: 1000 };
 
 /** Keeps this thread busy, so that no message reaches it meanwhile. */
 const block = (milliseconds: number) => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, milliseconds);
 
 test('what changes credentials is counted before whoever waits for it goes on; a paid request is not', async (t) => {
   const { ledger } = await openRemote(t);
-  const { id: accountId } = await ledger.write(writes.openAccount, account('a'));
-  const opening = { order: walletOrder(accountId), now: 1, blocked: undefined, limits: LIMITS };
-  const { wallet } = await ledger.write(writes.openWallet, opening);
+  const { id: accountId } = await ledger.write(openAccount, account('a'));
+  const { wallet } = await ledger.write(openWallet, opening(walletOrder(accountId), 1));
   const [changes, commits] = [ledger.changeCount(), ledger.commitCount()];
   const terms: ChatTerms = {
     kind: 'chat',
@@ -76,22 +74,17 @@ test('what changes credentials is counted before whoever waits for it goes on; a
   assert.equal(settled.available, available(findWallet(ledger.read, wallet.id) as Wallet));
   assert.equal(ledger.changeCount(), changes);
   assert(ledger.commitCount() > commits);
-  await ledger.write(writes.openAccount, account('b'));
+  await ledger.write(openAccount, account('b'));
   assert(ledger.changeCount() > changes);
 });
 
 test('a write is on disk, can be read and is in the mark when it resolves, with bytes and amounts as they were', async (t) => {
   const { ledger, marks } = await openRemote(t);
-  const { id } = await ledger.write(writes.openAccount, account('a'));
+  const { id } = await ledger.write(openAccount, account('a'));
   assert.equal(findAccount(ledger.read, id)?.availableCents, 5000);
   assert.deepEqual(marks.at(-1), headOf(ledger.read));
   const order = walletOrder(id);
-  const { wallet, isNew } = await ledger.write(writes.openWallet, {
-    order,
-    now: 1,
-    blocked: undefined,
-    limits: LIMITS,
-  });
+  const { wallet, isNew } = await ledger.write(openWallet, opening(order, 1));
   assert.equal(isNew, true);
   assert(Buffer.isBuffer(wallet.tokenHash) && wallet.tokenHash.equals(order.tokenHash));
   assert.deepEqual(wallet, findWallet(ledger.read, wallet.id));
@@ -103,7 +96,7 @@ test('what is asked for in one turn of the event loop shares commits, and resolv
   const order: number[] = [];
   await Promise.all(
     Array.from({ length: 100 }, async (_, i) => {
-      await ledger.write(writes.openAccount, account(`account ${i}`));
+      await ledger.write(openAccount, account(`account ${i}`));
       order.push(i);
     }),
   );
@@ -129,7 +122,7 @@ test('while each turn brings one more write they share a message, for at most ei
   const writing: Promise<unknown>[] = [];
   const writeEachTurn = (left: number) => {
     if (left > 1) setImmediate(writeEachTurn, left - 1); // Before the turn in which the message would be sent.
-    writing.push(ledger.write(writes.openAccount, account(`account ${left}`)));
+    writing.push(ledger.write(openAccount, account(`account ${left}`)));
   };
   writeEachTurn(27);
   while (writing.length < 27) await new Promise((resolve) => setImmediate(resolve));
@@ -143,13 +136,13 @@ test('a message waits for no more than twenty writes, and one that is alone does
   const writing: Promise<unknown>[] = [];
   const writeEachTurn = (left: number) => {
     if (left > 1) setImmediate(writeEachTurn, left - 1);
-    for (let i = 0; i < 10; i++) writing.push(ledger.write(writes.openAccount, account(`account ${left}.${i}`)));
+    for (let i = 0; i < 10; i++) writing.push(ledger.write(openAccount, account(`account ${left}.${i}`)));
   };
   writeEachTurn(4);
   while (writing.length < 40) await new Promise((resolve) => setImmediate(resolve));
   await Promise.all(writing);
   assert.equal(messages(), 2);
-  await ledger.write(writes.openAccount, account('alone'));
+  await ledger.write(openAccount, account('alone'));
   assert.equal(messages(), 3);
 });
 
@@ -157,9 +150,9 @@ test('what a write throws comes as it was thrown, and its neighbours are written
   const { ledger } = await openRemote(t);
   const unknown = defineWrite('test.in_this_thread_only', () => {});
   const [refused, broken, done] = await Promise.allSettled([
-    ledger.write(writes.suspendAccount, { id: 'acct_none', at: 1 }),
+    ledger.write(suspendAccount, { id: 'acct_none', at: 1 }),
     ledger.write(unknown, undefined),
-    ledger.write(writes.openAccount, account('a')),
+    ledger.write(openAccount, account('a')),
   ]);
   assert(refused.status === 'rejected' && refused.reason instanceof Refusal);
   assert.equal(refused.reason.code, 'not_found');
@@ -171,7 +164,7 @@ test('what a write throws comes as it was thrown, and its neighbours are written
 test('all reads of one turn see the same rows, whatever is committed meanwhile', async (t) => {
   const { ledger } = await openRemote(t);
   const count = () => listAccounts(ledger.read).length;
-  const written = ledger.write(writes.openAccount, account('a'));
+  const written = ledger.write(openAccount, account('a'));
   await new Promise((resolve) => setImmediate(resolve)); // It is sent.
   await new Promise((resolve) => setImmediate(resolve));
   const before = count();
@@ -187,22 +180,22 @@ test('the end of the thread is the end of the process, and what waits for it is 
   const answered = () => {
     isAnswered = true;
   };
-  void ledger.write(writes.openAccount, account('a')).then(answered, answered);
+  void ledger.write(openAccount, account('a')).then(answered, answered);
   await thread.terminate();
   assert.match(String(await fatal), /the thread that writes has ended/);
   await new Promise((resolve) => setImmediate(resolve));
   assert.equal(isAnswered, false);
-  await assert.rejects(ledger.write(writes.openAccount, account('b')), /the ledger is closed/);
+  await assert.rejects(ledger.write(openAccount, account('b')), /the ledger is closed/);
 });
 
 test('closing waits for what was asked for, leaves no log behind and takes nothing more', async (t) => {
   const { ledger, file, close } = await openRemote(t);
-  const written = ledger.write(writes.openAccount, account('a'));
+  const written = ledger.write(openAccount, account('a'));
   const closed = close();
   assert.equal((await written).name, 'a');
   await closed;
   assert.equal(existsSync(`${file}-wal`), false);
-  await assert.rejects(ledger.write(writes.openAccount, account('b')), /the ledger is closed/);
+  await assert.rejects(ledger.write(openAccount, account('b')), /the ledger is closed/);
 });
 
 test('the connection of everybody else writes nothing', async (t) => {

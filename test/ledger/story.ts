@@ -11,9 +11,9 @@ import { beginStep, changeKeep, endKeep } from '../../src/ledger/keep.ts';
 import { keepLearnedBound } from '../../src/ledger/learned-bound.ts';
 import type { Ledger } from '../../src/ledger/ledger.ts';
 import { placeHold, settle } from '../../src/ledger/operation.ts';
-import { noteEvent, setFeed } from '../../src/ledger/payment-events.ts';
+import { setFeed } from '../../src/ledger/payment-events.ts';
 import { insertResource, updateResource } from '../../src/ledger/resource.ts';
-import { reportReversal } from '../../src/ledger/reversal.ts';
+import { reversePayment } from '../../src/ledger/reversal.ts';
 import { Nanos } from '../../src/money.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openTestServer } from '../helper/server.ts';
@@ -110,31 +110,35 @@ async function endLease(ledger: Ledger, walletId: string, now: number): Promise<
     const lease = { id, walletId, operationId, slot: 'provider_one', backend: 'container', tag: `purser-${id}`, spec };
     insertResource(tx, { ...lease, ...price, ...times, status: 'provisioning' });
     const keep = { walletId, resourceId: id, idempotencyKey: 'keep', fingerprint: randomBytes(32), requestId: 'req_1' };
-    const { keep: kept } = changeKeep(tx, { ...keep, tags: null, extendSeconds: 60, maxSeconds: 60 }, now);
+    const order = { ...keep, tags: null, extendSeconds: 60, maxSeconds: 60 };
+    const { keep: kept } = changeKeep.run(tx, { order, now });
     beginStep(tx, kept?.id as string, operationId);
-    endKeep(tx, kept?.id as string, 'lease_ended', 'The lease is over.', now);
+    endKeep.run(tx, { id: kept?.id as string, reason: 'lease_ended', message: 'The lease is over.', now });
     settle(tx, operationId, { kind: 'done', charge: Nanos(5_000_000n), usage: null, answer: null }, 'answer', now);
     const end = { endedAt: now, endReason: 'create_failed', lastError: 'no machine' } as const;
     updateResource(tx, id, { ...end, status: 'failed', charged: Nanos(5_000_000n) });
     const learned = { upstream: 'mock', upstreamModel: 'chat', basis: '{}', permille: 1500, contextTokens: 0 };
     const seen = { factorAt: now, overheadTokens: 200, overheadAt: now };
-    keepLearnedBound(tx, { ...learned, ...seen, operationId, learnedAt: now });
+    keepLearnedBound.run(tx, { ...learned, ...seen, operationId, learnedAt: now });
   });
 }
 
 /** A checkout that was paid and disputed, and one that waits: nobody is asked for their sessions. */
 async function payAndDispute(ledger: Ledger, accountId: string, now: number): Promise<void> {
-  const order = { accountId, amountCents: 2000, fingerprint: randomBytes(32), requestId: 'req_1' };
+  const once = { fingerprint: randomBytes(32), requestId: 'req_1', expiresAt: now + 3600 };
+  const order = { accountId, amountCents: 2000, ...once };
   const [sessionId, paymentIntent] = ['cs_test_1', 'pi_1'];
   await writeWith(ledger, (tx) => {
-    openCheckout(tx, { ...order, idempotencyKey: 'waiting', expiresAt: now + 3600 }, now);
-    const { id: checkoutId } = openCheckout(tx, { ...order, idempotencyKey: 'paid', expiresAt: now + 3600 }, now);
-    settleCreation(tx, checkoutId, { kind: 'created', sessionId, url: 'https://pay.example.org/1' }, now);
+    openCheckout.run(tx, { order: { ...order, idempotencyKey: 'waiting' }, now });
+    const { id: checkoutId } = openCheckout.run(tx, { order: { ...order, idempotencyKey: 'paid' }, now });
+    const creation = { kind: 'created', sessionId, url: 'https://pay.example.org/1' } as const;
+    settleCreation.run(tx, { id: checkoutId, creation, now });
     const paid = { outcome: 'paid', currency: 'usd', amountCents: 2000 } as const;
-    reportPayment(tx, { ...paid, sessionId, checkoutId, paymentIntent }, now);
-    noteEvent(tx, { id: 'evt_stripe_1', type: 'checkout.session.completed', subject: sessionId }, now);
+    const event = { id: 'evt_stripe_1', type: 'checkout.session.completed', subject: sessionId };
+    reportPayment.run(tx, { report: { ...paid, sessionId, checkoutId, paymentIntent }, event, now });
     const dispute = { id: 'dp_1', kind: 'dispute', state: 'taken', amountCents: 2000 } as const;
-    reportReversal(tx, { ...dispute, paymentIntent, asOf: now }, now);
-    setFeed(tx, { readTo: now, dueAt: now + 3600 });
+    const told = { id: 'evt_stripe_2', type: 'charge.dispute.created', subject: 'dp_1' };
+    reversePayment.run(tx, { reversal: { ...dispute, paymentIntent, asOf: now }, event: told, now });
+    setFeed.run(tx, { readTo: now, dueAt: now + 3600 });
   });
 }

@@ -1,4 +1,4 @@
-import type { EventType } from '../../src/config/events.ts';
+import type { EventType } from '../../src/db/enums.ts';
 import type { TestServer, TestServerOptions } from '../helper/server.ts';
 
 export const SECRET = 'a signing secret of a test';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { touchKeys } from '../../src/access/writes.ts';
-import { setFrozen } from '../../src/ledger/installation.ts';
+import { freeze } from '../../src/ledger/installation.ts';
 import { writeWith } from '../helper/closures.ts';
 import { openReceiver } from '../helper/receiver.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';
@@ -280,7 +280,7 @@ test('what is rolled back is not told', async (t) => {
   const { ledger } = purser.app;
   await assert.rejects(
     writeWith(ledger, (tx) => {
-      setFrozen(tx, 1, 'a test');
+      freeze.run(tx, { at: 1, reason: 'a test' });
       throw new Error('undone');
     }),
     /undone/,

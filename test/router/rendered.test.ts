@@ -90,7 +90,7 @@ function randomValue(next: () => number, depth: number): unknown {
 }
 
 const prose = read('docs/security.md').slice(0, 10_000);
-const code = read('src/events.ts').slice(0, 10_000);
+const code = read('src/ledger/operation.ts').slice(0, 10_000);
 const schema = {
   type: 'object',
   properties: {
@@ -120,7 +120,7 @@ const ORDINARY: [what: string, request: ChatRequest][] = [
   ['12 tools', withTools(...Array.from({ length: 12 }, (_, i) => tool(schema, `tool_${i}`)))],
   [
     'a call and its answer in code',
-    called(JSON.stringify({ path: 'src/events.ts', content: code.slice(0, 3000) }), code.slice(0, 3000)),
+    called(JSON.stringify({ path: 'src/ledger/operation.ts', content: code.slice(0, 3000) }), code.slice(0, 3000)),
   ],
 ];
 const HOSTILE: [what: string, request: ChatRequest][] = [

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
 import test from 'node:test';
-import { WAITING_COUNT_MAX } from '../../src/tracing/exporter.ts';
+import { WAITING_COUNT_MAX } from '../../src/telemetry/spans/exporter.ts';
 import { openGateway } from '../helper/gateway.ts';
 import { openReceiver, status } from '../helper/receiver.ts';
 import { openTestServer, type TestServer } from '../helper/server.ts';

@@ -73,7 +73,8 @@ test('the whole life of a wallet is shown up to 2,000 requests, children and cha
     writeWith(purser.app.ledger, (tx) => {
       for (let i = 0; i < count; i++) {
         const rest = { idempotencyKey: `${name} ${i}`, fingerprint: Buffer.alloc(32), requestId: `req_${i}` };
-        changeBudget(tx, { walletId, cents: 1, ...rest }, purser.app.clock.now());
+        const order = { walletId, cents: 1, ...rest };
+        changeBudget.run(tx, { order, now: purser.app.clock.now(), blocked: undefined });
       }
     });
   assert.equal((await purser.chat(token)).status, 200);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { fingerprint } from '../../src/fingerprint.ts';
-import { insertChange } from '../../src/ledger/wallet-change.ts';
+import { insertChange } from '../../src/ledger/move.ts';
 import { ZERO } from '../../src/money.ts';
 import { extend } from '../../src/wallet/change.ts';
 import { writeWith } from '../helper/closures.ts';

@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { RESOURCE_STATUSES } from '../../db/schema.ts';
+import { RESOURCE_STATUSES } from '../../db/enums.ts';
 import { pageResources, type Resource } from '../../ledger/resource.ts';
 import { walletOf } from '../../ledger/wallet.ts';
 import { ResourceList, ResourcePage, summaryOf } from '../../wire/compute.ts';

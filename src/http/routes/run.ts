@@ -1,5 +1,5 @@
 import * as v from 'valibot';
-import { WALLET_STATUSES } from '../../db/schema.ts';
+import { WALLET_STATUSES } from '../../db/enums.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { listOperationsBelow } from '../../ledger/operation.ts';
 import { findWallet, LIST_COUNT_MAX, lineage, listWallets, type Wallet } from '../../ledger/wallet.ts';

@@ -1,6 +1,6 @@
 import * as v from 'valibot';
 import { walletToken } from '../../access/keyring.ts';
-import { WALLET_STATUSES } from '../../db/schema.ts';
+import { WALLET_STATUSES } from '../../db/enums.ts';
 import { fingerprint } from '../../fingerprint.ts';
 import { refuseInactive, type Wallet, walletOf, listWallets as walletsOf } from '../../ledger/wallet.ts';
 import { centsToNanos } from '../../money.ts';

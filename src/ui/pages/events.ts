@@ -1,4 +1,4 @@
-import { EVENT_TYPES } from '../../config/events.ts';
+import { EVENT_TYPES } from '../../db/enums.ts';
 import { waitingCount } from '../../ledger/outbox.ts';
 import { type Html, html, type Value } from '../html.ts';
 import type { Page } from '../layout.ts';

@@ -1,4 +1,4 @@
-import { RESOURCE_STATUSES } from '../../db/schema.ts';
+import { RESOURCE_STATUSES } from '../../db/enums.ts';
 import { keepOf } from '../../ledger/keep.ts';
 import { countResources, findResource, pageResources, type Resource } from '../../ledger/resource.ts';
 import { findWallet } from '../../ledger/wallet.ts';

@@ -1,4 +1,4 @@
-import { OPERATION_STATES } from '../../db/schema.ts';
+import { OPERATION_STATES } from '../../db/enums.ts';
 import {
   countOperations,
   findOperation,

@@ -1,4 +1,4 @@
-import { WALLET_STATUSES } from '../../db/schema.ts';
+import { WALLET_STATUSES } from '../../db/enums.ts';
 import { createWallet } from '../../http/routes/wallets.ts';
 import { newId } from '../../id.ts';
 import { findAccount, listAccounts } from '../../ledger/account.ts';

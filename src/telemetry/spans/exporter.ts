@@ -1,6 +1,6 @@
-import type { OpenTelemetrySettings } from '../config/opentelemetry.ts';
-import { VERSION } from '../files/version.ts';
-import { deadline } from '../net/deadline.ts';
+import type { OpenTelemetrySettings } from '../../config/opentelemetry.ts';
+import { VERSION } from '../../files/version.ts';
+import { deadline } from '../../net/deadline.ts';
 import type { Collector, Sent } from './collector.ts';
 import { exportRequest, type Span } from './otlp.ts';
 

@@ -1,14 +1,16 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
-import { FAULT_PLACES } from './fault.ts';
-import { VERSION } from './files/version.ts';
-import { lostLineCount } from './log.ts';
-import { DROP_REASONS } from './tracing/exporter.ts';
+import { FAULT_PLACES } from '../fault.ts';
+import { VERSION } from '../files/version.ts';
+import { lostLineCount } from '../log.ts';
+import { DROP_REASONS } from './spans/exporter.ts';
 
 /** Seconds: from the first byte of a quick model server to the longest answer. */
 const SECONDS_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];
 const TOKENS_BUCKETS = [16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576];
 
-/** Creates the metrics of a server and their registry. What they count is in `events.ts`; ids never become labels. */
+export type Metrics = ReturnType<typeof createMetrics>;
+
+/** Creates the metrics of a server and their registry. What they count is in `events/`; ids never become labels. */
 export function createMetrics() {
   const registry = new Registry();
   const counter = <L extends string>(name: string, help: string, labelNames: L[] = []) =>

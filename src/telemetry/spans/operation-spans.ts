@@ -1,9 +1,9 @@
-import type { TimeSource } from '../clock.ts';
-import type { Operation, Outcome } from '../ledger/operation.ts';
-import type { Resource } from '../ledger/resource.ts';
-import { redactTokens } from '../log.ts';
-import { parseJson } from '../parse-json.ts';
-import type { Route } from '../router/catalogue.ts';
+import type { TimeSource } from '../../clock.ts';
+import type { Operation, Outcome } from '../../ledger/operation.ts';
+import type { Resource } from '../../ledger/resource.ts';
+import { redactTokens } from '../../log.ts';
+import { parseJson } from '../../parse-json.ts';
+import type { Route } from '../../router/catalogue.ts';
 import type { Exporter } from './exporter.ts';
 import type { Attributes, Span } from './otlp.ts';
 import { newContext, readTraceparent, type SpanContext } from './trace-context.ts';

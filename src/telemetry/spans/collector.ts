@@ -1,7 +1,7 @@
 import { Pool } from 'undici';
-import type { OpenTelemetrySettings } from '../config/opentelemetry.ts';
-import { containedConnector } from '../net/contained-connector.ts';
-import { readBounded } from '../net/read-bounded.ts';
+import type { OpenTelemetrySettings } from '../../config/opentelemetry.ts';
+import { containedConnector } from '../../net/contained-connector.ts';
+import { readBounded } from '../../net/read-bounded.ts';
 import { rejectedCount } from './otlp.ts';
 
 const CONNECT_MILLISECONDS = 5000;

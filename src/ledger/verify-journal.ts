@@ -1,0 +1,410 @@
+import type { Database as Client } from 'better-sqlite3';
+import { book, GENESIS, HASHED_COLUMNS, hashEntryHex } from './journal.ts';
+
+/** Rows fetched at a time: fetching them one by one costs half as much again. */
+const PAGE_COUNT = 1000;
+
+type EntryRow = [prevHash: string, hash: string, fields: string];
+type OperationRow = [
+  rowid: bigint,
+  id: string,
+  walletId: string,
+  state: string,
+  outcome: string | null,
+  hold: bigint,
+  charge: bigint | null,
+];
+/** The balance of a book of the journal, and what sales took from it, in nano-dollars. A wallet has two, which know each other. */
+type Book = { name: string; amount: bigint; sold: bigint; other: Book | undefined };
+/** The book of an operation's hold, the sums of its entries, and its row. */
+type Seen = {
+  heldIn: Book;
+  hold: bigint;
+  charge: bigint;
+  released: bigint;
+  row: OperationRow | undefined;
+};
+type FundingRow = [accountId: string, kind: string, cents: bigint];
+type Fields = [seq: string, at: string, causeId: string, debit: string, credit: string, amount: string];
+const FIELD_COUNT = 6 satisfies Fields['length'];
+type WalletRow = {
+  id: string;
+  account_id: string;
+  parent_id: string | null;
+  status: string;
+  budget_nanos: bigint;
+  held_nanos: bigint;
+  spent_nanos: bigint;
+  delegated_nanos: bigint;
+  returned_cents: bigint | null;
+};
+type AccountRow = {
+  id: string;
+  available_cents: bigint;
+  reserved_cents: bigint;
+  spent_cents: bigint;
+  owed_cents: bigint;
+};
+
+const NANOS_PER_CENT = 10_000_000n;
+
+/** An entry of the journal, with the books that it moves money between. */
+type Entry = { seq: number; causeId: string; from: Book; to: Book; amount: bigint };
+
+/** What the entries of the journal add up to, and the rows that they are held against as they are read. */
+type Sums = {
+  fault: (text: string) => void;
+  /** The books of all but wallets, by name. */
+  readonly books: Map<string, Book>;
+  /** The books of available money, by wallet: each knows the book of its holds, so one look-up finds both. */
+  readonly walletBooks: Map<string, Book>;
+  /** The sums of the entries of each unsettled operation; dropped once its row agrees. */
+  readonly open: Map<string, Seen>;
+  operationCount: number;
+  readonly findOperation: (id: string) => OperationRow | undefined;
+  /** The sum of the entries of each funding, in nano-dollars. One part may pay off debt or be taken as debt. */
+  readonly fundings: Map<string, bigint>;
+  fundingCount: number;
+  readonly findFunding: (id: string) => FundingRow | undefined;
+  /** By wallet: the budget it was given, when it opened and by changes. */
+  readonly given: Map<string, bigint>;
+  /** What the entries of each change of a wallet add up to. */
+  readonly changes: Map<string, bigint>;
+  readonly findChange: (id: string) => string | undefined;
+};
+
+/** By account, what its wallets say, in cents: reserved by the open ones, spent by the closed ones. */
+type Budgets = { readonly reserved: Map<string, bigint>; readonly spent: Map<string, bigint> };
+
+/**
+ * Rebuilds every balance from the journal, reading it once, and holds every row against it: operations, fundings, changes
+ * of wallets, wallets and accounts. Returns the newest entry.
+ */
+export function verifyJournal(client: Client, fault: (text: string) => void): { seq: number; hash: string } {
+  const sums = noSums(client, fault);
+  const head = walkEntries(client, sums);
+  for (const [id, seen] of sums.open) checkOperation(sums, id, seen);
+  checkChanges(client, sums);
+  checkFundings(sums);
+  checkCounts(client, sums);
+  checkAccounts(client, sums, checkWallets(client, sums));
+  checkNames(sums);
+  return head;
+}
+
+function noSums(client: Client, fault: Sums['fault']): Sums {
+  const funding = client.prepare('select account_id, kind, amount_cents from funding where id = ?').raw();
+  const change = client.prepare('select wallet_id from wallet_change where id = ?').pluck();
+  return {
+    fault,
+    books: new Map(),
+    walletBooks: new Map(),
+    open: new Map(),
+    operationCount: 0,
+    findOperation: operationsInOrder(client),
+    fundings: new Map(),
+    fundingCount: 0,
+    findFunding: (id) => funding.get(id) as FundingRow | undefined,
+    given: new Map(),
+    changes: new Map(),
+    findChange: (id) => change.get(id) as string | undefined,
+  };
+}
+
+/**
+ * Returns a function that finds an operation's row by its id. The rows have the order of their holds in the journal, so
+ * that they are usually read in pages; any other is looked up.
+ */
+function operationsInOrder(client: Client): (id: string) => OperationRow | undefined {
+  const columns = 'rowid, id, wallet_id, state, outcome, hold_nanos, charge_nanos';
+  const page = client
+    .prepare(`select ${columns} from operation where rowid > ? and hold_nanos > 0 order by rowid limit ${PAGE_COUNT}`)
+    .raw();
+  const byId = client.prepare(`select ${columns} from operation where id = ?`).raw();
+  let rows = page.all(-1) as OperationRow[];
+  let next = 0;
+  return (id) => {
+    const row = rows[next];
+    if (row?.[1] !== id) return byId.get(id) as OperationRow | undefined;
+    next++;
+    if (next === rows.length) {
+      rows = page.all(row[0]) as OperationRow[];
+      next = 0;
+    }
+    return row;
+  };
+}
+
+function bookOf(sums: Sums, name: string): Book {
+  if (name.startsWith('wallet:')) return walletBookOf(sums, name.slice('wallet:'.length));
+  if (name.startsWith('hold:')) return walletBookOf(sums, name.slice('hold:'.length)).other as Book;
+  let it = sums.books.get(name);
+  if (!it) {
+    it = { name, amount: 0n, sold: 0n, other: undefined };
+    sums.books.set(name, it);
+  }
+  return it;
+}
+
+function walletBookOf({ walletBooks }: Sums, id: string): Book {
+  let it = walletBooks.get(id);
+  if (!it) {
+    const holds: Book = { name: book.hold(id), amount: 0n, sold: 0n, other: undefined };
+    it = { name: book.wallet(id), amount: 0n, sold: 0n, other: holds };
+    holds.other = it;
+    walletBooks.set(id, it);
+  }
+  return it;
+}
+
+const add = (map: Map<string, bigint>, name: string, amount: bigint) => map.set(name, (map.get(name) ?? 0n) + amount);
+
+/** Checks the chain, the numbers and the times of all entries, and adds each to the sums. Returns the newest. */
+function walkEntries(client: Client, sums: Sums): { seq: number; hash: string } {
+  const { fault } = sums;
+  let prev = GENESIS.hash.toString('hex');
+  let expected = 1;
+  let after = -(2n ** 63n);
+  let lastAt = 0;
+  const { prevHash, hash, fields } = HASHED_COLUMNS;
+  const page = client
+    .prepare(`select ${prevHash}, ${hash}, ${fields} from entry where seq > ? order by seq limit ${PAGE_COUNT}`)
+    .raw();
+  for (;;) {
+    const rows = page.all(after) as EntryRow[];
+    for (const row of rows) checkEntry(row);
+    const last = rows.at(-1);
+    if (!last) break;
+    after = BigInt(last[2].split('\n', 1)[0] as string); // Exact, even if it was damaged.
+  }
+  return { seq: expected - 1, hash: prev };
+
+  function checkEntry([prevHash, hash, fields]: EntryRow) {
+    const parts = fields.split('\n');
+    const [seqText, atText] = parts as Fields;
+    const seq = Number(seqText);
+    if (seq !== expected) fault(`entries ${expected} to ${seq - 1} are missing`);
+    if (prevHash !== prev) fault(`entry ${seq} does not follow the one before it: its previous hash differs`);
+    const isWhole = parts.length === FIELD_COUNT;
+    if (!isWhole || hashEntryHex(prevHash, fields) !== hash)
+      fault(`entry ${seq} was changed: its hash does not match its fields`);
+    const at = Number(atText);
+    if (at < lastAt) fault(`entry ${seq} is earlier than the one before it`);
+    expected = seq + 1;
+    prev = hash;
+    lastAt = at;
+    if (isWhole) addEntry(sums, seq, parts as Fields); // Else a field has a line feed: whose money it moves cannot be told.
+  }
+}
+
+/** Moves the amount of an entry between its books, and adds it to what it was caused by. */
+function addEntry(sums: Sums, seq: number, [, , causeId, debit, credit, amountText]: Fields): void {
+  const amount = BigInt(amountText);
+  const isOperation = causeId.startsWith('op_');
+  const seen = isOperation ? sums.open.get(causeId) : undefined;
+  const known = seen?.heldIn; // Most look-ups are for the books of the operation.
+  const to = credit === known?.other?.name ? known.other : bookOf(sums, credit);
+  const from = debit === known?.name ? known : debit === to.other?.name ? to.other : bookOf(sums, debit);
+  from.amount -= amount;
+  to.amount += amount;
+  const entry: Entry = { seq, causeId, from, to, amount };
+  if (isOperation) followOperation(sums, entry, seen);
+  else if (causeId.startsWith('evt_')) followFunding(sums, entry);
+  else if (causeId.startsWith('chg_')) followChange(sums, entry);
+  else if (causeId.startsWith('wal_') && to.name === book.wallet(causeId)) add(sums.given, causeId, amount);
+}
+
+function followOperation(sums: Sums, { seq, causeId: id, from, to, amount }: Entry, seen: Seen | undefined): void {
+  const { fault, open } = sums;
+  if (to.name.startsWith('hold:')) {
+    if (seen) fault(`entry ${seq}: operation ${id} holds twice`);
+    if (from !== to.other) fault(`entry ${seq}: the hold of ${id} comes from ${from.name}`);
+    open.set(id, { heldIn: to, hold: amount, charge: 0n, released: 0n, row: sums.findOperation(id) });
+    return;
+  }
+  if (from !== seen?.heldIn) {
+    fault(`entry ${seq}: operation ${id} settles from ${from.name}, where it holds nothing`);
+    return;
+  }
+  if (to.name.startsWith('sales:')) {
+    seen.charge += amount;
+    from.sold += amount;
+  } else if (to === seen.heldIn.other) seen.released += amount;
+  else fault(`entry ${seq}: operation ${id} pays into ${to.name}`);
+  if (seen.charge + seen.released >= seen.hold) {
+    checkOperation(sums, id, seen);
+    open.delete(id);
+  }
+}
+
+/** Returns the id of the wallet whose holds this book has. */
+const heldFor = ({ name }: Book): string => name.slice('hold:'.length);
+
+function checkOperation(sums: Sums, id: string, seen: Seen) {
+  const { fault } = sums;
+  sums.operationCount++;
+  if (!seen.row) return fault(`operation ${id} has entries but no row`);
+  const [, , walletId, state, outcome, hold, charge] = seen.row;
+  const heldOf = heldFor(seen.heldIn);
+  if (walletId !== heldOf) fault(`operation ${id} is of wallet ${walletId}, its entries of ${heldOf}`);
+  if (hold !== seen.hold) fault(`operation ${id} holds ${hold} nanos, its entries ${seen.hold}`);
+  const settled = seen.charge + seen.released === seen.hold;
+  if (settled !== (state === 'settled'))
+    fault(`operation ${id} is ${state}, its entries say ${settled ? 'settled' : 'open'}`);
+  if (settled && charge !== seen.charge) fault(`operation ${id} charged ${charge} nanos, its entries ${seen.charge}`);
+  // A key freed by mistake would allow a second effect (design 2.7).
+  if (settled && seen.charge > 0n && outcome !== 'charged')
+    fault(`operation ${id} is ${outcome}, its entries say charged`);
+}
+
+function followFunding(sums: Sums, { seq, causeId: id, from, to, amount }: Entry) {
+  const { fault, fundings } = sums;
+  const row = sums.findFunding(id);
+  if (!row) return fault(`entry ${seq}: funding ${id} has no row`);
+  const [accountId, kind, cents] = row;
+  const isTaken = kind === 'debit' || kind === 'clawback';
+  const [own, other] = isTaken ? [from.name, to.name] : [to.name, from.name];
+  const mayOwe = kind !== 'debit' && own === book.owed(accountId);
+  if (other !== book.funding || (own !== book.account(accountId) && !mayOwe))
+    fault(`entry ${seq}: funding ${id} moves from ${from.name} to ${to.name}`);
+  const moved = (fundings.get(id) ?? 0n) + amount;
+  fundings.set(id, moved);
+  if (moved < cents * NANOS_PER_CENT) return;
+  fundings.delete(id);
+  sums.fundingCount++;
+  if (moved > cents * NANOS_PER_CENT) fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
+}
+
+/** Finds the fundings whose entries are less than their rows say. */
+function checkFundings(sums: Sums): void {
+  for (const [id, moved] of sums.fundings) {
+    const [, , cents] = sums.findFunding(id) as FundingRow;
+    sums.fault(`funding ${id} is of ${cents} cents, its entries of ${moved} nanos`);
+    sums.fundingCount++;
+  }
+}
+
+function followChange(sums: Sums, { seq, causeId: id, from, to, amount }: Entry) {
+  const { fault } = sums;
+  const walletId = sums.findChange(id);
+  if (walletId === undefined) return fault(`entry ${seq}: the change ${id} of a wallet has no row`);
+  const own = book.wallet(walletId);
+  if (to.name !== own && from.name !== own) fault(`entry ${seq}: the change ${id} of ${walletId} moves other money`);
+  const moved = to.name === own ? amount : -amount;
+  add(sums.changes, id, moved);
+  add(sums.given, walletId, moved);
+}
+
+function checkChanges(client: Client, { fault, changes }: Sums): void {
+  for (const [id, walletId, amount] of client
+    .prepare('select id, wallet_id, amount_nanos from wallet_change')
+    .raw()
+    .iterate() as IterableIterator<[string, string, bigint]>)
+    if ((changes.get(id) ?? 0n) !== amount)
+      fault(`the change ${id} of ${walletId} is of ${amount} nanos, its entries of ${changes.get(id) ?? 0n}`);
+}
+
+/** Finds whether operations and fundings have rows but no entries. */
+function checkCounts(client: Client, { fault, operationCount, fundingCount }: Sums): void {
+  // An operation with a hold of 0 moves nothing, so it has no entries.
+  const priced = client.prepare('select count(*) from operation where hold_nanos > 0').pluck().get() as bigint;
+  if (priced !== BigInt(operationCount))
+    fault(`${priced} operations hold money, ${operationCount} of them are in the journal`);
+  const funded = client.prepare('select count(*) from funding').pluck().get() as bigint;
+  if (funded !== BigInt(fundingCount)) fault(`there are ${funded} fundings, ${fundingCount} of them in the journal`);
+}
+
+/** Checks every wallet against its books and the sums of its children. Takes the books of those that have a row away. */
+function checkWallets(client: Client, sums: Sums): Budgets {
+  const budgets: Budgets = { reserved: new Map(), spent: new Map() };
+  const belowOf = childrenOf(client);
+  for (const wallet of client
+    .prepare(
+      'select id, account_id, parent_id, status, budget_nanos, held_nanos, spent_nanos, delegated_nanos, returned_cents from wallet',
+    )
+    .iterate() as IterableIterator<WalletRow>)
+    checkWallet(sums, budgets, wallet, belowOf(wallet.id));
+  return budgets;
+}
+
+/** What the closed children of a wallet have spent, and what its open ones were given. */
+type Below = { spent: bigint; delegated: bigint };
+const NOTHING_BELOW: Below = { spent: 0n, delegated: 0n };
+
+/** Returns a function that sums the children of a wallet. Most wallets have none, and are not asked for. */
+function childrenOf(client: Client): (walletId: string) => Below {
+  const parents = new Set(
+    client.prepare('select distinct parent_id from wallet where parent_id is not null').pluck().all() as string[],
+  );
+  const children = client.prepare(
+    `select coalesce(sum(case when status = 'closed' then spent_nanos end), 0) as spent,
+      coalesce(sum(case when status <> 'closed' then budget_nanos end), 0) as delegated
+      from wallet where parent_id is not null and parent_id = ?`,
+  );
+  return (id) => (parents.has(id) ? (children.get(id) as Below) : NOTHING_BELOW);
+}
+
+function checkWallet(sums: Sums, { reserved, spent }: Budgets, wallet: WalletRow, below: Below): void {
+  const { fault, walletBooks, given } = sums;
+  const { id, budget_nanos: budget, delegated_nanos: delegated } = wallet;
+  const { amount: left, other } = walletBookOf(sums, id);
+  const { amount: held, sold } = other as Book;
+  walletBooks.delete(id);
+  const charged = sold + below.spent;
+  if (delegated !== below.delegated)
+    fault(`wallet ${id} has delegated ${delegated} nanos, its open children have ${below.delegated}`);
+  if (budget !== (given.get(id) ?? 0n))
+    fault(`wallet ${id} has a budget of ${budget} nanos, the journal gave it ${given.get(id) ?? 0n}`);
+  if (held !== wallet.held_nanos) fault(`wallet ${id} holds ${wallet.held_nanos} nanos, the journal ${held}`);
+  if (charged !== wallet.spent_nanos)
+    fault(`wallet ${id} has spent ${wallet.spent_nanos} nanos, the journal ${charged}`);
+  if (wallet.status !== 'closed') {
+    const free = budget - held - charged - delegated;
+    if (left !== free) fault(`wallet ${id} has ${free} nanos available, the journal ${left}`);
+    if (wallet.parent_id === null) add(reserved, wallet.account_id, budget / NANOS_PER_CENT);
+    return;
+  }
+  if (left !== 0n) fault(`wallet ${id} is closed, but ${left} nanos are left in its book`);
+  if (wallet.parent_id !== null) {
+    if (wallet.returned_cents !== (budget - charged) / NANOS_PER_CENT)
+      fault(`wallet ${id} returned ${wallet.returned_cents} cents, but had ${budget - charged} nanos left`);
+    return;
+  }
+  const kept = budget / NANOS_PER_CENT - (wallet.returned_cents ?? 0n);
+  if (kept !== (charged + NANOS_PER_CENT - 1n) / NANOS_PER_CENT)
+    fault(`wallet ${id} returned ${wallet.returned_cents} cents, but had spent ${charged} nanos`);
+  add(spent, wallet.account_id, kept);
+}
+
+/** Checks every account against its books and its wallets. Takes the books of those that have a row away. */
+function checkAccounts(client: Client, sums: Sums, { reserved, spent }: Budgets): void {
+  const { fault, books } = sums;
+  for (const account of client
+    .prepare('select id, available_cents, reserved_cents, spent_cents, owed_cents from account')
+    .iterate() as IterableIterator<AccountRow>) {
+    const { id } = account;
+    const available = bookOf(sums, book.account(id)).amount;
+    const owed = -bookOf(sums, book.owed(id)).amount;
+    books.delete(book.account(id));
+    books.delete(book.owed(id));
+    if (owed !== account.owed_cents * NANOS_PER_CENT)
+      fault(`account ${id} owes ${account.owed_cents} cents, the journal ${owed} nanos`);
+    if (owed > 0n && available > 0n) fault(`account ${id} owes ${owed} nanos, though ${available} are available`);
+    if (available !== account.available_cents * NANOS_PER_CENT)
+      fault(`account ${id} has ${account.available_cents} cents available, the journal ${available} nanos`);
+    const open = reserved.get(id) ?? 0n;
+    if (open !== account.reserved_cents)
+      fault(`account ${id} has ${account.reserved_cents} cents reserved, its open wallets ${open}`);
+    const kept = spent.get(id) ?? 0n;
+    if (kept !== account.spent_cents)
+      fault(`account ${id} has spent ${account.spent_cents} cents, its closed wallets ${kept}`);
+  }
+}
+
+/** Finds the books that are left: a row that is gone had a name here, even if it had nothing left. */
+function checkNames({ fault, books, walletBooks }: Sums): void {
+  const ofNobody = [...walletBooks.values()].flatMap((it) => [it, it.other as Book]);
+  for (const { name, amount } of [...books.values(), ...ofNobody])
+    if (/^(account|owed|wallet):/.test(name) || (name.startsWith('hold:') && amount !== 0n))
+      fault(`the book ${name} has ${amount} nanos, but nothing has this name`);
+}

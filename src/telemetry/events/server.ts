@@ -1,0 +1,46 @@
+import type { Change } from '../../config/change.ts';
+import type { Verdict } from '../../ledger/verify.ts';
+import type { Sinks } from '../sinks.ts';
+
+/** The events of the server and the installation as a whole. */
+export const serverEvents = ({ log, metrics }: Sinks) => ({
+  frozen(sentence: string) {
+    log.warn({ event: 'frozen', reason: sentence }, 'new holds are refused');
+  },
+  refused(code: string, requestId: string, message: string, path: string) {
+    metrics.refusals.inc({ code });
+    log.debug({ event: 'request.refused', code, request_id: requestId, path, message }, 'refused');
+  },
+  cutOff(reason: 'no_room' | 'pipelined' | 'stalled') {
+    metrics.cutOff.inc({ reason });
+    log.debug({ event: 'connection.cut_off', reason }, 'a connection was closed');
+  },
+  reloaded(change: Change) {
+    metrics.reloads.inc({ outcome: 'done' });
+    log.info({ event: 'reloaded', ...change }, 'the settings were read again');
+  },
+  reloadRefused(error: unknown) {
+    metrics.reloads.inc({ outcome: 'refused' });
+    log.error(
+      { event: 'reload.refused', reason: (error as Error).message },
+      'the settings were not changed; the server goes on with those of before',
+    );
+  },
+  backupMade(file: string, removed: readonly string[]) {
+    log.info({ event: 'backup.made', file, removed }, 'backup made');
+  },
+  /** Counts every failure, and logs the first. */
+  backupFailed(error: unknown, isNews: boolean) {
+    metrics.failures.inc({ where: 'backup' });
+    if (!isNews) return;
+    const reason = (error as Error).message;
+    log.error({ event: 'backup.failed', reason }, 'no backup was made; it is retried, and logged when it succeeds');
+  },
+  rotated(previous: string, next: string, from: string) {
+    log.warn({ event: 'master_key.rotated', previous, next, from }, 'the master key was rotated');
+  },
+  booksExamined({ ok, entries, faults }: Verdict, milliseconds: number) {
+    const facts = { event: 'books.examined', ok, entries, problems: faults, milliseconds };
+    log.info(facts, 'the books were examined');
+  },
+});
