@@ -26,14 +26,17 @@ export function cpuOf(work: () => unknown, times = 3): number {
 const NOISE = 20;
 
 /**
- * Asserts that some work on an input grows with its length: eight times as long, it takes eight times as long, and not 64. Three
- * times the one holds on a slow machine and on a busy one, whose threads share a core's units. `length` is the longest input that there may be.
+ * Returns whether what takes `short` ms at an eighth of a length and `long` at the whole grows with it: eight times as long, and not
+ * 64. Three times the one holds on a slow machine and on a busy one, whose threads share a core's units.
  */
+export const isInProportion = (short: number, long: number): boolean => long <= 24 * short + NOISE;
+
+/** Asserts that some work on an input grows with its length. `length` is the longest input that there may be. */
 export function assertLinear(name: string, length: number, work: (length: number) => () => unknown): void {
   const short = cpuOf(work(Math.ceil(length / 8)));
   const long = cpuOf(work(length));
   assert(
-    long <= 24 * short + NOISE,
+    isInProportion(short, long),
     `${name}: ${short.toFixed(1)} ms at an eighth, ${long.toFixed(1)} ms at the whole`,
   );
 }
