@@ -57,7 +57,7 @@ function fileFacts({ mode = 0, size = 0n, times }: Attributes): FileFacts {
 
 /** Opens the script, and ends it after `use`. What it says of a path becomes a refusal. */
 async function withScript<T>(backend: Backend, ref: Ref, use: (inside: Inside) => Promise<T>): Promise<T> {
-  const session = await backend.session(ref, { command: SFTP_SCRIPT, terminal: undefined });
+  const session = await backend.inside.session(ref, { command: SFTP_SCRIPT, terminal: undefined });
   session.ended.catch(() => {}); // The client of the script reports it.
   try {
     const inside = createInside(session);

@@ -58,14 +58,14 @@ export type Run = {
 
 /** Starts a text. Throws when the backend opens no session. */
 export async function startRun(
-  backend: Pick<Backend, 'session' | 'exec'>,
+  { inside }: Pick<Backend, 'inside'>,
   ref: Ref,
   { text, input, timeoutSeconds }: RunOrder,
 ): Promise<Run> {
   const token = randomBytes(16).toString('hex');
   const bytes = Buffer.from(`${text}\n# ${token}`);
   const marker = randomBytes(12).toString('hex');
-  const session = await backend.session(ref, { command: lineOf(marker, timeoutSeconds), terminal: undefined });
+  const session = await inside.session(ref, { command: lineOf(marker, timeoutSeconds), terminal: undefined });
   const from = { stdout: session.stdout, stderr: session.stderr as Readable };
   for (const stream of [session.stdin, from.stdout, from.stderr]) stream.on('error', () => {}); // `ended` reports it.
   const said = Promise.withResolvers<string>();
@@ -125,7 +125,7 @@ export async function startRun(
     session.kill();
     // The text has a mark of its own: the one of the session is on the guard, too, which must not end itself.
     const command = `set -- ${marker}\n${KILL_MARKED}`;
-    backend.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // Or the lease is gone.
+    inside.exec(ref, { command, timeoutSeconds: KILL_SECONDS, streamBytesMax: 0 }).catch(() => {}); // Or the lease is gone.
   }
   return { said: said.promise, stdout, stderr, ended, kill };
 }
@@ -163,7 +163,7 @@ export async function firstWord(run: Run): Promise<string> {
 
 /** Runs a text to its end and keeps its output. Throws when it ends in any other way than well. */
 export async function runText(
-  backend: Pick<Backend, 'session' | 'exec'>,
+  backend: Pick<Backend, 'inside'>,
   ref: Ref,
   order: RunOrder & { streamBytesMax: number; budget?: OutputBudget | undefined },
 ): Promise<{ word: string; stdout: Buffer; stderr: Buffer }> {

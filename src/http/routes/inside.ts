@@ -71,7 +71,7 @@ export const execCompute = endpoint({
 
     async function exec(more: Partial<CommandOrder> = {}, unreadSeconds = 0) {
       const call = () =>
-        isPlain ? backend.exec(ref, order) : runCommand(backend, ref, { ...order, input, cwd, env, ...more });
+        isPlain ? backend.inside.exec(ref, order) : runCommand(backend, ref, { ...order, input, cwd, env, ...more });
       const it = await reachInside(app, resource, timeoutSeconds + unreadSeconds, call)
         .finally(letGo)
         .catch(async (error) => {
@@ -143,7 +143,7 @@ export const uploadCompute = endpoint({
     refusePath(body.path); // Before the machine is asked: a connection to it may cost a while.
     const { resource, backend, ref } = active(app, principal.wallet, body.id);
     share.take(content.length);
-    await reachInside(app, resource, FILE_SECONDS, () => backend.upload(ref, body.path, content)).catch(
+    await reachInside(app, resource, FILE_SECONDS, () => backend.inside.upload(ref, body.path, content)).catch(
       async (error) => {
         throw await explainFailure(app, body.id, error);
       },

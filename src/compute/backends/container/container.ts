@@ -284,22 +284,26 @@ export function openContainerBackend(
     destroy,
     listOwned,
     find: async (tag) => (await listContainers(tag)).filter((it) => it.tag === tag),
-    check: () => checkContainers(engine, settings, books),
-    trial: 'free',
-    async unlimited(ref, quote) {
-      const { stdout } = await runInside(engine, ref, READ_LIMITS);
-      return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
+    doctor: {
+      check: () => checkContainers(engine, settings, books),
+      trial: 'free',
+      async unlimited(ref, quote) {
+        const { stdout } = await runInside(engine, ref, READ_LIMITS);
+        return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
+      },
     },
-    /** Engines may silently leave a GPU out. */
-    async prove(ref) {
-      const found = await look(ref);
-      if (!found) return 'the container is gone';
-      return faultOf((order) => runInside(engine, ref, order), claimOf(found.Config.Labels).devices.length);
+    inside: {
+      /** Engines may silently leave a GPU out. */
+      async prove(ref) {
+        const found = await look(ref);
+        if (!found) return 'the container is gone';
+        return faultOf((order) => runInside(engine, ref, order), claimOf(found.Config.Labels).devices.length);
+      },
+      exec: (ref, order) => runInside(engine, ref, order),
+      upload: (ref, path, content) => uploadInto(engine, ref, path, content),
+      session: (ref, order) => openSession(engine, ref, order),
+      relay: WATCHDOG_PATH,
     },
-    exec: (ref, order) => runInside(engine, ref, order),
-    upload: (ref, path, content) => uploadInto(engine, ref, path, content),
-    session: (ref, order) => openSession(engine, ref, order),
-    relay: WATCHDOG_PATH,
 
     async quote(spec) {
       const quote = quoteOf(settings, spec);

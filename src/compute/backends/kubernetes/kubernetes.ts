@@ -275,8 +275,6 @@ export function openKubernetesBackend(
   return {
     name: 'kubernetes',
     absence: { lists: 2, apartSeconds: 10 },
-    trial: 'free',
-    relay: WATCHDOG_PATH,
     create,
     inspect,
     extend,
@@ -286,20 +284,23 @@ export function openKubernetesBackend(
       const machine = await inspect(tag, { onlyLook: true });
       return machine ? [machine] : [];
     },
-    async prove(tag) {
-      const { job, pods } = await observe(tag);
-      const pod = job && runningPod(job, pods);
-      if (!pod) return 'the pod is gone';
-      return faultOf((order) => runInside(streams, pod.metadata.name, order), gpusOf(pod));
-    },
-    async exec(tag, order) {
-      return runInside(streams, await podOf(tag), order);
-    },
-    async upload(tag, path, content) {
-      return uploadInto(streams, await podOf(tag), path, content);
-    },
-    async session(tag, order) {
-      return openSession(streams, await podOf(tag), order);
+    inside: {
+      relay: WATCHDOG_PATH,
+      async prove(tag) {
+        const { job, pods } = await observe(tag);
+        const pod = job && runningPod(job, pods);
+        if (!pod) return 'the pod is gone';
+        return faultOf((order) => runInside(streams, pod.metadata.name, order), gpusOf(pod));
+      },
+      async exec(tag, order) {
+        return runInside(streams, await podOf(tag), order);
+      },
+      async upload(tag, path, content) {
+        return uploadInto(streams, await podOf(tag), path, content);
+      },
+      async session(tag, order) {
+        return openSession(streams, await podOf(tag), order);
+      },
     },
     async quote(spec) {
       sizeOf(settings, spec);
@@ -309,7 +310,7 @@ export function openKubernetesBackend(
       const free = await room.get(waitMilliseconds);
       return offersOf(settings, 'pod').map((it) => ({ ...it, available: free?.has(JSON.stringify(it.spec)) ?? false }));
     },
-    check: () => checkCluster(api, settings, paths, { tryPod, now }),
+    doctor: { check: () => checkCluster(api, settings, paths, { tryPod, now }), trial: 'free' },
     close: () => api.close(),
   };
 

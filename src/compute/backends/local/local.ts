@@ -1,10 +1,12 @@
 import type { Backend, Created } from '../../backend.ts';
+import { createInside } from '../../machine/inside.ts';
 import { offersOf, quoteOf } from '../priced.ts';
-import { faultOf } from '../proof.ts';
-import { refuseCommand, refusePath } from '../shell.ts';
 import { createLeases } from './lease.ts';
-import { execute, openSession, receive } from './process.ts';
+import { beginIn } from './process.ts';
 import type { LocalSettings } from './settings.ts';
+
+/** Shorter than elsewhere: there is no line on which the end of a command could be late. */
+const GRACE_MILLISECONDS = 10_000;
 
 /**
  * Plain processes of this user on this machine, for `purser demo` alone: a directory and a keeper per lease. There is no
@@ -59,16 +61,9 @@ export function openLocalBackend(
           const machine = leases.inspect(tag);
           return machine ? [{ ...machine, tag, createdAt: leases.createdAt(tag) }] : [];
         }),
-    prove: (ref) => faultOf((order) => execute(leases.enter(ref), order)),
-    async exec(ref, order) {
-      refuseCommand(order.command);
-      return execute(leases.enter(ref), order);
-    },
-    async upload(ref, path, content) {
-      refusePath(path);
-      await receive(leases.enter(ref), path, content);
-    },
-    session: async (ref, order) => openSession(leases.enter(ref), order),
+    inside: createInside(async (ref, order) => beginIn(leases.enter(ref), order), {
+      graceMilliseconds: GRACE_MILLISECONDS,
+    }),
     async close() {
       await Promise.all(leases.list().map((tag) => leases.end(tag)));
     },

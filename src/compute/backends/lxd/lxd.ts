@@ -241,18 +241,22 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
     destroy,
     listOwned,
     extend,
-    relay: WATCHDOG_PATH,
     partOf: (ref) => locations.get(ref),
-    check: () => checkLxd(lxd, settings),
-    trial: 'free',
-    async unlimited(ref, quote) {
-      const { stdout } = await runInside(lxd, ref, { ...READ_LIMITS }, tenant);
-      return findOpen(lxd, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib, tenant);
+    doctor: {
+      check: () => checkLxd(lxd, settings),
+      trial: 'free',
+      async unlimited(ref, quote) {
+        const { stdout } = await runInside(lxd, ref, { ...READ_LIMITS }, tenant);
+        return findOpen(lxd, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib, tenant);
+      },
     },
-    prove: (ref) => faultOf((order) => runInside(lxd, ref, order, tenant)),
-    exec: (ref, order) => runInside(lxd, ref, order, tenant),
-    upload: (ref, path, content) => uploadInto(lxd, ref, path, content, tenant),
-    session: (ref, order) => openSession(lxd, ref, order, tenant),
+    inside: {
+      relay: WATCHDOG_PATH,
+      prove: (ref) => faultOf((order) => runInside(lxd, ref, order, tenant)),
+      exec: (ref, order) => runInside(lxd, ref, order, tenant),
+      upload: (ref, path, content) => uploadInto(lxd, ref, path, content, tenant),
+      session: (ref, order) => openSession(lxd, ref, order, tenant),
+    },
     quote: async (spec) => quoteOf(settings, spec),
 
     freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,

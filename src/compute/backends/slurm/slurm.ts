@@ -262,23 +262,27 @@ export function openSlurmBackend(
     quote: async (spec) => quoteOf(settings, spec),
     create,
     inspect,
-    prove,
     extend,
     destroy,
     listOwned: list,
     strangers: { list: strangers, ...(settings.exclusive_user ? { end: endStranger } : {}) },
     find: async (tag) => (await list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
-    exec: async (ref, order) => steps.exec(await runningJob(ref), order),
-    upload: async (ref, path, content) => steps.upload(await runningJob(ref), path, content),
-    session: async (ref, order) => steps.session(await runningJob(ref), order),
-    trial: 'free',
-    check: () =>
-      checkSlurm(slurm, settings, {
-        users: users.all,
-        ask: (chip, as) =>
-          describe(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
-        strangers: () => strangers(prefix),
-      }),
+    inside: {
+      prove,
+      exec: async (ref, order) => steps.exec(await runningJob(ref), order),
+      upload: async (ref, path, content) => steps.upload(await runningJob(ref), path, content),
+      session: async (ref, order) => steps.session(await runningJob(ref), order),
+    },
+    doctor: {
+      trial: 'free',
+      check: () =>
+        checkSlurm(slurm, settings, {
+          users: users.all,
+          ask: (chip, as) =>
+            describe(settings, 'purser-check', quoteOf(settings, { chip, max_seconds: MIN_SECONDS }), as),
+          strangers: () => strangers(prefix),
+        }),
+    },
     close: async () => {},
   };
 }

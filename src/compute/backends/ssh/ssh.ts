@@ -212,8 +212,7 @@ export function openSshBackend(
     async close() {
       for (const host of hosts) host.close();
     },
-    trial: 'free',
-    check: () => checkHosts(hosts, now),
+    doctor: { check: () => checkHosts(hosts, now), trial: 'free' },
 
     misses({ tag, ref }) {
       const record = asked.read(tag);
@@ -251,17 +250,19 @@ export function openSshBackend(
       await end(host, user);
     },
 
-    prove: (ref) => faultOf((order) => exec(ref, order), partsOf(ref).host.gpus),
-    exec,
+    inside: {
+      prove: async (ref) => faultOf((order) => exec(ref, order), partsOf(ref).host.gpus),
+      exec,
 
-    async upload(ref, path, content) {
-      const { host, user } = partsOf(ref);
-      await uploadOver(host.channels, path, content, host.within(user));
-    },
+      async upload(ref, path, content) {
+        const { host, user } = partsOf(ref);
+        await uploadOver(host.channels, path, content, host.within(user));
+      },
 
-    async session(ref, order) {
-      const { host, user } = partsOf(ref);
-      return sessionOver(host.channels, order, host.within(user));
+      async session(ref, order) {
+        const { host, user } = partsOf(ref);
+        return sessionOver(host.channels, order, host.within(user));
+      },
     },
   };
 }

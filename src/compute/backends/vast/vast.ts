@@ -373,13 +373,14 @@ export function openVastBackend(
       });
     },
 
-    prove: async (ref) =>
-      faultOf((order) => execOver(channelsTo(ref), order), looks.get(ref)?.gpus, { mayLackTool: true }),
-    exec: (ref, order) => execOver(channelsTo(ref), order),
-    upload: (ref, path, content) => uploadOver(channelsTo(ref), path, content),
-    session: (ref, order) => sessionOver(channelsTo(ref), order),
-    trial: 'costs_money',
-    check: () => checkVast(api, list, catalogue.offers),
+    inside: {
+      prove: async (ref) =>
+        faultOf((order) => execOver(channelsTo(ref), order), looks.get(ref)?.gpus, { mayLackTool: true }),
+      exec: (ref, order) => execOver(channelsTo(ref), order),
+      upload: (ref, path, content) => uploadOver(channelsTo(ref), path, content),
+      session: (ref, order) => sessionOver(channelsTo(ref), order),
+    },
+    doctor: { check: () => checkVast(api, list, catalogue.offers), trial: 'costs_money' },
     close: () => api.close(),
   };
 }
