@@ -1,6 +1,6 @@
+import { randomBytes } from 'node:crypto';
 import { Transform } from 'node:stream';
 import { partOf } from './between.ts';
-import { LIMITED } from './shell.ts';
 import { WAITING } from './waiting.ts';
 
 /**
@@ -12,12 +12,15 @@ export const WITH_EXIT_MARK =
   'cd "$1" 2>/dev/null; mark=$2; shift 2; "$@"; code=$?; echo "$mark$code" >&2; exit "$code"';
 
 /**
- * LIMITED for an engine that may lose the end of what a command says: its exit code behind a mark is the last on both outputs.
- * The mark is the first line of its input, because a command may print the arguments of whatever runs.
+ * Returns a script for an engine that may lose the end of what a command says: its exit code behind a mark is the last on both
+ * outputs. The mark is the first line of its input, because a command may print the arguments of whatever runs.
  */
-export const LIMITED_WITH_MARK = `IFS= read -r purser_mark
+export const withMark = (script: string) => `IFS= read -r purser_mark
 trap 'code=$?; echo "$purser_mark$code"; echo "$purser_mark$code" >&2' EXIT
-${LIMITED}`;
+${script}`;
+
+/** Makes a mark that no output has by chance. */
+export const newMark = () => randomBytes(12).toString('hex');
 
 const CODE_BYTES_MAX = 4; // Three digits and a line feed.
 

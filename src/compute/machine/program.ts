@@ -71,7 +71,8 @@ export async function finish(
   try {
     const output = collectBoth(program.stdout, program.stderr, bounds);
     output.catch(() => {}); // `ended` rejects as well.
-    program.stdin.end(input ?? Buffer.alloc(0));
+    if (input) program.stdin.write(input);
+    program.stdin.end();
     const end = await program.ended;
     const exitCode = 'code' in end ? end.code : codeOfSignal(end.signal);
     const collected = await output;

@@ -1,8 +1,8 @@
 import { Refusal } from '../../../refusal.ts';
 import type { Backend, Created, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import { createInside } from '../../machine/inside.ts';
 import { refused } from '../created.ts';
 import { offersOf, quoteOf } from '../priced.ts';
-import { faultOf } from '../proof.ts';
 import { createRecent } from '../recent.ts';
 import { createReservations } from './capacity.ts';
 import { checkContainers } from './check.ts';
@@ -14,7 +14,7 @@ import { gpuDevices } from './gpus.ts';
 import { createPuller, lacksImage } from './image.ts';
 import { findUnlimited, READ_LIMITS } from './limits.ts';
 import { createWalletNetworks, NETWORK_LABEL, NoSubnet } from './network.ts';
-import { openSession, runInside, uploadInto } from './session.ts';
+import { beginIn } from './program.ts';
 import { type ContainerSettings, contentsOf } from './settings.ts';
 import { createDeadlines, hasWatchdog, putWatchdog, WATCHDOG_PATH } from './watchdog.ts';
 import { whyEnded } from './why-ended.ts';
@@ -63,6 +63,14 @@ export function openContainerBackend(
   });
   const free = createRecent(reservations.free);
   const coming = new Map<Ref, Coming>();
+  const inside = createInside((ref, order) => beginIn(engine, ref, order), {
+    relay: WATCHDOG_PATH,
+    /** Engines may silently leave a GPU out. */
+    async proofOf(ref) {
+      const found = await look(ref);
+      return found ? { gpus: claimOf(found.Config.Labels).devices.length } : 'the container is gone';
+    },
+  });
 
   async function create(order: Order): Promise<Created> {
     let claim: Claim | { lacking: string };
@@ -288,22 +296,11 @@ export function openContainerBackend(
       check: () => checkContainers(engine, settings, books),
       trial: 'free',
       async unlimited(ref, quote) {
-        const { stdout } = await runInside(engine, ref, READ_LIMITS);
+        const { stdout } = await inside.exec(ref, READ_LIMITS);
         return findUnlimited(stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
       },
     },
-    inside: {
-      /** Engines may silently leave a GPU out. */
-      async prove(ref) {
-        const found = await look(ref);
-        if (!found) return 'the container is gone';
-        return faultOf((order) => runInside(engine, ref, order), claimOf(found.Config.Labels).devices.length);
-      },
-      exec: (ref, order) => runInside(engine, ref, order),
-      upload: (ref, path, content) => uploadInto(engine, ref, path, content),
-      session: (ref, order) => openSession(engine, ref, order),
-      relay: WATCHDOG_PATH,
-    },
+    inside,
 
     async quote(spec) {
       const quote = quoteOf(settings, spec);

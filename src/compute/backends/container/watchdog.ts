@@ -1,7 +1,7 @@
 import { assetBytes } from '../../../files/asset.ts';
 import type { Extended, Ref } from '../../backend.ts';
 import { type Engine, statusOf, textOf } from './engine.ts';
-import { runAs } from './session.ts';
+import { runAs } from './program.ts';
 import { packFile } from './tar.ts';
 import { WATCHDOG_USER } from './watchdog-user.ts';
 

@@ -1,19 +1,14 @@
-import { randomBytes } from 'node:crypto';
-import { once } from 'node:events';
 import type { Duplex, Readable } from 'node:stream';
 import { setTimeout as pause } from 'node:timers/promises';
 import type Docker from 'dockerode';
 import { containConnection } from '../../../net/contain.ts';
-import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../../backend.ts';
-import { collect, collectBoth } from '../collect.ts';
+import type { Ref } from '../../backend.ts';
+import { argvOf, finish, type Program, type ProgramOrder } from '../../machine/program.ts';
 import { partOutput } from '../exec-output.ts';
-import { LIMITED_WITH_MARK, withoutMark } from '../exit-mark.ts';
-import { IS_MARKED, judgeUpload, KILL_MARKED, KILLED, RECEIVE, refusePath, sessionArgv } from '../shell.ts';
+import { newMark, withMark, withoutMark } from '../exit-mark.ts';
+import { IS_MARKED, KILLED } from '../shell.ts';
 import { type Engine, wasRemoved } from './engine.ts';
 
-const UPLOAD_MILLISECONDS = 120_000;
-/** The guard inside ends a command at its limit; one that the engine says still runs so long after it is given up. */
-const GRACE_MILLISECONDS = 30_000;
 const WAIT_MILLISECONDS_LEAST = 50;
 const WAIT_MILLISECONDS_MAX = 1000;
 /** The stream of a command ends within this time after its container was removed. */
@@ -22,7 +17,6 @@ const REMOVED_MILLISECONDS = 30_000;
 const LATE_MILLISECONDS = 10_000;
 const OWN_OUTPUT_BYTES = 4096;
 const LOOK_MILLISECONDS = 30_000;
-const KILL_MILLISECONDS = 60_000;
 /**
  * The exit code that Docker gives a command whose output it could not send on, and which may still run. A shell's for what
  * cannot be executed is the same.
@@ -35,14 +29,11 @@ const IN_DIRECTORY = 'cd "$1" 2>/dev/null; shift; exec "$@"';
 
 type State = { Running: boolean; ExitCode: number | null };
 
-type Beginning = {
-  terminal?: SessionOrder['terminal'] | undefined;
+type Beginning = Pick<ProgramOrder, 'terminal'> & {
   /** The user; by default the image's, in the image's working directory. */
   user?: string;
-  /** Ends the wait for the command, not the command itself. */
-  giveUp?: AbortSignal;
   /**
-   * Gives up when the connection is lost, since the rest of the output is: always, or only if the command still runs. The
+   * Rejects when the connection is lost, since the rest of the output is: always, or only if the command still runs. The
    * engine itself breaks the connection of one that has ended and left input unread. With `whileRuns`, the marker in the
    * command's environment tells whether it runs. Without it the exit code is waited for.
    */
@@ -51,9 +42,28 @@ type Beginning = {
   mark?: string;
 };
 
+/**
+ * Starts the program of an order. The whole output of a command with a limit is needed: on a busy machine Docker drops what
+ * it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent), and says nothing.
+ */
+export async function beginIn(engine: Engine, ref: Ref, order: ProgramOrder): Promise<Program> {
+  const { purpose, terminal, marker = '' } = order;
+  if (purpose !== 'exec')
+    return begin(engine, ref, argvOf(order), {
+      terminal,
+      ...(purpose === 'session' ? { needsAll: { whileRuns: marker } } : {}),
+    });
+  const mark = newMark();
+  const argv = argvOf({ ...order, script: withMark(order.script) });
+  const program = await begin(engine, ref, argv, { needsAll: 'always', mark });
+  program.stdin.write(`${mark}\n`);
+  return program;
+}
+
 /** Starts a command in the container, with separate streams, or with one for a terminal. */
-async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveUp, ...it }: Beginning = {}) {
+async function begin(engine: Engine, ref: Ref, argv: string[], it: Beginning = {}): Promise<Program> {
   const { docker, ask } = engine;
+  const { terminal } = it;
   const { user, directory } = it.user === undefined ? await engine.defaultsOf(ref) : { user: it.user, directory: '/' };
   const inside = directory === '/' ? [] : ['/bin/sh', '-c', IN_DIRECTORY, 'purser', directory];
   const exec = await ask('exec', (abortSignal) =>
@@ -72,14 +82,14 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
     exec.start({ hijack: true, stdin: true, Tty: terminal !== undefined, abortSignal }),
   );
   containConnection(stream, 'backend');
-  const lost = new AbortController();
+  const [left, lost] = [new AbortController(), new AbortController()];
   stream.on('error', ({ message, code }: NodeJS.ErrnoException) => {
     // After its end everything has been read. What an engine that has closed it is still sent breaks the pipe.
     if ((stream as Duplex).readableEnded || code === 'EPIPE') return;
     lost.abort(new Error(`the connection to the engine was lost: ${message}`));
   });
   const judge = async (state?: State) => {
-    giveUp?.throwIfAborted();
+    left.signal.throwIfAborted();
     if (!it.needsAll || !lost.signal.aborted) return;
     const runs =
       it.needsAll === 'always' ||
@@ -94,12 +104,27 @@ async function begin(engine: Engine, ref: Ref, argv: string[], { terminal, giveU
       await Promise.race([marked.whole, pause(LATE_MILLISECONDS, undefined, { ref: false })]);
     await quiet();
   };
-  const ended = waitForEnd(ask, exec, stream, rest, judge).finally(() => {
-    end();
-    stream.destroy(); // A hijacked socket keeps the process alive.
-  });
-  ended.catch(() => {}); // Whoever waits hears of it, and need not have begun to.
-  return { exec, stream, stdout, stderr, isWhole: () => true, ...marked, ended };
+  const ended = waitForEnd(ask, exec, stream, rest, judge)
+    .then((code) => ({ code }))
+    .finally(() => {
+      end();
+      stream.destroy(); // A hijacked socket keeps the process alive.
+    });
+  ended.catch(() => {}); // Callers get the rejection; this only avoids an unhandled one.
+  const resize = ({ columns, rows }: { columns: number; rows: number }) =>
+    exec.resize({ w: columns, h: rows }).catch(() => {});
+  if (terminal) await resize(terminal);
+  return {
+    ...{ stdin: stream, stdout: marked?.stdout ?? stdout, stderr: marked?.stderr ?? stderr, ended },
+    resize: (columns, rows) => void resize({ columns, rows }),
+    leave: (reason) => left.abort(reason),
+    kill: () => void stream.destroy(),
+    judge(exitCode, said) {
+      if (marked && exitCode < UNSENT && !marked.isWhole())
+        throw new Error('the engine lost the end of what the command said');
+      return said;
+    },
+  };
 }
 
 /** Takes the marks out of both outputs. Once both have come (`whole`), nothing that the command said is missing. */
@@ -168,15 +193,12 @@ async function waitForEnd(
 
 /** Whether a process with this marker in its environment may still run. */
 async function mayRun(engine: Engine, ref: Ref, marker: string): Promise<boolean> {
-  const giveUp = AbortSignal.timeout(LOOK_MILLISECONDS);
   try {
-    const look = await begin(engine, ref, ['/bin/sh', '-c', IS_MARKED, 'purser', marker], { giveUp });
-    look.stream.end();
-    look.stdout.resume();
-    look.stderr.resume();
-    return (await look.ended) !== NONE_IS_MARKED;
+    const look = await begin(engine, ref, argvOf({ script: IS_MARKED, args: [marker] }));
+    const { exitCode } = await finish(look, undefined, { streamBytesMax: 0, milliseconds: LOOK_MILLISECONDS });
+    return exitCode !== NONE_IS_MARKED;
   } catch {
-    return true; // Nobody can say that it does not.
+    return true; // It cannot be ruled out.
   }
 }
 
@@ -188,99 +210,8 @@ export async function runAs(
   argv: string[],
   milliseconds: number,
 ): Promise<{ exitCode: number; stdout: string }> {
-  const giveUp = AbortSignal.timeout(milliseconds);
-  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { user, giveUp });
-  stream.end();
-  const said = collectBoth(stdout, stderr, { streamBytesMax: OWN_OUTPUT_BYTES });
-  said.catch(() => {}); // A program that is lost says so itself.
-  const exitCode = await ended;
-  return { exitCode, stdout: (await said).stdout.toString() };
-}
-
-/**
- * Runs a command with a limit that holds inside the container. Throws where its output is not whole: on a busy machine Docker
- * drops what it has not read two seconds after a command has ended (moby, daemon/monitor.go, ProcessEvent), and says nothing.
- */
-export async function runInside(
-  engine: Engine,
-  ref: Ref,
-  { command, timeoutSeconds, ...most }: ExecOrder,
-  graceMilliseconds = GRACE_MILLISECONDS,
-): Promise<ExecResult> {
-  const [marker, mark] = [randomBytes(12).toString('hex'), randomBytes(12).toString('hex')];
-  const started = performance.now();
-  const argv = ['/bin/sh', '-c', LIMITED_WITH_MARK, 'purser', marker, String(timeoutSeconds), command];
-  const giveUp = AbortSignal.timeout(timeoutSeconds * 1000 + graceMilliseconds);
-  const { stream, stdout, stderr, isWhole, ended } = await begin(engine, ref, argv, {
-    giveUp,
-    needsAll: 'always',
-    mark,
-  });
-  stream.end(`${mark}\n`);
-  const said = collectBoth(stdout, stderr, most);
-  said.catch(() => {}); // A command that is lost says so itself.
-  const exitCode = await ended;
-  const output = await said;
-  if (exitCode < UNSENT && !isWhole()) throw new Error('the engine lost the end of what the command said');
-  const timedOut = exitCode === KILLED && performance.now() - started >= timeoutSeconds * 1000;
-  return { exitCode, ...output, timedOut };
-}
-
-/**
- * Writes a file through a shell inside: an engine's own archive upload follows links and accepts what it cannot write.
- * A tenant may have stopped that shell: it is waited for so long at most, and what was sent is let go.
- */
-export async function uploadInto(
-  engine: Engine,
-  ref: Ref,
-  path: string,
-  content: Buffer,
-  milliseconds = UPLOAD_MILLISECONDS,
-): Promise<void> {
-  refusePath(path);
-  const argv = ['/bin/sh', '-c', RECEIVE, 'purser', path, String(content.length)];
-  const giveUp = AbortSignal.timeout(milliseconds);
-  const { stream, stdout, stderr, ended } = await begin(engine, ref, argv, { giveUp });
-  stdout.resume();
-  const said = collect(stderr, 4096);
-  if (!stream.write(content)) await Promise.race([once(stream, 'drain'), ended]);
-  stream.end();
-  const code = await ended;
-  judgeUpload(code, (await said).bytes);
-}
-
-/**
- * One live session; `kill` also kills what it started. A program that gave up its marker is not found: its end is waited for
- * no longer than the killing is.
- */
-export async function openSession(
-  engine: Engine,
-  ref: Ref,
-  { command, terminal }: SessionOrder,
-  killMilliseconds = KILL_MILLISECONDS,
-): Promise<Session> {
-  const killed = new AbortController();
-  const marker = randomBytes(12).toString('hex');
-  const argv = sessionArgv(marker, command);
-  const { exec, stream, stdout, stderr, ended } = await begin(engine, ref, argv, {
-    terminal,
-    giveUp: killed.signal,
-    needsAll: { whileRuns: marker },
-  });
-  if (terminal) await exec.resize({ w: terminal.columns, h: terminal.rows }).catch(() => {});
-  return {
-    stdin: stream,
-    stdout,
-    stderr: terminal ? undefined : stderr,
-    resize: (columns, rows) => void exec.resize({ w: columns, h: rows }).catch(() => {}),
-    ended: ended.then((code) => ({ code })),
-    kill() {
-      stream.destroy();
-      const giveUp = AbortSignal.timeout(killMilliseconds);
-      giveUp.addEventListener('abort', () => killed.abort(new Error('the session was killed')), { once: true });
-      void begin(engine, ref, ['/bin/sh', '-c', KILL_MARKED, 'purser', marker], { giveUp })
-        .then((it) => it.ended)
-        .catch(() => {}); // The lease may be gone: then so is what it ran.
-    },
-  };
+  const program = await begin(engine, ref, argv, { user });
+  const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds };
+  const { exitCode, stdout } = await finish(program, undefined, limits);
+  return { exitCode, stdout: stdout.toString() };
 }
