@@ -1,10 +1,9 @@
-import type { Finding, Ref } from '../../backend.ts';
+import type { Finding, Inside, Ref } from '../../backend.ts';
 import { warning } from '../../finding.ts';
 import { findUnlimited } from '../container/limits.ts';
 import { isAbsent, type LxdApi, textOf } from './api.ts';
 import { imagePath } from './describe.ts';
 import { membersOf, type Server } from './host.ts';
-import { runInside, type Tenant } from './session.ts';
 import type { LxdSettings } from './settings.ts';
 
 /** The remedies for errors of reaching the server, by their words: what each means, and what to do. */
@@ -137,17 +136,16 @@ async function checkLimits(lxd: LxdApi): Promise<Said> {
 
 /** Says which limit or wall is missing inside a running lease; undefined if none is. `printed` is the output of READ_LIMITS. */
 export async function findOpen(
-  lxd: LxdApi,
+  inside: Inside,
   ref: Ref,
   printed: string,
   memoryGib: number,
-  tenant: Tenant,
 ): Promise<string | undefined> {
   const unlimited = findUnlimited(printed, memoryGib);
   if (unlimited !== undefined) return unlimited;
   const order = { command: 'cat /proc/self/uid_map', timeoutSeconds: 10, streamBytesMax: 4096 };
-  const { stdout } = await runInside(lxd, ref, order, tenant);
-  const [inside, outside] = stdout.toString().trim().split(/\s+/).map(Number);
-  if (inside === 0 && outside !== undefined && outside > 0) return undefined;
+  const { stdout } = await inside.exec(ref, order);
+  const [root, outside] = stdout.toString().trim().split(/\s+/).map(Number);
+  if (root === 0 && outside !== undefined && outside > 0) return undefined;
   return 'root inside is root outside: LXD has no subordinate users. Give root some in /etc/subuid and /etc/subgid';
 }

@@ -1,4 +1,5 @@
 import type { Backend, Created, Extended, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import { createInside } from '../../machine/inside.ts';
 import { createReservations } from '../container/capacity.ts';
 import { type Claim, sizeOf } from '../container/claim.ts';
 import { READ_LIMITS } from '../container/limits.ts';
@@ -13,13 +14,12 @@ import {
 import { WATCHDOG_USER } from '../container/watchdog-user.ts';
 import { refused } from '../created.ts';
 import { offersOf, quoteOf } from '../priced.ts';
-import { faultOf } from '../proof.ts';
 import { createRecent } from '../recent.ts';
 import { isAbsent, LxdRefusal, LxdUnreachable, openLxdApi, STATUS, textOf } from './api.ts';
 import { checkLxd, findOpen } from './check.ts';
 import { CREATED_KEY, claimIn, describeInstance, type Instance, isLeaseName, nameOf } from './describe.ts';
 import { createHost } from './host.ts';
-import { openSession, runInside, runProgram, uploadInto } from './session.ts';
+import { beginIn, runProgram } from './program.ts';
 import type { LxdSettings } from './settings.ts';
 
 /** An image may have to be unpacked, and copied to another member of a cluster. */
@@ -40,8 +40,9 @@ const ARCHITECTURES: Record<string, string> = { x86_64: 'amd64', aarch64: 'arm64
  */
 export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix: string; now: () => number }): Backend {
   const { user, directory } = settings;
-  const tenant = { user, directory };
   const lxd = openLxdApi(settings, settings.project);
+  const tenant = { user, directory };
+  const inside = createInside((ref, order) => beginIn(lxd, ref, order, tenant), { relay: WATCHDOG_PATH });
   const host = createHost(lxd);
   const reservations = createReservations(settings, prefix, {
     list: async () => (await list()).flatMap((it) => (claimIn(it).tag ? [claimIn(it)] : [])),
@@ -246,17 +247,11 @@ export function openLxdBackend(settings: LxdSettings, { prefix, now }: { prefix:
       check: () => checkLxd(lxd, settings),
       trial: 'free',
       async unlimited(ref, quote) {
-        const { stdout } = await runInside(lxd, ref, { ...READ_LIMITS }, tenant);
-        return findOpen(lxd, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib, tenant);
+        const { stdout } = await inside.exec(ref, READ_LIMITS);
+        return findOpen(inside, ref, stdout.toString(), sizeOf(settings, quote.spec).memoryGib);
       },
     },
-    inside: {
-      relay: WATCHDOG_PATH,
-      prove: (ref) => faultOf((order) => runInside(lxd, ref, order, tenant)),
-      exec: (ref, order) => runInside(lxd, ref, order, tenant),
-      upload: (ref, path, content) => uploadInto(lxd, ref, path, content, tenant),
-      session: (ref, order) => openSession(lxd, ref, order, tenant),
-    },
+    inside,
     quote: async (spec) => quoteOf(settings, spec),
 
     freeFor: async (spec) => (await free.get())?.(sizeOf(settings, spec)) ?? 0,
