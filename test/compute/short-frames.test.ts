@@ -100,7 +100,9 @@ async function endOf(status: string): Promise<number> {
   for (let at = 0; at < status.length; at += CHUNK_BYTES)
     socket.emit('message', Buffer.from(`\x03${status.slice(at, at + CHUNK_BYTES)}`));
   socket.emit('close');
-  return ended;
+  const end = await ended;
+  assert('code' in end);
+  return end.code;
 }
 
 test('Kubernetes: whatever a server says as the status of a command, that has ended', async () => {

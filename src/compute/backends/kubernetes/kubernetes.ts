@@ -1,7 +1,8 @@
 import type { Backend, Created, Extended, Machine, Owned, Ref, Spec } from '../../backend.ts';
+import { createInside } from '../../machine/inside.ts';
+import { finish } from '../../machine/program.ts';
 import { refused } from '../created.ts';
 import { offersOf, quoteOf } from '../priced.ts';
-import { faultOf } from '../proof.ts';
 import { createRecent } from '../recent.ts';
 import { ApiError, ApiUnreachable, isNotFound, openApi } from './api.ts';
 import { checkCluster } from './check.ts';
@@ -21,7 +22,7 @@ import {
   WATCHDOG_PATH,
 } from './describe.ts';
 import { type Event, type Job, type Pod, pathsOf, secondsOf } from './objects.ts';
-import { openSession, runInside, runOwn, uploadInto } from './session.ts';
+import { beginIn } from './program.ts';
 import type { KubernetesSettings } from './settings.ts';
 import { deadlineOf, machineOf, runningPod } from './state.ts';
 import { createStreams } from './stream.ts';
@@ -31,6 +32,7 @@ type Order = Parameters<Backend['create']>[0];
 /** The program that runs as process 1, even if its file was removed. */
 const RUNNING_WATCHDOG = '/proc/1/exe';
 const MOVE_MILLISECONDS = 15_000;
+const OWN_OUTPUT_BYTES = 4096;
 /** The Job controller has looked at a deadline so long after it. */
 const REARM_SECONDS = 5;
 /**
@@ -58,6 +60,14 @@ export function openKubernetesBackend(
   const api = openApi(cluster);
   const paths = pathsOf(settings.namespace);
   const streams = createStreams(api, paths.pods);
+  const inside = createInside(async (tag, order) => beginIn(streams, await podOf(tag), order), {
+    relay: WATCHDOG_PATH,
+    async proofOf(tag) {
+      const { job, pods } = await observe(tag);
+      const pod = job && runningPod(job, pods);
+      return pod ? { gpus: gpusOf(pod) } : 'the pod is gone';
+    },
+  });
   const room = createRecent(freeSpecs);
 
   const jobPath = (tag: string) => `${paths.jobs}/${jobName(tag)}`;
@@ -227,12 +237,9 @@ export function openKubernetesBackend(
     const { job, pods } = await observe(tag);
     const pod = job && runningPod(job, pods);
     if (!pod || !job.status?.startTime) return { kind: 'refused', reason: 'the pod does not run' };
-    const { exitCode } = await runOwn(
-      streams,
-      pod.metadata.name,
-      [RUNNING_WATCHDOG, String(deadline)],
-      MOVE_MILLISECONDS,
-    );
+    const watchdog = await streams.begin(pod.metadata.name, [RUNNING_WATCHDOG, String(deadline)]);
+    const limits = { streamBytesMax: OWN_OUTPUT_BYTES, milliseconds: MOVE_MILLISECONDS };
+    const { exitCode } = await finish(watchdog, undefined, limits);
     // Killed, it may have moved the deadline before; any other error comes before that.
     if (exitCode >= 128) return { kind: 'unknown', reason: `the watchdog was killed (${exitCode})` };
     if (exitCode !== 0) return { kind: 'refused', reason: `the watchdog did not take the deadline (${exitCode})` };
@@ -284,24 +291,7 @@ export function openKubernetesBackend(
       const machine = await inspect(tag, { onlyLook: true });
       return machine ? [machine] : [];
     },
-    inside: {
-      relay: WATCHDOG_PATH,
-      async prove(tag) {
-        const { job, pods } = await observe(tag);
-        const pod = job && runningPod(job, pods);
-        if (!pod) return 'the pod is gone';
-        return faultOf((order) => runInside(streams, pod.metadata.name, order), gpusOf(pod));
-      },
-      async exec(tag, order) {
-        return runInside(streams, await podOf(tag), order);
-      },
-      async upload(tag, path, content) {
-        return uploadInto(streams, await podOf(tag), path, content);
-      },
-      async session(tag, order) {
-        return openSession(streams, await podOf(tag), order);
-      },
-    },
+    inside,
     async quote(spec) {
       sizeOf(settings, spec);
       return quoteOf(settings, spec);

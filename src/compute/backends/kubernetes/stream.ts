@@ -1,10 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { PassThrough, type Readable, Writable } from 'node:stream';
+import { PassThrough, Writable } from 'node:stream';
 import * as v from 'valibot';
 import type { RawData, WebSocket } from 'ws';
 import { parseNested } from '../../../json-text.ts';
 import type { SessionOrder } from '../../backend.ts';
+import type { Program } from '../../machine/program.ts';
 import { between, MARKED } from '../between.ts';
 import { onOneLine } from '../one-line.ts';
 import { WAITING } from '../waiting.ts';
@@ -35,17 +36,6 @@ const SIGNAL_EXIT = 128;
 const RELAYED = `/bin/sh -c 'echo $$
 while IFS= read -r size && [ "$size" -gt 0 ]; do dd bs="$size" count=1 iflag=fullblock 2>/dev/null; done' |
 { read -r relay; "$@"; code=$?; kill "$relay" 2>/dev/null; exit "$code"; }`;
-
-export type Inside = {
-  stdin: Writable;
-  stdout: Readable;
-  stderr: Readable;
-  /** The exit code. Rejects when nobody knows how the command ended. */
-  ended: Promise<number>;
-  resize(columns: number, rows: number): void;
-  /** Closes the socket. The command itself is not ended by this. */
-  abandon(): void;
-};
 
 const Words = v.nullish(v.string());
 const Status = v.object({
@@ -82,7 +72,7 @@ export function createStreams(api: Api, pods: string) {
 
   return {
     /** Begins a program. Resolves when it has begun, or with a terminal when the server has taken it. */
-    async begin(pod: string, argv: readonly string[], terminal?: SessionOrder['terminal']): Promise<Inside> {
+    async begin(pod: string, argv: readonly string[], terminal?: SessionOrder['terminal']): Promise<Program> {
       const mark = randomBytes(16).toString('hex');
       const marked = terminal ? [...argv] : ['/bin/sh', '-c', MARKED, 'purser', mark, ...argv];
       const isFramed = (protocol: string) => protocol === V4 && !terminal;
@@ -90,10 +80,10 @@ export function createStreams(api: Api, pods: string) {
         isFramed(protocol) ? ['/bin/sh', '-c', RELAYED, 'purser', ...marked] : marked;
       const socket = await connect(pod, relayed, terminal !== undefined);
       const stream = follow(socket, terminal ? undefined : mark, isFramed(socket.protocol));
-      if (terminal) stream.inside.resize(terminal.columns, terminal.rows);
-      const slow = setTimeout(() => stream.inside.abandon(), BEGIN_MILLISECONDS);
+      if (terminal) stream.program.resize(terminal.columns, terminal.rows);
+      const slow = setTimeout(() => stream.program.leave(), BEGIN_MILLISECONDS);
       await stream.begun.finally(() => clearTimeout(slow));
-      return stream.inside;
+      return stream.program;
     },
   };
 }
@@ -108,10 +98,10 @@ function follow(
   socket: WebSocket,
   mark: string | undefined,
   isFramed: boolean,
-): { inside: Inside; begun: Promise<void> } {
+): { program: Program; begun: Promise<void> } {
   const [stdout, rawStderr] = [new PassThrough(WAITING), new PassThrough(WAITING)];
-  const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<number>()];
-  for (const it of [begun, ended]) it.promise.catch(() => {}); // Whoever waits hears of it.
+  const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<{ code: number }>()];
+  for (const it of [begun, ended]) it.promise.catch(() => {}); // Callers get the rejections; this only avoids unhandled ones.
   let hasBegun = mark === undefined;
   let exitCode: number | undefined;
   let noise = '';
@@ -191,7 +181,7 @@ function follow(
     );
     begun.reject(fault);
     if (code === undefined) ended.reject(fault);
-    else ended.resolve(code);
+    else ended.resolve({ code });
   }
 
   const say = (channel: number, bytes: Uint8Array, done?: (error?: Error | null) => void) =>
@@ -218,7 +208,7 @@ function follow(
 
   return {
     begun: begun.promise,
-    inside: {
+    program: {
       stdin,
       stdout,
       stderr,
@@ -227,7 +217,8 @@ function follow(
         if (socket.readyState === socket.OPEN)
           say(RESIZE, Buffer.from(JSON.stringify({ Width: columns, Height: rows })), () => {});
       },
-      abandon: () => socket.terminate(),
+      leave: () => socket.terminate(),
+      kill: () => socket.terminate(),
     },
   };
 }
