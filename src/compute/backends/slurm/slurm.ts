@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { formatUsd, Nanos } from '../../../money.ts';
-import type { Backend, Created, ExecOrder, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
+import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, SpecTwo } from '../../backend.ts';
+import { createInside, type Proof } from '../../machine/inside.ts';
 import { chipOf, quoteOf } from '../priced.ts';
-import { faultOf } from '../proof.ts';
 import { createRecent } from '../recent.ts';
 import { checkSlurm } from './check.ts';
 import { createSlurmCommands, NeverStarted, type Said, type User, wordsOf } from './command.ts';
@@ -17,7 +17,7 @@ import {
   waitsFor,
 } from './job.ts';
 import type { SlurmSettings } from './settings.ts';
-import { createSteps, type RunningJob } from './step.ts';
+import { beginIn, type RunningJob } from './step.ts';
 import { type Claim, createJobUsers } from './user.ts';
 
 /** The most characters of a command's output that expressions read. */
@@ -75,7 +75,7 @@ export function openSlurmBackend(
       'compute.provider_two: the slurm backend needs Purser to run as root, since sbatch --uid lets nobody else submit jobs as job_user.',
     );
   const slurm = createSlurmCommands(settings.slurm_conf);
-  const steps = createSteps(slurm.start);
+  const inside = createInside(async (ref, order) => beginIn(slurm.start, await runningJob(ref), order), { proofOf });
   const users = createJobUsers(slurm, settings, { leases, now });
   const free = createRecent(freeChips);
 
@@ -152,12 +152,9 @@ export function openSlurmBackend(
    * RUNNING proves nothing: Slurm takes minutes to notice a dead node (SlurmdTimeout), and takes commands before the job's
    * script has begun, which is what ends all that they leave. Not every GPU is NVIDIA's.
    */
-  async function prove(ref: string): Promise<string | undefined> {
+  async function proofOf(ref: string): Promise<Proof | string> {
     const job = await look(ref);
-    if (!job) return 'the job is gone';
-    const exec = async (order: ExecOrder) =>
-      steps.exec(await runningJob(ref), { ...order, command: `${REFUSE_WITHOUT_SCRIPT}\n${order.command}` });
-    return faultOf(exec, job.gpus, { mayLackTool: true });
+    return job ? { gpus: job.gpus, mayLackTool: true, before: REFUSE_WITHOUT_SCRIPT } : 'the job is gone';
   }
 
   async function create({ tag, quote }: { tag: string; quote: Quote }): Promise<Created> {
@@ -267,12 +264,7 @@ export function openSlurmBackend(
     listOwned: list,
     strangers: { list: strangers, ...(settings.exclusive_user ? { end: endStranger } : {}) },
     find: async (tag) => (await list(tag)).filter((it) => it.tag === tag).map(({ tag: _, createdAt: __, ...it }) => it),
-    inside: {
-      prove,
-      exec: async (ref, order) => steps.exec(await runningJob(ref), order),
-      upload: async (ref, path, content) => steps.upload(await runningJob(ref), path, content),
-      session: async (ref, order) => steps.session(await runningJob(ref), order),
-    },
+    inside,
     doctor: {
       trial: 'free',
       check: () =>
