@@ -2,25 +2,14 @@ import { hash } from 'node:crypto';
 import { join } from 'node:path';
 import { formatUsd, Nanos } from '../../../money.ts';
 import { Refusal } from '../../../refusal.ts';
-import type {
-  Backend,
-  Created,
-  ExecOrder,
-  ExecResult,
-  Extended,
-  Machine,
-  Offer,
-  Owned,
-  Quote,
-  Spec,
-  SpecTwo,
-} from '../../backend.ts';
-import { faultOf } from '../proof.ts';
+import type { Backend, Created, Extended, Machine, Offer, Owned, Quote, Spec, SpecTwo } from '../../backend.ts';
+import { createInside } from '../../machine/inside.ts';
+import type { Program, ProgramOrder } from '../../machine/program.ts';
 import { createRecent } from '../recent.ts';
 import { checkHosts } from './check.ts';
 import { createAsked } from './claim-records.ts';
 import { createPoolHost, HostUnreachable, type PoolHost } from './host.ts';
-import { execOver, sessionOver, uploadOver } from './machine.ts';
+import { beginOver, LOGIN_SHELL } from './machine.ts';
 import { POOL_EXIT } from './script.ts';
 import type { SshSettings } from './settings.ts';
 
@@ -50,6 +39,10 @@ export function openSshBackend(
 ): SshBackend {
   const hosts = settings.hosts.map(createPoolHost);
   const asked = createAsked(join(leases, 'ssh'));
+  const inside = createInside(begin, {
+    proofOf: async (ref) => ({ gpus: partsOf(ref).host.gpus }),
+    loginShell: LOGIN_SHELL,
+  });
   const reports = new Map(hosts.map((host) => [host, createRecent(() => healthOf(host))]));
 
   async function create({ tag, quote, deadline }: { tag: string; quote: Quote; deadline: number }): Promise<Created> {
@@ -134,12 +127,16 @@ export function openSshBackend(
     return { host: hostOf(ref.slice(0, slash)), user: ref.slice(slash + 1) };
   }
 
-  async function exec(ref: string, order: ExecOrder): Promise<ExecResult> {
+  async function begin(ref: string, order: ProgramOrder): Promise<Program> {
     const { host, user } = partsOf(ref);
-    const result = await execOver(host.channels, order, host.within(user));
-    if (result.exitCode === POOL_EXIT.gone && result.stderr.toString() === 'purser: the lease has ended\n')
-      throw new Error('the lease has ended on its host');
-    return result;
+    const program = await beginOver(host.channels, order, host.within(user));
+    if (order.purpose !== 'exec') return program;
+    const judge: Program['judge'] = (exitCode, stderr) => {
+      if (exitCode === POOL_EXIT.gone && stderr.toString() === 'purser: the lease has ended\n')
+        throw new Error('the lease has ended on its host');
+      return stderr;
+    };
+    return { ...program, judge };
   }
 
   async function end(host: PoolHost, user: string): Promise<void> {
@@ -250,20 +247,7 @@ export function openSshBackend(
       await end(host, user);
     },
 
-    inside: {
-      prove: async (ref) => faultOf((order) => exec(ref, order), partsOf(ref).host.gpus),
-      exec,
-
-      async upload(ref, path, content) {
-        const { host, user } = partsOf(ref);
-        await uploadOver(host.channels, path, content, host.within(user));
-      },
-
-      async session(ref, order) {
-        const { host, user } = partsOf(ref);
-        return sessionOver(host.channels, order, host.within(user));
-      },
-    },
+    inside,
   };
 }
 

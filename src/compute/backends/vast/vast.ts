@@ -1,11 +1,11 @@
 import type { Client } from 'ssh2';
 import { sshKeyFromSeed } from '../../../ssh-key.ts';
 import type { Backend, Created, Extended, Machine, Owned, Quote, SpecThree } from '../../backend.ts';
+import { createInside } from '../../machine/inside.ts';
 import { refused } from '../created.ts';
-import { faultOf } from '../proof.ts';
 import { channelsOf, separateChannels } from '../ssh/channel.ts';
 import { connectSsh, type SshFault } from '../ssh/connect.ts';
-import { execOver, runOver, sessionOver, uploadOver } from '../ssh/machine.ts';
+import { beginOver, LOGIN_SHELL, runOver } from '../ssh/machine.ts';
 import {
   type Answer,
   openVastApi,
@@ -373,13 +373,10 @@ export function openVastBackend(
       });
     },
 
-    inside: {
-      prove: async (ref) =>
-        faultOf((order) => execOver(channelsTo(ref), order), looks.get(ref)?.gpus, { mayLackTool: true }),
-      exec: (ref, order) => execOver(channelsTo(ref), order),
-      upload: (ref, path, content) => uploadOver(channelsTo(ref), path, content),
-      session: (ref, order) => sessionOver(channelsTo(ref), order),
-    },
+    inside: createInside((ref, order) => beginOver(channelsTo(ref), order), {
+      proofOf: async (ref) => ({ gpus: looks.get(ref)?.gpus, mayLackTool: true }),
+      loginShell: LOGIN_SHELL,
+    }),
     doctor: { check: () => checkVast(api, list, catalogue.offers), trial: 'costs_money' },
     close: () => api.close(),
   };
