@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { openSshBackend } from '../../src/compute/backends/ssh/ssh.ts';
+import { openSshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { openSshd } from '../../test/compute/engines/sshd.ts';
 import { median } from '../rounds.ts';
 import { figure, type Line } from '../table.ts';

@@ -5,7 +5,7 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { readConfig } from '../../src/config/config.ts';
 import { examine } from '../../src/doctor/doctor.ts';
 import { openTestServer } from '../helper/server.ts';

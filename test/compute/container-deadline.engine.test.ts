@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { type Created, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { newId } from '../../src/id.ts';
 import { minimalDebian } from '../helper/minimal-debian.ts';
 import { until } from '../helper/waiting.ts';

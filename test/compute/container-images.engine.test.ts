@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test, { type TestContext } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { type Engine, IMAGE, IMAGE_WITH_VOLUME, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';
 

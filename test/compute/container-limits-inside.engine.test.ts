@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import test from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
-import { findUnlimited } from '../../src/compute/backends/container/limits.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
+import { findUnlimited } from '../../src/compute/kit/limits.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { IMAGE } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test, { type TestContext } from 'node:test';
-import { openContainerBackend } from '../../src/compute/backends/container/container.ts';
+import { openContainerBackend } from '../../src/compute/engines/container/container.ts';
 import { until } from '../helper/waiting.ts';
 import { type Engine, IMAGE, openDocker } from './engines/docker.ts';
 import { openPodman } from './engines/podman.ts';

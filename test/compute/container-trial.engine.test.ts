@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { packFile } from '../../src/compute/backends/container/tar.ts';
+import { packFile } from '../../src/compute/engines/container/tar.ts';
 import { selfTest } from '../../src/compute/self-test.ts';
 import { newId } from '../../src/id.ts';
 import { until } from '../helper/waiting.ts';

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { after, type TestContext } from 'node:test';
-import { collect } from '../../src/compute/backends/collect.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, type Subject } from './conformance.ts';
 import { type Engine, importImage, openDocker, packBusybox } from './engines/docker.ts';

@@ -4,10 +4,10 @@ import { EventEmitter } from 'node:events';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import type { Session } from '../../src/compute/backend.ts';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { partOutput } from '../../src/compute/backends/exec-output.ts';
-import { createStreams } from '../../src/compute/backends/kubernetes/stream.ts';
-import { startRun } from '../../src/compute/inside/run.ts';
+import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
+import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
+import { startRun } from '../../src/compute/machine/run.ts';
 import { frame } from './engines/frame.ts';
 
 const [STDOUT, STDERR] = [1, 2];

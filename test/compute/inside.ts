@@ -4,9 +4,9 @@ import { readdirSync, readFileSync } from 'node:fs';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { tagOf } from '../../src/compute/backend.ts';
-import { type CommandOrder, runCommand } from '../../src/compute/inside/command.ts';
-import { listFiles, readPart } from '../../src/compute/inside/files.ts';
-import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/inside/process.ts';
+import { type CommandOrder, runCommand } from '../../src/compute/machine/command.ts';
+import { listFiles, readPart } from '../../src/compute/machine/files.ts';
+import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
 import { gone, type Subject } from './conformance.ts';
 

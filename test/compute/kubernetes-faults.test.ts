@@ -7,8 +7,8 @@ import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openKubernetesBackend } from '../../src/compute/backends/kubernetes/kubernetes.ts';
-import { type KubernetesSettings, slots } from '../../src/compute/backends/kubernetes/settings.ts';
+import { openKubernetesBackend } from '../../src/compute/engines/kubernetes/kubernetes.ts';
+import { type KubernetesSettings, slots } from '../../src/compute/engines/kubernetes/settings.ts';
 import * as writes from '../../src/ledger/writes.ts';
 import { LONG, openWith } from '../lease/leases.ts';
 import {

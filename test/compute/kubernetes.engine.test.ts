@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test, { after, type TestContext } from 'node:test';
 import type { Backend } from '../../src/compute/backend.ts';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { jobName } from '../../src/compute/backends/kubernetes/describe.ts';
+import { jobName } from '../../src/compute/engines/kubernetes/describe.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { until } from '../helper/waiting.ts';
 import { conform, gone } from './conformance.ts';
 import { type KubernetesCluster, openKubernetes } from './engines/kubernetes.ts';

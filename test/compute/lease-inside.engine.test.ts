@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { openEngine } from '../../src/compute/backends/container/engine.ts';
-import { beginIn } from '../../src/compute/backends/container/program.ts';
+import { openEngine } from '../../src/compute/engines/container/engine.ts';
+import { beginIn } from '../../src/compute/engines/container/program.ts';
 import { createInside } from '../../src/compute/machine/inside.ts';
 import { until } from '../helper/waiting.ts';
 import { openLeaseServer } from '../lease/docker-leases.ts';

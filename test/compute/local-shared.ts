@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { type Backend, tagOf } from '../../src/compute/backend.ts';
-import { openLocalBackend } from '../../src/compute/backends/local/local.ts';
-import type { LocalSettings } from '../../src/compute/backends/local/settings.ts';
+import { openLocalBackend } from '../../src/compute/engines/local/local.ts';
+import type { LocalSettings } from '../../src/compute/engines/local/settings.ts';
 
 export const now = () => Math.floor(Date.now() / 1000);
 

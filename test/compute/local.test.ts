@@ -6,16 +6,16 @@ import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { killAll } from '../../src/compute/backends/local/kill.ts';
-import { beginIn } from '../../src/compute/backends/local/process.ts';
-import { ENTRY_COUNT_MAX, listFiles, readPart } from '../../src/compute/inside/files.ts';
+import { killAll } from '../../src/compute/engines/local/kill.ts';
+import { beginIn } from '../../src/compute/engines/local/process.ts';
+import { ENTRY_COUNT_MAX, listFiles, readPart } from '../../src/compute/machine/files.ts';
 import {
   LOG_BYTES_MAX,
   listProcesses,
   PROCESS_COUNT_MAX,
   readLog,
   startProcess,
-} from '../../src/compute/inside/process.ts';
+} from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 import { conform, type Subject } from './conformance.ts';
@@ -117,7 +117,7 @@ async function startPurser(t: TestContext, seconds: number) {
   const leases = join(temporaryDirectory(t), 'leases');
   const tag = freshTag();
   const code = `
-    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/backends/local/local.ts', import.meta.url).href)};
+    import { openLocalBackend } from ${JSON.stringify(new URL('../../src/compute/engines/local/local.ts', import.meta.url).href)};
     const backend = openLocalBackend({ backend: 'local' }, { leases: ${JSON.stringify(leases)}, now: () => 0 });
     await backend.create({ tag: '${tag}', deadline: Math.floor(Date.now() / 1000) + ${seconds} });
     void backend.inside.exec('${tag}', { command: 'setsid sleep 4446 & exec sleep 4446', timeoutSeconds: 600, streamBytesMax: 1 });

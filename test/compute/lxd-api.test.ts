@@ -6,10 +6,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Duplex, PassThrough } from 'node:stream';
 import test, { type TestContext } from 'node:test';
-import { collect } from '../../src/compute/backends/collect.ts';
-import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/backends/exit-mark.ts';
-import { nameOf } from '../../src/compute/backends/lxd/describe.ts';
-import { frame, MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import { nameOf } from '../../src/compute/engines/lxd/describe.ts';
+import { frame, MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
+import { WITH_EXIT_MARK, withoutMark } from '../../src/compute/kit/exit-mark.ts';
+import { collect } from '../../src/compute/machine/collect.ts';
 import { LXD_PREFIX, lxdSubject } from './engines/lxd.ts';
 
 /** What a real LXD cannot be made to do: a server that answers as a test says. */

@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import { Duplex } from 'node:stream';
 import test from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import type { LxdApi } from '../../src/compute/backends/lxd/api.ts';
-import { beginIn } from '../../src/compute/backends/lxd/program.ts';
-import { MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import type { LxdApi } from '../../src/compute/engines/lxd/api.ts';
+import { beginIn } from '../../src/compute/engines/lxd/program.ts';
+import { MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
 import { createInside } from '../../src/compute/machine/inside.ts';
 import { waitFor } from '../helper/waiting.ts';
 

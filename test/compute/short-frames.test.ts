@@ -5,10 +5,10 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
-import { partOutput } from '../../src/compute/backends/exec-output.ts';
-import { openApi } from '../../src/compute/backends/kubernetes/api.ts';
-import { createStreams } from '../../src/compute/backends/kubernetes/stream.ts';
-import { MessageStream } from '../../src/compute/backends/lxd/websocket.ts';
+import { partOutput } from '../../src/compute/engines/container/exec-output.ts';
+import { openApi } from '../../src/compute/engines/kubernetes/api.ts';
+import { createStreams } from '../../src/compute/engines/kubernetes/stream.ts';
+import { MessageStream } from '../../src/compute/engines/lxd/websocket.ts';
 import { assertLinear } from '../helper/cpu.ts';
 import { frame } from './engines/frame.ts';
 

@@ -5,12 +5,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { tagOf } from '../../src/compute/backend.ts';
-import { NeverSent } from '../../src/compute/backends/ssh/channel.ts';
-import { connectSsh } from '../../src/compute/backends/ssh/connect.ts';
-import { keepConnections } from '../../src/compute/backends/ssh/connections.ts';
-import { HostUnreachable } from '../../src/compute/backends/ssh/host.ts';
-import { runOver } from '../../src/compute/backends/ssh/machine.ts';
-import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
+import { keepConnections } from '../../src/compute/engines/ssh/connections.ts';
+import { HostUnreachable } from '../../src/compute/engines/ssh/host.ts';
+import { openSshBackend, type SshBackend } from '../../src/compute/engines/ssh/ssh.ts';
+import { NeverSent } from '../../src/compute/kit/channel.ts';
+import { connectSsh } from '../../src/compute/kit/connect.ts';
+import { runOver } from '../../src/compute/kit/ssh-program.ts';
 import { until } from '../helper/waiting.ts';
 import { openSshd, type Sshd } from './engines/sshd.ts';
 

@@ -9,7 +9,7 @@ import test, { after, before, type TestContext } from 'node:test';
 import { Client } from 'ssh2';
 import * as v from 'valibot';
 import { type Backend, tagOf, tagPrefix } from '../../src/compute/backend.ts';
-import { openSshBackend, type SshBackend } from '../../src/compute/backends/ssh/ssh.ts';
+import { openSshBackend, type SshBackend } from '../../src/compute/engines/ssh/ssh.ts';
 import { Compute } from '../../src/compute/settings.ts';
 import { openTestServer } from '../helper/server.ts';
 import { until } from '../helper/waiting.ts';

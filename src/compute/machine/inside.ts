@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import type { Inside, Ref } from '../backend.ts';
-import { faultOf } from '../backends/proof.ts';
-import { judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refuseCommand, refusePath } from '../backends/shell.ts';
 import { type Begin, finish } from './program.ts';
+import { faultOf } from './proof.ts';
+import { judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
 const KILL_MILLISECONDS = 60_000;

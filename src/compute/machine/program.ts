@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
-import { collectBoth } from '../backends/collect.ts';
-import { codeOfSignal } from '../backends/shell.ts';
+import { collectBoth } from './collect.ts';
+import { codeOfSignal } from './shell.ts';
 
 /** A program that runs in a machine. An engine's `Begin` is the only way to start one. */
 export type Program = Pick<Session, 'stdin' | 'ended' | 'resize'> & {

@@ -1,8 +1,8 @@
 import { hash } from 'node:crypto';
 import type { ExecResult as CommandResult } from '../../compute/backend.ts';
-import { refusePath } from '../../compute/backends/shell.ts';
-import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/inside/command.ts';
-import { listFiles, readPart } from '../../compute/inside/files.ts';
+import { type CommandOrder, runCommand, UNREAD_SECONDS } from '../../compute/machine/command.ts';
+import { listFiles, readPart } from '../../compute/machine/files.ts';
+import { refusePath } from '../../compute/machine/shell.ts';
 import { Refusal } from '../../refusal.ts';
 import { ExecRequest, ExecResult, UploadRequest, UploadResult } from '../../wire/compute.ts';
 import {

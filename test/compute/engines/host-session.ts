@@ -5,7 +5,7 @@ import type { Inside, Session } from '../../../src/compute/backend.ts';
 /** The watchdog of this machine's architecture, with its relay. */
 export const WATCHDOG = fileURLToPath(
   new URL(
-    `../../../src/compute/backends/container/watchdog/watchdog-${process.arch === 'arm64' ? 'arm64' : 'amd64'}`,
+    `../../../src/compute/kit/watchdog/watchdog-${process.arch === 'arm64' ? 'arm64' : 'amd64'}`,
     import.meta.url,
   ),
 );
