@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import test, { type TestContext } from 'node:test';
 import fc from 'fast-check';
 import { tagOf } from '../../src/compute/backend.ts';
-import { type CommandOrder, runCommand } from '../../src/compute/machine/command.ts';
+import { type CommandOrder, runInSetting } from '../../src/compute/machine/command.ts';
 import { listFiles, readPart } from '../../src/compute/machine/files.ts';
 import { killProcess, listProcesses, readLog, startProcess } from '../../src/compute/machine/process.ts';
 import { until } from '../helper/waiting.ts';
@@ -54,7 +54,7 @@ export function workInside(name: string, open: (t: TestContext) => Promise<Subje
     await sh(`mkdir ${folder}`);
     const run = async (command: string, order: Partial<CommandOrder> = {}) => {
       const limits = { timeoutSeconds: 60, streamBytesMax: 1024 * 1024 };
-      const said = await runCommand(backend, ref, { command, ...limits, ...order });
+      const said = await runInSetting(backend, ref, { command, ...limits, ...order });
       return { ...said, stdout: said.stdout.toString(), stderr: said.stderr.toString() };
     };
     const end = async () => {

@@ -1,8 +1,9 @@
 import { Refusal } from '../../refusal.ts';
 import type { Backend, ExecOrder, ExecResult, Ref } from '../backend.ts';
 import { collect, type Tell } from './collect.ts';
+import { hasTimedOut } from './program.ts';
 import { firstWord, startRun } from './run.ts';
-import { KILLED, quoted, refuseCommand } from './shell.ts';
+import { quoted, refuseCommand } from './shell.ts';
 
 /** Commands with more than `exec` of `inside.ts` takes: where they start, what they are given, and who hears of their output. */
 
@@ -42,8 +43,15 @@ export function become(command: string, { env = {} }: Setting): string {
 export const NO_DIRECTORY = () =>
   new Refusal('invalid_request', 'cwd: is no directory of the resource that can be entered. Make it first.');
 
-/** Runs a command to its end or its limit, with a result like that of `exec`. */
-export async function runCommand(
+/** Runs a command to its end or its limit: as plain as its order is, since not every image has what a setting needs. */
+export function runCommand(backend: Backend, ref: Ref, order: CommandOrder): Promise<ExecResult> {
+  const { input, cwd, env, begun, tell, signal, ...plain } = order;
+  const isPlain = [input, cwd, env, begun, tell, signal].every((it) => it === undefined);
+  return isPlain ? backend.inside.exec(ref, plain) : runInSetting(backend, ref, order);
+}
+
+/** Runs a command as a text in a session, to its end or its limit. */
+export async function runInSetting(
   backend: Backend,
   ref: Ref,
   { command, timeoutSeconds, streamBytesMax, budget, input, begun, tell, signal, ...setting }: CommandOrder,
@@ -80,7 +88,6 @@ export async function runCommand(
     if (word === 'cwd') throw NO_DIRECTORY();
     begun?.();
     const exitCode = await run.ended;
-    const milliseconds = performance.now() - started;
     const [stdout, stderr] = await said;
     return {
       exitCode,
@@ -88,7 +95,7 @@ export async function runCommand(
       stderr: stderr.bytes,
       stdoutTruncated: stdout.truncated,
       stderrTruncated: stderr.truncated,
-      timedOut: exitCode === KILLED && milliseconds >= timeoutSeconds * 1000,
+      timedOut: hasTimedOut(exitCode, timeoutSeconds, started),
     };
   } finally {
     clearInterval(late);

@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import type { Inside, Ref } from '../backend.ts';
-import { type Begin, finish } from './program.ts';
+import { type Begin, finish, hasTimedOut } from './program.ts';
 import { faultOf } from './proof.ts';
-import { judgeUpload, KILL_MARKED, KILLED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
+import { judgeUpload, KILL_MARKED, LIMITED, RECEIVE, refuseCommand, refusePath } from './shell.ts';
 
 const UPLOAD_MILLISECONDS = 120_000;
 const KILL_MILLISECONDS = 60_000;
@@ -54,8 +54,7 @@ export function createInside(
     const program = await begin(ref, { purpose: 'exec', script: LIMITED, args, command, marker });
     const milliseconds = timeoutSeconds * 1000 + graceMilliseconds;
     const result = await finish(program, undefined, { ...bounds, milliseconds });
-    const isOverdue = performance.now() - (program.begunAt ?? calledAt) >= timeoutSeconds * 1000;
-    return { ...result, timedOut: result.exitCode === KILLED && isOverdue };
+    return { ...result, timedOut: hasTimedOut(result.exitCode, timeoutSeconds, program.begunAt ?? calledAt) };
   };
 
   async function killMarked(ref: Ref, marker: string): Promise<void> {

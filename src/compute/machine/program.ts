@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream';
 import type { ExecOrder, ExecResult, Ref, Session, SessionOrder } from '../backend.ts';
 import { collectBoth } from './collect.ts';
-import { codeOfSignal } from './shell.ts';
+import { codeOfSignal, KILLED } from './shell.ts';
 
 /** A program that runs in a machine. An engine's `Begin` is the only way to start one. */
 export type Program = Pick<Session, 'stdin' | 'ended' | 'resize'> & {
@@ -51,6 +51,10 @@ export const argvOf = ({ script, args, command }: Pick<ProgramOrder, 'script' | 
   ...['/bin/sh', '-c', script, 'purser', ...args],
   ...(command === undefined ? [] : [command]),
 ];
+
+/** Tells whether a command with a limit was killed by it, and not before it. `begunAt` is a value of `performance.now()`. */
+export const hasTimedOut = (exitCode: number, timeoutSeconds: number, begunAt: number): boolean =>
+  exitCode === KILLED && performance.now() - begunAt >= timeoutSeconds * 1000;
 
 /** The limits of a program that is waited for. */
 export type Limits = Pick<ExecOrder, 'streamBytesMax' | 'budget'> & { milliseconds: number };

@@ -63,15 +63,13 @@ export const execCompute = endpoint({
     const input = inputOf(body);
     const { resource, backend, ref } = active(app, wallet, id);
     const isStream = accepts(headers, 'text/event-stream');
-    const isPlain = !isStream && input === undefined && cwd === undefined && env === undefined;
     const started = performance.now();
     const { budget, letGo } = countOutput(app.memory.open(app.tenantOf(wallet.id).treeId));
     whenGone(letGo);
     const order = { command, timeoutSeconds, streamBytesMax: STREAM_BYTES_MAX, budget };
 
     async function exec(more: Partial<CommandOrder> = {}, unreadSeconds = 0) {
-      const call = () =>
-        isPlain ? backend.inside.exec(ref, order) : runCommand(backend, ref, { ...order, input, cwd, env, ...more });
+      const call = () => runCommand(backend, ref, { ...order, input, cwd, env, ...more });
       const it = await reachInside(app, resource, timeoutSeconds + unreadSeconds, call)
         .finally(letGo)
         .catch(async (error) => {
