@@ -2,7 +2,13 @@ import { randomBytes } from 'node:crypto';
 import { Duplex } from 'node:stream';
 import { WAITING } from '../../machine/waiting.ts';
 
-/** The part of WebSockets (RFC 6455) that the exec of LXD and Incus needs, on a connection that was upgraded already. */
+/**
+ * The part of WebSockets (RFC 6455) that the exec of LXD and Incus needs, on a connection that was upgraded already.
+ *
+ * The package `ws` does not hold the bounds of this one. Its `pause()` does not stop what it has read already: of 64 KiB in frames of
+ * one byte, which a command causes that writes a byte at a time, all others still come as messages, thousands of pieces that wait for
+ * a reader. It takes six times as long for them, and holds a message in fragments until it has the last one.
+ */
 
 const CONTINUATION = 0;
 const TEXT = 1;
