@@ -146,15 +146,16 @@ async function begin(
   const slow = setTimeout(() => abandon(child), BEGIN_MILLISECONDS);
   await begun.promise.finally(() => clearTimeout(slow));
   let isKilled = false;
+  const end: Program['ended'] = ended.promise.then(
+    (code) => ({ code }),
+    (error) => {
+      if (isKilled) return { signal: 'KILL' };
+      throw error;
+    },
+  );
+  end.catch(() => {}); // As above.
   return {
-    ...{ stdin: child.stdin, stdout, stderr },
-    ended: ended.promise.then(
-      (code) => ({ code }),
-      (error) => {
-        if (isKilled) return { signal: 'KILL' };
-        throw error;
-      },
-    ),
+    ...{ stdin: child.stdin, stdout, stderr, ended: end },
     resize() {},
     leave: () => abandon(child),
     kill() {
